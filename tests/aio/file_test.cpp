@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
+#include <fstream>
 #include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -48,6 +50,26 @@ TEST_F(FileTest, ReplacesOneThatIsThere) {
   const File again = File::open(folder_.path / "file");
   EXPECT_EQ(again.size(), 8 * kPage);
   EXPECT_EQ(again.direct(), file.direct());
+}
+
+TEST_F(FileTest, ALinkIsReplacedAndNotFollowed) {
+  const auto precious = folder_.path / "precious";
+  std::ofstream(precious) << "years";
+  std::filesystem::create_symlink(precious, folder_.path / "file");
+  EXPECT_EQ(File::create(folder_.path / "file", kPage).size(), kPage);
+  EXPECT_FALSE(std::filesystem::is_symlink(folder_.path / "file"));
+  EXPECT_EQ(std::filesystem::file_size(precious), 5u);
+}
+
+TEST_F(FileTest, AFolderByDescriptorIsThatFolderWhateverHasItsNameLater) {
+  const auto folder = folder_.path / "folder";
+  std::filesystem::create_directory(folder);
+  const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::filesystem::rename(folder, folder_.path / "moved");
+  const File file = File::create_unnamed(folder / "file", kPage, true, opened.get());
+  EXPECT_EQ(file.size(), kPage);
+  EXPECT_EQ(file.path(), folder / "file") << "for messages";
+  EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
 TEST_F(FileTest, WithoutANameIsAsOneWithANameThatIsRemoved) {

@@ -58,6 +58,34 @@ TEST_F(FileTest, WhatIsNewIsForThisUserOnly) {
   ::umask(before);
 }
 
+TEST_F(FileTest, ALinkUnderTheTemporaryNameIsNotFollowed) {
+  const fs::path file = folder_ / "latest";
+  std::ofstream(folder_ / "precious") << "years";
+  fs::create_symlink(folder_ / "precious", temporary_name(file));
+  write_file_atomically(file, "new");
+  EXPECT_EQ(read_file(file), "new");
+  EXPECT_FALSE(fs::is_symlink(file));
+  EXPECT_EQ(read_file(folder_ / "precious"), "years");
+
+  fs::create_symlink(folder_ / "precious", temporary_name(file));
+  check_writable(file);
+  EXPECT_EQ(read_file(folder_ / "precious"), "years");
+
+  std::ofstream(temporary_name(file)) << "left by a killed process of this number";
+  write_file_atomically(file, "newer");
+  EXPECT_EQ(read_file(file), "newer");
+
+  fs::permissions(folder_ / "precious", fs::perms(0666));
+  fs::create_symlink(folder_ / "precious", folder_ / "link");
+  write_file_atomically(folder_ / "link", "private");
+  EXPECT_EQ(fs::status(folder_ / "link").permissions(), fs::perms(0600)) << "not the mode of what the link led to";
+  EXPECT_EQ(read_file(folder_ / "precious"), "years");
+
+  fs::create_directory(temporary_name(file));
+  EXPECT_THROW(write_file_atomically(file, "newest"), Error);
+  EXPECT_EQ(read_file(file), "newer");
+}
+
 TEST_F(FileTest, MissingFileIsTheUsersInput) {
   EXPECT_THROW(read_file(folder_ / "absent"), InputError);
   EXPECT_THROW(read_file(folder_), InputError);

@@ -1,3 +1,4 @@
+#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 
@@ -18,6 +19,22 @@ TEST(TextTest, NearestFindsSlipsOnly) {
 TEST(TextTest, SplitAndJoinAreInverse) {
   EXPECT_EQ(split("a..b", '.'), (std::vector<std::string>{"a", "", "b"}));
   EXPECT_EQ(join(split("x.y.z", '.'), "."), "x.y.z");
+}
+
+TEST(TextTest, NothingForATerminalSteersIt) {
+  EXPECT_EQ(printable("caf\u00e9 \u4e2d\U0001f642 plain"), "caf\u00e9 \u4e2d\U0001f642 plain");
+  EXPECT_EQ(printable("a\x1b[31mb\r\n\tc\x7f"), "a?[31mb???c?");
+  EXPECT_EQ(printable("\xc2\x9b" "2J\xc2\x80\xc2\xa0"), "?2J?\xc2\xa0") << "C1, and what follows it";
+  EXPECT_EQ(printable("\x9b" "2J\xff\xc2"), "?2J??") << "no UTF-8";
+  EXPECT_EQ(clean_utf8("a\n\tb\x1b", "?"), "a\n\tb?");
+}
+
+TEST(LogTest, MessagesCannotSteerATerminal) {
+  std::string line;
+  log::set_sink([&](const std::string& text) { line = text; });
+  log::error("cannot read \x1b[2Jfile\xc2\x9b" "1m\nmore");
+  log::set_sink(nullptr);
+  EXPECT_EQ(line, "error: cannot read ?[2Jfile?1m\nmore\n");
 }
 
 TEST(UnitsTest, ThreeSignificantDigits) {

@@ -122,6 +122,28 @@ TEST_F(CheckpointTest, BoxesSavedBySaveComeBack) {
   EXPECT_TRUE(at::equal(Checkpoint::open(folder_).read("w"), w));
 }
 
+// Of two ranks for three, and for all. A look at every row for every row would be 10^11 steps.
+TEST_F(CheckpointTest, ColumnsOfManyRowsComeBack) {
+  constexpr int64_t kRows = 200'000;
+  const at::Tensor w = at::arange(kRows * 6, at::kInt).view({kRows, 6});
+  const auto column = [&](int64_t from, int64_t to) {
+    const at::Tensor box = w.narrow(1, from, to - from);
+    return TensorShard{"w", "parameter", {kRows, 6}, 0, box, {0, from}, box.sizes().vec()};
+  };
+  save(folder_, "global_step1", comm::Group(), {column(0, 3), column(3, 6)});
+  const Checkpoint opened = Checkpoint::open(folder_);
+  for (const int64_t from : {0, 2, 4}) {
+    const at::Tensor part = at::zeros({kRows, 2}, at::kInt);
+    opened.read_into("w", Region{{0, from}, {kRows, 2}, 0, 2 * kRows}, part);
+    EXPECT_TRUE(at::equal(part, w.narrow(1, from, 2)));
+  }
+  const at::Tensor low = at::zeros({kRows}, at::kFloat);
+  opened.read_into("w", Region{{0, 3}, {kRows, 2}, kRows / 2, kRows / 2 + kRows}, low);
+  EXPECT_TRUE(at::equal(low, w.narrow(1, 3, 2).reshape({-1}).narrow(0, kRows / 2, kRows).to(at::kFloat)));
+  EXPECT_TRUE(at::equal(opened.read("w"), w));
+  EXPECT_THAT(message_of<InputError>([&] { opened.read_into("w", Region{{0, 3}, {kRows, 2}, 0, 2 * kRows}, at::zeros({2, kRows}, at::kInt).t()); }), HasSubstr("not contiguous"));
+}
+
 TEST_F(CheckpointTest, ARangeOpensOnlyTheFilesThatHoldIt) {
   const at::Tensor w = at::arange(100, at::kFloat);
   write_by_hand(folder_ / "global_step1", {{part_of("w", w, 0, 50)}, {part_of("w", w, 50, 100)}});
@@ -181,6 +203,42 @@ TEST_F(CheckpointTest, RemovalLeavesForeignAndDamagedFoldersAlone) {
   save_step(1, options);
   save_step(2, options);
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("notes", "global_step0", "global_step2", "latest"));
+}
+
+// Moved to another disk by its user, with a link in its place: the link goes.
+TEST_F(CheckpointTest, RemovalDoesNotFollowLinks) {
+  save_step(1);
+  fs::create_directory(folder_ / "elsewhere");
+  fs::rename(folder_ / "global_step1", folder_ / "elsewhere" / "global_step1");
+  fs::create_directory_symlink(folder_ / "elsewhere" / "global_step1", folder_ / "global_step1");
+  SaveOptions options;
+  options.keep_last = 1;
+  save_step(2, options);
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("elsewhere", "global_step2", "latest"));
+  EXPECT_THAT(names_in(folder_ / "elsewhere" / "global_step1"), UnorderedElementsAre("manifest.json", "rank00000.safetensors"));
+}
+
+// What can be saved can be loaded.
+TEST_F(CheckpointTest, StatesAreAsDeepAsALoadTakesThem) {
+  const auto nested = [](int levels) {
+    std::string text = "1";
+    for (int level = 0; level < levels; ++level) {
+      text = level % 2 == 0 ? concat('[', text, ']') : concat("{\"a\":", text, '}');
+    }
+    return json::parse(text);
+  };
+  save_step(1);
+  for (const int levels : {98, 99, 150, 1000}) {
+    const auto save_all = [&] { save(folder_, "global_step2", comm::Group(), {whole_of("w", at::ones({2}))}, nested(levels), nested(levels - 1), {}, nested(levels)); };
+    if (levels == 98) {
+      save_all();
+      EXPECT_EQ(Checkpoint::open(folder_).state(), nested(levels));
+      EXPECT_EQ(Checkpoint::open(folder_).rank_state(0), nested(levels - 1));
+    } else {
+      EXPECT_THAT(message_of<InputError>(save_all), AllOf(HasSubstr("state."), HasSubstr(".a.0.a.0"), HasSubstr("is nested deeper than the 98 levels that a checkpoint holds"), HasSubstr("dump()")));
+    }
+  }
+  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "global_step2", "latest"));
 }
 
 TEST_F(CheckpointTest, SavingATagAgainReplacesIt) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <chrono>
 #include <random>
 
 namespace trireme::checkpoint {
@@ -144,6 +145,21 @@ TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
   EXPECT_THAT(warning_, HasSubstr("latest is missing"));
   fs::create_directories(folder_ / "latest");
   EXPECT_EQ(loaded_step(), 2);
+}
+
+// A save that was killed after it had put its checkpoint in place.
+TEST_F(CheckpointDamageTest, ANewerOneThanLatestNamesIsTakenIfItIsWhole) {
+  put_content(folder_ / "latest", "global_step1\n");
+  EXPECT_EQ(loaded_step(), 1) << "a person goes back";
+  EXPECT_THAT(warning_, AllOf(HasSubstr("latest was made to name global_step1 after global_step2 had been saved; taking"), HasSubstr("global_step1 (step 1)")));
+  fs::last_write_time(folder_ / "latest", fs::last_write_time(folder_ / "global_step2" / "manifest.json") - std::chrono::milliseconds(1));
+  EXPECT_EQ(find_newest(folder_)->filename(), "global_step2");
+  EXPECT_EQ(loaded_step(), 2);
+  EXPECT_THAT(warning_, AllOf(HasSubstr("latest names global_step1, and global_step2 was saved after it; taking"), HasSubstr("global_step2 (step 2)")));
+  fs::remove(newest_files()[1]);
+  EXPECT_EQ(loaded_step(), 1);
+  EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors is missing"), HasSubstr("taking"), HasSubstr("global_step1 (step 1)")));
+  EXPECT_EQ(Checkpoint::open(folder_, "global_step1").step(), 1);
 }
 
 // A run that took it for an empty one would start anew in its place. Root may read all: the test is nobody meanwhile.

@@ -69,6 +69,26 @@ TEST_F(DescribeTest, ListsAFolderOfCheckpoints) {
   EXPECT_THAT(describe(folder_), HasSubstr("latest global_step9, which is not there"));
 }
 
+// A checkpoint may come from anybody: nothing in it moves the cursor or writes a line of its own.
+TEST_F(DescribeTest, WhatFilesSayCannotSteerATerminal) {
+  const std::string evil = "\x1b[2J\x1b]0;title\a\r\xc2\x9b" "31m\x7f\nglobal_step9  ok";
+  const fs::path one = folder_ / ("global_step1" + evil);
+  Manifest manifest = write_by_hand(one, {{whole_of("w" + evil, at::ones({3}))}}, 1);
+  manifest.about.created = evil;
+  put_content(one / "manifest.json", manifest.to_text());
+  const fs::path damaged = folder_ / ("global_step0" + evil);
+  fs::create_directory(damaged);
+  put_content(damaged / "manifest.json", "{}");
+  write_safetensors(folder_ / ("x" + evil), {{"v" + evil, at::ones({2})}}, {{"key" + evil, "value" + evil}});
+  for (const fs::path& path : {one, folder_, folder_ / ("x" + evil)}) {
+    const std::string text = describe(path);
+    EXPECT_THAT(text, HasSubstr("?[2J?]0;title??"));
+    EXPECT_THAT(text, testing::Not(testing::ContainsRegex("\nglobal_step9")));
+    EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos) << "a control sequence in UTF-8";
+    EXPECT_TRUE(std::none_of(text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; })) << text;
+  }
+}
+
 TEST_F(DescribeTest, WhatIsNeitherIsRefused) {
   EXPECT_THAT(message_of<InputError>([&] { describe_json(folder_ / "absent"); }), HasSubstr("does not exist"));
   EXPECT_THROW(describe_json(folder_), InputError);

@@ -75,6 +75,64 @@ TEST(RegionTest, RunsNameExactlyTheElementsOfRandomBoxesAndRanges) {
   }
 }
 
+TEST(RegionTest, CommonRunsNameExactlyTheElementsOfBoth) {
+  std::mt19937 random(11);
+  const auto upto = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::vector<int64_t> shape;
+    for (int64_t dims = upto(4); dims > 0; --dims) {
+      shape.push_back(1 + upto(4));
+    }
+    Region regions[2];
+    for (Region& region : regions) {
+      int64_t in_box = 1;
+      const bool has_box = upto(3) > 0;
+      for (const int64_t size : shape) {
+        const int64_t offset = has_box ? upto(size - 1) : 0;
+        const int64_t part = has_box ? 1 + upto(size - offset - 1) : size;
+        if (has_box) {
+          region.box_offset.push_back(offset);
+          region.box_size.push_back(part);
+        }
+        in_box *= part;
+      }
+      region.begin = upto(in_box);
+      region.end = region.begin + upto(in_box - region.begin);
+    }
+    const std::vector<int64_t> one = elements_of(regions[0], shape);
+    const std::vector<int64_t> other = elements_of(regions[1], shape);
+    std::vector<std::pair<int64_t, int64_t>> expected; // (in one, in other)
+    for (size_t i = 0; i < one.size(); ++i) {
+      if (const auto at = std::find(other.begin(), other.end(), one[i]); at != other.end()) {
+        expected.emplace_back(i, at - other.begin());
+      }
+    }
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const CommonRun& run : common_runs(regions[0], regions[1], shape)) {
+      for (int64_t i = 0; i < run.numel; ++i) {
+        found.emplace_back(run.in_one + i, run.in_other + i);
+      }
+    }
+    ASSERT_EQ(found, expected) << "trial " << trial;
+  }
+}
+
+// With a look at every row for every row these would be 10^12 steps.
+TEST(RegionTest, TheWorkIsThatOfTheRowsHoweverManyThereAre) {
+  constexpr int64_t kRows = 1 << 20;
+  const std::vector<int64_t> shape = {kRows, 4};
+  const Region left = {{0, 0}, {kRows, 2}, 0, 2 * kRows};
+  const Region right = {{0, 2}, {kRows, 2}, 0, 2 * kRows};
+  const Region middle = {{0, 1}, {kRows, 2}, 0, 2 * kRows};
+  EXPECT_EQ(common_runs(left, middle, shape).size(), static_cast<size_t>(kRows));
+  EXPECT_THAT(common_runs(left, right, shape), IsEmpty());
+  int64_t found = 0;
+  for (const auto& run : runs(middle, shape, 0, 4 * kRows)) {
+    found += std::ssize(runs(left, shape, run.in_tensor, run.in_tensor + run.numel)) + std::ssize(runs(right, shape, run.in_tensor, run.in_tensor + run.numel));
+  }
+  EXPECT_EQ(found, 2 * kRows);
+}
+
 TEST(RegionTest, WholeTrailingDimsAreOneRun) {
   // Rows 2..4 of [8, 3, 5] are one stretch, however many dims follow.
   EXPECT_EQ(runs({{2, 0, 0}, {2, 3, 5}, 0, 30}, {8, 3, 5}, 0, 120).size(), 1U);

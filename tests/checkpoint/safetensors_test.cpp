@@ -1,5 +1,6 @@
 #include "folder_fixture.h"
 
+#include <trireme/base/file.h>
 #include <trireme/checkpoint/hash.h>
 #include <trireme/checkpoint/safetensors.h>
 
@@ -143,6 +144,15 @@ TEST_F(SafetensorsTest, TenThousandTensorsKeepTheirPlaces) {
   for (const int i : {0, 1, 4321, 9999}) {
     EXPECT_TRUE(at::equal(read.tensor(concat("layer.", i, ".weight")), at::full({2, 3}, static_cast<double>(i), at::kFloat)));
   }
+}
+
+TEST_F(SafetensorsTest, ALinkUnderTheTemporaryNameIsNotFollowed) {
+  put_content(folder_ / "precious", "years");
+  fs::create_symlink(folder_ / "precious", temporary_name(file()));
+  write_safetensors(file(), {{"w", at::ones({1})}});
+  EXPECT_FALSE(fs::is_symlink(file()));
+  EXPECT_TRUE(at::equal(Safetensors::open(file()).tensor("w"), at::ones({1})));
+  EXPECT_EQ(content_of(folder_ / "precious"), "years");
 }
 
 TEST_F(SafetensorsTest, WriterRefusesBeforeTouchingTheFile) {

@@ -125,6 +125,20 @@ TEST_F(SaveRanksTest, AFailureOfOneRankIsTheSameErrorOnAllAndChangesNothing) {
   expect_step(Checkpoint::open(folder_), 3);
 }
 
+// Each host has a disk of its own under the same name: the save is refused, and no host keeps what its ranks have written.
+TEST_F(SaveRanksTest, AFailedSaveLeavesNothingOnOtherHosts) {
+  ASSERT_THAT(run_ranks(4,
+                        [&](comm::World& world) {
+                          const fs::path own = folder_ / concat("host", world.rank() / 2);
+                          const at::Tensor w = at::ones({10});
+                          const auto save_here = [&] { save(own, "global_step1", world.group(), {part_of("w", w, 2 * world.rank(), world.rank() == 3 ? 10 : 2 * world.rank() + 2)}, {}); };
+                          EXPECT_THAT(message_of<Error>(save_here), HasSubstr("Save to a folder that all hosts share"));
+                          world.group().barrier().wait();
+                          EXPECT_THAT(names_in(own), IsEmpty());
+                        }),
+              IsEmpty());
+}
+
 TEST_F(SaveRanksTest, OverlappingOrMissingPartsAreRefusedOnEveryRank) {
   ASSERT_THAT(run_ranks(2,
                         [&](comm::World& world) {

@@ -65,7 +65,7 @@ TEST(ExplainTest, OtherSizesOperationsAndTypesAreMismatches) {
                              OpSummary{1207, "all_reduce", 26'214'400, "Half", "", -1, false}}) {
     Scene scene;
     scene.roll_call.peers[2].progress = doing(theirs);
-    EXPECT_THAT(scene.late(), HasSubstr("rank 2 called " + describe(theirs) + " of " + theirs.dtype + " where this rank called " + describe(scene.op)));
+    EXPECT_THAT(scene.late(), HasSubstr("rank 2 called " + describe(theirs) + " of " + std::string(theirs.dtype) + " where this rank called " + describe(scene.op)));
     EXPECT_THAT(scene.late(), HasSubstr("same order"));
   }
 }

@@ -361,6 +361,36 @@ TEST(JobsTest, ARankOfAnotherUserOrFolderIsToldWhereTheSecretIs) {
                                                 HasSubstr("same TMPDIR"), HasSubstr("TRIREME_SECRET_FILE"))));
 }
 
+// A name for the port alone was one file for both: who read it last had the other job's secret, and was refused.
+TEST(JobsTest, OfOnePortAndTwoAddressesHaveASecretEach) {
+  trireme::test::Gate listens[2];
+  const std::string port = std::to_string(trireme::test::free_port());
+  EXPECT_THAT(run_processes(4,
+                            [&](int process) {
+                              const int job = process / 2;
+                              start_as("by hand", process % 2, port);
+                              set("MASTER_ADDR", job == 0 ? "127.0.0.1" : "127.0.0.2");
+                              std::thread watch;
+                              if (process % 2 == 1) {
+                                listens[0].wait();
+                                listens[1].wait();
+                              } else {
+                                watch = std::thread([&, file = meeting_path({getenv("MASTER_ADDR"), std::stoi(port)}, "")] {
+                                  EXPECT_TRUE(wait_for([&] { return find_meeting(file).has_value(); }));
+                                  listens[job].open(2);
+                                });
+                              }
+                              World world = World::connect();
+                              auto one = torch::ones({1});
+                              world.group().all_reduce(one).wait();
+                              EXPECT_EQ(one.item<float>(), 2);
+                              if (watch.joinable()) {
+                                watch.join();
+                              }
+                            }),
+              IsEmpty());
+}
+
 class MeetingFileTest : public testing::Test {
  protected:
   const std::string path_ = testing::TempDir() + "trireme-meeting-" + std::to_string(getpid());
@@ -388,6 +418,15 @@ TEST_F(MeetingFileTest, IsForThisUserOnly) {
   }
   EXPECT_FALSE(find_meeting(path_)) << "gone with the object";
   umask(before);
+}
+
+TEST_F(MeetingFileTest, IsNamedAfterTheAddressThePortAndTheJob) {
+  const std::string one = meeting_path({"127.0.0.1", 4711}, "");
+  EXPECT_EQ(one, meeting_path({"127.0.0.1", 4711}, ""));
+  EXPECT_NE(one, meeting_path({"127.0.0.2", 4711}, ""));
+  EXPECT_NE(one, meeting_path({"127.0.0.1", 4712}, ""));
+  EXPECT_NE(one, meeting_path({"127.0.0.1", 4711}, "of Ann/../x"));
+  EXPECT_EQ(std::filesystem::path(meeting_path({"127.0.0.1", 4711}, "of Ann/../x")).parent_path(), std::filesystem::path(one).parent_path());
 }
 
 TEST_F(MeetingFileTest, OfAnEarlierJobDoesNotCount) {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <sys/mman.h>
 
 namespace trireme::data {
 namespace {
@@ -87,6 +88,23 @@ TEST_F(TokenizerFileTest, AByteWithoutTokenIsAnError) {
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("byte 99"), HasSubstr("tokenizer.json")));
   }
+}
+
+// Pages of zeros that nobody touches: the word is refused before it is looked at.
+TEST_F(TokenizerFileTest, AWordThatIsTooLongIsRefused) {
+  std::string content = kTiny;
+  const std::string regex = R"("use_regex": true)";
+  content.replace(content.find(regex), regex.size(), R"("use_regex": false)");
+  const size_t begin = content.find('{', content.find("added_tokens"));
+  content.erase(begin, content.find('}', begin) + 1 - begin);
+  const auto tokenizer = make_tokenizer(write("tokenizer.json", content));
+  EXPECT_THAT(tokenizer->encode("abab ab"), ElementsAre(5, 4));
+  constexpr size_t kBytes = size_t{1} << 31;
+  void* const zeros = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(zeros, MAP_FAILED);
+  EXPECT_THAT(input_error([&] { tokenizer->encode({static_cast<const char*>(zeros), kBytes}); }),
+              AllOf(HasSubstr("a word of 2147483648 bytes"), HasSubstr("tokenizer.json"), HasSubstr("up to 2147483647"), HasSubstr("encode it in parts")));
+  ::munmap(zeros, kBytes);
 }
 
 TEST_F(TokenizerFileTest, RefusesByNameWhatWouldChangeTheIds) {

@@ -55,6 +55,102 @@ TEST(SameOptionsTest, RanksThatDifferAreToldWhatDiffers) {
               IsEmpty());
 }
 
+TEST(SameOptionsTest, WhatWouldMakeRanksDriftApartIsNamedWithItsValues) {
+  EXPECT_THAT(run_ranks(3,
+                        [](comm::World& world) {
+                          const bool second = world.rank() == 1;
+                          const auto adam = [](InitializeOptions& options) -> optim::AdamOptions& {
+                            return std::get<optim::AdamOptions>(options.config.optimizer->rule);
+                          };
+                          EXPECT_THAT(
+                              refusal(world, [&](auto& options) { adam(options).weight_decay = second ? 0.5 : 0.25; }),
+                              HasSubstr("rank 1 and rank 0 differ in optimizer.params.weight_decay: 0.5 and 0.25"));
+                          EXPECT_THAT(
+                              refusal(world,
+                                      [&](auto& options) { adam(options).beta2 = world.rank() > 0 ? 0.5 : 0.25; }),
+                              HasSubstr("ranks 1, 2 and rank 0 differ in optimizer.params.betas.1: 0.5 and 0.25"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { adam(options).eps = second ? 0.5 : 0.25; }),
+                                      HasSubstr("differ in optimizer.params.eps: 0.5 and 0.25"));
+                          EXPECT_THAT(
+                              refusal(world, [&](auto& options) { options.config.seed = world.rank() == 2 ? 5 : 4; }),
+                              HasSubstr("rank 2 and rank 0 differ in seed: 5 and 4"));
+                          EXPECT_THAT(refusal(world,
+                                              [&](auto& options) {
+                                                options.config.schedule.kind = optim::ScheduleOptions::Kind::warmup;
+                                                options.config.schedule.warmup_num_steps = second ? 5 : 4;
+                                              }),
+                                      HasSubstr("differ in scheduler.params.warmup_num_steps: 5 and 4"));
+                          EXPECT_THAT(
+                              refusal(world,
+                                      [&](auto& options) {
+                                        options.config.schedule.kind = second ? optim::ScheduleOptions::Kind::warmup
+                                                                              : optim::ScheduleOptions::Kind::constant;
+                                      }),
+                              HasSubstr("differ in scheduler.type: \"WarmupLR\" and \"constant\"; and in 4 more"));
+                          EXPECT_THAT(refusal(world,
+                                              [&](auto& options) {
+                                                options.config.precision.loss_scale.loss_scale_window = second ? 5 : 4;
+                                              }),
+                                      HasSubstr("differ in fp16.loss_scale_window: 5 and 4"));
+                          EXPECT_THAT(
+                              refusal(world,
+                                      [&](auto& options) { options.config.gradient_clipping = second ? 0.5 : 0; }),
+                              HasSubstr("differ in gradient_clipping: 0.5 and 0.0"));
+                          EXPECT_THAT(refusal(world, [&](auto& options) { options.shuffle = second; }),
+                                      HasSubstr("differ in shuffle: true and false"));
+                          EXPECT_THAT(
+                              refusal(world,
+                                      [&](auto& options) { options.config.tensor_parallel.size = second ? 3 : 1; }),
+                              HasSubstr("differ in tensor_parallel.autotp_size: 3 and 1"));
+                          EXPECT_THAT(refusal(world,
+                                              [&](auto& options) {
+                                                options.config.optimizer =
+                                                    second ? std::nullopt : std::optional(optim::OptimizerOptions());
+                                              }),
+                                      HasSubstr("made"))
+                              << "AdamW is what is used without one";
+                        }),
+              IsEmpty());
+}
+
+TEST(SameOptionsTest, GroupsOfParametersThatDiffer) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const bool second = world.rank() == 1;
+                          const auto groups = [](const char* chosen, double lr_factor, double weight_decay) {
+                            return std::vector<ParameterGroup>{
+                                {.chooses =
+                                     [=](const std::string& name, const std::vector<int64_t>&) {
+                                       return name.find(chosen) != std::string::npos;
+                                     },
+                                 .lr_factor = lr_factor,
+                                 .weight_decay = weight_decay}};
+                          };
+                          EXPECT_THAT(
+                              refusal(world,
+                                      [&](auto& options) {
+                                        options.parameter_groups = groups("ln_f", second ? 0.5 : 0.25, 0);
+                                      }),
+                              HasSubstr("rank 1 and rank 0 differ in parameter_groups.0.lr_factor: 0.5 and 0.25"));
+                          EXPECT_THAT(refusal(world,
+                                              [&](auto& options) {
+                                                options.parameter_groups = groups("ln_f", 1, second ? 0.5 : 0.25);
+                                              }),
+                                      HasSubstr("differ in parameter_groups.0.weight_decay: 0.5 and 0.25"));
+                          EXPECT_THAT(refusal(world,
+                                              [&](auto& options) {
+                                                options.parameter_groups = groups(second ? "wte" : "ln_f", 0.5, 0);
+                                              }),
+                                      testing::AllOf(HasSubstr("rank 1 and rank 0 choose other parameter groups for "
+                                                               "\"transformer.ln_f.bias\": lr_factor 1.0 and 0.5"),
+                                                     HasSubstr("the same answer")));
+                          EXPECT_THAT(
+                              refusal(world, [&](auto& options) { options.parameter_groups = groups("ln_f", 0.5, 0); }),
+                              HasSubstr("made"));
+                        }),
+              IsEmpty());
+}
+
 class HalfOfTheRanks : public parallel::AllReduceSync {
  public:
   explicit HalfOfTheRanks(const parallel::ReduceGroups& groups) : AllReduceSync(groups, {}), half_(groups.data().subgroup({0, 1}, "half")) {}

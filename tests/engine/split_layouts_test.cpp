@@ -2,9 +2,14 @@
 // checkpoints of any layout continue in any other.
 #include "split_run.h"
 
+#include <trireme/checkpoint/manifest.h>
+
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
 #include <unistd.h>
 
 namespace trireme::engine {
@@ -132,6 +137,104 @@ TEST(SplitLayoutsTest, ResumedIsUninterrupted) {
                 IsEmpty());
   }
   fs::remove_all(folder);
+}
+
+// What each rank would draw next.
+at::Tensor draws(comm::World& world) {
+  const at::Tensor mine = torch::rand({1}, torch::kFloat64);
+  at::Tensor all = torch::empty({world.size()}, torch::kFloat64);
+  world.group().all_gather(all, mine).wait();
+  return all;
+}
+
+// One for each rank: equal among tensor ranks, and nowhere else.
+void expect_one_stream_for_each_replica(const at::Tensor& drawn, const Layout& layout, const std::string& what) {
+  std::set<double> different;
+  for (int rank = 0; rank < drawn.numel(); ++rank) {
+    EXPECT_EQ(drawn[rank].item<double>(), drawn[rank - rank % layout.tensor].item<double>())
+        << "rank " << rank << ", " << what;
+    different.insert(drawn[rank].item<double>());
+  }
+  EXPECT_EQ(std::ssize(different), layout.ranks() / layout.tensor) << what;
+}
+
+// States that tensor ranks shared would give replicas the same dropout for the rest of the run.
+TEST(SplitLayoutsTest, RandomStatesContinueOnTheSameMeshAndBeginAnewOnAnother) {
+  const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_random_", ::getpid());
+  const std::vector<Layout> layouts = {{.tensor = 4},
+                                       {.data = 2, .tensor = 2},
+                                       {.data = 4},
+                                       {.pipe = 2, .data = 2, .accumulation = 2},
+                                       {.data = 2, .context = 2}};
+  EXPECT_THAT(run_ranks(4,
+                        [&](comm::World& world) {
+                          std::vector<at::Tensor> next;
+                          for (size_t i = 0; i < layouts.size(); ++i) {
+                            torch::manual_seed(10 + world.rank() / layouts[i].tensor);
+                            SplitRun run(world, layouts[i]);
+                            run.step();
+                            run.engine().save_checkpoint(folder / std::to_string(i));
+                            next.push_back(draws(world));
+                          }
+                          for (size_t j = 0; j < layouts.size(); ++j) {
+                            SplitRun run(world, layouts[j]);
+                            for (size_t i = 0; i < layouts.size(); ++i) {
+                              const std::string what =
+                                  concat("saved by ", layouts[i].describe(), ", loaded by ", layouts[j].describe());
+                              torch::manual_seed(99);
+                              ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
+                              const at::Tensor drawn = draws(world);
+                              EXPECT_EQ(drawn.equal(next[i]), i == j) << what;
+                              expect_one_stream_for_each_replica(drawn, layouts[j], what);
+                              ASSERT_TRUE(run.engine().load_checkpoint(folder / std::to_string(i)));
+                              EXPECT_TRUE(draws(world).equal(drawn)) << "reproducible, " << what;
+                            }
+                          }
+                        }),
+              IsEmpty());
+  // Of a version that did not say the mesh.
+  const fs::path old = folder / "0" / "global_step1";
+  checkpoint::Manifest manifest = checkpoint::Manifest::read(old);
+  manifest.state.erase("mesh");
+  std::ofstream(old / "manifest.json") << manifest.to_text();
+  EXPECT_THAT(run_ranks(4,
+                        [&](comm::World& world) {
+                          SplitRun run(world, layouts[2]);
+                          ASSERT_TRUE(run.engine().load_checkpoint(folder / "0"));
+                          expect_one_stream_for_each_replica(draws(world), layouts[2], "a checkpoint without a mesh");
+                        }),
+              IsEmpty());
+  fs::remove_all(folder);
+}
+
+// A rule by dim or numel shall choose the same on any layout.
+TEST(SplitLayoutsTest, ParameterGroupsSeeNamesAndSizesOfTheWholeModel) {
+  using Sizes = std::map<std::string, std::vector<int64_t>>;
+  for (const Layout& layout : {Layout{.tensor = 4}, Layout{.data = 2, .tensor = 2, .zero_stage = 3},
+                               Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(4,
+                          [&](comm::World& world) {
+                            Sizes whole;
+                            for (const auto& item : models::Gpt(split_gpt())->named_parameters()) {
+                              whole[item.key()] = item.value().sizes().vec();
+                            }
+                            Sizes seen;
+                            const auto chooses = [&](const std::string& name, const std::vector<int64_t>& sizes) {
+                              seen[name] = sizes;
+                              return false;
+                            };
+                            SplitRun run(world, layout, {.options = [&](InitializeOptions& options) {
+                                           options.parameter_groups = {{.chooses = chooses}};
+                                         }});
+                            EXPECT_GT(seen.size(), 10u);
+                            for (const auto& [name, sizes] : seen) {
+                              ASSERT_EQ(whole.count(name), 1u) << name;
+                              EXPECT_EQ(sizes, whole[name]) << name;
+                            }
+                          }),
+                IsEmpty())
+        << layout.describe();
+  }
 }
 
 // Rounding differs where sums are split, so the losses are only near those in fp32.

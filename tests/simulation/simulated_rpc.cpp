@@ -5,6 +5,7 @@
 #include <tests/simulation/simulated_link.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <optional>
@@ -15,6 +16,15 @@ namespace trireme::simulation {
 namespace {
 
 constexpr const char* kNext = "Look at the story of the seed.";
+constexpr size_t kLongestNote = 160;
+
+/// The story of one seed has all messages.
+void note_message(Simulator& simulator, uint64_t connection, const char* way, const std::string& header) {
+  static const bool wanted = std::getenv("TRIREME_SEED") != nullptr;
+  if (wanted) {
+    simulator.note(concat("connection ", connection, way, header.substr(0, kLongestNote)));
+  }
+}
 
 struct Asked {
   std::optional<std::string> reply;
@@ -59,6 +69,7 @@ struct SimulatedRpc::Host : std::enable_shared_from_this<Host> {
       if (connection->gone || service->closed) {
         return;
       }
+      note_message(simulator, connection->number, " > ", header);
       const uint64_t id = ++service->last_id;
       Request& request = service->waiting[id];
       request = {connection, asked, std::move(body), std::vector<std::byte>(asked->room.size())};
@@ -232,6 +243,7 @@ class SimulatedServer final : public rpc::Server {
       }
       std::copy(request.room.begin(), request.room.end(), request.asked->room.begin());
       to.received += static_cast<int64_t>(request.room.size());
+      note_message(host->simulator, to.number, " < ", header);
       request.asked->reply = std::move(header);
       host->simulator.wake(to.client);
     });

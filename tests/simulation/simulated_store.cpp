@@ -109,8 +109,9 @@ void SimulatedStore::serve(const std::shared_ptr<Connection>& connection, const 
     });
   } else {
     auto& will = std::get<store::LastWill>(outcome);
+    const std::string text = std::move(will.reply);
     connection->will = will.key.empty() ? std::nullopt : std::optional(std::move(will));
-    reply(connection, store::done());
+    reply(connection, text);
   }
   answer_ready();
 }

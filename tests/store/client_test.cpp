@@ -4,6 +4,8 @@
 
 #include "tests/store/raw_connection.h"
 
+#include <tests/support/peer_error.h>
+
 #include <gmock/gmock.h>
 
 #include <signal.h>
@@ -19,6 +21,7 @@ namespace {
 
 using test::Door;
 using test::eventually;
+using trireme::test::error_of;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -168,6 +171,20 @@ TEST_F(ClientTest, ALastWillIsDoneHoweverTheConnectionEnds) {
   waitpid(child, nullptr, 0);
 }
 
+TEST_F(ClientTest, ANumberComesWithALastWill) {
+  const auto client = connect();
+  EXPECT_EQ(client->take_number("ids", "gone/", "yes", "deaths"), 1);
+  auto other = connect();
+  EXPECT_EQ(other->take_number("ids", "gone/", "yes", "deaths"), 2);
+  EXPECT_EQ(other->take_number("ids", "gone/", "yes", "deaths"), 3) << "the last will counts";
+  other.reset();
+  EXPECT_TRUE(client->wait({"gone/3"}, seconds(20)));
+  EXPECT_EQ(client->find("gone/2"), std::nullopt);
+  EXPECT_EQ(client->find("deaths"), "1");
+  client->set("word", "no number");
+  EXPECT_THAT(error_of([&] { client->take_number("word", "gone/", "yes"); }), HasSubstr("holds no number"));
+}
+
 TEST_F(ClientTest, TheEndOfTheServerIsAnErrorAtOnce) {
   const auto client = connect();
   const auto waiting = connect();
@@ -268,7 +285,7 @@ TEST_F(ClientTest, SaysThatTheServerIsNotOurs) {
   EXPECT_THAT(try_against("Trillian says hello, and a good deal more than forty-eight bytes"), HasSubstr("it speaks another protocol"));
   EXPECT_THAT(try_against("", milliseconds(500)), HasSubstr("it does not answer"));
   EXPECT_THAT(try_against("TRIREME\1", milliseconds(500)), HasSubstr("it does not answer"));
-  EXPECT_THAT(try_against("TRIREME\2........................................"), HasSubstr("another version of Trireme"));
+  EXPECT_THAT(try_against("TRIREME\3........................................"), HasSubstr("another version of Trireme"));
   const Greeting own = make_greeting("job");
   EXPECT_THAT(try_against(std::string(own.data(), own.size()) + "A" + std::string(kProofBytes, 'x')), HasSubstr("whoever listens does not know that of this rank"));
 }

@@ -11,15 +11,23 @@ using testing::Not;
 
 class CheckGpuTest : public RunFolderOnDisk {
  protected:
+  /// A program trireme that does `before` first.
+  std::string program_that(const std::string& before) const {
+    const std::string program = path("programs/trireme");
+    std::filesystem::create_directories(folder / "programs");
+    write_file_atomically(program, concat("#!/bin/sh\n", before, "\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n"));
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    return concat("--bin ", path("programs"), ' ');
+  }
   Finished check(const std::string& arguments) const {
     return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR "/bin\" --folder ", path("runs"), ' ', arguments), 200);
   }
 };
 
 TEST_F(CheckGpuTest, RunsAreWhatTheyAreComparedWith) {
-  const Finished finished = check("--device cpu resumed 2-ranks-zero-bubble");
+  const Finished finished = check("--device cpu resumed 2-ranks-zero-bubble 2-ranks-killed-pipeline");
   EXPECT_EQ(finished.status, 0) << finished.output;
-  EXPECT_THAT(finished.output, HasSubstr("4 passed, 0 failed"));
+  EXPECT_THAT(finished.output, HasSubstr("6 passed, 0 failed"));
 }
 
 TEST_F(CheckGpuTest, ARunThatFailsIsSaid) {
@@ -30,14 +38,17 @@ TEST_F(CheckGpuTest, ARunThatFailsIsSaid) {
 }
 
 TEST_F(CheckGpuTest, AnotherLossIsSaid) {
-  // One run gets another seed on the way.
-  const std::string program = path("programs/trireme");
-  std::filesystem::create_directories(folder / "programs");
-  write_file_atomically(program, "#!/bin/sh\ncase $2 in *again*) set -- \"$@\" --set training.seed=8;; esac\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n");
-  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-  const Finished finished = check(concat("--device cpu --bin ", path("programs"), " again"));
+  const std::string another_seed = program_that("case $2 in *again*) set -- \"$@\" --set training.seed=8;; esac");
+  const Finished finished = check(concat("--device cpu ", another_seed, "again"));
   EXPECT_EQ(finished.status, 1) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("2 passed, 1 failed"));
+}
+
+TEST_F(CheckGpuTest, ARunOfWhichNoRankWasKilledIsSaid) {
+  const Finished finished = check(concat("--device cpu ", program_that("unset TRIREME_FAULT"), "2-ranks-killed-pipeline"));
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("FAILED no rank was killed and started again"));
+  EXPECT_THAT(finished.output, HasSubstr("3 passed, 1 failed"));
 }
 
 TEST_F(CheckGpuTest, UnknownNamesAreRefused) {

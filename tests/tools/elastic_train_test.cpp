@@ -124,6 +124,41 @@ TEST_F(ElasticTrainTest, AReplicaThatIsLostForGoodIsDoneWithout) {
   EXPECT_EQ(rows("out").size(), 100u);
 }
 
+// Its stretch lasts longer than the others would wait for it. It trained by itself then, in the same run folder, with status 0 and no warning.
+TEST_F(ElasticTrainTest, AReplicaThatIsKilledInALongStretchIsNoSecondTraining) {
+  write_elastic("elastic.json", true, 40, R"({"training": {"checkpoint_every": 10}})");
+  const Finished undisturbed = train("elastic.json", "undisturbed", 2);
+  ASSERT_EQ(undisturbed.status, 0) << undisturbed.output;
+  const auto expected = rows("undisturbed");
+  for (int round = 0; round < rounds(); ++round) {
+    const std::string out = concat("long", round);
+    const int killed = round % 2 == 0 ? 1 : 0;
+    const int at = 11 + round % 8; // in the stretch from step 11 to 20
+    const Finished long_stretch = train("elastic.json", out, 2, "",
+                                        concat("TRIREME_TIMEOUT=4 TRIREME_FAULT=\"rank=", killed, ",step=", at, ",phase=backward,kind=kill;rank=", 1 - killed,
+                                               ",step=19,phase=backward,kind=delay,seconds=14,attempt=0\" "));
+    ASSERT_EQ(long_stretch.status, 0) << "killed " << killed << " at step " << at << ": " << long_stretch.output;
+    const std::string log = read_file(folder / out / concat("logs/worker", killed, ".log"));
+    EXPECT_THAT(log, AllOf(ContainsRegex("elastic: waiting for the 1 member of round [0-9]+ to come to the end of their stretch"), ContainsRegex(concat("replica ", killed, " goes on at step 20"))));
+    const auto found = rows(out); // none twice
+    std::vector<int64_t> missing;
+    for (int64_t step = 1; step <= 40; ++step) {
+      if (!found.contains(step)) {
+        missing.push_back(step);
+      }
+    }
+    if (killed == 1) {
+      EXPECT_THAT(missing, testing::IsEmpty());
+      EXPECT_EQ(found.at(5).at("loss"), expected.at(5).at("loss"));
+    } else { // the other one reports from the next meeting on
+      EXPECT_LE(missing.size(), static_cast<size_t>(kEvery));
+      EXPECT_FALSE(found.contains(19));
+    }
+    EXPECT_TRUE(found.at(40).contains("val_loss"));
+    EXPECT_TRUE(std::filesystem::exists(folder / out / "checkpoints/latest"));
+  }
+}
+
 // What the store knew is lost with it: the replicas find each other again, and none begins anew.
 TEST_F(ElasticTrainTest, AKilledStoreIsStartedAgain) {
   write_elastic("elastic.json", true, 1000);

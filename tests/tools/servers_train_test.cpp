@@ -363,6 +363,29 @@ TEST_F(ServersTrainTest, AnEvaluatorOfDataParallelRanksSaysWhatTheyHaveSaid) {
   EXPECT_THAT(nothing.output, HasSubstr("the run has nothing to evaluate on"));
 }
 
+// Of a training that has ended early there is no last checkpoint to wait for.
+TEST_F(ServersTrainTest, AnEvaluatorEndsAfterATrainingThatHasEnded) {
+  std::vector<uint16_t> tokens;
+  for (int i = 0; i < 1000; ++i) {
+    tokens.push_back(static_cast<uint16_t>(i * i % 50));
+  }
+  write_tokens("validation.bin", tokens);
+  auto run = nlohmann::json::parse(read_file(folder / "run.json"));
+  run["data"]["validation"] = {"validation.bin"};
+  run["training"] = {{"steps", 10}, {"checkpoint_every", 5}, {"eval_batches", 2}};
+  write_file_atomically(folder / "evaluated.json", run.dump());
+  ASSERT_EQ(sh(concat(kTrireme, " train ", path("evaluated.json"), " --out ", path("out"))).status, 0);
+  const std::string evaluator = concat("TRIREME_TIMEOUT=0.5 TF_CONFIG='{\"cluster\": {\"worker\": [\"127.0.0.1:1\"]}, \"task\": {\"type\": \"evaluator\", \"index\": 0}}' timeout -s KILL 120 ", kTrireme, " train ",
+                                       path("evaluated.json"), " --out ", path("out"), " --set training.steps=20");
+  const Finished ended = sh(evaluator);
+  EXPECT_EQ(ended.status, 1) << ended.output;
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("the training has saved nothing after step 10 of 20, and seems to have ended"), HasSubstr("out/logs/lock"), HasSubstr("--resume")));
+  EXPECT_EQ(values("out/metrics.evaluator.jsonl", "val_loss").count(10), 1u);
+  // While the lock is held it waits.
+  const Finished held = sh(concat("exec 9>>", path("out/logs/lock"), "; flock 9; ", evaluator, " & evaluator=$!; sleep 8; kill -0 $evaluator && echo it waits; kill $evaluator; wait $evaluator"));
+  EXPECT_THAT(held.output, HasSubstr("it waits"));
+}
+
 TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "server", "servers": 1, "mode": "async", "staleness": 2})", 30);
   EXPECT_THAT(train("servers.json", "a").output, HasSubstr("it is of the mode \"stale\", and the mode is \"async\""));

@@ -304,9 +304,10 @@ int report_failure(const std::exception& error) {
   if (const auto* const of_system = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
     return report_failure(in_words(*of_system));
   }
-  log::error(error.what());
   const auto* const ours = dynamic_cast<const Error*>(&error);
-  return ours != nullptr ? ours->exit_code() : 1;
+  const int status = ours != nullptr ? ours->exit_code() : 1;
+  log::write(status == 0 ? log::Level::info : log::Level::error, error.what()); // 0: the end of one that had nothing left to do
+  return status;
 }
 
 namespace {

@@ -2,9 +2,11 @@
 
 #include "evaluation.h"
 
+#include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/base/units.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/comm/world.h>
@@ -24,18 +26,68 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/file.h>
 
 namespace trireme::tools {
 namespace {
 
 namespace fs = std::filesystem;
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::milliseconds kBetweenLooks{500};
+constexpr int kTimeouts = 5; // of TRIREME_TIMEOUT: a training that is started again has so long
+constexpr double kDefaultTimeout = 60;
+
+/// What a training leaves in its run folder while it lives: the lock of its launcher or of rank 0, and lines and checkpoints.
+class SignsOfLife {
+ public:
+  explicit SignsOfLife(const fs::path& run) : lock_(run / "logs" / "lock"), written_{run / "metrics.jsonl", run / "checkpoints"} {
+    const auto timeout = env::text("TRIREME_TIMEOUT"); // World::connect() has refused what is no number
+    patience_ = std::chrono::duration<double>(kTimeouts * (timeout ? std::stod(*timeout) : kDefaultTimeout));
+  }
+  /// Whether there was a training, and for how long there is none: no lock, and nothing new. Where files have no locks, a training may always live.
+  bool have_ended() {
+    std::vector<fs::file_time_type> times;
+    std::error_code none;
+    for (const fs::path& path : written_) {
+      times.push_back(fs::last_write_time(path, none));
+    }
+    const bool is_new = std::exchange(times_, times) != times;
+    const bool may_be_locked = is_locked();
+    seen_ = seen_ || may_be_locked || fs::exists(written_.front(), none);
+    if (is_new || may_be_locked || !seen_) {
+      last_ = Clock::now();
+    }
+    return Clock::now() - last_ > patience_;
+  }
+  double patience() const {
+    return patience_.count();
+  }
+
+ private:
+  bool is_locked() const {
+    const Descriptor file(::open(lock_.c_str(), O_RDONLY | O_CLOEXEC));
+    return file && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0;
+  }
+
+  const fs::path lock_;
+  const std::vector<fs::path> written_;
+  std::chrono::duration<double> patience_;
+  std::vector<fs::file_time_type> times_;
+  Clock::time_point last_ = Clock::now();
+  bool seen_ = false;
+};
 
 /// The run's model in one piece on one rank.
 class Evaluator {
  public:
-  Evaluator(const TrainCommand& command, int64_t data_ranks) : run_(config::read_run_file(command.run_file, command.overrides)), checkpoints_(command.out / "checkpoints"), data_ranks_(data_ranks) {
+  Evaluator(const TrainCommand& command, int64_t data_ranks) 
+      : run_(config::read_run_file(command.run_file, command.overrides)), run_folder_(command.out), checkpoints_(command.out / "checkpoints"), data_ranks_(data_ranks), signs_(command.out) {
     datasets_ = data::make_datasets(run_.data);
     if (!datasets_.validation) {
       throw InputError("train", "this process is the evaluator, and the run has nothing to evaluate on", "Name data.validation, or start no evaluator.");
@@ -63,10 +115,17 @@ class Evaluator {
 
  private:
   // Waits for a checkpoint of a later step.
-  fs::path next(int64_t step) const {
+  fs::path next(int64_t step) {
     for (bool said = false;; said = true) {
+      const bool have_ended = signs_.have_ended(); // before the look: the last thing that a training does is a checkpoint
       if (const auto newest = checkpoint::find_newest(checkpoints_); newest && checkpoint::step_of(newest->filename().string()) > step) {
         return *newest;
+      }
+      if (have_ended) {
+        throw Error("train",
+                    concat("the training ", step < 0 ? "has saved no checkpoint" : concat("has saved nothing after step ", step, " of ", run_.training.steps),
+                           ", and seems to have ended: no process has locked ", (run_folder_ / "logs" / "lock").string(), " or written there for ", format_seconds(signs_.patience())),
+                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it again. It waits for five times TRIREME_TIMEOUT seconds.");
       }
       if (!said) {
         log::debug("waiting for a checkpoint in ", checkpoints_.string(), " after step ", step);
@@ -123,8 +182,10 @@ class Evaluator {
 
   comm::World world_ = comm::World::connect();
   config::RunConfig run_;
+  const fs::path run_folder_;
   const fs::path checkpoints_;
   const int64_t data_ranks_;
+  SignsOfLife signs_;
   int64_t micro_batch_ = 0;
   int64_t batches_ = 0; // 0: all
   data::Datasets datasets_;

@@ -4,6 +4,7 @@
 
 #include <trireme/config/run_file.h>
 #include <trireme/estimate/machine_memory.h>
+#include <trireme/estimate/run.h>
 
 #include <cstdint>
 #include <filesystem>

@@ -12,6 +12,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/base/text.h>
 #include <trireme/checkpoint/describe.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/comm/hang_report.h>
@@ -36,19 +37,25 @@ bool saved_since(const fs::path& hang_dump, const fs::path& run) {
   return !error && saved > fs::last_write_time(hang_dump, error);
 }
 
+// In ASCII: what a file holds may be control characters of a terminal.
+template <class Json>
+std::string as_line(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
+}
+
 int inspect(const InspectCommand& command) {
   const auto hang = comm::newest_hang_dump(command.path);
   if (hang && !saved_since(*hang, command.path)) {
-    std::cout << (command.json ? comm::describe_hang_json(command.path).dump() + "\n" : comm::describe_hang(command.path));
+    std::cout << (command.json ? as_line(comm::describe_hang_json(command.path)) : clean_utf8(comm::describe_hang(command.path), "?"));
     return 0;
   }
   const auto found = checkpoint::describe_json(command.path);
   if (command.json) {
-    std::cout << found.dump() << '\n';
+    std::cout << as_line(found);
   } else {
     std::cout << checkpoint::text_of(found);
     if (hang) {
-      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << hang->string() << '\n';
+      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << printable(hang->string()) << '\n';
     }
   }
   return checkpoint::has_damage(found) ? 1 : 0;

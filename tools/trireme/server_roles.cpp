@@ -79,6 +79,7 @@ std::optional<parallel::server::WorkerOptions> worker_of_environment() {
   options.workers = place->second;
   options.addresses = split(env::text("TRIREME_SERVERS").value_or(""), ',');
   options.access = access_of_job();
+  options.restarted = env::flag("TRIREME_RESTART");
   return options;
 }
 

@@ -178,7 +178,7 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
   std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch, " samples of ", job.gpt.sequence_length,
-                      " tokens a step, ", estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", cluster.name, ": ", cluster.hosts,
+                      " tokens a step, ", estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", printable(cluster.name), ": ", cluster.hosts,
                       cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
 }
 

@@ -265,7 +265,7 @@ void TrainRun::resume() {
     log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
     return;
   }
-  if (const int64_t step = engine_->step_of_servers(); worker_ && env::flag("TRIREME_RESTART") && step > 0) { // the others have gone on: so does a worker that is started again
+  if (const int64_t step = engine_->step_of_servers(); worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) { // the others have gone on: so does a worker that is started again, or comes late
     engine_->begin_at(step);
     resumed_step_ = step;
     log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
@@ -454,15 +454,21 @@ int TrainRun::train() {
       join_traces(world_, command_.out);
     }
   }
+  if (is_silent() && !engine_->finish_replicas()) { // the first replica is lost since the last meeting: this one has what it had to save
+    share_duties();
+    monitor::StepMetrics m = metrics();
+    evaluate(m);
+    log_->step(m);
+  }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {
     join_traces(world_, command_.out);
   }
   writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
   if (failed_save_) {
-    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_),
-                next_run());
+    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
   }
+  engine_->finish_replicas(); // all is saved: who waits to take part ends
   return 0;
 }
 

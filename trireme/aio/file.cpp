@@ -1,6 +1,7 @@
 #include <trireme/aio/file.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 #include <trireme/base/units.h>
 
 #include <fcntl.h>
@@ -130,8 +131,8 @@ std::string free_space_near(const fs::path& path) {
 
 File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
-// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers.
-File File::sized(const fs::path& path, bool is_named, int64_t bytes, Descriptor made, bool direct) {
+// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers. `place`: how the system finds it, "": it has no name.
+File File::sized(const fs::path& path, const fs::path& place, int64_t bytes, Descriptor made, bool direct) {
   const int64_t size = round_up(bytes);
   if (!made) {
     throw failed("make a file of", size, path, errno, "Check that the folder exists and that this user may write there.");
@@ -142,34 +143,40 @@ File File::sized(const fs::path& path, bool is_named, int64_t bytes, Descriptor 
   opened->descriptor = std::move(made);
   if (const int code = reserve(opened->descriptor.get(), path, 0, size); code != 0) {
     opened->descriptor.close();
-    if (is_named) {
-      ::unlink(path.c_str()); // before the free space is asked for: a part may have been reserved
+    if (!place.empty()) {
+      ::unlink(place.c_str()); // before the free space is asked for: a part may have been reserved
     }
     throw not_reserved(size, path, code);
   }
   if (direct) {
-    const fs::path again = is_named ? path : fs::path(concat("/proc/self/fd/", opened->descriptor.get()));
+    const fs::path again = !place.empty() ? place : fs::path(concat("/proc/self/fd/", opened->descriptor.get()));
     opened->descriptor = made_direct(again, O_RDWR, std::move(opened->descriptor), size, opened->direct);
   }
   return File(std::move(opened));
 }
 
-File File::create(const fs::path& path, int64_t bytes, bool direct) {
-  check_size(path, bytes);
-  return sized(path, true, bytes, open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC), direct);
+File File::create(const fs::path& path, const fs::path& place, int64_t bytes, bool direct) {
+  return sized(path, place, bytes, create_new(place, O_RDWR), direct);
 }
 
-File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct) {
+File File::create(const fs::path& path, int64_t bytes, bool direct) {
   check_size(path, bytes);
-  Descriptor made = open_descriptor(folder_of(path), O_RDWR | O_TMPFILE | O_EXCL);
-  if (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) { // a file system that has only files with names
-    File named = create(path, bytes, direct);
-    if (::unlink(path.c_str()) != 0) {
+  return create(path, path, bytes, direct);
+}
+
+File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct, int folder) {
+  check_size(path, bytes);
+  const fs::path place = folder < 0 ? path : fs::path(concat("/proc/self/fd/", folder)) / path.filename();
+  const bool has_name = folder >= 0; // /proc goes on to tell what the file is
+  Descriptor made = has_name ? Descriptor() : open_descriptor(folder_of(place), O_RDWR | O_TMPFILE | O_EXCL);
+  if (has_name || (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))) { // or a file system that has only files with names
+    File named = create(path, place, bytes, direct);
+    if (::unlink(place.c_str()) != 0) {
       throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)), "Remove it by hand.");
     }
     return named;
   }
-  return sized(path, false, bytes, std::move(made), direct);
+  return sized(path, {}, bytes, std::move(made), direct);
 }
 
 File File::open(const fs::path& path, bool direct) {

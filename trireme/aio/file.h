@@ -17,13 +17,13 @@ namespace trireme::aio {
 /// of the disk may only be seen by sync(). The blocks are reserved either way, so that a write finds no full disk.
 class File {
  public:
-  /// Makes the file, private to this user, or replaces one that is there, and reserves its blocks, which read as zeros. `bytes` is rounded up to a multiple of kAlignment. Where the
+  /// Makes the file, private to this user, in the place of one that is there (of a link, not of what it leads to), and reserves its blocks, which read as zeros. `bytes` is rounded up to a multiple of kAlignment. Where the
   /// file system cannot reserve, free space is only compared. Not `direct`: through the page cache.
   /// Errors: Error with the file, the bytes wanted and the free space; then there is no file.
   static File create(const std::filesystem::path& path, int64_t bytes, bool direct = true);
   /// The same without a name, so that it goes with the process, however that ends; `path` is what messages call it, and its folder is where it lies. On a file system that has no such
-  /// files (O_TMPFILE; NFS) it has its name until it is open.
-  static File create_unnamed(const std::filesystem::path& path, int64_t bytes, bool direct = true);
+  /// files (O_TMPFILE; NFS) it has its name until it is open. `folder`: a descriptor of the folder where it lies, which nobody can then put another in the place of, and where it is made with its name; -1: `path` says it.
+  static File create_unnamed(const std::filesystem::path& path, int64_t bytes, bool direct = true, int folder = -1);
   /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's reason.
   static File open(const std::filesystem::path& path, bool direct = true);
 
@@ -41,7 +41,8 @@ class File {
  private:
   struct Opened;
   explicit File(std::shared_ptr<const Opened> opened);
-  static File sized(const std::filesystem::path& path, bool is_named, int64_t bytes, Descriptor made, bool direct);
+  static File create(const std::filesystem::path& path, const std::filesystem::path& place, int64_t bytes, bool direct);
+  static File sized(const std::filesystem::path& path, const std::filesystem::path& place, int64_t bytes, Descriptor made, bool direct);
   std::shared_ptr<const Opened> opened_;
 };
 

@@ -1,6 +1,5 @@
 #include <trireme/base/file.h>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 
@@ -25,11 +24,22 @@ std::string temporary_prefix(const fs::path& path) {
   return concat('.', path.filename().string(), ".tmp.");
 }
 
-Descriptor open_file(const fs::path& path, int flags, mode_t mode = 0) {
-  return Descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
-}
+// Who makes a name again as often as it is removed does not do so by mistake.
+constexpr int kMostRemovals = 10;
 
 } // namespace
+
+Descriptor create_new(const fs::path& path, int flags, mode_t mode) {
+  for (int removals = 0;;) {
+    Descriptor made(::open(path.c_str(), flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
+    if (made || (errno != EEXIST && errno != EINTR)) {
+      return made;
+    }
+    if (errno == EEXIST && (removals++ == kMostRemovals || (::unlink(path.c_str()) != 0 && errno != ENOENT))) {
+      return made;
+    }
+  }
+}
 
 std::string read_file(const fs::path& path) {
   std::error_code error;
@@ -97,7 +107,7 @@ InputError in_words(const std::filesystem::filesystem_error& error) {
 }
 
 void sync_folder(const fs::path& folder) {
-  const Descriptor descriptor = open_file(folder.empty() ? fs::path(".") : folder, O_RDONLY | O_DIRECTORY);
+  const Descriptor descriptor(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor || ::fsync(descriptor.get()) != 0) {
     throw Error("file", concat("cannot sync folder ", folder.string(), ": ", describe_write_failure(errno, folder / ".", 0)));
   }
@@ -108,7 +118,7 @@ void check_writable(const fs::path& path) {
   std::error_code ignored;
   const bool is_folder = fs::is_directory(path, ignored);
   errno = EISDIR;
-  if (is_folder || !open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0600)) {
+  if (is_folder || !create_new(temporary, O_WRONLY)) {
     throw Error("file", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)));
   }
   ::unlink(temporary.c_str());
@@ -125,12 +135,12 @@ void write_file_atomically(const fs::path& path, std::string_view content, const
     throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason), "The previous content, if any, is untouched.");
   };
   {
-    const Descriptor out = open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC, mode);
+    const Descriptor out = create_new(temporary, O_WRONLY, mode);
     if (!out) {
       fail("create");
     }
     struct stat before {};
-    if (::stat(path.c_str(), &before) == 0) {
+    if (::lstat(path.c_str(), &before) == 0 && S_ISREG(before.st_mode)) {
       ::fchmod(out.get(), before.st_mode & 0777);  // a file system without modes refuses
     }
     for (size_t done = 0; done < content.size();) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/base/descriptor.h>
+
 #include <sys/types.h>
 
 #include <cstdint>
@@ -15,6 +17,10 @@ class InputError;
 
 /// The whole file. Throws InputError naming the file when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
+
+/// Makes a file that was not there and opens it (O_CREAT | O_EXCL). What has its name is removed first, a link as a link: nothing that one leads to is opened or changed.
+/// Returns none, and errno, where the system refuses, also for a folder of that name.
+Descriptor create_new(const std::filesystem::path& path, int flags, mode_t mode = 0600);
 
 /// Writes beside `path` under a temporary name, fsyncs, renames over `path` and
 /// fsyncs the folder: `path` always has either the old or the new content.

@@ -92,7 +92,7 @@ void write(Level line_level, const std::string& text) {
   } else if (line_level == Level::error) {
     line += "error: ";
   }
-  line += text;
+  line += clean_utf8(text, "?"); // names and values of files are in messages, errors among them
   line += '\n';
   {
     const std::lock_guard lock(destination().mutex);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdint>
 
 namespace trireme {
 namespace {
@@ -27,7 +28,59 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return d[a.size()][b.size()];
 }
 
+bool in_range(std::string_view text, size_t at, int low, int high) {
+  return at < text.size() && static_cast<uint8_t>(text[at]) >= low && static_cast<uint8_t>(text[at]) <= high;
+}
+
+/// Length of the well-formed sequence at `at` (Unicode table 3-7), 0 when there is none.
+size_t sequence_length(std::string_view text, size_t at) {
+  const auto lead = static_cast<uint8_t>(text[at]);
+  if (lead < 0x80) {
+    return 1;
+  }
+  if (lead >= 0xC2 && lead <= 0xDF) {
+    return in_range(text, at + 1, 0x80, 0xBF) ? 2 : 0;
+  }
+  if (lead >= 0xE0 && lead <= 0xEF) {
+    const int low = lead == 0xE0 ? 0xA0 : 0x80;  // overlong
+    const int high = lead == 0xED ? 0x9F : 0xBF; // surrogates
+    return in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) ? 3 : 0;
+  }
+  if (lead >= 0xF0 && lead <= 0xF4) {
+    const int low = lead == 0xF0 ? 0x90 : 0x80;
+    const int high = lead == 0xF4 ? 0x8F : 0xBF;
+    const bool whole = in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) &&
+                       in_range(text, at + 3, 0x80, 0xBF);
+    return whole ? 4 : 0;
+  }
+  return 0;
+}
+
+// Those of C1 (U+0080 to U+009F) begin sequences in a terminal as an escape does.
+bool is_control(std::string_view text, size_t at, size_t length) {
+  const auto byte = static_cast<uint8_t>(text[at]);
+  return length == 1 ? byte < 0x20 || byte == 0x7F : length == 2 && byte == 0xC2 && static_cast<uint8_t>(text[at + 1]) < 0xA0;
+}
+
 } // namespace
+
+std::string clean_utf8(std::string_view text, std::string_view instead) {
+  std::string clean;
+  clean.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = sequence_length(text, i);
+    const bool stays = text[i] == '\n' || text[i] == '\t' || (length > 0 && !is_control(text, i, length));
+    clean += stays ? text.substr(i, length) : instead;
+    i += std::max<size_t>(length, 1);
+  }
+  return clean;
+}
+
+std::string printable(std::string_view text) {
+  std::string line = clean_utf8(text, "?");
+  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\t'; }, '?');
+  return line;
+}
 
 std::string lower(std::string_view text) {
   std::string out(text);

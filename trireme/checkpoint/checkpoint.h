@@ -69,7 +69,7 @@ class Checkpoint {
   /// Opens `path`: a checkpoint folder, or the folder above.
   ///
   /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
-  /// is missing or stale or its checkpoint damaged, opens the newest intact one and
+  /// is missing or stale or its checkpoint damaged, or a newer one was written after it, opens the newest intact one and
   /// warns. A checkpoint that is named by path or tag is opened or refused, never
   /// replaced by another.
   /// Cost: with hashes, one read of all files.
@@ -100,7 +100,7 @@ class Checkpoint {
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
   /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
-  /// The same for a region of the tensor: elements of a box.
+  /// The same for a region of the tensor: elements of a box. Cost: of the elements, in however many rows they lie.
   void read_into(std::string_view name, const Region& region, at::Tensor out) const;
 
   const nlohmann::json& state() const;

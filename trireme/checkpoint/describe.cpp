@@ -110,13 +110,9 @@ std::string padded(std::string text, size_t width, bool right = false) {
   return text;
 }
 
-// Names come from files: control characters must not reach a terminal.
-std::string printable(const std::string& text) {
-  std::string out;
-  for (const unsigned char c : text) {
-    out += c < 0x20 || c == 0x7f ? '?' : static_cast<char>(c);
-  }
-  return out;
+// Names and values come from files.
+std::string shown(const Json& of_file) {
+  return printable(of_file.get<std::string>());
 }
 
 std::string table(const Json& tensors) {
@@ -132,7 +128,7 @@ std::string table(const Json& tensors) {
     }
     numel += product;
     bytes += tensor["bytes"].get<double>();
-    rows.push_back({printable(tensor["name"]), printable(tensor.value("kind", "")), tensor["dtype"], concat("[", join(shape, ", "), "]"),
+    rows.push_back({shown(tensor["name"]), printable(tensor.value("kind", "")), shown(tensor["dtype"]), concat("[", join(shape, ", "), "]"),
                     format_bytes(tensor["bytes"].get<double>())});
   }
   std::vector<size_t> widths(5, 0);
@@ -154,25 +150,25 @@ std::string table(const Json& tensors) {
 
 std::string first_problem(const Json& damaged) {
   if (damaged.contains("problem")) {
-    return printable(damaged["problem"]);
+    return shown(damaged["problem"]);
   }
   const auto file = std::ranges::find_if(damaged["files"], [](const Json& one) { return !one["ok"].get<bool>(); });
-  return printable((*file)["problem"]);
+  return shown((*file)["problem"]);
 }
 
 std::string checkpoint_text(const Json& one) {
-  const std::string path = one["path"];
+  const std::string path = shown(one["path"]);
   if (one.contains("problem")) {
-    return concat(path, ": DAMAGED: ", printable(one["problem"]), "\n");
+    return concat(path, ": DAMAGED: ", shown(one["problem"]), "\n");
   }
   const Json& about = one["about"];
   std::string out =
-      concat("checkpoint ", path, "\n  tag ", about["tag"].get<std::string>(), ", step ", about["step"].get<int64_t>(),
-             ", saved ", about["created"].get<std::string>(), " by ", about["world_size"].get<int64_t>(), " rank",
+      concat("checkpoint ", path, "\n  tag ", shown(about["tag"]), ", step ", about["step"].get<int64_t>(),
+             ", saved ", shown(about["created"]), " by ", about["world_size"].get<int64_t>(), " rank",
              about["world_size"] == 1 ? "" : "s", ", ", format_bytes(one["bytes"].get<double>()), "\n");
   for (const Json& file : one["files"]) {
-    out += concat("  ", file["name"].get<std::string>(), "  ", format_bytes(file["bytes"].get<double>()), "  ",
-                  file["ok"].get<bool>() ? std::string("ok") : concat("DAMAGED: ", printable(file["problem"])), "\n");
+    out += concat("  ", shown(file["name"]), "  ", format_bytes(file["bytes"].get<double>()), "  ",
+                  file["ok"].get<bool>() ? std::string("ok") : concat("DAMAGED: ", shown(file["problem"])), "\n");
   }
   return out + table(one["tensors"]);
 }
@@ -206,7 +202,7 @@ bool has_damage(const Json& found) {
 }
 
 std::string text_of(const Json& found) {
-  const std::string path = found["path"];
+  const std::string path = shown(found["path"]);
   const std::string kind = found["kind"];
   if (kind == "checkpoint") {
     return checkpoint_text(found);
@@ -223,7 +219,7 @@ std::string text_of(const Json& found) {
         out += checkpoint_text(one);
         continue;
       }
-      out += concat(one["path"].get<std::string>(), "  ", is_whole ? "ok" : "DAMAGED",
+      out += concat(shown(one["path"]), "  ", is_whole ? "ok" : "DAMAGED",
                     one.contains("about")
                         ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ", format_bytes(one["bytes"].get<double>()))
                         : "",
@@ -233,10 +229,10 @@ std::string text_of(const Json& found) {
   }
   std::string out = concat(kind, " ", path, ", ", format_bytes(found["bytes"].get<double>()), "\n");
   for (const Json& file : found["files"]) {
-    out += kind == "weights" ? concat("  ", file["name"].get<std::string>(), "  ", format_bytes(file["bytes"].get<double>()), "\n") : "";
+    out += kind == "weights" ? concat("  ", shown(file["name"]), "  ", format_bytes(file["bytes"].get<double>()), "\n") : "";
   }
   for (const auto& [key, value] : found["metadata"].items()) {
-    out += concat("  ", printable(key), " = ", printable(value), "\n");
+    out += concat("  ", printable(key), " = ", shown(value), "\n");
   }
   return out + table(found["tensors"]);
 }

@@ -94,6 +94,20 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   return found;
 }
 
+std::vector<FoundCheckpoint> list_to_open(const fs::path& root, const std::string& latest) {
+  std::vector<FoundCheckpoint> all = list_checkpoints(root);
+  const auto named = std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
+  if (named != all.end()) {
+    std::error_code unknown; // its times are the least
+    const auto written = fs::last_write_time(root / kLatestName, unknown);
+    const auto was_left = [&](const FoundCheckpoint& one) {
+      return named->about && one.about && one.about->serial > named->about->serial && fs::last_write_time(one.folder / kManifestName, unknown) > written;
+    };
+    std::rotate(std::find_if_not(all.begin(), named, was_left), named, named + 1);
+  }
+  return all;
+}
+
 std::string read_latest(const fs::path& root) {
   std::error_code error;
   if (!fs::is_regular_file(root / kLatestName, error) || fs::file_size(root / kLatestName, error) > 2 * kMaxTagBytes) {

@@ -42,6 +42,10 @@ struct FoundCheckpoint {
 /// Lists every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError if `root` cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 
+/// The same in the order in which they are to be opened: what `latest` names comes first, also where a person has made it name an older one. Only newer ones that were
+/// written after `latest` come before it: their saves were killed before they wrote it.
+std::vector<FoundCheckpoint> list_to_open(const std::filesystem::path& root, const std::string& latest);
+
 /// The tag in root/latest, "" without a valid one.
 std::string read_latest(const std::filesystem::path& root);
 

@@ -41,9 +41,10 @@ struct Checkpoint::Content {
     return *files[index];
   }
 
-  void fill(const TensorEntry& tensor, int64_t begin, int64_t end, char* out) const {
+  // Each shard is looked at once, so that the time is that of the elements.
+  void fill(const TensorEntry& tensor, const Region& region, char* out) const {
     for (const StoredShard& shard : tensor.shards) {
-      const std::vector<Run> wanted = runs(shard.region, tensor.shape, begin, end);
+      const std::vector<CommonRun> wanted = common_runs(region, shard.region, tensor.shape);
       if (wanted.empty()) {
         continue;
       }
@@ -53,15 +54,26 @@ struct Checkpoint::Content {
         throw InputError("checkpoint", concat(from.path().string(), ": \"", shard.key, "\" is not the part of tensor \"", tensor.name,
                                               "\" that the manifest says"));
       }
-      const int64_t first = wanted.front().in_shard;
-      const at::Tensor source = from.range(shard.key, first, wanted.back().in_shard + wanted.back().numel);
+      const int64_t first = wanted.front().in_other;
+      const at::Tensor source = from.range(shard.key, first, wanted.back().in_other + wanted.back().numel);
       const auto element = static_cast<int64_t>(source.element_size());
-      for (const Run& run : wanted) {
-        std::memcpy(out + (run.in_tensor - begin) * element,
-                    static_cast<const char*>(source.data_ptr()) + (run.in_shard - first) * element,
-                    static_cast<size_t>(run.numel * element));
+      const char* data = static_cast<const char*>(source.data_ptr());
+      for (const CommonRun& run : wanted) {
+        std::memcpy(out + run.in_one * element, data + (run.in_other - first) * element, static_cast<size_t>(run.numel * element));
       }
     }
+  }
+
+  // `region` is valid, and `out` has its elements.
+  void fill(const TensorEntry& tensor, const Region& region, const at::Tensor& out, const std::string& where) const {
+    const at::ScalarType type = scalar_type(tensor.dtype, where);
+    if (out.device().is_cpu() && out.scalar_type() == type) {
+      fill(tensor, region, static_cast<char*>(out.data_ptr()));
+      return;
+    }
+    const at::Tensor read = at::empty({out.numel()}, type);
+    fill(tensor, region, static_cast<char*>(read.data_ptr()));
+    out.detach().view({-1}).copy_(read);
   }
 };
 
@@ -122,18 +134,26 @@ class Opener {
     }
     json folders = json::array();
     const std::string latest = read_latest(path_);
-    for (const FoundCheckpoint& one : list_checkpoints(path_)) {
-      const bool is_latest = one.folder.filename() == latest;
-      folders.insert(is_latest ? folders.begin() : folders.end(), one.folder.string());
+    bool is_found = false;
+    std::string newer; // than what it names
+    const std::vector<FoundCheckpoint> all = list_to_open(path_, latest);
+    for (const FoundCheckpoint& one : all) {
+      is_found = is_found || one.folder.filename() == latest;
+      newer = one.about && all.front().about && one.about->serial > all.front().about->serial && newer.empty() ? one.folder.filename().string() : newer;
+      folders.push_back(one.folder.string());
     }
     if (folders.empty()) {
       throw InputError("checkpoint", concat("there is no checkpoint in ", path_.string()),
                        "Give the folder that holds global_step<N> folders.");
     }
     std::string stale;
-    if (latest.empty() || fs::path(folders[0].get<std::string>()).filename() != latest) {
-      stale = concat((path_ / kLatestName).string(),
-                     latest.empty() ? " is missing or empty; " : concat(" names ", latest, ", which is not there; "));
+    const std::string newest = fs::path(folders[0].get<std::string>()).filename().string();
+    if (newest != latest) {
+      stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; "
+                                                     : is_found     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
+                                                                    : concat(" names ", latest, ", which is not there; "));
+    } else if (!newer.empty()) {
+      stale = concat((path_ / kLatestName).string(), " was made to name ", latest, " after ", newer, " had been saved; ");
     }
     return {{"folders", folders}, {"stale", stale}};
   }
@@ -229,7 +249,7 @@ at::Tensor Checkpoint::read_range(std::string_view name, int64_t begin, int64_t 
     throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, [", begin, ", ", end, ") was asked for"));
   }
   at::Tensor out = at::empty({end - begin}, scalar_type(tensor.dtype, where));
-  content_->fill(tensor, begin, end, static_cast<char*>(out.data_ptr()));
+  content_->fill(tensor, {{}, {}, begin, end}, out, where);
   return out;
 }
 
@@ -240,26 +260,22 @@ void Checkpoint::read_into(std::string_view name, int64_t begin, at::Tensor out)
     throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ", out.numel(),
                                           " cannot be filled from element ", begin));
   }
-  if (out.device().is_cpu() && out.scalar_type() == scalar_type(tensor.dtype, where)) {
-    content_->fill(tensor, begin, begin + out.numel(), static_cast<char*>(out.data_ptr()));
-  } else {
-    out.detach().view({-1}).copy_(read_range(name, begin, begin + out.numel()));
-  }
+  content_->fill(tensor, {{}, {}, begin, begin + out.numel()}, out, where);
 }
 
 void Checkpoint::read_into(std::string_view name, const Region& region, at::Tensor out) const {
   const TensorEntry& tensor = entry(name);
+  const std::string where = concat(folder().string(), ": tensor \"", name, '"');
   std::string problem = region_problem(region, tensor.shape);
   if (problem.empty() && out.numel() != region.end - region.begin) {
     problem = concat("has ", region.end - region.begin, " elements there, the tensor to fill has ", out.numel());
+  } else if (problem.empty() && !out.is_contiguous()) {
+    problem = "cannot fill a tensor that is not contiguous";
   }
   if (!problem.empty()) {
-    throw InputError("checkpoint", concat(folder().string(), ": tensor \"", name, "\": ", problem));
+    throw InputError("checkpoint", concat(where, ": ", problem));
   }
-  const at::Tensor flat = out.detach().view({-1});
-  for (const Run& run : runs(region, tensor.shape, 0, tensor.numel())) {
-    read_into(name, run.in_tensor, flat.slice(0, run.in_shard, run.in_shard + run.numel));
-  }
+  content_->fill(tensor, region, out, where);
 }
 
 const json& Checkpoint::state() const {
@@ -288,17 +304,8 @@ std::optional<fs::path> find_newest(const fs::path& path) {
   if (is_there(root / kManifestName)) {
     return root;
   }
-  const std::vector<FoundCheckpoint> all = list_checkpoints(root);
-  if (all.empty()) {
-    return std::nullopt;
-  }
-  const std::string latest = read_latest(root);
-  for (const FoundCheckpoint& one : all) {
-    if (one.folder.filename() == latest) {
-      return one.folder;
-    }
-  }
-  return all.front().folder;
+  const std::vector<FoundCheckpoint> all = list_to_open(root, read_latest(root));
+  return all.empty() ? std::nullopt : std::optional(all.front().folder);
 }
 
 std::optional<fs::path> find_newest(const fs::path& path, const comm::Group& group) {

@@ -23,6 +23,7 @@ constexpr std::string_view kHashEnd = "\",\n";
 constexpr std::string_view kAboutStart = "\"about\":";
 constexpr size_t kHashDigits = 32;
 constexpr size_t kAboutMaxBytes = 8192;
+constexpr size_t kMostShown = 60; // bytes of the path to a value that is too deep
 
 json about_json(const About& about) {
   return {{"format", kFormatName},       {"version", about.version}, {"tag", about.tag},
@@ -174,7 +175,16 @@ void check_coverage(const TensorEntry& tensor, const std::string& where) {
   }
 }
 
-void check_storable(const json& value, const std::string& what) {
+namespace {
+
+// Whatever a checkpoint holds can be read again: state, config and each rank's state stand two levels below the whole.
+constexpr size_t kMostLevels = kMaxDepth - 2;
+
+void check_storable(const json& value, const std::string& what, size_t levels) {
+  if (value.is_structured() && ++levels > kMostLevels) {
+    throw InputError("checkpoint", concat(what.substr(0, kMostShown), what.size() > kMostShown ? "..." : "", " is nested deeper than the ", kMostLevels, " levels that a checkpoint holds"),
+                     "Save it flat, or as text: dump() of a JSON, read again by parse().");
+  }
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
     throw InputError("checkpoint", concat(what, " is ", value.get<double>(), ", which JSON cannot hold"),
                      "Save it as text or leave it out.");
@@ -191,10 +201,16 @@ void check_storable(const json& value, const std::string& what) {
   }
   if (value.is_structured()) {
     for (const auto& [key, member] : value.items()) {
-      check_storable(json(key), concat("a key of ", what));
-      check_storable(member, concat(what, '.', key));
+      check_storable(json(key), concat("a key of ", what), levels);
+      check_storable(member, concat(what, '.', key), levels);
     }
   }
+}
+
+} // namespace
+
+void check_storable(const json& value, const std::string& what) {
+  check_storable(value, what, 0);
 }
 
 std::string Manifest::to_text() const {

@@ -92,8 +92,8 @@ std::optional<About> read_about(const std::filesystem::path& folder);
 /// Refuses shards that do not cover their tensor exactly once. Errors: InputError naming `where` and the tensor.
 void check_coverage(const TensorEntry& tensor, const std::string& where);
 
-/// Refuses values that JSON cannot hold. Errors: InputError naming `what` and the key whose
-/// value is NaN, infinite or not UTF-8.
+/// Refuses values that a checkpoint could not give back. Errors: InputError naming `what` and the key whose
+/// value is NaN, infinite, not UTF-8, or nested too deep.
 void check_storable(const nlohmann::json& json, const std::string& what);
 
 } // namespace trireme::checkpoint

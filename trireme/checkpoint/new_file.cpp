@@ -19,7 +19,7 @@ constexpr size_t kPieceBytes = size_t{1} << 20; // hashed while it is still in c
 } // namespace
 
 NewFile::NewFile(const std::filesystem::path& path, uint64_t total_bytes)
-    : path_(path), total_bytes_(total_bytes), temporary_(temporary_name(path)), fd_(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)) {
+    : path_(path), total_bytes_(total_bytes), temporary_(temporary_name(path)), fd_(create_new(temporary_, O_RDWR)) {
   if (!fd_) {
     fail("create");
   }

@@ -42,6 +42,86 @@ std::string text_of(const std::vector<int64_t>& numbers) {
   return text + "]";
 }
 
+/// The rows of a region that is not empty: what is contiguous in the tensor and in the region. Their starts in the tensor increase.
+class Rows {
+ public:
+  Rows(const Region& region, const std::vector<int64_t>& shape) : region_(region), row_numel_(box_numel(region, shape)) {
+    const size_t dims = region.box_size.size();
+    size_t row_dim = dims == 0 ? 0 : dims - 1;
+    while (row_dim > 0 && region.box_size[row_dim] == shape[row_dim]) {
+      --row_dim;
+    }
+    int64_t stride = 1;
+    strides_.resize(row_dim); // of the dims before `row_dim`, which count the rows
+    for (size_t dim = dims; dim-- > 0;) {
+      offset_ = dim == row_dim ? region.box_offset[dim] * stride : offset_;
+      if (dim < row_dim) {
+        strides_[dim] = stride;
+        row_numel_ /= region.box_size[dim];
+        rows_ *= region.box_size[dim];
+      }
+      stride *= shape[dim];
+    }
+    first_ = region.begin / row_numel_;
+    last_ = (region.end - 1) / row_numel_ + 1;
+  }
+
+  int64_t first() const {
+    return first_;
+  }
+  int64_t last() const {
+    return last_;
+  }
+  /// The first of them that has elements of the tensor from `begin` on; last() without one. By division, whatever their number.
+  int64_t first_from(int64_t begin) const {
+    return std::clamp(starting_upto(begin - row_numel_), first_, last_);
+  }
+  Run run(int64_t row) const {
+    int64_t start = offset_;
+    int64_t rest = row;
+    for (size_t dim = strides_.size(); dim-- > 0;) {
+      start += (region_.box_offset[dim] + rest % region_.box_size[dim]) * strides_[dim];
+      rest /= region_.box_size[dim];
+    }
+    const int64_t begin = std::max(row * row_numel_, region_.begin);
+    const int64_t end = std::min((row + 1) * row_numel_, region_.end);
+    return {start + begin - row * row_numel_, begin - region_.begin, end - begin};
+  }
+
+ private:
+  // How many rows of the box start at this element of the tensor or before.
+  int64_t starting_upto(int64_t element) const {
+    int64_t rest = element - offset_;
+    int64_t inner = rows_;
+    int64_t count = 0;
+    if (rest < 0) {
+      return 0;
+    }
+    for (size_t dim = 0; dim < strides_.size(); ++dim) {
+      inner /= region_.box_size[dim];
+      const int64_t place = rest / strides_[dim] - region_.box_offset[dim];
+      rest %= strides_[dim];
+      if (place < 0 || place >= region_.box_size[dim]) {
+        return count + (place < 0 ? 0 : region_.box_size[dim] * inner);
+      }
+      count += place * inner;
+    }
+    return count + 1;
+  }
+
+  const Region& region_;
+  int64_t row_numel_;
+  int64_t rows_ = 1;
+  int64_t offset_ = 0;
+  std::vector<int64_t> strides_;
+  int64_t first_ = 0;
+  int64_t last_ = 0;
+};
+
+bool are_apart(const Region& a, const Region& b) {
+  return !a.box_size.empty() && !b.box_size.empty() && !overlap({a.box_offset, a.box_size}, {b.box_offset, b.box_size});
+}
+
 } // namespace
 
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape) {
@@ -82,36 +162,46 @@ std::vector<Run> runs(const Region& region, const std::vector<int64_t>& shape, i
   if (region.begin >= region.end || begin >= end) {
     return found;
   }
-  // Row: what is contiguous in both; the dims before `row_dim` count the rows.
-  const size_t dims = region.box_size.size();
-  size_t row_dim = dims == 0 ? 0 : dims - 1;
-  while (row_dim > 0 && region.box_size[row_dim] == shape[row_dim]) {
-    --row_dim;
-  }
-  std::vector<int64_t> stride(dims, 1);
-  for (size_t dim = dims; dim-- > 1;) {
-    stride[dim - 1] = stride[dim] * shape[dim];
-  }
-  int64_t row_numel = box_numel(region, shape);
-  for (size_t dim = 0; dim < row_dim; ++dim) {
-    row_numel /= region.box_size[dim];
-  }
-  for (int64_t row = region.begin / row_numel; row <= (region.end - 1) / row_numel; ++row) {
-    int64_t start = dims == 0 ? 0 : region.box_offset[row_dim] * stride[row_dim];
-    int64_t rest = row;
-    for (size_t dim = row_dim; dim-- > 0;) {
-      start += (region.box_offset[dim] + rest % region.box_size[dim]) * stride[dim];
-      rest /= region.box_size[dim];
-    }
-    if (start >= end) {
+  const Rows rows(region, shape);
+  for (int64_t row = rows.first_from(begin); row < rows.last(); ++row) {
+    const Run run = rows.run(row);
+    if (run.in_tensor >= end) {
       break;
     }
-    // The row's elements: in the box [row * row_numel, ...), tensor elements [start, ...).
-    const int64_t shift = start - row * row_numel;
-    const int64_t first = std::max({row * row_numel, region.begin, begin - shift});
-    const int64_t last = std::min({(row + 1) * row_numel, region.end, end - shift});
-    if (first < last) {
-      found.push_back({first + shift, first - region.begin, last - first});
+    const int64_t cut = std::max<int64_t>(begin - run.in_tensor, 0);
+    const int64_t numel = std::min(run.numel, end - run.in_tensor) - cut;
+    if (numel > 0) {
+      found.push_back({run.in_tensor + cut, run.in_shard + cut, numel});
+    }
+  }
+  return found;
+}
+
+std::vector<CommonRun> common_runs(const Region& one, const Region& other, const std::vector<int64_t>& shape) {
+  std::vector<CommonRun> found;
+  if (one.begin >= one.end || other.begin >= other.end || are_apart(one, other)) {
+    return found;
+  }
+  const Rows ones(one, shape);
+  const Rows others(other, shape);
+  int64_t of_one = ones.first();
+  int64_t of_other = others.first();
+  while (of_one < ones.last() && of_other < others.last()) {
+    const Run a = ones.run(of_one);
+    const Run b = others.run(of_other);
+    const int64_t a_end = a.in_tensor + a.numel;
+    const int64_t b_end = b.in_tensor + b.numel;
+    const int64_t begin = std::max(a.in_tensor, b.in_tensor);
+    const int64_t end = std::min(a_end, b_end);
+    if (begin < end) {
+      found.push_back({a.in_shard + begin - a.in_tensor, b.in_shard + begin - b.in_tensor, end - begin});
+    }
+    // Whichever ends first goes on to where the other may have elements.
+    if (a_end <= b_end) {
+      of_one = std::max(of_one + 1, ones.first_from(b.in_tensor));
+    }
+    if (b_end <= a_end) {
+      of_other = std::max(of_other + 1, others.first_from(a.in_tensor));
     }
   }
   return found;

@@ -36,8 +36,20 @@ std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape);
 std::string region_problem(const Region& region, const std::vector<int64_t>& shape);
 
 /// The runs of the region in elements [begin, end) of the row-major tensor, in increasing
-/// order. `region` must be valid. Cost: O(rows of the box).
+/// order. `region` must be valid. Cost: O(runs found), however many rows its box has before.
 std::vector<Run> runs(const Region& region, const std::vector<int64_t>& shape, int64_t begin, int64_t end);
+
+/// Elements that two regions of a tensor both have, contiguous in both.
+struct CommonRun {
+  /// First element, counted in each region's data.
+  int64_t in_one = 0;
+  int64_t in_other = 0;
+  int64_t numel = 0;
+};
+
+/// What both have, in increasing order of the tensor's elements. They must be valid. Cost: O(rows of both between the first and the last common element), O(1) for
+/// boxes that are apart.
+std::vector<CommonRun> common_runs(const Region& one, const Region& other, const std::vector<int64_t>& shape);
 
 /// Says where valid regions leave out or repeat an element of the tensor; "" if every element
 /// occurs exactly once. Cost: O(n log n + boxes^2), at most 1024 different boxes.

@@ -138,6 +138,13 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
   return report;
 }
 
+// After a save has failed and rank 0 has removed what it sees: what is still there lies on a disk of this host alone.
+void remove_own_file(const fs::path& folder, int rank) noexcept {
+  std::error_code ignored;
+  fs::remove(folder / file_name(rank), ignored);
+  fs::remove(folder, ignored); // where it is empty now
+}
+
 void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) {
   const std::string name = shard.at("name");
   const auto [at, is_new] = manifest.tensors.try_emplace(name);
@@ -220,7 +227,11 @@ void save(const fs::path& root,
   const SizeSignalBlock block;
   std::optional<Staging> staging; // rank 0's
   const json agreed =
-      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) { return agree(root, reports, options, staging); });
+      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) {
+        check_storable(state, "state"); // before anything is written
+        check_storable(config, "config");
+        return agree(root, reports, options, staging);
+      });
   const std::string common_tag = agreed.at("tag");
 
   json report;
@@ -234,26 +245,24 @@ void save(const fs::path& root,
   } catch (const std::exception& error) {
     report = {{"problem", to_json(Problem::of(error))}};
   }
+  const auto put_together = [&](const std::vector<json>& reports) {
+    try {
+      commit(root, agreed, reports, state, config, options, *staging);
+      check_claim(options);
+    } catch (...) {
+      staging.reset(); // before the other ranks get the error
+      throw;
+    }
+    remove_old(root, common_tag, options.keep_last, *staging);
+    staging.reset();
+    return json();
+  };
   try {
-    decide(group, report, [&](const std::vector<json>& reports) {
-      try {
-        commit(root, agreed, reports, state, config, options, *staging);
-        check_claim(options);
-      } catch (...) {
-        staging.reset(); // before the other ranks get the error
-        throw;
-      }
-      remove_old(root, common_tag, options.keep_last, *staging);
-      staging.reset();
-      return json();
-    });
-  } catch (const PeerError&) {
+    decide(group, report, put_together);
+  } catch (const PeerError&) { // rank 0 may still need the files, or has them in place
     throw;
   } catch (...) {
-    if (group.rank() != 0) { // rank 0 has removed what it sees; this host's folder may be another one
-      std::error_code ignored;
-      fs::remove_all(Staging::folder_of(root, common_tag, agreed.at("save_id")), ignored);
-    }
+    remove_own_file(Staging::folder_of(root, common_tag, agreed.at("save_id")), group.rank());
     throw;
   }
 }

@@ -10,8 +10,6 @@
 namespace trireme::checkpoint {
 namespace {
 
-constexpr size_t kMaxDepth = 100;
-
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Builder(const std::string& source) : source_(source) {}

@@ -7,6 +7,9 @@
 
 namespace trireme::checkpoint {
 
+/// Levels of arrays and objects, one in the other, that are read.
+inline constexpr size_t kMaxDepth = 100;
+
 /// Parses JSON written by a program: one value, UTF-8, no key twice in an object, at most
 /// 100 levels. JsonNode (base) also remembers positions, which costs too much for an index
 /// of many thousand tensors.

@@ -15,6 +15,7 @@ namespace trireme::comm {
 namespace {
 
 constexpr const char* kBarrier = "barrier";
+constexpr const char* kSend = "send";
 
 /// Adds numbers, records and explained errors to what a backend returns.
 class TrackedPending : public Pending {
@@ -105,17 +106,18 @@ bool struck(fault::Phase phase, const at::Tensor& tensor) {
 
 struct Call {
   const char* op;
-  at::Tensor tensor; ///< the larger one where there are two, undefined for a barrier
+  const at::Tensor& tensor; ///< the larger one where there are two, undefined for a barrier
   at::ScalarType dtype;
   std::string_view what;
   int peer = -1;
   const char* detail = "";
 };
 
+/// `start` may move from call.tensor.
 template <typename Start>
 Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Start& start) {
   using fault::Phase;
-  const Phase phase = call.peer < 0 ? Phase::all_reduce : std::string_view(call.op) == "send" ? Phase::send : Phase::recv;
+  const Phase phase = call.peer < 0 ? Phase::all_reduce : call.op == kSend ? Phase::send : Phase::recv;
   if (state->size() > 1 && struck(phase, call.tensor)) {
     return Work();
   }
@@ -219,18 +221,18 @@ const std::vector<int>& Group::members() const {
 Work Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view what) const {
   check_tensor(*state_, "all_reduce", what, tensor);
   return run(state_, {"all_reduce", tensor, tensor.scalar_type(), what, -1, detail_of(op)},
-             [&](Backend& backend) { return backend.all_reduce(tensor, op); });
+             [&](Backend& backend) { return backend.all_reduce(std::move(tensor), op); });
 }
 
 Work Group::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op, std::string_view what) const {
   check_pair(*state_, "reduce_scatter", what, in, out, size());
   return run(state_, {"reduce_scatter", in, in.scalar_type(), what, -1, detail_of(op)},
-             [&](Backend& backend) { return backend.reduce_scatter(out, in, op); });
+             [&](Backend& backend) { return backend.reduce_scatter(std::move(out), std::move(in), op); });
 }
 
 Work Group::all_gather(at::Tensor out, at::Tensor in, std::string_view what) const {
   check_pair(*state_, "all_gather", what, out, in, size());
-  return run(state_, {"all_gather", out, out.scalar_type(), what}, [&](Backend& backend) { return backend.all_gather(out, in); });
+  return run(state_, {"all_gather", out, out.scalar_type(), what}, [&](Backend& backend) { return backend.all_gather(std::move(out), std::move(in)); });
 }
 
 Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const {
@@ -238,7 +240,7 @@ Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const 
   check_rank(*state_, "broadcast", what, root, false);
   const char* detail = size() > 1 ? keep_name(concat("root ", root)) : "";
   return run(state_, {"broadcast", tensor, tensor.scalar_type(), what, -1, detail},
-             [&](Backend& backend) { return backend.broadcast(tensor, root); });
+             [&](Backend& backend) { return backend.broadcast(std::move(tensor), root); });
 }
 
 Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) const {
@@ -250,23 +252,23 @@ Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) con
   if (in.data_ptr() == out.data_ptr() && in.numel() != 0 && size() > 1) {
     refuse(*state_, "all_to_all", what, "input and output are the same memory.", "Give it a second buffer.");
   }
-  return run(state_, {"all_to_all", in, in.scalar_type(), what}, [&](Backend& backend) { return backend.all_to_all(out, in); });
+  return run(state_, {"all_to_all", in, in.scalar_type(), what}, [&](Backend& backend) { return backend.all_to_all(std::move(out), std::move(in)); });
 }
 
 Work Group::send(at::Tensor tensor, int to, int tag, std::string_view what) const {
   check_tensor(*state_, "send", what, tensor);
   check_rank(*state_, "send", what, to, true);
-  return run(state_, {"send", tensor, tensor.scalar_type(), what, to}, [&](Backend& backend) { return backend.send(tensor, to, tag); });
+  return run(state_, {kSend, tensor, tensor.scalar_type(), what, to}, [&](Backend& backend) { return backend.send(std::move(tensor), to, tag); });
 }
 
 Work Group::recv(at::Tensor tensor, int from, int tag, std::string_view what) const {
   check_tensor(*state_, "recv", what, tensor);
   check_rank(*state_, "recv", what, from, true);
-  return run(state_, {"recv", tensor, tensor.scalar_type(), what, from}, [&](Backend& backend) { return backend.recv(tensor, from, tag); });
+  return run(state_, {"recv", tensor, tensor.scalar_type(), what, from}, [&](Backend& backend) { return backend.recv(std::move(tensor), from, tag); });
 }
 
 Work Group::barrier(std::string_view what) const {
-  return run(state_, {kBarrier, {}, at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
+  return run(state_, {kBarrier, at::Tensor(), at::kByte, what}, [&](Backend& backend) { return backend.barrier(); });
 }
 
 void Group::open(at::Device device, Neighbours neighbours) const {

@@ -89,9 +89,15 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
  private:
   /// On a thread of its own: the failure of an operation that none waits for, which ends all groups of this rank.
   void report_device(const Ticket& ticket, const Trouble& trouble) noexcept;
+  /// progress_ has changed: the caller holds the lock.
+  void changed() {
+    version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
   std::optional<Hang> hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const;
 
   const std::string name_;
+  /// The name for records, which outlive the group.
+  const char* const kept_name_;
   const std::string key_;
   const std::vector<int> members_;
   const std::unique_ptr<Routes> routes_;

@@ -3,6 +3,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/base/hash.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -74,11 +75,12 @@ std::string meeting_path(const std::string& file) {
   return file == "parent" ? concat(private_folder(), "/meeting-", getppid(), "-", start_time(getppid())) : file;
 }
 
-std::string meeting_path(int port) {
-  // The same port of another network (of a container) is that of another job.
+std::string meeting_path(const store::Endpoint& endpoint, const std::string& job) {
+  // The same port of another network (of a container), or of another address, is that of another job.
   struct stat network {};
   ::stat("/proc/self/ns/net", &network);
-  return concat(private_folder(), "/port-", network.st_ino, "-", port);
+  const std::string of_job = job.empty() ? "" : concat("-", std::hex, fnv1a(job)); // a name may hold any character
+  return concat(private_folder(), "/port-", network.st_ino, "-", endpoint.host, "-", endpoint.port, of_job);
 }
 
 PublishedMeeting::PublishedMeeting(std::string path, const MeetingNote& note) : path_(std::move(path)) {

@@ -22,9 +22,9 @@ struct MeetingNote {
 /// Errors: Error when that folder cannot be made or is not the user's own.
 std::string meeting_path(const std::string& file);
 
-/// The path for a job whose ranks know where to meet, in the same folder: named after the port and its network namespace.
-/// Errors: as above.
-std::string meeting_path(int port);
+/// The path for a job whose ranks know where to meet, in the same folder: named after the address in numbers, the port, their
+/// network namespace and the job. Errors: as above.
+std::string meeting_path(const store::Endpoint& endpoint, const std::string& job);
 
 /// Writes the file atomically and removes it when destroyed. Errors: Error.
 class PublishedMeeting {

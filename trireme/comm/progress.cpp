@@ -29,9 +29,10 @@ void GroupProgress::note(OpSummary op) {
 }
 
 void GroupProgress::mark_done(const OpSummary& op) {
-  for (auto& entry : recent) {
-    if (entry.number == op.number && entry.is_message() == op.is_message()) {
-      entry.done = true;
+  for (auto entry = recent.rbegin(); entry != recent.rend(); ++entry) { // it is one of the newest
+    if (entry->number == op.number && entry->is_message() == op.is_message()) {
+      entry->done = true;
+      return;
     }
   }
 }
@@ -74,8 +75,10 @@ GroupProgress progress_from_json(const nlohmann::json& json) {
   GroupProgress progress;
   progress.collectives = whole_number(json.at("collectives"));
   progress.messages = whole_number(json.at("messages"));
+  const auto kept = [](const nlohmann::json& text) { return keep_name(text.get_ref<const std::string&>()); };
   for (const auto& op : json.at("recent")) {
-    progress.recent.push_back({whole_number(op.at(0)), op.at(1), whole_number(op.at(2)), op.at(3), op.at(4), static_cast<int>(whole_number(op.at(5))), op.at(6), op.at(7)});
+    progress.recent.push_back({whole_number(op.at(0)), kept(op.at(1)), whole_number(op.at(2)), kept(op.at(3)), op.at(4),
+                               static_cast<int>(whole_number(op.at(5))), op.at(6), kept(op.at(7))});
   }
   if (json.contains("waiting")) {
     const auto& waiting = json.at("waiting");

@@ -9,23 +9,25 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme::comm {
 
-/// One operation of a group, as ranks report it to each other.
+/// One operation of a group, as ranks report it to each other. Made for every operation: only `what` may allocate.
 struct OpSummary {
   /// Counts collectives from 1; messages (send, recv) have their own count.
   int64_t number = 0;
-  std::string op;
+  /// Like dtype and detail: a literal, or from keep_name().
+  std::string_view op;
   int64_t bytes = 0;
-  std::string dtype;
+  std::string_view dtype;
   std::string what;
   /// World rank of the other side of a message, -1 for a collective.
   int peer = -1;
   bool done = false;
   /// What else must be the same on all ranks: "max", "root 1".
-  std::string detail = "";
+  std::string_view detail = "";
 
   bool is_message() const {
     return peer >= 0;

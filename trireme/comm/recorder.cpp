@@ -35,7 +35,7 @@ Recorder& Recorder::process() {
   return *recorder;
 }
 
-Recorder::Recorder() : begin_us_(clock_us()), ring_(kCapacity) {}
+Recorder::Recorder() : begin_us_(clock_us()), ring_(kCapacity), states_(kCapacity) {}
 
 int64_t Recorder::now_us() const {
   return clock_us() - begin_us_;
@@ -51,22 +51,30 @@ uint64_t Recorder::add(std::string_view group, int64_t number, const char* op, i
   record.op = op;
   record.bytes = bytes;
   record.dtype = dtype;
-  record.what = what;
+  if (!what.empty() || !record.what.empty()) {
+    record.what = what;
+  }
   record.peer = peer;
-  record.state = OpState::queued;
   record.queued_us = now_us();
   record.finished_us = 0;
+  states_[ticket % kCapacity].store(OpState::queued, std::memory_order_relaxed);
   return ticket;
 }
 
 void Recorder::change(uint64_t ticket, OpState state) {
+  std::atomic<OpState>& place = states_[ticket % kCapacity];
+  if (state == OpState::started) { // of a record that overwrote this one it would be true too
+    OpState queued = OpState::queued;
+    place.compare_exchange_strong(queued, state, std::memory_order_relaxed);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (ticket + kCapacity < next_) {
     return;
   }
   Record& record = ring_[ticket % kCapacity];
-  record.state = state;
-  if (state != OpState::started && record.finished_us == 0) {
+  place.store(state, std::memory_order_relaxed);
+  if (record.finished_us == 0) {
     record.finished_us = now_us();
   }
 }
@@ -76,6 +84,7 @@ std::vector<Record> Recorder::records() const {
   std::vector<Record> result;
   for (uint64_t ticket = next_ > kCapacity ? next_ - kCapacity : 0; ticket < next_; ++ticket) {
     result.push_back(ring_[ticket % kCapacity]);
+    result.back().state = states_[ticket % kCapacity].load(std::memory_order_relaxed);
   }
   return result;
 }

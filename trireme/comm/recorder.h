@@ -3,7 +3,7 @@
 #include <c10/core/ScalarType.h>
 #include <nlohmann/json_fwd.hpp>
 
-#include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -18,7 +18,8 @@ const char* to_string(OpState state);
 
 /// One collective or message of this rank.
 struct Record {
-  std::string group;
+  /// A literal, or from keep_name().
+  std::string_view group;
   /// Counts the operations of its kind (collectives, messages) in the group, from 1.
   int64_t number = 0;
   /// "all_reduce", ...
@@ -38,7 +39,7 @@ struct Record {
 
 /// Remembers the last 1024 operations of all groups of this process.
 ///
-/// Cost: under a microsecond an operation, one mutex. Thread-safe.
+/// Cost: about 0.1 us an operation, one mutex. Thread-safe.
 class Recorder {
  public:
   static constexpr size_t kCapacity = 1024;
@@ -47,7 +48,7 @@ class Recorder {
   static Recorder& process();
 
   Recorder();
-  /// Records a new operation and returns its ticket for change().
+  /// Records a new operation and returns its ticket for change(). `group` and `op` must live for ever.
   uint64_t add(std::string_view group, int64_t number, const char* op, int64_t bytes, c10::ScalarType dtype,
                std::string_view what, int peer = -1);
   /// Does nothing if the record was overwritten meanwhile.
@@ -69,6 +70,8 @@ class Recorder {
   int64_t begin_us_;
   uint64_t next_ = 0;
   std::vector<Record> ring_;
+  /// Their states: what has only begun is marked without the lock.
+  std::vector<std::atomic<OpState>> states_;
 };
 
 } // namespace trireme::comm

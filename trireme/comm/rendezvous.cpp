@@ -69,7 +69,7 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
 store::SecretSource secret_of(const Place& place) {
   return store::SecretSource([&place](int socket) {
     if (place.secret.empty() && store::peer_on_loopback(socket)) {
-      const std::string file = meeting_path(place.endpoint.port);
+      const std::string file = meeting_path({store::peer_name(socket), place.endpoint.port}, place.job);
       const auto note = find_meeting(file);
       if (!note || note->secret.empty()) {
         throw store::ConnectError(store::ConnectError::Reason::wrong_secret,
@@ -138,7 +138,7 @@ PublishedMeeting leave_note(int listening, const Environment& environment, Place
   if (made) {
     place.secret = store::Secret::random();
   }
-  return {address_unknown ? meeting_path(environment.meeting_file) : meeting_path(place.endpoint.port),
+  return {address_unknown ? meeting_path(environment.meeting_file) : meeting_path({store::bound_host(listening), place.endpoint.port}, place.job),
           MeetingNote{place.endpoint, made ? place.secret : store::Secret()}};
 }
 

@@ -15,7 +15,7 @@ inline Environment environment_of(const store::Round& round, const store::Meetin
   environment.host = meeting.store.host;
   environment.port = meeting.store.port;
   environment.store_elsewhere = true;
-  environment.key_prefix = concat("round ", round.number, "/");
+  environment.key_prefix = concat(meeting.training == 1 ? "" : concat("training ", meeting.training, "/"), "round ", round.number, "/");
   environment.job = meeting.job;
   environment.source = source;
   return environment;

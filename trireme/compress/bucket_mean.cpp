@@ -221,9 +221,8 @@ class LowRank final : public BucketMean {
       visit(error_name(place_), place_.tensor(slot), 0, part(state_.error, in_bucket));
       const comm::FlatMatrix matrix = matrix_of(slot, in_bucket);
       if (is_compressed(matrix)) {
-        bucket::TensorInfo right = place_.tensor(slot);
-        right.sizes = {matrix.columns, rank_};
-        visit(concat("power_sgd_", place_.ranks.rank()), right, 0, state_.right.slice(0, begin, begin + right.numel()));
+        const bucket::TensorInfo right = of_part(place_.tensor(slot), {matrix.columns, rank_});
+        visit(name_of_part(concat("power_sgd_", place_.ranks.rank()), place_.tensor(slot)), right, 0, state_.right.slice(0, begin, begin + right.numel()));
         begin += right.numel();
       }
     });
@@ -263,6 +262,21 @@ class LowRank final : public BucketMean {
 };
 
 } // namespace
+
+std::string name_of_part(const std::string& state, const bucket::TensorInfo& tensor) {
+  std::string name = state;
+  for (const int64_t offset : tensor.placement.box_offset) {
+    name += concat(name.size() == state.size() ? '.' : '_', offset);
+  }
+  return name;
+}
+
+bucket::TensorInfo of_part(const bucket::TensorInfo& tensor, std::vector<int64_t> sizes) {
+  bucket::TensorInfo own = tensor;
+  own.sizes = std::move(sizes);
+  own.placement = {.reduce_group = tensor.placement.reduce_group, .counts_in_norm = tensor.placement.counts_in_norm};
+  return own;
+}
 
 comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b) {
   const int64_t begin = std::max(a.begin, b.begin);

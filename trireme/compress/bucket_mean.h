@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace trireme::compress {
 
@@ -62,7 +64,7 @@ class BucketMean {
   virtual void clear_errors(const at::Tensor& alive) = 0;
   /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
   virtual void scale_errors(const at::Tensor& factor) = 0;
-  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and "power_sgd_R".
+  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and "power_sgd_R", by name_of_part().
   virtual void for_each_state(const parallel::GradientSync::Visit& visit) = 0;
 };
 
@@ -70,6 +72,11 @@ std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<c
 /// Parameters of two and more dimensions are matrices of as many rows as the first has.
 std::unique_ptr<BucketMean> power_sgd_mean(BucketPlace place, int64_t rank);
 std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompressionOptions& options);
+
+/// What a state of `tensor` is called that each tensor rank, and each tile, has for its own part: "state" of a whole parameter, "state.64_0" of the box at [64, 0].
+std::string name_of_part(const std::string& state, const bucket::TensorInfo& tensor);
+/// That state, for GradientSync::for_each_state(): of these sizes, which have no place in the whole parameter.
+bucket::TensorInfo of_part(const bucket::TensorInfo& tensor, std::vector<int64_t> sizes);
 
 /// The elements that both have.
 comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b);

@@ -4,10 +4,12 @@
 #include <trireme/base/log.h>
 #include <trireme/optim/shard_check.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace trireme::compress {
@@ -167,6 +169,49 @@ void CompressedSync::log_first(const std::string& line) const {
   if (everyone_.rank() == 0) {
     log::info(name_, ": ", line);
   }
+}
+
+// What tensor ranks have whole is added up among more ranks than what they split, where sequences are split too.
+nlohmann::json CompressedSync::layout() const {
+  std::set<int> sizes;
+  for (const comm::Group& ranks : groups().all()) {
+    sizes.insert(ranks.size());
+  }
+  int64_t cut = 1;
+  for (const BucketPlace& place : places_) {
+    place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch&) {
+      const bucket::TensorInfo& tensor = place.tensor(slot);
+      cut = std::max(cut, tensor.numel() > 0 ? c10::multiply_integers(tensor.global_shape()) / tensor.numel() : 1);
+    });
+  }
+  return {{"ranks", group().size()}, {"groups", sizes}, {"cut", cut}};
+}
+
+std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) const {
+  const nlohmann::json own = layout();
+  if (state.at("ranks") != own.at("ranks")) {
+    return concat("is from ", state.at("ranks").get<int64_t>(), " data ranks, this run has ", group().size());
+  }
+  // Of before these were saved: errors of all ranks of a group that is not the data group were there only where no tensor ranks were.
+  const bool is_old = !state.contains("groups");
+  const nlohmann::json groups = is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json{own.at("ranks")});
+  const auto sizes = [](const nlohmann::json& of) {
+    std::string text;
+    for (const nlohmann::json& one : of) {
+      text += concat(text.empty() ? "" : " and ", one.get<int64_t>());
+    }
+    return text;
+  };
+  if (groups != own.at("groups")) {
+    return concat("is from a run that added gradients up among ", sizes(groups), " ranks, this one does so among ", sizes(own.at("groups")));
+  }
+  return cut ? other_cut(state) : "";
+}
+
+std::string CompressedSync::other_cut(const nlohmann::json& state) const {
+  const auto own = layout().at("cut").get<int64_t>();
+  const int64_t theirs = state.value("cut", own);
+  return theirs == own ? "" : concat("is from ", theirs, theirs == 1 ? " tensor rank" : " tensor ranks", ", this run has ", own);
 }
 
 void CompressedSync::forget_errors() {

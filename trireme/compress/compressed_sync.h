@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 namespace trireme::compress {
 
 /// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks agree on something else by compressed
@@ -111,6 +113,12 @@ class CompressedSync : public parallel::GradientSync {
   /// Starts and ends the rounds of all buckets, three at a time.
   void exchange_all();
   void log_first(const std::string& line) const;
+  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the most divided parameter is "cut".
+  nlohmann::json layout() const;
+  /// How the run that saved `state` had it otherwise, so that what each rank has left over cannot be used: "" if it did not. `cut`: parts count too.
+  std::string other_layout(const nlohmann::json& state, bool cut = false) const;
+  /// The same of parts alone.
+  std::string other_cut(const nlohmann::json& state) const;
   void forget_errors();
 
  private:

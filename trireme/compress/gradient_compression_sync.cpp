@@ -44,7 +44,9 @@ void GradientCompressionSync::step_ended(bool) {
 // PowerSGD's matrices have the rank in their shape.
 nlohmann::json GradientCompressionSync::state() const {
   using Kind = GradientCompressionOptions::Kind;
-  return {{"kind", kGradientCompression}, {"by", GradientCompressionOptions::name(options_.kind)}, {"rank", options_.kind == Kind::power_sgd ? options_.rank : 0}, {"ranks", group().size()}, {"begun", gradients_stay()}};
+  nlohmann::json state = layout();
+  state.update({{"kind", kGradientCompression}, {"by", GradientCompressionOptions::name(options_.kind)}, {"rank", options_.kind == Kind::power_sgd ? options_.rank : 0}, {"begun", gradients_stay()}});
+  return state;
 }
 
 bool GradientCompressionSync::fits(const nlohmann::json& state) const {
@@ -52,15 +54,19 @@ bool GradientCompressionSync::fits(const nlohmann::json& state) const {
     return false;
   }
   const nlohmann::json own = GradientCompressionSync::state();
-  return state.at("by") == own.at("by") && state.at("rank") == own.at("rank") && state.at("ranks") == own.at("ranks");
+  return state.at("by") == own.at("by") && state.at("rank") == own.at("rank") && other_layout(state, options_.kind == GradientCompressionOptions::Kind::power_sgd).empty();
 }
 
 void GradientCompressionSync::load_state(const nlohmann::json& state, int64_t steps) {
   steps_ = steps;
   forget_errors();
   if (state.is_object() && state.value("kind", "") == kGradientCompression && state.at("begun").get<bool>() && !fits(state)) {
-    log_first(concat("the checkpoint is from ", state.at("ranks").get<int64_t>(), " data ranks that compressed by ", state.at("by").get<std::string>(), ", this run has ", group().size(), " and ",
-                     GradientCompressionOptions::name(options_.kind), "; the errors of compression begin at zero"));
+    const auto ranks = state.at("ranks").get<int64_t>();
+    const std::string other = ranks == group().size() ? other_layout(state, true) : "";
+    log_first(concat("the checkpoint ", other.empty() ? concat("is from ", ranks, " data ranks that compressed by ", state.at("by").get<std::string>(), ", this run has ", group().size(), " and ",
+                                                               GradientCompressionOptions::name(options_.kind))
+                                                      : other,
+                     "; the errors of compression begin at zero"));
   }
 }
 

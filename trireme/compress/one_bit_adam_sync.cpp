@@ -174,14 +174,13 @@ bool OneBitAdamSync::is_own(const nlohmann::json& state) const {
 }
 
 nlohmann::json OneBitAdamSync::state() const {
-  return {{"kind", options_.kind},
-          {"frozen_at", frozen_at_ ? nlohmann::json(*frozen_at_) : nlohmann::json(nullptr)},
-          {"ranks", group().size()},
-          {"warm_up", warm_up_.state()}};
+  nlohmann::json state = layout();
+  state.update({{"kind", options_.kind}, {"frozen_at", frozen_at_ ? nlohmann::json(*frozen_at_) : nlohmann::json(nullptr)}, {"warm_up", warm_up_.state()}});
+  return state;
 }
 
 bool OneBitAdamSync::errors_fit(const nlohmann::json& state) const {
-  return is_own(state) && !state.at("frozen_at").is_null() && state.at("ranks") == group().size();
+  return is_own(state) && !state.at("frozen_at").is_null() && other_layout(state).empty();
 }
 
 void OneBitAdamSync::load_state(const nlohmann::json& state, int64_t /*steps*/) {
@@ -191,7 +190,7 @@ void OneBitAdamSync::load_state(const nlohmann::json& state, int64_t /*steps*/) 
   made_ = false;
   forget_errors();
   if (frozen_at_ && !errors_fit(state)) {
-    log_first(concat("the checkpoint is from ", state.at("ranks").get<int64_t>(), " data ranks, this run has ", group().size(), "; the errors of compression begin at zero"));
+    log_first(concat("the checkpoint ", other_layout(state), "; the errors of compression begin at zero"));
   }
 }
 

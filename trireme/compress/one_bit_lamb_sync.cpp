@@ -196,7 +196,7 @@ void OneBitLambSync::set_ratios(size_t first, size_t last) {
 void OneBitLambSync::load_state(const nlohmann::json& state, int64_t steps) {
   OneBitAdamSync::load_state(state, steps);
   begin_coefficients();
-  coefficients_are_elsewhere_ = is_own(state);
+  coefficients_are_elsewhere_ = is_own(state) && other_cut(state).empty();
   fresh_.clear();
   if (frozen_at()) {
     make_fresh(); // the values are read next
@@ -209,6 +209,10 @@ void OneBitLambSync::for_each_state(const nlohmann::json& state, const Visit& vi
     return;
   }
   const bool has_fresh = !state.at("frozen_at").is_null();
+  const std::string other = other_cut(state);
+  if (has_fresh && !other.empty()) { // averages of the parts' ratios, which say nothing of other parts
+    throw InputError("engine", concat("1-bit LAMB compresses already, and the checkpoint ", other), "Continue with as many tensor ranks, or start from the weights alone with model.init_from.");
+  }
   for (size_t i = 0; i < places().size(); ++i) {
     const BucketPlace& place = places()[i];
     const comm::Stretch here = share(place);
@@ -218,10 +222,8 @@ void OneBitLambSync::for_each_state(const nlohmann::json& state, const Visit& vi
       if (has_fresh) {
         visit("exp_avg_sq_fresh", place.tensor(slot), begin, part(fresh, mine, here.begin));
       }
-      if (begin == 0) {
-        bucket::TensorInfo three = place.tensor(slot);
-        three.sizes = {coefficients};
-        visit("lamb_coefficients", three, 0, coefficients_[static_cast<size_t>(place.buffer)].select(0, slot.tensor));
+      if (begin == 0 && other.empty()) {
+        visit(name_of_part("lamb_coefficients", place.tensor(slot)), of_part(place.tensor(slot), {coefficients}), 0, coefficients_[static_cast<size_t>(place.buffer)].select(0, slot.tensor));
       }
     });
   }

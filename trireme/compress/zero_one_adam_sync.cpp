@@ -276,7 +276,7 @@ void ZeroOneAdamSync::meet() {
 }
 
 bool ZeroOneAdamSync::errors_of(const nlohmann::json& state) const {
-  return is_own(state) && state.at("has_errors").get<bool>() && state.at("ranks") == group().size();
+  return is_own(state) && state.at("has_errors").get<bool>() && other_layout(state).empty();
 }
 
 nlohmann::json ZeroOneAdamSync::state() const {
@@ -294,7 +294,7 @@ void ZeroOneAdamSync::load_state(const nlohmann::json& state, int64_t steps) {
   intervals_.load_state(is_own(state) ? state.at("intervals") : nlohmann::json(), steps);
   has_errors_ = errors_of(state);
   if (is_own(state) && state.at("has_errors").get<bool>() && !has_errors_) {
-    log_first(concat("the checkpoint is from ", state.at("ranks").get<int64_t>(), " data ranks, this run has ", group().size(), "; the errors of compression begin at zero"));
+    log_first(concat("the checkpoint ", other_layout(state), "; the errors of compression begin at zero"));
   }
   begin_round();
   kind_ = Kind::variance;

@@ -3,6 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/data/byte_level_bpe_split.h>
 
+#include <algorithm>
+#include <limits>
 #include <list>
 #include <queue>
 
@@ -11,6 +13,11 @@ namespace {
 
 // No real file has more, and a wrong id must not allocate gigabytes.
 constexpr int32_t kMostTokens = 1 << 21;
+
+// Positions in a word are 32-bit numbers.
+constexpr size_t kMostBytesOfAWord = std::numeric_limits<int32_t>::max();
+
+constexpr size_t kMostReserved = size_t{1} << 24;
 
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -97,7 +104,7 @@ ByteLevelBpe::ByteLevelBpe(const ByteLevelBpeModel& model, std::string source)
 
 std::vector<int32_t> ByteLevelBpe::encode(std::string_view text) const {
   std::vector<int32_t> out;
-  out.reserve(text.size() / 3);
+  out.reserve(std::min(text.size() / 3, kMostReserved));
   WordCache cache;
   for (const TextPart& outer : raw_added_.split(text)) {
     if (outer.id) {
@@ -123,6 +130,10 @@ void ByteLevelBpe::encode_piece(std::string_view piece, WordCache& cache, std::v
     const size_t end = use_regex_ ? word_end(piece, at) : piece.size();
     const std::string_view word = piece.substr(at, end - at);
     at = end;
+    if (word.size() > kMostBytesOfAWord) {
+      throw InputError("tokenizer", concat("the text has a word of ", word.size(), " bytes, and ", source_, " takes words of up to ", kMostBytesOfAWord),
+                       use_regex_ ? "Look whether this is text: words end at white space." : "This tokenizer takes a text as one word: encode it in parts.");
+    }
     const auto [found, is_new] = cache.words.try_emplace(word);
     if (is_new) {
       const size_t begin = out.size();

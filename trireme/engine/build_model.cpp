@@ -8,6 +8,7 @@
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/offload_room.h>
+#include <trireme/engine/placements.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/precision/cast.h>
@@ -16,6 +17,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace trireme::engine {
@@ -93,7 +95,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.group.rank(), parts.group.size(), parts.device());
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.worker * parts.group.size() + parts.group.rank(), parts.workers * parts.group.size(), parts.device());
 }
 
 // A list of layers registers the tensors of its modules, not the modules.
@@ -139,26 +141,6 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
   return found;
 }
 
-void check_placement(const std::string& name, const at::Tensor& parameter, const bucket::Placement& placement) {
-  const auto refuse = [&](const std::string& what, const char* next) { throw InputError("engine", concat("the placement of parameter \"", name, "\" ", what), next); };
-  if (!parameter.requires_grad() && (!placement.global_shape.empty() || placement.reduce_group != 0)) {
-    refuse("is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
-  }
-  bool fits = placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
-              (placement.global_shape.empty() ? placement.parts == 1 : std::ssize(placement.global_shape) == parameter.dim());
-  for (size_t dim = 0; fits && dim < placement.global_shape.size(); ++dim) {
-    const int64_t begin = placement.box_offset[dim];
-    const int64_t parts = dim == 0 ? placement.parts : 1;
-    const int64_t size = parameter.size(static_cast<int64_t>(dim));
-    fits = begin >= 0 && size % parts == 0 && placement.global_shape[dim] % parts == 0 && begin + size / parts <= placement.global_shape[dim] / parts;
-  }
-  if (!fits) {
-    refuse(concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ", at::IntArrayRef(placement.box_offset),
-                  ", in which its shape ", parameter.sizes(), " has no place"),
-           "Both have a number for each dimension, and offset + size is at most the global size; or leave both empty.");
-  }
-}
-
 // zero::Init has made the first rank's values those of all data ranks.
 void refuse_early_shards_of_some_ranks(const torch::nn::Module& model, const InitializeOptions& options) {
   for (const auto& item : model.named_parameters()) {
@@ -185,7 +167,8 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
 // Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has them whole.
 void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at::Tensor& values) {
   parts.sync->groups().of(buffer).broadcast(values, 0, "parameters").wait();
-  if (parts.tensor.size() > 1 && !parts.whole.is_sum && buffer.reduce_group() == parts.whole.group) { // else the reduce group has done it
+  if (parts.tensor.size() > 1 && !parts.whole.is_sum &&
+      parts.whole.has(buffer.reduce_group())) { // else the reduce group has done it
     parts.tensor.broadcast(values, 0, "parameters").wait();
   }
 }
@@ -292,11 +275,9 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
       }
     }
   }
+  const std::map<const void*, bucket::Placement> placements = merged_placements(parts, options);
   sharding.placement_of = [&](const std::string& name, const at::Tensor& parameter) {
-    bucket::Placement placement = options.placement ? options.placement(name, parameter) : parts.placement_of(parameter);
-    if (options.placement) {
-      check_placement(name, parameter, placement);
-    }
+    bucket::Placement placement = placements.at(parameter.unsafeGetTensorImpl());
     if (parts.layers && parts.layers->saved_name(name) != name) {
       placement.counts_in_norm = false;
     }
@@ -314,11 +295,6 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     all.insert(all.end(), frozen.begin(), frozen.end());
   } else {
     units.drop_early_shards();
-  }
-  for (const auto& item : parts.model->named_parameters()) {
-    if (options.placement && !item.value().requires_grad()) {
-      check_placement(item.key(), item.value(), options.placement(item.key(), item.value()));
-    }
   }
   parallel::check_same_model(parts.buffers, parts.sync->groups());
   parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements, tensor::is_exchange);

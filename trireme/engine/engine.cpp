@@ -249,9 +249,6 @@ void Engine::Impl::step() {
 }
 
 void Engine::Impl::skip_to(int64_t step) {
-  if (parts.server != nullptr && state.global_steps < step) {
-    parts.optimizer->set_steps(parts.server->optimizer_steps());
-  }
   for (; state.global_steps < step; ++state.global_steps) {
     parts.schedule->advance();
     for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
@@ -335,14 +332,16 @@ bool Engine::join_replicas() {
   impl_->check_released();
   return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
 }
+bool Engine::finish_replicas() {
+  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish_training();
+}
 bool Engine::is_first_replica() const {
   const Parts& parts = impl_->parts;
   return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
 }
 void Engine::begin_at(int64_t step) {
   if (impl_->parts.server != nullptr) {
-    impl_->parts.optimizer->set_steps(impl_->parts.server->optimizer_steps());
-    impl_->parts.server->take_updates();
+    impl_->parts.server->begin();
   }
   impl_->skip_to(step);
 }

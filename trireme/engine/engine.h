@@ -125,8 +125,12 @@ class Engine {
   int64_t step_of_servers() const;
   void begin_at(int64_t step);
   /// Replicas that may be lost and come (InitializeOptions::replica) meet for the first time: before the first step, and before load_checkpoint(). True: others have trained, and this one goes on from their mean at
-  /// their step: there is nothing to load. False: all begin as the first replica did; also for engines without such replicas. Waits for the next meeting. Errors: PeerError without the job's store.
+  /// their step: there is nothing to load. False: all begin as the first replica did; also for engines without such replicas. Waits for the next meeting. Errors: PeerError without the job's store; store::FinishedError, here and in a
+  /// step, where the others have finished the training meanwhile: the process ends with status 0.
   bool join_replicas();
+  /// The last step is done, and the first of such replicas has saved the result: it says so, and who waits to take part ends. The others wait for that: true. False: the first one is lost, this one is the first now and has the
+  /// same model: it saves, and calls this again. True without such replicas. Errors: PeerError without the job's store.
+  bool finish_replicas();
   /// Whether this one evaluates, saves and reports for all. Of replicas that come and go, of those of the last meeting, the one that has been there for longest; of workers of parameter servers, of those that are there, the one
   /// with the lowest number, as the servers said in the last step. True without either.
   bool is_first_replica() const;

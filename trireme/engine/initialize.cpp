@@ -15,6 +15,7 @@
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/optimizer_groups.h>
+#include <trireme/engine/random_state.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
@@ -176,6 +177,7 @@ void set_groups(Parts& parts, const mesh::Mesh& mesh) {
   parts.model_ranks = mesh.group({Axis::pipe, Axis::tensor});
   parts.stage = mesh.group({Axis::data, Axis::context, Axis::tensor});
   parts.everyone = mesh.group();
+  parts.axes = axes_in_use(mesh.shape());
 }
 
 // The device with its number, as this thread's current one.
@@ -272,7 +274,8 @@ int64_t count_parameters(const Parts& parts) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
       const bool elsewhere = !tensor.placement.counts_in_norm && parts.tensor.rank() > 0;
-      const bool is_box_of_all = buffer->reduce_group() == 0 && parts.split.empty() && tensor.placement.tile.empty(); // by InitializeOptions::placement
+      const bool is_box_of_all = buffer->reduce_group() == 0 && parts.tensor.size() == 1 && parts.split.empty() &&
+                                 tensor.placement.tile.empty(); // by InitializeOptions::placement
       const auto numel = static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
       trained[buffer->parameter(i).unsafeGetTensorImpl()] = elsewhere ? 0.0 : numel / parts.sync->groups().of(*buffer).size();
     }
@@ -309,6 +312,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     options.config.optimizer = read.options;
     options.parameter_groups = std::move(read.groups);
   }
+  check_same_options(options.mesh ? options.mesh->group() : world.group(), options);
   at::Device device = at::kCPU;
   check_together(world.group(), [&] { device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())); });
   resolve_precision(options.config.precision, world.group(), device);
@@ -335,6 +339,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
   parts.clipping = config.gradient_clipping;
+  parts.seed = config.seed;
   parts.precision = config.precision;
   if (parts.precision.scales_loss()) {
     impl->state.scale = StepScale(parts.precision.loss_scale);
@@ -359,7 +364,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   }
   impl->clock.measure_on(parts.device());
-  check_same_options(parts, options);
+  check_same_sizes(parts);
   if (config.averaging.on()) {
     check_averaging(parts, options);
   }

@@ -294,11 +294,15 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
   }
   check_algorithm(parts, options);
   parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
+  parts.program_groups = static_cast<int>(groups.all().size()) - 1;
   shard_within(groups, options.config.zero);
   if (parts.tensor.size() > 1) {
     // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
+    for (int number = 1; number <= parts.program_groups && !options.sequence_parallel; ++number) {
+      parts.whole.of_program.push_back(groups.add(groups.at(number)));
+    }
   }
   if (options.config.server.on()) {
     auto made = std::make_unique<parallel::server::ServerSync>(groups, options.config.server, *options.server_worker);

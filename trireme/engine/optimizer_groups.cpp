@@ -1,14 +1,18 @@
 #include <trireme/engine/optimizer_groups.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/hash.h>
 #include <trireme/base/log.h>
+#include <trireme/checkpoint/exchange.h>
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -40,6 +44,37 @@ void check_group(const Parts& parts, const ParameterGroup& group, size_t index) 
 bool holds(const ParameterGroup& group, const at::Tensor& parameter, const std::string& name, const std::vector<int64_t>& sizes) {
   return (group.chooses && group.chooses(name, sizes)) ||
          std::any_of(group.parameters.begin(), group.parameters.end(), [&](const at::Tensor& tensor) { return tensor.is_same(parameter); });
+}
+
+// Groups that choose differently on two ranks would make their copies of a parameter drift apart. `options` by the
+// whole parameter's name; collective over the ranks of a stage.
+void check_same_choices(const Parts& parts, const std::map<std::string, optim::ParameterOptions>& options) {
+  nlohmann::json mine = nlohmann::json::object();
+  for (const auto& [name, of] : options) {
+    mine[name] = {of.lr_factor, of.weight_decay};
+  }
+  const auto hash = static_cast<int64_t>(fnv1a(mine.dump()));
+  const at::Tensor all = torch::empty({parts.stage.size()}, torch::kInt64);
+  parts.stage.all_gather(all, torch::tensor({hash}, torch::kInt64), "choices of parameter groups").wait();
+  if (all.eq(all[0]).all().item<bool>()) {
+    return;
+  }
+  checkpoint::decide(parts.stage, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+    for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+      for (const auto& item : of_ranks.front().items()) { // what only some ranks have is theirs
+        const nlohmann::json there = of_ranks[rank].value(item.key(), item.value());
+        if (there != item.value()) {
+          throw InputError(
+              "engine",
+              concat("rank ", parts.stage.members()[rank], " and rank ", parts.stage.members().front(),
+                     " choose other parameter groups for \"", item.key(), "\": lr_factor ", there[0].dump(), " and ",
+                     item.value()[0].dump(), ", weight_decay ", there[1].dump(), " and ", item.value()[1].dump()),
+              "ParameterGroup::chooses gets the same name and sizes on every rank: give the same answer.");
+        }
+      }
+    }
+    return nullptr;
+  });
 }
 
 [[noreturn]] void refuse(const std::string& what, const char* next) {
@@ -96,6 +131,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
     check_group(parts, groups[i], i);
   }
   std::map<std::string, optim::ParameterOptions> options;
+  std::map<std::string, optim::ParameterOptions> of_whole;
   std::vector<bool> used(groups.size());
   for (const auto& buffer : parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
@@ -103,14 +139,20 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
       const std::string name = tensor.placement.whole_name(parts.layers ? parts.layers->saved_name(tensor.name) : tensor.name); // copies of a tied one are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
-      const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) { return holds(g, buffer->parameter(i), name, tensor.sizes); });
+      const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
+        return holds(g, buffer->parameter(i), name, tensor.global_shape());
+      });
       if (group != groups.end()) {
         used[group - groups.begin()] = true;
         found = {group->weight_decay.value_or(found.weight_decay), group->lr_factor};
       } else if (complete) {
         refuse(concat("has no group with parameter \"", name, '"'), "Add it to a group, or freeze it: parameter.set_requires_grad(false).");
       }
+      of_whole[name] = found;
     }
+  }
+  if (!groups.empty()) {
+    check_same_choices(parts, of_whole);
   }
   const auto unused = std::find(used.begin(), used.end(), false);
   if (unused != used.end() && parts.pipe.size() == 1 && parts.everyone.rank() == 0) {

@@ -44,6 +44,9 @@ LossAndLogits Parts::loss_of(const data::Batch& micro_batch) {
 }
 
 data::Batch Parts::prepared(data::Batch micro_batch) {
+  if (pipe.size() > 1) {
+    data::identify(micro_batch); // on the host, before it leaves
+  }
   micro_batch.inputs = uploader.upload(std::move(micro_batch.inputs));
   micro_batch.targets = uploader.upload(std::move(micro_batch.targets));
   if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off

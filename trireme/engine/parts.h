@@ -28,6 +28,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,8 +40,16 @@ namespace trireme::engine {
 /// What the ranks of the tensor axis have whole, each of them: which ReduceGroups number adds up its gradients.
 struct WholeParameters {
   int group = 0;
+  /// The same instead of the program's group 1, 2, ..., whose other parameters are split among the tensor ranks. Empty
+  /// if is_sum.
+  std::vector<int> of_program = {};
   /// The gradients of the tensor ranks are summands (sequence parallelism), not the same.
   bool is_sum = false;
+
+  /// Whether the tensor ranks have the parameters of this group whole.
+  bool has(int reduce_group) const {
+    return reduce_group == group || std::find(of_program.begin(), of_program.end(), reduce_group) != of_program.end();
+  }
 };
 
 /// The parts of an engine. initialize() builds them; none is replaced afterwards.
@@ -57,7 +66,10 @@ struct Parts {
   comm::Group model_ranks; // pipe and tensor: the ranks that have one model together
   comm::Group stage; // data, context and tensor: all that have the same layers
   comm::Group everyone;
+  nlohmann::json axes; // axes_in_use() of the mesh
+  int64_t seed = 0; // the run's
   WholeParameters whole;
+  int program_groups = 0; // of InitializeOptions::reduce_groups
   std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
   tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
   std::map<const void*, bucket::Placement> tiles; // of parameters that are tiles of one (zero::TiledLinear)

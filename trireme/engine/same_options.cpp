@@ -2,119 +2,227 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
-#include <trireme/base/overloaded.h>
 #include <trireme/checkpoint/exchange.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <iterator>
+#include <set>
+#include <string>
+#include <vector>
 
 namespace trireme::engine {
 namespace {
 
-struct Compared {
-  const char* name;
-  int64_t value;
-};
+using nlohmann::ordered_json;
+using Pointer = ordered_json::json_pointer;
 
-// 0: "auto"; -1: an optimizer without such a phase.
-int64_t freeze_step_of(const optim::OptimizerOptions& optimizer) {
-  return std::visit(Overloaded{[](const optim::OneBitAdamOptions& one) { return one.freeze_step.value_or(0); },
-                               [](const optim::OneBitLambOptions& one) { return one.freeze_step.value_or(0); },
-                               [](const optim::ZeroOneAdamOptions& one) { return one.var_freeze_step; }, [](const auto&) { return int64_t{-1}; }},
-                    optimizer.rule);
-}
+// What each rank may have for itself: where its files are (whether there are any is compared), how its disk is used,
+// and what it prints.
+constexpr std::array kPaths = {"/zero_optimization/offload_optimizer/nvme_path",
+                               "/zero_optimization/offload_param/nvme_path", "/activation_checkpointing/nvme_path"};
+constexpr std::array kOwn = {"aio",        "steps_per_print", "wall_clock_breakdown", "memory_breakdown",
+                             "dump_state", "log_level",       "csv_monitor",          "tensorboard"};
+// Compared as they are resolved: two of them say the third.
+constexpr std::array kBatchKeys = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
+constexpr std::array kScheduleNames = {"naive",       "gpipe",       "1f1b", "interleaved",
+                                       "zero-bubble", "forward-only"}; // in the order of pipeline::ScheduleKind
 
-// Of 0/1 Adam: all that says when ranks exchange what. In one number, which is compared only.
-int64_t intervals_of(const optim::OptimizerOptions& optimizer) {
-  const auto* const one = std::get_if<optim::ZeroOneAdamOptions>(&optimizer.rule);
-  return one == nullptr ? -1 : one->var_update_scaler + 1'000'003 * (one->local_step_scaler + 1'000'003 * one->local_step_clipper);
-}
-
-// Of a list or a text, in one number, which is compared only.
-template <typename List>
-int64_t number_of(const List& list) {
-  uint64_t mixed = list.size();
-  for (const auto one : list) {
-    mixed = mix64(mixed + static_cast<uint64_t>(one) + kMixStep);
+ordered_json rules_of(const tensor::TensorParallelKeys& keys) {
+  ordered_json rules = ordered_json::array();
+  for (const tensor::SplitRule& rule : keys.rules) {
+    rules.push_back({{"kind", tensor::kind_name(rule.kind)},
+                     {"pattern", rule.pattern},
+                     {"grain", rule.grain},
+                     {"blocks", rule.blocks}});
   }
-  return static_cast<int64_t>(mixed);
+  return rules;
 }
 
-std::vector<Compared> compared(const Parts& parts, const InitializeOptions& options) {
-  const config::EngineConfig& config = options.config;
-  return {
-      {"the ZeRO stage", config.zero.stage},
-      {"the micro-batch", parts.batch.micro},
-      {"gradient_accumulation_steps", parts.batch.accumulation},
-      {"gradient_clipping", std::bit_cast<int64_t>(parts.clipping)},
-      {"the type of computation (fp32, bf16, fp16)", static_cast<int64_t>(parts.precision.compute)},
-      {"the optimizer", static_cast<int64_t>(config.optimizer_or_adamw().rule.index())},
-      {"the optimizer's freeze_step or var_freeze_step", freeze_step_of(config.optimizer_or_adamw())},
-      {"var_update_scaler, local_step_scaler or local_step_clipper", intervals_of(config.optimizer_or_adamw())},
-      {"gradient_compression.kind", static_cast<int64_t>(config.compression.kind)},
-      {"gradient_compression.rank", config.compression.rank},
-      {"gradient_compression.ratio", std::bit_cast<int64_t>(config.compression.ratio)},
-      {"gradient_compression.start_step", config.compression.start_step},
-      {"the type of optimizer states", static_cast<int64_t>(config.optimizer_or_adamw().state_type)},
-      {"the lr", std::bit_cast<int64_t>(config.optimizer_or_adamw().lr())},
-      {"step_in_backward", config.step_in_backward},
-      {"broadcast_buffers", config.data_parallel.broadcast_buffers},
-      {"sync_batch_norm", config.data_parallel.sync_batch_norm},
-      {"bucket sizes", config.data_parallel.bucket_bytes},
-      {"the number of parameter_groups", std::ssize(options.parameter_groups)},
-      {"prescale_gradients", config.data_parallel.prescale_gradients},
-      {"gradient_predivide_factor", std::bit_cast<int64_t>(config.data_parallel.gradient_predivide_factor)},
-      {"gradient_allreduce_algorithm", static_cast<int64_t>(config.data_parallel.algorithm)},
-      {"parameter_averaging.every", config.averaging.every},
-      {"parameter_averaging.outer_optimizer", static_cast<int64_t>(config.averaging.outer)},
-      {"parameter_averaging.outer_lr", std::bit_cast<int64_t>(config.averaging.outer_lr)},
-      {"parameter_averaging.outer_momentum", std::bit_cast<int64_t>(config.averaging.outer_momentum)},
-      {"parameter_averaging.elastic", config.averaging.elastic},
-      {"parameter_averaging.start_step", config.averaging.start_step},
-      {"parameter_averaging.states", static_cast<int64_t>(config.averaging.states)},
-      {"offload_optimizer.device", static_cast<int64_t>(config.offload.optimizer.place)},
-      {"offload_optimizer.ratio", std::bit_cast<int64_t>(config.offload.optimizer.ratio)},
-      {"offload_optimizer.delayed_update", config.offload.optimizer.delayed_update},
-      {"offload_param.device", static_cast<int64_t>(config.offload.parameters.place)},
-      {"whether there is a gradient_sync", options.gradient_sync != nullptr},
-      {"whether there are reduce_groups", options.reduce_groups != nullptr},
-      {"whether there is a placement", options.placement != nullptr},
-      {"activation_checkpointing.policy", config.activations.automatic ? -1 : config.activations.policy ? static_cast<int64_t>(*config.activations.policy) : -2},
-      {"activation_checkpointing.memory_budget", config.activations.memory_budget},
-      {"activation_checkpointing.choices", number_of(config.activations.choices)},
-      {"activation_checkpointing.layers", number_of(config.activations.layers)},
-      {"activation_checkpointing.cpu_checkpointing", config.activations.inputs_to_host},
-      {"activation_checkpointing.partition_activations", config.activations.shares_inputs},
-      {"activation_checkpointing.profile", config.activations.profile},
-      {"sequence_parallel", options.sequence_parallel},
-      {"tensor_parallel.autotp_size", config.tensor_parallel.size},
-      {"whether there is an order of the samples", options.order != nullptr},
-      {"whether there is training_data", options.training_data != nullptr},
-      {"the kind of device", static_cast<int64_t>(parts.device().type())},
-  };
+ordered_json groups_of(const std::vector<ParameterGroup>& groups) {
+  ordered_json all = ordered_json::array();
+  for (const ParameterGroup& group : groups) {
+    all.push_back({{"lr_factor", group.lr_factor},
+                   {"weight_decay", group.weight_decay ? ordered_json(*group.weight_decay) : ordered_json(nullptr)},
+                   {"whether it chooses by name", group.chooses != nullptr},
+                   {"number of parameters", group.parameters.size()}});
+  }
+  return all;
+}
+
+ordered_json pipeline_of(const pipeline::PipelineOptions& options) {
+  return {{"stages", options.stages},
+          {"schedule", kScheduleNames[static_cast<size_t>(options.schedule)]},
+          {"whether there is a custom_schedule", static_cast<bool>(options.custom_schedule)},
+          {"chunks", options.chunks},
+          {"partition", options.partition},
+          {"bounds", options.bounds},
+          {"allow_empty_stages", options.allow_empty_stages},
+          {"activation_checkpoint_interval", options.activation_checkpoint_interval},
+          {"seed_layers", options.seed_layers},
+          {"base_seed", options.base_seed}};
+}
+
+// "/optimizer/params/lr" as people write it.
+std::string name_of(const std::string& pointer) {
+  if (pointer == "/zero_optimization/stage") {
+    return "the ZeRO stage";
+  }
+  std::string name = pointer.substr(1);
+  std::replace(name.begin(), name.end(), '/', '.');
+  const std::string outer = "zero_optimization.";
+  return name.starts_with(outer + "offload_") ? name.substr(outer.size()) : name;
+}
+
+std::string value_of(const nlohmann::json& options, const std::string& key) {
+  const auto found = options.find(key);
+  return found == options.end() ? "nothing" : found->dump();
+}
+
+// The first difference, with all ranks that have the same value as the first one that differs from rank 0.
+[[noreturn]] void refuse(const std::vector<nlohmann::json>& of_ranks, const std::vector<std::string>& keys,
+                         const std::vector<int>& members) {
+  std::string said;
+  size_t more = 0;
+  for (const std::string& key : keys) {
+    const std::string first = value_of(of_ranks.front(), key);
+    std::string other;
+    std::string ranks;
+    size_t count = 0;
+    for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+      const std::string value = value_of(of_ranks[rank], key);
+      if (value != first && (other.empty() || value == other)) {
+        other = value;
+        ranks += concat(count++ > 0 ? ", " : "", members[rank]);
+      }
+    }
+    if (count > 0 && said.empty()) {
+      said = concat(count > 1 ? "ranks " : "rank ", ranks, " and rank ", members.front(), " differ in ", name_of(key),
+                    ": ", other, " and ", first);
+    } else if (count > 0) {
+      ++more;
+    }
+  }
+  throw InputError("engine", more == 0 ? said : concat(said, "; and in ", more, " more"),
+                   "Give initialize() the same configuration and options on every rank.");
+}
+
+// Collective over `group`.
+void compare(const comm::Group& group, const ordered_json& options) {
+  if (group.size() == 1) {
+    return;
+  }
+  const ordered_json flat = options.flatten();
+  const std::string text = flat.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const at::Tensor all = torch::empty({group.size()}, torch::kInt64);
+  group.all_gather(all, torch::tensor({static_cast<int64_t>(fnv1a(text))}, torch::kInt64), "options of initialize()")
+      .wait();
+  const int64_t* const hashes = all.const_data_ptr<int64_t>();
+  if (std::all_of(hashes, hashes + group.size(), [&](int64_t hash) { return hash == hashes[0]; })) {
+    return;
+  }
+  checkpoint::decide(group, nlohmann::json::parse(text),
+                     [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+                       std::vector<std::string> keys;
+                       std::set<std::string> known;
+                       for (const auto& item : flat.items()) {
+                         keys.push_back(item.key());
+                         known.insert(item.key());
+                       }
+                       for (const nlohmann::json& one : of_ranks) {
+                         for (const auto& item : one.items()) {
+                           if (known.insert(item.key()).second) {
+                             keys.push_back(item.key());
+                           }
+                         }
+                       }
+                       refuse(of_ranks, keys, group.members());
+                     });
 }
 
 } // namespace
 
-void check_same_options(const Parts& parts, const InitializeOptions& options) {
-  const std::vector<Compared> own = compared(parts, options);
-  at::Tensor mine = torch::empty({std::ssize(own)}, torch::kInt64);
-  std::transform(own.begin(), own.end(), mine.mutable_data_ptr<int64_t>(), [](const Compared& one) { return one.value; });
-  const at::Tensor all = torch::empty({parts.everyone.size() * mine.numel()}, torch::kInt64);
-  parts.everyone.all_gather(all, mine, "options of initialize()").wait();
-  const int64_t* const found = all.const_data_ptr<int64_t>();
-  for (size_t i = 0; i < own.size(); ++i) {
-    for (int rank = 1; rank < parts.everyone.size(); ++rank) {
-      if (found[rank * mine.numel() + static_cast<int64_t>(i)] != found[i]) {
-        throw InputError("engine", concat("rank ", parts.everyone.members()[static_cast<size_t>(rank)], " and rank ", parts.everyone.members()[0], " differ in ", own[i].name),
-                         "Give initialize() the same configuration and options on every rank.");
-      }
-    }
+ordered_json compared_options(const config::EngineConfig& config) {
+  config::EngineConfig used = config;
+  used.optimizer = config.optimizer_or_adamw();
+  ordered_json json = config::to_json(used);
+  for (const char* path : kPaths) {
+    ordered_json& place = json.at(Pointer(path));
+    place = !place.is_null();
   }
+  for (const char* key : kOwn) {
+    json.erase(key);
+  }
+  for (const char* key : kBatchKeys) {
+    json.erase(key);
+  }
+  if (json["scheduler"].is_null()) {
+    json["scheduler"] = {{"type", "constant"}};
+  }
+  // What the JSON does not say, or not where it has no effect.
+  const parallel::AveragingOptions& averaging = config.averaging;
+  json["parameter_averaging"] = {{"every", averaging.every},
+                                 {"outer_optimizer", parallel::AveragingOptions::name(averaging.outer)},
+                                 {"outer_lr", averaging.outer_lr},
+                                 {"outer_momentum", averaging.outer_momentum},
+                                 {"states", parallel::AveragingOptions::name(averaging.states)},
+                                 {"start_step", averaging.start_step},
+                                 {"elastic", averaging.elastic}};
+  const compress::GradientCompressionOptions& compression = config.compression;
+  json["gradient_compression"] = {{"kind", compress::GradientCompressionOptions::name(compression.kind)},
+                                  {"rank", compression.rank},
+                                  {"ratio", compression.ratio},
+                                  {"start_step", compression.start_step}};
+  const parallel::ServerOptions& server = config.server;
+  json["parallel"]["sync"] = {{"servers", server.servers},
+                              {"mode", parallel::ServerOptions::name(server.mode)},
+                              {"staleness", server.staleness},
+                              {"timeout_s", server.timeout_s},
+                              {"snapshot_every", server.snapshot_every},
+                              {"sparse_rows", server.sparse_rows}};
+  json["tensor_parallel"]["rules"] = rules_of(config.tensor_parallel);
+  json["bucket_bytes"] = config.data_parallel.bucket_bytes;
+  json["first_bucket_bytes"] = config.data_parallel.first_bucket_bytes;
+  json["broadcast_at_start"] = config.data_parallel.broadcast_at_start;
+  json["activation_checkpointing"]["least_bytes"] = config.activations.least_bytes;
+  json["checkpoint"]["keep_last"] = config.checkpoint.keep_last;
+  json["checkpoint"]["verify_hashes"] = config.checkpoint.verify_hashes;
+  json["seed"] = config.seed;
+  return json;
+}
+
+void check_same_options(const comm::Group& ranks, const InitializeOptions& options) {
+  ordered_json json = compared_options(options.config);
+  if (options.pipeline) {
+    json["pipeline"] = pipeline_of(options.pipeline->options());
+  }
+  json["the number of parameter_groups"] = options.parameter_groups.size();
+  json["parameter_groups"] = groups_of(options.parameter_groups);
+  json["sequence_parallel"] = options.sequence_parallel;
+  json["whether there is a pipeline"] = options.pipeline != nullptr;
+  json["whether there is a gradient_sync"] = options.gradient_sync != nullptr;
+  json["whether there are reduce_groups"] = options.reduce_groups != nullptr;
+  json["whether there is a placement"] = options.placement != nullptr;
+  json["whether there is training_data"] = options.training_data != nullptr;
+  json["the number of samples of training_data"] = options.training_data ? options.training_data->size() : 0;
+  json["shuffle"] = options.shuffle;
+  json["whether there is an order of the samples"] = options.order != nullptr;
+  json["whether there is a collate"] = options.collate != nullptr;
+  ordered_json axes = ordered_json::array();
+  for (const mesh::Axis& axis : options.mesh ? options.mesh->shape().axes() : std::vector<mesh::Axis>()) {
+    axes.push_back(concat(axis.name, ' ', axis.size));
+  }
+  json["axes of the mesh"] = axes;
+  compare(ranks, json);
+}
+
+void check_same_sizes(const Parts& parts) {
+  compare(parts.everyone, {{"the micro-batch", parts.batch.micro},
+                           {"gradient_accumulation_steps", parts.batch.accumulation},
+                           {"the type of computation", precision::type_name(parts.precision.compute)},
+                           {"the kind of device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}});
 }
 
 void check_together(const comm::Group& ranks, const std::function<void()>& f) {

@@ -1,26 +1,19 @@
 // Which rank saves which part of the training, and from where.
 #include <trireme/checkpoint/placed.h>
 #include <trireme/engine/lenders.h>
+#include <trireme/engine/random_state.h>
 #include <trireme/engine/saved_names.h>
 #include <trireme/engine/training_state.h>
 
-#include <ATen/Context.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 
 namespace trireme::engine {
 namespace {
-
-at::Tensor get_rng_state(at::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
 
 // Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
 class Balance {
@@ -110,10 +103,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       add(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values);
     }
   });
-  for (const at::Device device : devices_with_rng(engine_.parts.device())) {
-    const at::Tensor rng = get_rng_state(device);
-    mine.push_back({rng_name(device, engine_.parts.everyone.rank()), "rng", rng.sizes().vec(), 0, rng, {}, {}});
-  }
+  append(random_states(engine_.parts));
   return mine;
 }
 

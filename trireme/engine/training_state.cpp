@@ -5,17 +5,16 @@
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/placed.h>
 #include <trireme/engine/make_activations.h>
+#include <trireme/engine/random_state.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/saved_names.h>
 
-#include <ATen/Context.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <set>
 
 namespace trireme::engine {
@@ -25,16 +24,6 @@ constexpr const char* kOfTheOptimizer =
     "Set engine.optimizer to what the checkpoint was made with, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheSync = "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
-
-uint64_t new_seed(int64_t step, int rank) {
-  return static_cast<uint64_t>(step * 1000003 + rank);
-}
-
-void set_rng_state(at::Device device, const at::Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
-}
 
 nlohmann::json sync_state(const nlohmann::json& positions) {
   return positions.value("gradient_sync", nlohmann::json());
@@ -97,6 +86,7 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
       {"schedule", engine_.parts.schedule->state()},
       {"gradient_sync", engine_.parts.sync->state()},
       {"loss_scaler", engine_.state.scale.scaler().state()},
+      {"mesh", engine_.parts.axes},
       {"client", client_state},
   };
   if (engine_.parts.loader) {
@@ -150,6 +140,9 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
                      concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
   engine_.optimizer_step.finish_delayed();
+  if (engine_.parts.server != nullptr) {
+    engine_.parts.server->fetch_states();
+  }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
@@ -349,7 +342,7 @@ void TrainingState::take_positions(const nlohmann::json& state) {
   const int64_t before = engine_.state.global_steps;
   load_counts(state);
   if (engine_.state.global_steps != before) { // it would draw the numbers of its first steps again
-    torch::manual_seed(new_seed(engine_.state.global_steps, engine_.parts.worker));
+    seed_generators(engine_.parts, engine_.state.global_steps);
   }
 }
 
@@ -383,24 +376,11 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.optimizer->set_steps(state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   load_counts(state);
-  const int rank = engine_.parts.everyone.rank() - engine_.parts.tensor.rank(); // tensor ranks, who are neighbours, draw the same numbers
-  if (engine_.parts.worker > 0) { // the first one's are saved
-    torch::manual_seed(new_seed(engine_.state.global_steps, engine_.parts.worker));
-  } else if (saved.world_size() == engine_.parts.everyone.size()) {
-    for (const at::Device device : devices_with_rng(engine_.parts.device())) {
-      if (saved.has(rng_name(device, rank))) {
-        set_rng_state(device, saved.read(rng_name(device, rank)));
-      } else { // saved on another kind of device: a new stream, another one on each rank
-        at::Generator generator = at::globalContext().defaultGenerator(device);
-        const std::lock_guard<std::mutex> lock(generator.mutex());
-        generator.set_current_seed(new_seed(engine_.state.global_steps, rank));
-      }
-    }
-  } else {
-    // For another number of ranks there are no states: starts new, reproducible streams.
-    torch::manual_seed(new_seed(engine_.state.global_steps, rank));
-    log::info("the checkpoint is from ", saved.world_size(), " ranks, this run has ", engine_.parts.everyone.size(), "; random states start anew");
+  if (engine_.parts.server != nullptr) {
+    const auto& about = saved.manifest().about;
+    engine_.skip_to(engine_.parts.server->loaded(concat(about.tag, " (save ", about.save_id, ')'), engine_.state.global_steps));
   }
+  continue_random_states(engine_.parts, saved, engine_.state.global_steps);
   adopt_chosen_ways(engine_.parts, state.value("activations", nlohmann::json()));
   engine_.whole_again();
   log::info("continuing from ", saved.folder().string(), " at step ", engine_.state.global_steps);

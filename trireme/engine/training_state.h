@@ -15,7 +15,8 @@ namespace trireme::engine {
 /// how it is put back.
 ///
 /// Tensor names: parameters and buffers as the module names them; "<state>/<parameter>" for the
-/// optimizer ("exp_avg/fc1.weight"), "replica<number>/<state>/<parameter>" where each replica has its own; "rng/cpu/<rank>". Buffers are those of the first replica. Earlier versions also saved "order/...",
+/// optimizer ("exp_avg/fc1.weight"), "replica<number>/<state>/<parameter>" where each replica has its own;
+/// "rng/cpu/<rank>" (random_state.h). Buffers are those of the first replica. Earlier versions also saved "order/...",
 /// which is not read any more.
 /// They do not depend on how many stages the model was cut into.
 /// Source: the layout-free index follows the idea of PyTorch's distributed checkpoint.

@@ -112,7 +112,7 @@ BertHeadTransformImpl::BertHeadTransformImpl(const BertOptions& options)
       LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))) {}
 
 at::Tensor BertHeadTransformImpl::forward(const at::Tensor& x_BTH, const at::Tensor&) {
-  return LayerNorm->forward(at::gelu(dense->forward(x_BTH)));
+  return LayerNorm->forward(at::gelu(at::linear(x_BTH, dense->weight, dense->bias)));
 }
 
 BertDecoderBiasImpl::BertDecoderBiasImpl(const BertOptions& options, const ModelRanks& ranks)

@@ -1,6 +1,7 @@
 #include <trireme/monitor/html.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 
 #include <nlohmann/json.hpp>
 
@@ -8,41 +9,6 @@
 
 namespace trireme::monitor {
 namespace {
-
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-bool in_range(std::string_view text, size_t at, int low, int high) {
-  return at < text.size() && static_cast<uint8_t>(text[at]) >= low && static_cast<uint8_t>(text[at]) <= high;
-}
-
-/// Length of the well-formed sequence at `at` (Unicode table 3-7), 0 when there is none.
-size_t sequence_length(std::string_view text, size_t at) {
-  const auto lead = static_cast<uint8_t>(text[at]);
-  if (lead < 0x80) {
-    return 1;
-  }
-  if (lead >= 0xC2 && lead <= 0xDF) {
-    return in_range(text, at + 1, 0x80, 0xBF) ? 2 : 0;
-  }
-  if (lead >= 0xE0 && lead <= 0xEF) {
-    const int low = lead == 0xE0 ? 0xA0 : 0x80;  // overlong
-    const int high = lead == 0xED ? 0x9F : 0xBF; // surrogates
-    return in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) ? 3 : 0;
-  }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    const int low = lead == 0xF0 ? 0x90 : 0x80;
-    const int high = lead == 0xF4 ? 0x8F : 0xBF;
-    const bool whole = in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) &&
-                       in_range(text, at + 3, 0x80, 0xBF);
-    return whole ? 4 : 0;
-  }
-  return 0;
-}
-
-bool is_control(char c) {
-  const auto byte = static_cast<uint8_t>(c);
-  return (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
-}
 
 std::string quoted(const std::string& text) {
   return escape_html(nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -80,22 +46,6 @@ void append_json(std::string& out, const nlohmann::ordered_json& value, const st
 }
 
 } // namespace
-
-std::string clean_utf8(std::string_view text) {
-  std::string clean;
-  clean.reserve(text.size());
-  for (size_t i = 0; i < text.size();) {
-    const size_t length = sequence_length(text, i);
-    if (length == 0 || is_control(text[i])) {
-      clean += kReplacement;
-      ++i;
-      continue;
-    }
-    clean.append(text, i, length);
-    i += length;
-  }
-  return clean;
-}
 
 std::string escape_html(std::string_view text) {
   std::string escaped;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/base/text.h>
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <string>
@@ -7,9 +9,7 @@
 
 namespace trireme::monitor {
 
-/// Replaces what is not valid UTF-8, and control characters other than tab and line end, by U+FFFD.
-/// A byte-level model generates such text.
-std::string clean_utf8(std::string_view text);
+using trireme::clean_utf8; // a byte-level model generates what needs it
 
 /// Makes any text safe inside an HTML element or a quoted attribute: clean_utf8(), then & < > " ' as entities.
 std::string escape_html(std::string_view text);

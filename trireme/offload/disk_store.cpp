@@ -56,12 +56,7 @@ int64_t DiskStore::add(const std::vector<bucket::StoredArray>& arrays, at::Devic
   }
   add_sizes(buffer.plan);
   if (buffer.plan.bytes > 0) {
-    std::string name = options_.kind;
-    std::replace(name.begin(), name.end(), ' ', '_');
-    const std::filesystem::path path = folder_->path() / concat(name, '.', number);
-    buffer.file = aio::File::create(path, buffer.plan.bytes);
-    std::error_code ignored; // it goes with the folder
-    std::filesystem::remove(path, ignored);
+    buffer.file = folder_->make_file(options_.kind, number, buffer.plan.bytes);
     if (!options_.fast_init) {
       write_initial_values(buffer);
     }

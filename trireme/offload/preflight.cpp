@@ -36,11 +36,9 @@ std::string speed(double bytes_per_second) {
 // 0, or why not (errno). What keeps no account of its room may have no files at all: /proc.
 int cannot_create_files(const fs::path& folder) {
   const fs::path name = temporary_name(folder / "trireme");
-  const int file = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (file < 0) {
+  if (!create_new(name, O_WRONLY)) {
     return errno;
   }
-  ::close(file);
   ::unlink(name.c_str());
   return 0;
 }

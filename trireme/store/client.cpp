@@ -93,4 +93,9 @@ void Client::last_will(const std::string& key, std::string_view value, const std
   call(MessageWriter(Op::last_will).add(std::string_view(key)).add(value).add(std::string_view(counter)).finish());
 }
 
+int64_t Client::take_number(const std::string& numbers, const std::string& key, std::string_view value, const std::string& counter) {
+  const auto request = MessageWriter(Op::take_number).add(std::string_view(numbers)).add(std::string_view(key)).add(value).add(std::string_view(counter)).finish();
+  return MessageReader(call(request)).number();
+}
+
 } // namespace trireme::store

@@ -60,6 +60,9 @@ class Client {
   /// Makes the server set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if this process is
   /// killed or its host vanishes. The last call counts; an empty key removes the will.
   void last_will(const std::string& key, std::string_view value, const std::string& counter = "");
+  /// Adds 1 to `numbers`, returns the sum N, and makes `key` + N the key of this connection's last will, all in one request:
+  /// whoever is killed meanwhile has either no number, or a will that says that it is gone.
+  int64_t take_number(const std::string& numbers, const std::string& key, std::string_view value, const std::string& counter = "");
 
  private:
   /// Returns the reply without its status. The server may take up to `busy` to make it.

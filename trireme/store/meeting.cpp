@@ -1,26 +1,21 @@
 #include <trireme/store/meeting.h>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/units.h>
-
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <sstream>
-#include <tuple>
 
 namespace trireme::store {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};
+using std::chrono::milliseconds;
 
-std::string meeting_key(const char* what, int64_t number) {
-  return concat("elastic/", what, '/', number);
-}
-
-constexpr const char* kIds = "elastic/ids";
-constexpr const char* kChanges = "elastic/changes";
-constexpr const char* kRounds = "elastic/rounds";
+constexpr milliseconds kLook{50};
+/// Who waits for longer says for what.
+constexpr milliseconds kQuiet{1000};
 constexpr const char* kWhole = "whole";
 constexpr const char* kBroken = "broken";
 
@@ -28,151 +23,196 @@ int64_t number_in(const std::optional<std::string>& text) {
   return text ? std::stoll(*text) : 0;
 }
 
-bool includes(const std::set<int64_t>& all, const std::set<int64_t>& some) {
-  return std::includes(all.begin(), all.end(), some.begin(), some.end());
-}
-
 } // namespace
 
-Meeting::Meeting(MeetingOptions options) : options_(std::move(options)) {
+FinishedError::FinishedError(int64_t round)
+    : Error("elastic", concat("the training was finished in round ", round, ", before this process could take part again."),
+            "It ends with status 0. Start another store for another training.") {}
+
+Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
+    : options_(std::move(options)), prefix_(options_.training == 1 ? "elastic/" : concat("elastic/training ", options_.training, '/')), client_(std::move(client)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
     throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
   }
-  client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
+  if (!client_) {
+    client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
+  }
 }
+
+Meeting::Meeting(MeetingOptions options) : Meeting(std::move(options), nullptr) {}
 
 Meeting::~Meeting() = default; // the store carries out the last will
 
-void Meeting::enter() {
-  id_ = client_->add(kIds, 1);
-  client_->last_will(meeting_key("gone", id_), "1", kChanges);
-  wanted_ = number_in(client_->find(kRounds)) + 1;
-  client_->set(meeting_key("order", id_), concat(wanted_, ' ', options_.place));
+std::string Meeting::key(const char* what) const {
+  return prefix_ + what;
 }
 
-Meeting::View Meeting::look() {
+std::string Meeting::key(const char* what, int64_t number) const {
+  return prefix_ + what + '/' + std::to_string(number);
+}
+
+void Meeting::enter() {
+  id_ = client_->take_number(key("ids"), key("gone/"), "1", key("changes"));
+  last_ = newest_decision();
+  if (last_.finished) {
+    throw FinishedError(last_.number - 1);
+  }
+  client_->set(key("order", id_), concat(next(), ' ', options_.place));
+  come();
+  client_->add(key("changes"), 1); // the others hear of it when this process has come
+}
+
+void Meeting::come() {
+  client_->set(key("come", id_), std::to_string(next()));
+}
+
+// The count of rounds may be behind: who decided a round may have been killed before it counted.
+Decision Meeting::newest_decision() {
+  Decision newest;
+  for (int64_t number = std::max<int64_t>(1, number_in(client_->find(key("rounds"))));; ++number) {
+    const auto text = client_->find(key("round", number));
+    if (!text) {
+      return newest;
+    }
+    newest = Decision::parse(*text);
+  }
+}
+
+View Meeting::look() {
   View view;
-  const auto counters = client_->find_all({kChanges, kIds}); // changes first: what happens from here on is one more
+  const auto counters = client_->find_all({key("changes"), key("ids")}); // changes first: what happens from here on is one more
   view.changes = number_in(counters[0]);
   const int64_t ids = number_in(counters[1]);
   std::vector<std::string> keys;
   for (int64_t id = 1; id <= ids; ++id) {
-    keys.push_back(meeting_key("gone", id));
-    keys.push_back(meeting_key("come", id));
+    for (const char* const what : {"gone", "come", "settled"}) {
+      keys.push_back(key(what, id));
+    }
   }
   const auto found = client_->find_all(keys);
   for (int64_t id = 1; id <= ids; ++id) {
-    const auto& gone = found[static_cast<size_t>(2 * id - 2)];
-    const auto& come = found[static_cast<size_t>(2 * id - 1)];
-    if (!gone) {
-      view.living.insert(id);
-      if (number_in(come) >= wanted_) {
-        view.come.insert(id);
-      }
+    const auto* const of = &found[static_cast<size_t>(3 * (id - 1))];
+    if (!of[0]) {
+      view.living[id] = {number_in(of[1]), of[2].has_value()};
     }
   }
   return view;
 }
 
-bool Meeting::complete(const View& view, Clock::time_point since) const {
-  const auto waited = Clock::now() - since;
-  const auto come = std::ssize(view.come);
-  if (come < options_.min_ranks || (wanted_ == 1 && come < options_.max_ranks && waited < options_.start_patience)) {
-    return false;
-  }
-  return view.come == view.living || waited >= options_.late_patience;
-}
-
 void Meeting::propose(const View& view) {
+  const std::set<int64_t> come = view.come(next());
   std::vector<std::string> keys;
-  for (const int64_t id : view.come) {
-    keys.push_back(meeting_key("order", id));
+  for (const int64_t id : come) {
+    keys.push_back(key("order", id));
   }
-  std::vector<std::tuple<int64_t, int, int64_t>> come; // first round, place, number
-  auto id = view.come.begin();
+  std::map<int64_t, Order> orders;
+  auto id = come.begin();
   for (const auto& text : client_->find_all(keys)) {
     std::istringstream words(text.value_or(""));
-    auto& [first, place, number] = come.emplace_back(0, 0, *id++);
-    words >> first >> place;
+    Order& order = orders[*id++];
+    words >> order.first_round >> order.place;
   }
-  std::sort(come.begin(), come.end());
-  nlohmann::json round = {{"members", nlohmann::json::array()}, {"places", nlohmann::json::array()}, {"spares", nlohmann::json::array()}, {"changes", view.changes}};
-  for (const auto& [first, place, number] : come) {
-    if (options_.max_ranks == 0 || std::ssize(round["members"]) < options_.max_ranks) {
-      round["members"].push_back(number);
-      round["places"].push_back(place);
-    } else {
-      round["spares"].push_back(number);
-    }
-  }
-  const std::string proposal = round.dump();
-  if (client_->compare_set(meeting_key("round", wanted_), "", proposal) == proposal) {
-    client_->set(kRounds, std::to_string(wanted_)); // for those who come later
+  const std::string proposal = next_decision(last_, view, orders, options_.max_ranks).text();
+  if (client_->compare_set(key("round", next()), "", proposal) == proposal) {
+    client_->set(key("rounds"), std::to_string(next())); // for those who come later
   }
 }
 
-std::optional<Round> Meeting::take(const std::string& decision) {
-  const nlohmann::json round = nlohmann::json::parse(decision);
-  const auto members = round.at("members").get<std::vector<int64_t>>();
-  const auto spares = round.at("spares").get<std::set<int64_t>>();
-  const auto mine = std::find(members.begin(), members.end(), id_);
-  if (mine != members.end()) {
-    members_ = {members.begin(), members.end()};
-    spares_ = spares;
-    changes_ = round.at("changes");
-    return Round{wanted_, static_cast<int>(mine - members.begin()), static_cast<int>(members.size()), members, round.at("places").get<std::vector<int>>()};
+std::optional<Round> Meeting::take(const Decision& decision) {
+  const bool was_member = last_.has_member(id_);
+  last_ = decision;
+  if (decision.finished) {
+    throw FinishedError(decision.number - 1);
   }
-  if (spares.contains(id_)) {
-    client_->set(meeting_key("come", id_), std::to_string(++wanted_));
-  } else { // it was late: the others have gone on, and what it has is old
-    client_->set(meeting_key("gone", id_), "1");
+  const auto mine = std::find(decision.members.begin(), decision.members.end(), id_);
+  if (mine != decision.members.end()) {
+    changes_ = decision.changes;
+    return Round{decision.number, static_cast<int>(mine - decision.members.begin()), static_cast<int>(decision.members.size()), decision.members, decision.places};
+  }
+  if (decision.spares.contains(id_)) {
+    come();
+  } else if (was_member) { // it was late, and what it has is old
+    log::warning("elastic: this process came too late for round ", decision.number, ", which the others have begun without it; it comes again as a new one");
+    client_->set(key("gone", id_), "1");
     enter();
-    client_->set(meeting_key("come", id_), std::to_string(wanted_));
-    client_->add(kChanges, 1);
+  } else { // it came while others decided
+    come();
+    client_->add(key("changes"), 1);
   }
   return std::nullopt;
+}
+
+void Meeting::say_what_it_waits_for(const View& view) const {
+  const auto members = std::ssize(living_members(last_, view));
+  if (members == 0) {
+    if (last_.number > 0) {
+      log::info("elastic: all members of round ", last_.number, " are gone, and the training is not finished; round ", next(), " waits for other processes for ",
+                format_seconds(std::chrono::duration<double>(options_.start_patience).count()), ", and begins with those that have come");
+    }
+  } else if (options_.max_ranks != 0 && members >= options_.max_ranks) {
+    log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks, options_.max_ranks == 1 ? " process" : " processes",
+              "; this one waits until one of them is lost, or the training is finished");
+  } else {
+    log::info("elastic: waiting for the ", members, members == 1 ? " member" : " members", " of round ", last_.number, " to come to the end of their stretch");
+  }
 }
 
 Round Meeting::next_round() {
   if (id_ == 0) {
     enter();
-    client_->set(meeting_key("come", id_), std::to_string(wanted_));
-    client_->add(kChanges, 1); // the others hear of it when this process has come
   } else {
-    client_->set(meeting_key("come", id_), std::to_string(++wanted_));
+    come();
   }
-  const auto since = Clock::now();
-  for (auto wait = std::chrono::milliseconds(0);; wait = kLook) { // the last one to come does not wait
-    const bool decided = client_->wait({meeting_key("round", wanted_)}, wait);
-    if (decided) {
-      if (const auto round = take(client_->find(meeting_key("round", wanted_)).value())) {
+  const auto start = Clock::now();
+  auto since = start; // it came, or has seen that no member of the last round lives
+  bool nobody_trains = false;
+  bool said = false;
+  for (milliseconds wait(0);; wait = kLook) { // the last one to come does not wait
+    if (client_->wait({key("round", next())}, wait)) {
+      if (const auto round = take(Decision::parse(client_->find(key("round", next())).value()))) {
         return *round;
       }
+      nobody_trains = false;
       continue;
     }
     const View view = look();
-    if (complete(view, since)) {
+    if (living_members(last_, view).empty() != nobody_trains) {
+      nobody_trains = !nobody_trains;
+      since = nobody_trains && last_.number > 0 ? Clock::now() : start;
+    }
+    const bool may = may_propose(last_, view, id_);
+    const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
+    if (may && complete(last_, view, waited, {options_.min_ranks, options_.max_ranks, options_.start_patience, options_.late_patience})) {
       propose(view);
-    } else if (Clock::now() - since >= options_.patience && std::ssize(view.come) < options_.min_ranks) {
-      throw PeerError("elastic", concat("round ", wanted_, " cannot begin: ", view.come.size(), " of at least ", options_.min_ranks, " ranks are there after ",
+      continue;
+    }
+    if (const auto come = std::ssize(view.come(next())); may && waited >= options_.patience && come < options_.min_ranks) {
+      throw PeerError("elastic", concat("round ", next(), " cannot begin: ", come, " of at least ", options_.min_ranks, " ranks are there after ",
                                         format_seconds(std::chrono::duration<double>(options_.patience).count())),
                       "Start more processes, or allow fewer ranks.");
+    }
+    if (!said && Clock::now() - start >= kQuiet && !last_.has_member(id_)) {
+      said = true;
+      say_what_it_waits_for(view);
     }
   }
 }
 
 bool Meeting::changed() {
-  if (number_in(client_->find(kChanges)) == changes_) {
+  const auto found = client_->find_all({key("changes"), key("round", next())});
+  if (found[1]) {
+    return true;
+  }
+  if (number_in(found[0]) == changes_) {
     return false;
   }
   const View view = look();
-  if (!includes(view.living, members_)) {
+  if (std::ssize(living_members(last_, view)) < std::ssize(last_.members)) {
     return true;
   }
-  const bool room = options_.max_ranks == 0 || std::ssize(members_) < options_.max_ranks;
-  std::set<int64_t> known = members_;
-  known.insert(spares_.begin(), spares_.end());
-  if (room && !includes(known, view.living)) {
+  const auto come = view.come(next());
+  const auto is_new = [&](int64_t id) { return !last_.has_member(id) && !last_.spares.contains(id); };
+  if (has_room() && std::any_of(come.begin(), come.end(), is_new)) {
     return true;
   }
   changes_ = view.changes; // nothing that matters
@@ -180,18 +220,57 @@ bool Meeting::changed() {
 }
 
 bool Meeting::conclude(bool well) {
-  const std::string verdict = meeting_key("verdict", wanted_);
+  const std::string verdict = key("verdict", last_.number);
   if (!well) {
     client_->compare_set(verdict, "", kBroken);
-  } else if (client_->add(meeting_key("well", wanted_), 1) == std::ssize(members_)) {
+  } else if (client_->add(key("well", last_.number), 1) == std::ssize(last_.members)) {
     client_->compare_set(verdict, "", kWhole);
   }
   for (const auto since = Clock::now(); !client_->wait({verdict}, kLook);) {
-    if (!includes(look().living, members_) || Clock::now() - since >= options_.late_patience) {
+    if (std::ssize(living_members(last_, look())) < std::ssize(last_.members) || Clock::now() - since >= options_.late_patience) {
       client_->compare_set(verdict, "", kBroken); // unless the last one has just said well
     }
   }
-  return client_->find(verdict) == kWhole;
+  const bool whole = client_->find(verdict) == kWhole;
+  if (whole) {
+    settle();
+  }
+  return whole;
+}
+
+void Meeting::settle() {
+  if (last_.fresh.contains(id_)) {
+    client_->set(key("settled", id_), "1");
+  }
+}
+
+bool Meeting::left_behind() {
+  return client_->find(key("round", next())).has_value();
+}
+
+bool Meeting::finish() {
+  Decision end;
+  end.number = next();
+  end.finished = true;
+  const std::string text = end.text();
+  const std::string decided = client_->compare_set(key("round", next()), "", text);
+  if (decided != text && !Decision::parse(decided).finished) {
+    return false;
+  }
+  client_->set(key("rounds"), std::to_string(next()));
+  return true;
+}
+
+bool Meeting::wait_for_finish(int first) {
+  const auto mine = std::find(last_.members.begin(), last_.members.end(), id_);
+  while (!client_->wait({key("round", next())}, kLook)) {
+    const std::set<int64_t> living = living_members(last_, look());
+    const auto gone = [&](int64_t id) { return !living.contains(id); };
+    if (gone(last_.members.at(static_cast<size_t>(first))) && std::all_of(last_.members.begin(), mine, gone)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 } // namespace trireme::store

@@ -14,7 +14,7 @@ namespace trireme::store {
 inline constexpr uint32_t kLongestMessage = 16u << 20;
 inline constexpr size_t kLengthBytes = 4;
 
-enum class Op : uint8_t { set = 1, find, add, wait, compare_set, remove, check, count, append, last_will };
+enum class Op : uint8_t { set = 1, find, add, wait, compare_set, remove, check, count, append, last_will, take_number };
 enum class Status : uint8_t { done = 0, refused = 1 };
 
 /// The received bytes are no message. The connection must be closed.

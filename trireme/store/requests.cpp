@@ -42,6 +42,19 @@ Outcome wait(Table& table, uint64_t waiter, MessageReader& request) {
   return Parked{std::chrono::milliseconds(timeout)};
 }
 
+Outcome take_number(Table& table, MessageReader& request) {
+  const std::string counter(request.text());
+  LastWill will{std::string(request.text()), std::string(request.text()), std::string(request.text()), ""};
+  request.end();
+  const auto number = table.add(counter, 1);
+  if (!number) {
+    return refuse(concat("\"", counter, "\" holds no number that 1 can be added to"));
+  }
+  will.key += std::to_string(*number);
+  will.reply = reply().add(*number).finish();
+  return will;
+}
+
 Outcome append(Table& table, MessageReader& request) {
   const std::string key(request.text());
   const auto value = request.text();
@@ -102,10 +115,12 @@ Outcome carry_out(Table& table, uint64_t waiter, std::string_view bytes) {
     case Op::append:
       return append(table, request);
     case Op::last_will: {
-      LastWill will{std::string(request.text()), std::string(request.text()), std::string(request.text())};
+      LastWill will{std::string(request.text()), std::string(request.text()), std::string(request.text()), done()};
       request.end();
       return will;
     }
+    case Op::take_number:
+      return take_number(table, request);
   }
   throw BadMessage(concat("operation ", static_cast<int>(op), " is unknown"));
 }

@@ -20,6 +20,8 @@ struct LastWill {
   std::string value;
   /// A counter to be increased by one afterwards, "" for none.
   std::string counter;
+  /// What the server answers when it has the will.
+  std::string reply;
 };
 
 using Outcome = std::variant<std::string, Parked, LastWill>;

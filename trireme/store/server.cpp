@@ -274,8 +274,8 @@ void Server::Loop::carry_out_one(uint64_t number, Connection& connection, std::s
     set_deadline(number, connection, Clock::now() + parked->timeout);
   } else {
     auto& will = std::get<LastWill>(outcome);
+    connection.out = std::move(will.reply);
     connection.will = will.key.empty() ? std::nullopt : std::optional(std::move(will));
-    connection.out = done();
     send_rest(connection);
   }
 }

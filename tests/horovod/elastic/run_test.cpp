@@ -20,6 +20,7 @@
 #include <signal.h>
 
 #include <random>
+#include <thread>
 #include <utility>
 
 namespace trireme::horovod::elastic {
@@ -98,8 +99,8 @@ struct Training {
   }
 
   /// `end` tells whether to go on; `at` is called at three places of each step.
-  void run(const std::function<bool()>& end, const std::function<void(int place)>& at, const RunOptions& options) {
-    elastic::run(
+  bool run(const std::function<bool()>& end, const std::function<void(int place)>& at, const RunOptions& options) {
+    return elastic::run(
         state,
         [&](comm::World& world) {
           EXPECT_EQ(world.size(), size());
@@ -249,6 +250,70 @@ TEST_F(ElasticTest, OneThatIsLostWhileRanksMeetCostsATimeOut) {
                             EXPECT_TRUE(same(training.net, whole));
                           }),
               ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
+}
+
+// One more than there is room for: when the others had finished, it trained all of it again by itself.
+TEST_F(ElasticTest, ASpareEndsWithTheTraining) {
+  test::Gate begun;
+  EXPECT_THAT(run_workers(3, 3,
+                          [&](int worker) {
+                            if (worker == 3) {
+                              begun.wait(2);
+                            }
+                            Training training;
+                            const bool trained = training.run([&] { return training.step == 6; },
+                                                              [&](int place) {
+                                                                if (training.step == 0 && place == 0) {
+                                                                  begun.open();
+                                                                }
+                                                              },
+                                                              {.min_ranks = 2, .max_ranks = 2});
+                            EXPECT_EQ(trained, worker != 3);
+                            EXPECT_EQ(training.step, worker == 3 ? 0 : 6);
+                            EXPECT_EQ(training.history.size(), worker == 3 ? 0u : 1u);
+                          }),
+              IsEmpty());
+}
+
+TEST_F(ElasticTest, AProgramTrainsTwice) {
+  EXPECT_THAT(run_workers(2, 2,
+                          [&](int) {
+                            for (int time = 0; time < 2; ++time) {
+                              Training training;
+                              EXPECT_TRUE(training.run([&] { return training.step == 4; }, [](int) {}, {.min_ranks = 2, .max_ranks = 2}));
+                              EXPECT_EQ(training.history, (History{{0, 2}}));
+                              nn::Sequential whole = reference(training.history, 4);
+                              EXPECT_TRUE(same(training.net, whole));
+                            }
+                          }),
+              IsEmpty());
+}
+
+// It is stopped by the system for longer than a stretch; the one that comes waits for it.
+TEST_F(ElasticTest, OneThatComesIsNotRankZeroWhileAMemberIsThere) {
+  test::Gate come;
+  EXPECT_THAT(run_workers(2, 2,
+                          [&](int worker) {
+                            if (worker == 2) {
+                              come.wait();
+                            }
+                            Training training;
+                            if (worker == 2) {
+                              training.step = 100; // what nobody wants
+                            }
+                            const bool trained = training.run([&] { return training.step >= 9; },
+                                                              [&](int place) {
+                                                                if (worker == 1 && training.step == 1 && place == 0) {
+                                                                  come.open();
+                                                                  std::this_thread::sleep_for(std::chrono::seconds(2));
+                                                                }
+                                                                EXPECT_EQ(rank(), worker - 1);
+                                                              },
+                                                              {.min_ranks = 1});
+                            EXPECT_TRUE(trained);
+                            EXPECT_EQ(training.step, 9);
+                          }),
+              IsEmpty());
 }
 
 TEST_F(ElasticTest, EndsWhereRanksAreLostTooOften) {

@@ -277,6 +277,91 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
               IsEmpty());
 }
 
+// Killed in a stretch that lasts longer than the others wait for it, and started again: it trained by itself until then.
+TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
+  test::Gate killed;
+  test::Gate waits;
+  EXPECT_THAT(run_workers(3, 2,
+                          [&](int worker) {
+                            if (worker == 3) {
+                              killed.wait();
+                            }
+                            comm::World world = alone();
+                            torch::manual_seed(7);
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, [&](InitializeOptions& more) {
+                              replica(worker == 1 ? 0 : 1, 2)(more);
+                              more.replica->patience = std::chrono::milliseconds(worker == 3 ? 300 : 20'000);
+                            });
+                            if (worker == 3) {
+                              waits.open();
+                              EXPECT_TRUE(run.engine().join_replicas()) << "it begins by itself";
+                              EXPECT_EQ(run.engine().global_steps(), 6);
+                              EXPECT_FALSE(run.engine().is_first_replica());
+                              run.train(3);
+                              EXPECT_TRUE(run.engine().finish_replicas()) << "the first one has saved";
+                              return;
+                            }
+                            EXPECT_FALSE(run.engine().join_replicas());
+                            run.train(4);
+                            if (worker == 2) {
+                              killed.open();
+                              ::raise(SIGKILL);
+                            }
+                            waits.wait();
+                            wait_for_process(3);
+                            std::this_thread::sleep_for(std::chrono::seconds(2));
+                            run.train(5);
+                            EXPECT_TRUE(run.engine().is_first_replica());
+                            EXPECT_EQ(run.engine().global_steps(), 9);
+                            EXPECT_TRUE(run.engine().finish_replicas());
+                          }),
+              ElementsAre(HasSubstr("rank 2: ended by signal 9")));
+}
+
+// The one that saves is lost when the last step is done: another one has the same model.
+TEST_F(ElasticAveraging, TheNextOneSavesWhenTheFirstIsLostAtTheEnd) {
+  EXPECT_THAT(run_workers(3, 2,
+                          [&](int worker) {
+                            comm::World world = alone();
+                            torch::manual_seed(7);
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, replica(worker - 1, 3));
+                            run.engine().join_replicas();
+                            run.train(3);
+                            if (worker == 1) {
+                              ::raise(SIGKILL);
+                            }
+                            const bool finished = run.engine().finish_replicas();
+                            EXPECT_EQ(finished, worker == 3);
+                            EXPECT_EQ(run.engine().is_first_replica(), worker == 2);
+                            if (!finished) {
+                              EXPECT_TRUE(run.engine().finish_replicas()) << "now that it has saved";
+                            }
+                          }),
+              ElementsAre(HasSubstr("rank 1: ended by signal 9")));
+}
+
+TEST_F(ElasticAveraging, OneThatComesWhenAllIsDoneIsToldSo) {
+  test::Gate done;
+  EXPECT_THAT(run_workers(2, 2,
+                          [&](int worker) {
+                            if (worker == 2) {
+                              done.wait();
+                            }
+                            comm::World world = alone();
+                            torch::manual_seed(7);
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, replica(worker - 1, 1));
+                            if (worker == 2) {
+                              EXPECT_THROW(run.engine().join_replicas(), store::FinishedError);
+                              return;
+                            }
+                            run.engine().join_replicas();
+                            run.train(3);
+                            EXPECT_TRUE(run.engine().finish_replicas());
+                            done.open();
+                          }),
+              IsEmpty());
+}
+
 TEST_F(ElasticAveraging, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {

@@ -200,6 +200,35 @@ TEST(DataParallelErrorTest, DifferentModelsAreRefusedOnEveryRank) {
               IsEmpty());
 }
 
+TEST(DataParallelErrorTest, OptionsThatDifferAreRefusedOnEveryRank) {
+  EXPECT_THAT(
+      run_ranks(3,
+                [](comm::World& world) {
+                  const auto refusal = [&](const std::function<void(DataParallelOptions&)>& change) -> std::string {
+                    Toy model(1);
+                    DataParallelOptions options = small_buckets();
+                    if (world.rank() == 2) {
+                      change(options);
+                    }
+                    try {
+                      const DataParallel parallel(*model, world.group(), options);
+                    } catch (const InputError& error) {
+                      return error.what();
+                    }
+                    return "made";
+                  };
+                  using testing::HasSubstr;
+                  EXPECT_THAT(refusal([](auto& o) { o.gradient_predivide_factor = 2; }),
+                              HasSubstr("rank 2 and rank 0 differ in gradient_predivide_factor: 2 and 1"));
+                  EXPECT_THAT(refusal([](auto& o) { o.op = DataParallelOptions::Op::sum; }), HasSubstr("differ in op"));
+                  EXPECT_THAT(refusal([](auto& o) { o.bucket_bytes += 4; }), HasSubstr("differ in bucket_bytes"));
+                  EXPECT_THAT(refusal([](auto& o) { o.broadcast_at_start = false; }),
+                              HasSubstr("differ in broadcast_at_start: 0 and 1"));
+                  EXPECT_EQ(refusal([](auto&) {}), "made");
+                }),
+      IsEmpty());
+}
+
 TEST(DataParallelErrorTest, AFrozenModelIsRefused) {
   torch::nn::Linear model(3, 3);
   for (at::Tensor& parameter : model->parameters()) {

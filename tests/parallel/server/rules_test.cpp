@@ -1,104 +1,15 @@
 // When servers step, whose gradients count, and what becomes of those who are late, gone or wrong. Requests are made by hand, so that their order is known.
-#include "server_job.h"
+#include "hand.h"
 
 #include <gmock/gmock.h>
-
-#include <array>
-#include <cstring>
-#include <future>
 
 namespace trireme::parallel::server {
 namespace {
 
-using nlohmann::json;
 using test::with_server;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-using Values = std::array<float, 2>;
-constexpr double kLr = 0.5;
-
-rpc::Clock::time_point soon() {
-  return rpc::Clock::now() + std::chrono::seconds(20);
-}
-
-/// One connection of a worker of a model with one parameter of two elements.
-class Hand {
- public:
-  explicit Hand(const std::string& address, int worker = 0, int workers = 2) : client_(rpc::connect(address, {}, soon())), worker_(worker) {
-    joined = ask({{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", {{{"name", "w"}, {"shape", {2}}}}}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kLr}}}}}});
-  }
-  json ask(const json& header, const Values* body = nullptr, bool with_room = false) {
-    return answer(*send(header, body, with_room));
-  }
-  struct Asked {
-    Values body{};
-    std::array<std::byte, 64> room{};
-    std::array<std::byte, 64> padded{};
-    std::shared_ptr<rpc::Call> call;
-    Values values() const {
-      Values values;
-      std::memcpy(values.data(), room.data(), sizeof(values));
-      return values;
-    }
-  };
-  std::shared_ptr<Asked> send(json header, const Values* body = nullptr, bool with_room = false) {
-    auto asked = std::make_shared<Asked>();
-    if (body != nullptr) {
-      std::memcpy(asked->padded.data(), body->data(), sizeof(*body));
-    }
-    asked->call = client_->call(header.dump(), body != nullptr ? std::span<const std::byte>(asked->padded) : std::span<const std::byte>(), with_room ? std::span<std::byte>(asked->room) : std::span<std::byte>());
-    return asked;
-  }
-  static json answer(const Asked& asked) {
-    return json::parse(asked.call->wait(soon()));
-  }
-  std::shared_ptr<Asked> push_pull(int64_t clock, const Values& gradient, json more = json::object()) {
-    json header = {{"op", "push_pull"}, {"worker", worker_}, {"clock", clock}};
-    header.update(more);
-    return send(header, &gradient, true);
-  }
-  std::shared_ptr<Asked> push(int64_t clock, const Values& gradient, double loss = 0) {
-    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient);
-  }
-  std::shared_ptr<Asked> push_for_values(int64_t clock, const Values& gradient, double loss = 0) {
-    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}, {"values", true}}, &gradient, true);
-  }
-  std::shared_ptr<Asked> sum(int64_t clock, const std::vector<int>& members) {
-    return send({{"op", "sum"}, {"worker", worker_}, {"clock", clock}, {"members", members}});
-  }
-  std::shared_ptr<Asked> commit(int64_t clock, double factor, json more = json::object()) {
-    json header = {{"op", "commit"}, {"worker", worker_}, {"clock", clock}, {"lr", kLr}, {"factor", factor}};
-    header.update(more);
-    return send(header, nullptr, true);
-  }
-  json status() {
-    return ask({{"op", "status"}});
-  }
-  Values values() {
-    const auto asked = send({{"op", "pull"}, {"clock", 0}}, nullptr, true);
-    answer(*asked);
-    return asked->values();
-  }
-  void init(const Values& first) {
-    ask({{"op", "init"}}, &first);
-  }
-
-  json joined;
-
- private:
-  std::unique_ptr<rpc::Client> client_;
-  int worker_;
-};
-
-ServerOptions mode(ServerOptions::Mode mode, int64_t staleness = 0, double timeout_s = 1000) {
-  ServerOptions options;
-  options.mode = mode;
-  options.staleness = staleness;
-  options.timeout_s = timeout_s;
-  return options;
-}
 
 TEST(ServerRulesTest, EachGradientIsAStepWhereNobodyWaits) {
   EXPECT_THAT(with_server(mode(ServerOptions::Mode::async), [](const std::string& address) {

@@ -381,9 +381,11 @@ TEST(SparsePullTest, AWorkerGetsTheRowsThatHaveChangedSinceItsLastValues) {
     one.travelled();
     two.travelled();
     one.table.fill_(5);
-    one.servers.set(one.values(), [](const std::string&, int64_t, int64_t, at::Tensor) {}, 3);
-    two.step({1});
+    one.servers.load({"a checkpoint", 3, 3}, one.values(), [](const std::string&, int64_t, int64_t, at::Tensor) {});
+    two.step({1}); // of values before the load: dropped
     EXPECT_EQ(two.travelled(), std::pair(bytes_of_rows(1), bytes_of_rows(64)));
+    EXPECT_EQ(two.table[1][0].item<float>(), 5);
+    two.step({1});
     EXPECT_EQ(two.table[1][0].item<float>(), 4);
     EXPECT_EQ(two.table[0][0].item<float>(), 5);
   });

@@ -195,6 +195,22 @@ TEST(TensorLayersTest, ATokenOutsideOfTheVocabularyIsAnErrorOnEveryRank) {
               IsEmpty());
 }
 
+// 256 + 1 + 1 is 258 in bf16 where it is rounded once; rounded after the product too it stays 256.
+// On a device a pass of its own would also read and write the whole result again.
+TEST(TensorLayersTest, TheProductAddsTheBiasOfALayerOnOneRank) {
+  const torch::NoGradGuard no_grad;
+  ColumnParallelLinear column(2, 3, Ranks());
+  RowParallelLinear row(2, 3, Ranks());
+  for (nn::LinearImpl* layer : std::initializer_list<nn::LinearImpl*>{column.get(), row.get()}) {
+    layer->weight.fill_(1);
+    layer->bias.fill_(1);
+    layer->to(torch::kBFloat16);
+  }
+  const at::Tensor x = torch::tensor({256.0, 1.0}).to(torch::kBFloat16).expand({2, 4, 2}).contiguous();
+  EXPECT_TRUE(column->forward(x).eq(258).all().item<bool>()) << column->forward(x);
+  EXPECT_TRUE(row->forward(x).eq(258).all().item<bool>()) << row->forward(x);
+}
+
 TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {

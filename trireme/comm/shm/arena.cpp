@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -265,6 +266,13 @@ void PeerArena::ring() const {
   if (header.sleepers.load(std::memory_order_relaxed) != 0) {
     header.door.fetch_add(1);
     syscall(SYS_futex, &header.door, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+void ArenaHeader::note_core() {
+  const auto now = static_cast<uint32_t>(1 + sched_getcpu());
+  if (core.load(std::memory_order_relaxed) != now) { // others have the line in their caches
+    core.store(now, std::memory_order_relaxed);
   }
 }
 

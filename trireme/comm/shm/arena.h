@@ -19,6 +19,11 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint32_t> door{0};
   /// Threads of the owner that sleep, or are about to.
   std::atomic<uint32_t> sleepers{0};
+  /// 1 + the core on which the owner was last seen to communicate; 0: not seen yet.
+  std::atomic<uint32_t> core{0};
+
+  /// The owner's: the calling thread runs here.
+  void note_core();
 };
 
 /// Memory of this process that the other ranks of its host map whole: flat buffers, staging areas, control blocks.

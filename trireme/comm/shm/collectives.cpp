@@ -22,6 +22,8 @@ constexpr int64_t kInlineBytes = 64 << 10;
 constexpr int64_t kStreamBytes = 8 << 20;
 /// Cuts fall on cache lines.
 constexpr int64_t kCut = 64;
+/// Looks for which a rank leaves a small step to rank 0: about a microsecond.
+constexpr int kLeaves = 4;
 
 int64_t divide_up(int64_t value, int64_t by) {
   return (value + by - 1) / by;
@@ -40,10 +42,6 @@ bool in_place(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::broadcast;
 }
 
-std::byte* data_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
 } // namespace
 
 Collectives::~Collectives() {
@@ -52,29 +50,44 @@ Collectives::~Collectives() {
   }
 }
 
-void Collectives::start(const std::shared_ptr<Collective>& op) {
-  const Arena& arena = Arena::process();
-  if (op->kind != Kind::barrier) {
-    op->in_data = data_of(op->in);
-    op->out_data = data_of(op->out);
-    op->in_shared = arena.contains(op->in_data, op->in.nbytes());
-    op->out_shared = arena.contains(op->out_data, op->out.nbytes());
+Collective& Collectives::next() {
+  if (next_op_ - first_op_ == ops_.size()) {
+    std::vector<Collective> more(2 * ops_.size());
+    for (uint64_t number = first_op_; number < next_op_; ++number) {
+      more[number % more.size()] = std::move(op(number));
+    }
+    ops_ = std::move(more);
   }
-  const int64_t slices = in_slices(op->kind) || out_slices(op->kind) ? members_.size : 1;
-  op->step_count = std::max(kCut, kStepBytes / (slices * op->element_bytes) / kCut * kCut);
-  op->steps = std::max<uint64_t>(1, static_cast<uint64_t>(divide_up(op->count, op->step_count)));
-  op->streams = op->count * op->element_bytes * slices >= kStreamBytes;
-  op->signature = static_cast<uint64_t>(op->count);
-  for (const int64_t value : {static_cast<int64_t>(op->kind), static_cast<int64_t>(op->element), static_cast<int64_t>(op->combine),
-                              static_cast<int64_t>(op->root), static_cast<int64_t>(op->type), op->element_bytes}) {
-    op->signature = op->signature * 1'000'003 + static_cast<uint64_t>(value);
+  return op(next_op_) = Collective();
+}
+
+uint64_t Collectives::start() {
+  const uint64_t number = next_op_++;
+  Collective& op = this->op(number);
+  Arena& arena = Arena::process();
+  arena.header().note_core();
+  if (op.kind != Kind::barrier) {
+    op.in_data = static_cast<std::byte*>(op.in.data_ptr());
+    op.in_shared = arena.contains(op.in_data, op.in.nbytes());
+    op.out_data = in_place(op.kind) ? op.in_data : static_cast<std::byte*>(op.out.data_ptr());
+    op.out_shared = in_place(op.kind) ? op.in_shared : arena.contains(op.out_data, op.out.nbytes());
   }
-  queue_.push_back(op);
+  const int64_t slices = in_slices(op.kind) || out_slices(op.kind) ? members_.size : 1;
+  op.step_count = std::max(kCut, kStepBytes / (slices * op.element_bytes) / kCut * kCut);
+  op.steps = std::max<uint64_t>(1, static_cast<uint64_t>(divide_up(op.count, op.step_count)));
+  op.streams = op.count * op.element_bytes * slices >= kStreamBytes;
+  op.signature = static_cast<uint64_t>(op.count);
+  for (const int64_t value : {static_cast<int64_t>(op.kind), static_cast<int64_t>(op.element), static_cast<int64_t>(op.combine),
+                              static_cast<int64_t>(op.root), static_cast<int64_t>(op.type), op.element_bytes}) {
+    op.signature = op.signature * 1'000'003 + static_cast<uint64_t>(value);
+  }
   if (!members_.broken()) {
     finish_some();
     post_some();
     finish_some();
   }
+  note_what_stirs();
+  return number;
 }
 
 bool Collectives::ready(uint64_t step) const {
@@ -102,61 +115,69 @@ std::byte* Collectives::staging(uint64_t step) {
 
 bool Collectives::post_some() {
   bool did = false;
-  while (posted_ops_ < queue_.size()) {
-    const auto& op = queue_[posted_ops_];
-    const bool staged = !op->in_shared || !op->out_shared;
+  while (posted_op_ < next_op_) {
+    const Collective& op = this->op(posted_op_);
+    const bool staged = !op.in_shared || !op.out_shared;
     if (next_ - first_ >= (staged ? kStagingSteps : kSteps)) {
       break;
     }
-    post(op);
+    post(posted_op_);
     did = true;
-    if (op->posted == op->steps) {
-      ++posted_ops_;
+    if (op.posted == op.steps) {
+      ++posted_op_;
     }
   }
   return did;
 }
 
-void Collectives::post(const std::shared_ptr<Collective>& op) {
+void Collectives::post(uint64_t op_number) {
+  Collective& op = this->op(op_number);
   const uint64_t number = next_;
   Step& step = local(number);
-  step.op = op.get();
-  step.begin = static_cast<int64_t>(op->posted) * op->step_count;
-  step.end = std::min(op->count, step.begin + op->step_count);
-  step.staging = op->in_shared && op->out_shared ? nullptr : staging(number);
+  step.op = op_number;
+  step.begin = static_cast<int64_t>(op.posted) * op.step_count;
+  step.end = std::min(op.count, step.begin + op.step_count);
+  step.staging = op.in_shared && op.out_shared ? nullptr : staging(number);
+  step.pieces = all_pieces(step);
   copy_in(step);
 
   const Arena& arena = Arena::process();
   Post& post = members_.control.post(members_.rank, number);
-  post.signature = op->signature;
-  if (op->kind != Kind::barrier) {
-    const auto whole = static_cast<uint64_t>(op->count * op->element_bytes);
-    const auto range = static_cast<uint64_t>((step.end - step.begin) * op->element_bytes);
-    const auto offset = static_cast<uint64_t>(step.begin * op->element_bytes);
-    post.in = op->in_shared ? arena.offset_of(op->in_data) + offset : arena.offset_of(step.staging);
-    post.in_stride = op->in_shared ? whole : range;
-    post.out = op->out_shared ? arena.offset_of(op->out_data) + offset
-                              : arena.offset_of(step.staging) + (in_place(op->kind) ? 0 : static_cast<uint64_t>(kStepBytes));
-    post.out_stride = op->out_shared ? whole : range;
-    post.staged = op->out_shared ? 0 : 1;
+  post.signature = op.signature;
+  if (op.kind != Kind::barrier) {
+    const auto whole = static_cast<uint64_t>(op.count * op.element_bytes);
+    const auto range = static_cast<uint64_t>((step.end - step.begin) * op.element_bytes);
+    const auto offset = static_cast<uint64_t>(step.begin * op.element_bytes);
+    post.in = op.in_shared ? arena.offset_of(op.in_data) + offset : arena.offset_of(step.staging);
+    post.in_stride = op.in_shared ? whole : range;
+    post.out = op.out_shared ? arena.offset_of(op.out_data) + offset
+                             : arena.offset_of(step.staging) + (in_place(op.kind) ? 0 : static_cast<uint64_t>(kStepBytes));
+    post.out_stride = op.out_shared ? whole : range;
+    post.staged = op.out_shared ? 0 : 1;
   }
   post.step.store(number); // sequentially consistent: of two that post at once, one must see both
-  ++op->posted;
+  ++op.posted;
   ++next_;
+  step.leaves = leaves_to_first(op, step) ? kLeaves : 0;
   if (!ready(number)) {
     return;
   }
-  const bool small = (step.end - step.begin) * op->element_bytes * members_.size <= kInlineBytes;
-  if (small && given_out_ == number) {
-    while (work(number)) {
-    }
-  } else {
+  const bool small = (step.end - step.begin) * op.element_bytes * members_.size <= kInlineBytes;
+  if (!small || given_out_ != number) {
     members_.ring_others();
+  } else if (step.leaves == 0 || members_.others_sleep()) {
+    while (given_out_ == number && work(number)) {
+    }
   }
 }
 
+bool Collectives::leaves_to_first(const Collective& op, const Step& step) const {
+  return op.kind == Kind::all_reduce && members_.rank != 0 && (step.end - step.begin) * op.element_bytes <= kSmallBytes &&
+         !members_.shares_core();
+}
+
 Collectives::Part Collectives::part(const Step& step, int index) const {
-  const Collective& op = *step.op;
+  const Collective& op = op_of(step);
   const int64_t count = step.end - step.begin;
   Part part{{0, count}, std::max<int64_t>(kCut, kPieceBytes / op.element_bytes), 0};
   switch (op.kind) {
@@ -183,6 +204,10 @@ Collectives::Part Collectives::part(const Step& step, int index) const {
 }
 
 uint64_t Collectives::all_pieces(const Step& step) const {
+  const Collective& op = op_of(step);
+  if (op.kind == Kind::all_reduce && (step.end - step.begin) * op.element_bytes <= kSmallBytes) {
+    return 1;
+  }
   uint64_t pieces = 0;
   for (int index = 0; index < members_.size; ++index) {
     pieces += part(step, index).pieces;
@@ -192,7 +217,7 @@ uint64_t Collectives::all_pieces(const Step& step) const {
 
 bool Collectives::same_everywhere(const Step& step, uint64_t number) const {
   for (int member = 0; member < members_.size; ++member) {
-    if (members_.control.post(member, number).signature != step.op->signature) {
+    if (members_.control.post(member, number).signature != op_of(step).signature) {
       return false;
     }
   }
@@ -219,10 +244,14 @@ bool Collectives::work(uint64_t number) {
     }
     const int64_t begin = part.all.begin + static_cast<int64_t>(piece) * part.piece;
     do_piece(step, number, index, {begin, std::min(part.all.end, begin + part.piece)});
-    const uint64_t total = all_pieces(step);
-    if (members_.control.done(number).take(number, total) + 1 == total) {
-      members_.ring_others();
+    Counter& done = members_.control.done(number);
+    if (step.pieces == 1) {
+      done.set(number, 1);
+    } else if (done.take(number, step.pieces) + 1 != step.pieces) {
+      return true;
     }
+    given_out_ = std::max(given_out_, number + 1);
+    members_.ring_others();
     return true;
   }
   given_out_ = std::max(given_out_, number + 1);
@@ -230,7 +259,7 @@ bool Collectives::work(uint64_t number) {
 }
 
 void Collectives::do_piece(const Step& step, uint64_t number, int index, Range range) {
-  const Collective& op = *step.op;
+  const Collective& op = op_of(step);
   const Control& control = members_.control;
   if (op.kind == Kind::barrier) {
     return;
@@ -259,7 +288,7 @@ void Collectives::do_piece(const Step& step, uint64_t number, int index, Range r
 
 /// The copying collectives: fills a range of what member `index` receives.
 void Collectives::gather(const Step& step, uint64_t number, int index, Range range) {
-  const Collective& op = *step.op;
+  const Collective& op = op_of(step);
   const Control& control = members_.control;
   const Post& target = control.post(index, number);
   const auto offset = static_cast<uint64_t>(range.begin * op.element_bytes);
@@ -284,7 +313,7 @@ void Collectives::gather(const Step& step, uint64_t number, int index, Range ran
 }
 
 void Collectives::copy_in(const Step& step) {
-  const Collective& op = *step.op;
+  const Collective& op = op_of(step);
   if (op.in_shared || (op.kind == Kind::broadcast && op.root != members_.rank)) {
     return;
   }
@@ -296,7 +325,7 @@ void Collectives::copy_in(const Step& step) {
 }
 
 void Collectives::copy_out(const Step& step) {
-  const Collective& op = *step.op;
+  const Collective& op = op_of(step);
   if (op.out_shared || (op.kind == Kind::broadcast && op.root == members_.rank)) {
     return;
   }
@@ -312,45 +341,63 @@ bool Collectives::finish_some() {
   bool did = false;
   while (first_ < next_) {
     Step& step = local(first_);
-    if (members_.control.done(first_).of(first_) < all_pieces(step)) {
+    if (members_.control.done(first_).of(first_) < step.pieces) {
       break;
     }
     copy_out(step);
-    Collective* op = step.op;
-    step.op = nullptr;
     ++first_;
     given_out_ = std::max(given_out_, first_);
     did = true;
-    if (++op->finished == op->steps) {
-      op->done = true;
-      op->in = at::Tensor();
-      op->out = at::Tensor();
-      queue_.pop_front();
-      --posted_ops_;
+    Collective& op = this->op(step.op);
+    if (++op.finished == op.steps) {
+      op.in = at::Tensor();
+      op.out = at::Tensor();
+      ++first_op_;
     }
   }
   return did;
 }
 
 bool Collectives::progress() {
-  if (queue_.empty()) {
+  if (!pending()) {
     return false;
   }
   bool did = finish_some();
-  if (mismatch_ || members_.broken()) {
-    return did;
+  if (!mismatch_ && !members_.broken() && pending()) {
+    did = post_some() || did;
+    did = give_out() || did;
   }
-  did = post_some() || did;
+  note_what_stirs();
+  return did;
+}
+
+/// Takes one piece of the oldest step that has some.
+bool Collectives::give_out() {
   while (given_out_ < next_ && ready(given_out_)) {
-    if (work(given_out_)) {
+    Step& step = local(given_out_);
+    if (step.leaves > 0 ? step.leaves-- > 0 : work(given_out_)) { // both are reasons not to sleep
       finish_some();
       return true;
     }
     if (mismatch_ || members_.broken()) {
-      return did;
+      return false;
     }
   }
-  return finish_some() || did;
+  return finish_some();
+}
+
+void Collectives::note_what_stirs() {
+  const Step& oldest = local(first_);
+  const bool only_oldest = first_ < next_ && posted_op_ == next_op_ && (given_out_ == first_ || given_out_ == next_) && !mismatch_;
+  watched_pieces_.store(oldest.pieces, std::memory_order_relaxed);
+  watched_has_work_.store(given_out_ == first_ && oldest.leaves == 0, std::memory_order_relaxed);
+  watched_.store(only_oldest ? first_ : 0, std::memory_order_relaxed);
+}
+
+bool Collectives::stirs() const {
+  const uint64_t step = watched_.load(std::memory_order_relaxed);
+  return step == 0 || members_.control.done(step).of(step) >= watched_pieces_.load(std::memory_order_relaxed) ||
+         (watched_has_work_.load(std::memory_order_relaxed) && ready(step));
 }
 
 } // namespace trireme::comm::shm

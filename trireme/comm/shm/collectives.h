@@ -6,15 +6,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
-#include <deque>
-#include <memory>
+#include <vector>
 
 namespace trireme::comm::shm {
 
 enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, barrier };
 
-/// One collective of this rank. `out` is `in` for all_reduce and broadcast.
+/// One collective of this rank. `out` is undefined for all_reduce and broadcast: it is `in`.
 struct Collective {
   Kind kind = Kind::barrier;
   kernels::Element element = kernels::Element::u8;
@@ -39,7 +39,6 @@ struct Collective {
   uint64_t steps = 1;
   uint64_t posted = 0;
   uint64_t finished = 0;
-  bool done = false;
 };
 
 /// The collectives of one group on this rank, in order.
@@ -48,19 +47,29 @@ struct Collective {
 /// rank that has time (it waits) takes pieces of the step, reads all ranks' memory and writes the results into all
 /// ranks' memory. So a rank that still computes is not needed, and all ranks get the same bits. What does not
 /// lie in an arena is copied into a staging area before the step and out of it after.
-/// Not thread-safe: the caller holds the progress lock.
+///
+/// Small steps are done by the rank that comes last, at once. Small all-reduces of ranks on different cores are rank 0's while all are awake: their
+/// memory then stays in the caches of one core. The others leave it a moment's time, and take it over after that.
+/// Not thread-safe, but for stirs(): the caller holds the progress lock.
 class Collectives {
  public:
   explicit Collectives(Members& members) : members_(members) {}
   ~Collectives();
 
-  /// Begins `op`, as far as there is room; does small ones at once where all others have come.
-  void start(const std::shared_ptr<Collective>& op);
+  /// Where to describe the next one.
+  Collective& next();
+  /// Begins it, as far as there is room, and returns its number. Does small ones at once where all others have come.
+  uint64_t start();
+  bool finished(uint64_t op) const {
+    return op < first_op_;
+  }
   /// Does a bounded piece of work, if there is any, and says whether it did.
   bool progress();
   bool pending() const {
-    return !queue_.empty();
+    return first_op_ < next_op_;
   }
+  /// False: progress() would find nothing to do, as far as one look at the others shows. Any thread may ask, without the lock.
+  bool stirs() const;
   /// All members have posted the oldest step of ours.
   bool all_have_come() const {
     return first_ < next_ && ready(first_);
@@ -74,10 +83,15 @@ class Collectives {
 
  private:
   struct Step {
-    Collective* op = nullptr;
+    /// The number of its operation.
+    uint64_t op = 0;
     int64_t begin = 0;
     int64_t end = 0;
     std::byte* staging = nullptr;
+    /// Of all ranks' parts.
+    uint64_t pieces = 0;
+    /// Times that this rank still finds the step ready and leaves it to rank 0.
+    int leaves = 0;
   };
   struct Range {
     int64_t begin;
@@ -91,9 +105,12 @@ class Collectives {
 
   bool ready(uint64_t step) const;
   bool post_some();
-  void post(const std::shared_ptr<Collective>& op);
+  void post(uint64_t op);
   bool work(uint64_t step);
   bool finish_some();
+  bool give_out();
+  bool leaves_to_first(const Collective& op, const Step& step) const;
+  void note_what_stirs();
   Part part(const Step& step, int index) const;
   uint64_t all_pieces(const Step& step) const;
   bool same_everywhere(const Step& step, uint64_t number) const;
@@ -105,11 +122,20 @@ class Collectives {
   Step& local(uint64_t step) {
     return steps_[step % kSteps];
   }
+  Collective& op(uint64_t number) {
+    return ops_[number % ops_.size()];
+  }
+  const Collective& op_of(const Step& step) const {
+    return ops_[step.op % ops_.size()];
+  }
 
   Members& members_;
-  std::deque<std::shared_ptr<Collective>> queue_;
-  /// Operations in queue_ with all their steps posted.
-  size_t posted_ops_ = 0;
+  /// Those that are not finished, at their number; grows where more are begun at once.
+  std::vector<Collective> ops_ = std::vector<Collective>(16);
+  /// Oldest operation not finished, oldest with steps to post, next to begin.
+  uint64_t first_op_ = 1;
+  uint64_t posted_op_ = 1;
+  uint64_t next_op_ = 1;
   std::array<Step, kSteps> steps_;
   /// Oldest step not finished, oldest step with work to give out, next step to post.
   uint64_t first_ = 1;
@@ -117,6 +143,10 @@ class Collectives {
   uint64_t next_ = 1;
   std::byte* staging_ = nullptr;
   bool mismatch_ = false;
+  /// What stirs() looks at: the oldest step, 0 where that is not all; the pieces that end it; whether it has pieces to give out.
+  std::atomic<uint64_t> watched_{0};
+  std::atomic<uint64_t> watched_pieces_{0};
+  std::atomic<bool> watched_has_work_{false};
 };
 
 } // namespace trireme::comm::shm

@@ -25,6 +25,25 @@ struct Members {
       }
     }
   }
+  /// Whether a thread of another rank sleeps at its door.
+  bool others_sleep() const {
+    for (int member = 0; member < size; ++member) {
+      if (member != rank && arenas[static_cast<size_t>(member)]->header().sleepers.load() != 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+  /// Whether another rank was last seen on the core of this one: it cannot run while this one is awake.
+  bool shares_core() const {
+    const uint32_t own = arenas[static_cast<size_t>(rank)]->header().core.load(std::memory_order_relaxed);
+    for (int member = 0; member < size; ++member) {
+      if (member != rank && arenas[static_cast<size_t>(member)]->header().core.load(std::memory_order_relaxed) == own) {
+        return true;
+      }
+    }
+    return false;
+  }
   bool broken() const {
     return control.broken().load(std::memory_order_acquire) != 0;
   }

@@ -1,19 +1,24 @@
 #include <trireme/comm/shm/progress_room.h>
 
-#include <trireme/base/cores.h>
 #include <trireme/comm/shm/arena.h>
 
 #include <sched.h>
 
-#include <algorithm>
+#include <chrono>
 
 namespace trireme::comm::shm {
 namespace {
 
-/// About 20 us.
-constexpr int kSpins = 400;
-/// With more ranks than cores: lets the others of this core come first, without going to sleep.
-constexpr int kYields = 4;
+using Clock = std::chrono::steady_clock;
+
+/// How long a rank that waits stays awake, and how long after a sleep that was over within kShortSleep: otherwise ranks that wait for each other
+/// in turn would sleep each time, for a wake-up takes longer than what they wait for.
+constexpr std::chrono::microseconds kAwake{20};
+constexpr std::chrono::microseconds kLongAwake{100};
+constexpr std::chrono::microseconds kShortSleep{200};
+/// Glances between two looks at all groups, and how many come before, without a pause: as long as a small operation of ranks that are all there.
+constexpr int kGlances = 16;
+constexpr int kFirstGlances = 64;
 /// Rings cannot be missed; this is for what rings nobody: peers that die, interruptions, deadlines.
 constexpr int64_t kSleepMicroseconds = 20'000;
 
@@ -45,10 +50,9 @@ ProgressRoom& ProgressRoom::process() {
   return *room;
 }
 
-void ProgressRoom::add(Worker* worker, int ranks) {
+void ProgressRoom::add(Worker* worker) {
   const std::lock_guard lock(mutex);
   workers_.push_back(worker);
-  ranks_ = std::max(ranks_, ranks);
 }
 
 void ProgressRoom::remove(Worker* worker) {
@@ -56,8 +60,27 @@ void ProgressRoom::remove(Worker* worker) {
   std::erase(workers_, worker);
 }
 
-bool ProgressRoom::work(Worker& own) {
+namespace {
+
+/// Whether one of so many glances shows something to do.
+template <typename Pause>
+bool glance(const Goal& goal, int times, const Pause& pause) {
+  for (int time = 0; time < times; ++time) {
+    if (goal.stirs()) {
+      return true;
+    }
+    pause();
+  }
+  return false;
+}
+
+} // namespace
+
+bool ProgressRoom::work(Worker& own, const Goal& goal) {
   bool did = own.progress();
+  if (goal.reached()) {
+    return true;
+  }
   for (Worker* worker : workers_) {
     if (worker != &own && worker->pending()) {
       did = worker->progress() || did;
@@ -66,31 +89,39 @@ bool ProgressRoom::work(Worker& own) {
   return did;
 }
 
-void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(bool)>& check) {
-  static const int cores = usable_cores();
+void ProgressRoom::wait(Worker& own, Goal& goal) {
   ArenaHeader& header = Arena::process().header();
   int idle = 0;
   const auto go_on = [&](bool look_around) {
     const std::lock_guard lock(mutex);
-    if (done) {
+    if (goal.reached()) {
       return false;
     }
     // Comes before the checks: a complete operation succeeds, even if the group has failed since.
-    const bool did = work(own);
+    const bool did = work(own, goal);
     idle = did ? 0 : idle;
-    if (!done) {
-      check(look_around && !did);
+    if (goal.reached()) {
+      return false;
     }
-    return !done;
+    goal.check(look_around && !did);
+    return true;
   };
-  const int spins = ranks_ <= cores ? kSpins : 0;
+  const auto awake = slept_in_vain_.load(std::memory_order_relaxed) ? kLongAwake : kAwake;
+  Clock::time_point idle_since;
   while (go_on(false)) {
-    if (++idle <= spins) {
-      pause();
+    header.note_core();
+    const bool yields = goal.shares_core();
+    if (!yields && idle == 0 && glance(goal, kFirstGlances, [] {})) {
       continue;
     }
-    if (idle <= spins + kYields) {
-      sched_yield();
+    const auto now = Clock::now();
+    idle_since = ++idle == 1 ? now : idle_since;
+    if (now - idle_since < awake) {
+      if (yields) {
+        sched_yield();
+      } else {
+        glance(goal, kGlances, pause);
+      }
       continue;
     }
     const uint32_t seen = header.door.load();
@@ -100,7 +131,9 @@ void ProgressRoom::wait(Worker& own, const bool& done, const std::function<void(
       return;
     }
     if (idle == before) {
+      const auto begin = Clock::now();
       sleep_at_door(header, seen, kSleepMicroseconds);
+      slept_in_vain_.store(Clock::now() - begin < kShortSleep, std::memory_order_relaxed);
     }
   }
 }

@@ -31,7 +31,7 @@ class Core : public Worker {
  public:
   Core(Members members, std::chrono::milliseconds timeout)
       : timeout_(timeout), members_(std::move(members)), collectives_(members_), messages_(members_) {
-    ProgressRoom::process().add(this, members_.size);
+    ProgressRoom::process().add(this);
   }
   ~Core() override {
     ProgressRoom::process().remove(this);
@@ -40,19 +40,23 @@ class Core : public Worker {
   bool progress() override {
     bool did = collectives_.pending() && collectives_.progress();
     did = (messages_.pending() && messages_.progress()) || did;
+    messages_wait_.store(messages_.pending(), std::memory_order_relaxed);
     return did;
   }
   bool pending() const override {
     return collectives_.pending() || messages_.pending();
   }
 
-  /// These three: true when it is done already.
-  bool start(const std::shared_ptr<Collective>& op) {
+  /// Begins what `describe` makes of a new Collective. Returns its number, 0 when it is done already.
+  template <typename Describe>
+  uint64_t start(const Describe& describe) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
-    collectives_.start(op);
-    return op->done;
+    describe(collectives_.next());
+    const uint64_t number = collectives_.start();
+    return collectives_.finished(number) ? 0 : number;
   }
+  /// These two: true when it is done already.
   bool send(const std::shared_ptr<Parcel>& parcel) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
@@ -66,35 +70,39 @@ class Core : public Worker {
     return parcel->done && parcel->error.empty();
   }
 
-  /// Waits until `done`, which only waits for `peer` where there is one. Throws Trouble.
-  void wait(const bool& done, int peer) {
-    const auto deadline = Clock::now() + timeout_;
+  /// With the lock: whether it is over.
+  bool reached(uint64_t op) const {
+    return collectives_.finished(op);
+  }
+  bool reached(const std::shared_ptr<Parcel>& parcel) const {
+    return parcel->done;
+  }
+  bool stirs(uint64_t) const {
+    return messages_wait_.load(std::memory_order_relaxed) || collectives_.stirs();
+  }
+  bool stirs(const std::shared_ptr<Parcel>&) const {
+    return true;
+  }
+
+  /// Waits for an operation, which only waits for `peer` where there is one. Throws Trouble.
+  template <typename Op>
+  void wait(const Op& op, int peer) {
     try {
-      ProgressRoom::process().wait(*this, done, [&](bool look_around) {
-        check_open();
-        if (collectives_.mismatch()) {
-          throw Trouble(Trouble::Kind::lost, "the ranks called different operations");
-        }
-        if (look_around) {
-          messages_.fetch();
-          look_for_lost(peer);
-          if (Clock::now() >= deadline) {
-            throw Trouble(Trouble::Kind::deadline, "not done in time");
-          }
-        }
-      });
+      Waiting<Op> goal(*this, op, peer);
+      ProgressRoom::process().wait(*this, goal);
     } catch (const Trouble&) {
       give_up();
       throw;
     }
   }
 
-  bool poll(const bool& done) {
+  template <typename Op>
+  bool poll(const Op& op) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
-    if (!done) {
+    if (!reached(op)) {
       progress();
     }
-    return done || interrupted_ || members_.broken();
+    return reached(op) || trouble();
   }
 
   /// Ends the group for all its ranks, and returns when nobody uses this rank's memory any more.
@@ -131,9 +139,6 @@ class Core : public Worker {
     }
   }
 
-  bool trouble() const {
-    return interrupted_ || members_.broken();
-  }
   int rank() const {
     return members_.rank;
   }
@@ -142,6 +147,48 @@ class Core : public Worker {
   }
 
  private:
+  /// A thread waits for this operation.
+  template <typename Op>
+  class Waiting : public Goal {
+   public:
+    Waiting(Core& core, const Op& op, int peer) : core_(core), op_(op), peer_(peer) {}
+    bool reached() const override {
+      return core_.reached(op_);
+    }
+    bool stirs() const override {
+      return core_.stirs(op_);
+    }
+    bool shares_core() const override {
+      return core_.members_.shares_core();
+    }
+    void check(bool look_around) override {
+      core_.check_open();
+      if (core_.collectives_.mismatch()) {
+        throw Trouble(Trouble::Kind::lost, "the ranks called different operations");
+      }
+      if (!look_around) {
+        return;
+      }
+      core_.messages_.fetch();
+      core_.look_for_lost(peer_);
+      // Few waits come to this, and the time before is short.
+      const auto now = Clock::now();
+      deadline_ = deadline_ == Clock::time_point() ? now + core_.timeout_ : deadline_;
+      if (now >= deadline_) {
+        throw Trouble(Trouble::Kind::deadline, "not done in time");
+      }
+    }
+
+   private:
+    Core& core_;
+    const Op& op_;
+    int peer_;
+    Clock::time_point deadline_;
+  };
+
+  bool trouble() const {
+    return interrupted_ || members_.broken();
+  }
   const PeerArena& arena(int member) const {
     return *members_.arenas[static_cast<size_t>(member)];
   }
@@ -174,13 +221,15 @@ class Core : public Worker {
   Collectives collectives_;
   Messages messages_;
   std::atomic<bool> interrupted_{false};
+  /// There were messages under way at the last look.
+  std::atomic<bool> messages_wait_{false};
 };
 
-/// Waits for a Collective or a Parcel.
+/// Waits for a collective, by its number, or for a Parcel.
 template <typename Op>
 class ShmPending : public Pending {
  public:
-  ShmPending(std::shared_ptr<Core> core, std::shared_ptr<Op> op, int peer)
+  ShmPending(std::shared_ptr<Core> core, Op op, int peer)
       : core_(std::move(core)), op_(std::move(op)), peer_(peer), exceptions_at_start_(std::uncaught_exceptions()) {}
 
   ~ShmPending() override {
@@ -188,7 +237,7 @@ class ShmPending : public Pending {
       return;
     }
     try {
-      if (std::uncaught_exceptions() > exceptions_at_start_ && !core_->poll(op_->done)) {
+      if (std::uncaught_exceptions() > exceptions_at_start_ && !core_->poll(op_)) {
         core_->give_up();
       } else {
         ShmPending::wait();
@@ -202,8 +251,8 @@ class ShmPending : public Pending {
     if (finished_) {
       return;
     }
-    core_->wait(op_->done, peer_);
-    if constexpr (std::is_same_v<Op, Parcel>) {
+    core_->wait(op_, peer_);
+    if constexpr (!std::is_integral_v<Op>) {
       if (!op_->error.empty()) {
         core_->give_up();
         throw Trouble(Trouble::Kind::mismatch, op_->error);
@@ -213,12 +262,12 @@ class ShmPending : public Pending {
   }
 
   bool done() override {
-    return finished_ || core_->poll(op_->done);
+    return finished_ || core_->poll(op_);
   }
 
  private:
   std::shared_ptr<Core> core_;
-  std::shared_ptr<Op> op_;
+  Op op_;
   int peer_;
   int exceptions_at_start_;
   bool finished_ = false;
@@ -244,24 +293,29 @@ class ShmBackend : public Backend {
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const auto element = element_of(tensor.scalar_type(), "all_reduce", "shared memory");
     bytes_sent_ += 2 * share(tensor);
-    return collective(Kind::all_reduce, tensor, tensor, tensor.numel(), 0, element, combine_of(op));
+    const int64_t count = tensor.numel();
+    return collective(Kind::all_reduce, std::move(tensor), {}, count, 0, element, combine_of(op));
   }
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     const auto element = element_of(in.scalar_type(), "reduce_scatter", "shared memory");
     bytes_sent_ += share(in);
-    return collective(Kind::reduce_scatter, in, out, out.numel(), 0, element, combine_of(op));
+    const int64_t count = out.numel();
+    return collective(Kind::reduce_scatter, std::move(in), std::move(out), count, 0, element, combine_of(op));
   }
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
     bytes_sent_ += share(out);
-    return collective(Kind::all_gather, in, out, in.numel());
+    const int64_t count = in.numel();
+    return collective(Kind::all_gather, std::move(in), std::move(out), count);
   }
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
     bytes_sent_ += root == rank() ? static_cast<int64_t>(tensor.nbytes()) * (size() - 1) : 0;
-    return collective(Kind::broadcast, tensor, tensor, tensor.numel(), root);
+    const int64_t count = tensor.numel();
+    return collective(Kind::broadcast, std::move(tensor), {}, count, root);
   }
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
     bytes_sent_ += share(in);
-    return collective(Kind::all_to_all, in, out, in.numel() / size());
+    const int64_t count = in.numel() / size();
+    return collective(Kind::all_to_all, std::move(in), std::move(out), count);
   }
   std::shared_ptr<Pending> barrier() override {
     return collective(Kind::barrier, {}, {}, 0);
@@ -270,11 +324,11 @@ class ShmBackend : public Backend {
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     bytes_sent_ += static_cast<int64_t>(tensor.nbytes());
     auto parcel = this->parcel(tensor, to, tag);
-    return core_->send(parcel) ? nullptr : std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), to);
+    return core_->send(parcel) ? nullptr : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), to);
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     auto parcel = this->parcel(tensor, from, tag);
-    return core_->recv(parcel) ? nullptr : std::make_shared<ShmPending<Parcel>>(core_, std::move(parcel), from);
+    return core_->recv(parcel) ? nullptr : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), from);
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType type) override {
@@ -309,21 +363,23 @@ class ShmBackend : public Backend {
     parcel->type = tensor.scalar_type();
     return parcel;
   }
-  std::shared_ptr<Pending> collective(Kind kind, const at::Tensor& in, const at::Tensor& out, int64_t count, int root = 0,
+  /// `out` is left out where it is `in`.
+  std::shared_ptr<Pending> collective(Kind kind, at::Tensor in, at::Tensor out, int64_t count, int root = 0,
                                       kernels::Element element = kernels::Element::u8, kernels::Combine combine = kernels::Combine::sum) {
-    auto op = std::make_shared<Collective>();
-    op->kind = kind;
-    op->element = element;
-    op->combine = combine;
-    op->root = root;
-    op->count = count;
-    if (in.defined()) {
-      op->type = in.scalar_type();
-      op->in = in;
-      op->out = out;
-      op->element_bytes = static_cast<int64_t>(in.element_size());
-    }
-    return core_->start(op) ? nullptr : std::make_shared<ShmPending<Collective>>(core_, std::move(op), -1);
+    const uint64_t number = core_->start([&](Collective& op) {
+      op.kind = kind;
+      op.element = element;
+      op.combine = combine;
+      op.root = root;
+      op.count = count;
+      if (in.defined()) {
+        op.type = in.scalar_type();
+        op.element_bytes = static_cast<int64_t>(in.element_size());
+      }
+      op.in = std::move(in);
+      op.out = std::move(out);
+    });
+    return number == 0 ? nullptr : std::make_shared<ShmPending<uint64_t>>(core_, number, -1);
   }
 
   std::shared_ptr<Core> core_;

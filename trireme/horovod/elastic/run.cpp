@@ -17,6 +17,7 @@ namespace trireme::horovod::elastic {
 namespace {
 
 store::Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
+int finished_trainings = 0; // in this process: all of a job have run() finish them in the same order
 
 int number_of(std::string_view text, const char* variable) {
   int number = 0;
@@ -61,6 +62,7 @@ End train_round(State& state, const std::function<void(comm::World&)>& train, co
   try {
     init(world);
     state.sync();
+    open_meeting->settle();
     if (again) {
       state.on_reset();
     }
@@ -74,6 +76,16 @@ End train_round(State& state, const std::function<void(comm::World&)>& train, co
   }
   shutdown();
   return end;
+}
+
+/// Whether the training is over with this round. False: the others were without this process for so long that they have begun another one.
+bool finish(store::Meeting& meeting) {
+  try {
+    return meeting.finish();
+  } catch (const store::LostError& error) {
+    log::warning("elastic: the store is gone at the end of the training: ", error.happened);
+    return true;
+  }
 }
 
 /// Horovod is shut down whatever train() throws.
@@ -100,7 +112,7 @@ void end_round_if_changed() {
   }
 }
 
-void run(State& state, const std::function<void(comm::World&)>& train, const RunOptions& options) {
+bool run(State& state, const std::function<void(comm::World&)>& train, const RunOptions& options) {
   if (is_initialized()) {
     throw InputError("elastic", "elastic::run() after init()", "Leave init() and shutdown() to it.");
   }
@@ -111,13 +123,21 @@ void run(State& state, const std::function<void(comm::World&)>& train, const Run
     init(world);
     state.sync();
     train(world);
-    return;
+    return true;
   }
-  const store::MeetingOptions meeting_place = meeting_options(place, options);
+  store::MeetingOptions meeting_place = meeting_options(place, options);
+  meeting_place.training = finished_trainings + 1;
   store::Meeting meeting(meeting_place);
   state.save(); // what a rank that is lost in its first round returns to
   for (int lost = 0, rounds = 0;; ++rounds) {
-    const store::Round round = meeting.next_round();
+    store::Round round;
+    try {
+      round = meeting.next_round();
+    } catch (const store::FinishedError& finished) {
+      log::info(finished.what());
+      ++finished_trainings;
+      return false;
+    }
     End end = End::lost;
     try {
       comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"), options.world);
@@ -130,8 +150,9 @@ void run(State& state, const std::function<void(comm::World&)>& train, const Run
     } catch (const PeerError& error) { // one was lost before all had met
       log::warning("elastic: ", error.what());
     }
-    if (end == End::done) {
-      return;
+    if (end == End::done && finish(meeting)) {
+      ++finished_trainings;
+      return true;
     }
     if (end == End::lost) {
       state.restore();

@@ -15,6 +15,8 @@
 namespace trireme::parallel {
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenLooks{20};
+
 store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
   store::MeetingOptions options;
   options.store = replica.store;
@@ -152,6 +154,32 @@ bool ElasticAveragingSync::attend_round() {
   world_.reset();
   members_.clear();
   return false;
+}
+
+// Between two meetings the store alone knows: the others do not wait for ever for one that is stopped, or evaluates for very long.
+bool ElasticAveragingSync::left_behind() const {
+  if (!left_behind_ && Clock::now() - looked_at_ >= kBetweenLooks) {
+    try {
+      left_behind_ = meeting_->left_behind();
+    } catch (const store::LostError&) { // the next meeting finds it again
+    }
+    looked_at_ = Clock::now();
+  }
+  return left_behind_;
+}
+
+bool ElasticAveragingSync::finish_training() {
+  try {
+    if (first()) {
+      meeting_->finish();
+      return true;
+    }
+    first_ = !meeting_->wait_for_finish(first_rank_);
+    return !first_;
+  } catch (const store::LostError& error) {
+    log::warning("averaging: the job's store is gone at the end of the training: ", error.happened);
+    return true;
+  }
 }
 
 void ElasticAveragingSync::open(const store::Round& round) {
@@ -301,7 +329,9 @@ void ElasticAveragingSync::take(Exchange& all) {
   }
   begin_round();
   equal_ = true;
+  first_rank_ = all.source;
   first_ = all.source == ranks().rank();
+  left_behind_ = false;
   others_had_trained_ = all.any_has_trained;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/base/clock.h>
 #include <trireme/comm/world.h>
 #include <trireme/parallel/averaging/averaging_sync.h>
 #include <trireme/store/meeting.h>
@@ -36,7 +37,9 @@ struct ReplicaOptions {
 /// there is of the replica that has been there for longest. The mean is added up in the order of the replicas' numbers.
 /// Cost at a meeting, for P bytes of fp32 parameters and N replicas: 2P(N-1)/N sent by each, and a copy of the parameters; about ten requests to the store. Who comes costs the others a broadcast of
 /// parameters, states and momentum. The outer optimizer keeps 2P on each replica, which is not divided: each steps the whole model, to the same bits.
-/// Errors of join() and after_step(): store::ConnectError where the store is gone for good.
+/// A replica that waits, or is late, never trains by itself while the members of the last meeting live: it waits for their next one.
+/// Errors of join() and after_step(): store::ConnectError where the store is gone for good; store::FinishedError, of status 0,
+/// where the others have finished the training meanwhile.
 class ElasticAveragingSync final : public AveragingSync {
  public:
   /// `groups`: of this replica alone. Errors: InputError for several ranks, or with a start_step.
@@ -64,10 +67,14 @@ class ElasticAveragingSync final : public AveragingSync {
   }
   /// After each step, when all of it is done: meets the others if it is time.
   void after_step();
-  /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with the lowest number.
+  /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with the lowest number. False once the others have gone on without it: it must report and save no more.
+  /// Cost: now and then, at most every 20 ms, a request to the store.
   bool first() const {
-    return first_;
+    return first_ && !left_behind();
   }
+  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is started again. The others wait for that: true. False: the first one is lost, and this one, which has
+  /// the same model, is the first now: it reports and saves, and says so.
+  bool finish_training();
 
   int64_t steps_until_equal() const override {
     return equal_ ? 0 : options_.every - steps_ % options_.every;
@@ -87,6 +94,7 @@ class ElasticAveragingSync final : public AveragingSync {
   void exchange(const store::Round& round, Exchange& all);
   void exchange_bucket(int64_t buffer, int64_t bucket, Exchange& all);
   void take(Exchange& all);
+  bool left_behind() const;
   void say_who_is_there(const store::Round& round, const Exchange& all);
   const comm::Group& ranks() const {
     return world_->group();
@@ -102,6 +110,9 @@ class ElasticAveragingSync final : public AveragingSync {
   bool joined_ = false;
   bool due_ = false;
   bool first_ = false;
+  int first_rank_ = 0; // in the round of the last meeting
+  mutable bool left_behind_ = false;
+  mutable Clock::time_point looked_at_ = {}; // when left_behind() last asked the store
   bool others_had_trained_ = false; // before the last meeting
 };
 

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
+#include <array>
 #include <optional>
 
 namespace trireme::parallel {
@@ -21,12 +22,55 @@ bucket::NamedTensors checked_parameters(const torch::nn::Module& model) {
   return trainable_parameters(model);
 }
 
+// Every option says what travels or what is done with it. A field that is added breaks the first line.
+void check_same_options(const comm::Group& ranks, const DataParallelOptions& options) {
+  const auto& [op, algorithm, bucket, first_bucket, prescale, predivide, at_start, module_buffers, norms] = options;
+  constexpr std::array kNames = {"op",
+                                 "algorithm",
+                                 "bucket_bytes",
+                                 "first_bucket_bytes",
+                                 "prescale_gradients",
+                                 "gradient_predivide_factor",
+                                 "broadcast_at_start",
+                                 "broadcast_buffers",
+                                 "sync_batch_norm"};
+  const std::array<double, kNames.size()> mine = {static_cast<double>(op),
+                                                  static_cast<double>(algorithm),
+                                                  static_cast<double>(bucket),
+                                                  static_cast<double>(first_bucket),
+                                                  prescale ? 1.0 : 0.0,
+                                                  predivide,
+                                                  at_start ? 1.0 : 0.0,
+                                                  module_buffers ? 1.0 : 0.0,
+                                                  norms ? 1.0 : 0.0};
+  const auto count = static_cast<int64_t>(mine.size());
+  const at::Tensor all = torch::empty({ranks.size(), count}, torch::kFloat64);
+  ranks
+      .all_gather(all, torch::tensor(at::ArrayRef<double>(mine.data(), mine.size()), torch::kFloat64),
+                  "options of DataParallel")
+      .wait();
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto here = all[0][i].item<double>();
+      const auto there = all[rank][i].item<double>();
+      if (there != here) {
+        throw InputError(
+            "DataParallel",
+            concat("rank ", ranks.members()[static_cast<size_t>(rank)], " and rank ", ranks.members().front(),
+                   " differ in ", kNames[static_cast<size_t>(i)], ": ", there, " and ", here),
+            "Give DataParallel the same options on every rank.");
+      }
+    }
+  }
+}
+
 } // namespace
 
 class DataParallel::Impl : public AllReduceSync {
  public:
   Impl(torch::nn::Module& model, comm::Group ranks, const DataParallelOptions& options)
       : AllReduceSync(std::move(ranks), options), buffers_(flatten(checked_parameters(model), group(), options)) {
+    check_same_options(group(), options);
     check_same_model(buffers_, group());
     if (options.broadcast_at_start) {
       broadcast_parameters(buffers_, group());

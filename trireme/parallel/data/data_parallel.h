@@ -31,7 +31,8 @@ namespace trireme::parallel {
 /// is with what keeps a rank from beginning a backward that the others have begun: let the exception end the program.
 class DataParallel {
  public:
-  /// Errors: InputError when no parameter requires a gradient, two share memory, or ranks built different models.
+  /// Errors: InputError when no parameter requires a gradient, two share memory, or ranks built different models
+  /// or have different options.
   DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options = {});
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;

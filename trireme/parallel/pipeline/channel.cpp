@@ -71,6 +71,7 @@ void SendChannel::send(const Message& message) {
   header.micro_batch = message.micro_batch;
   header.sequence = ++sequence_;
   header.fingerprint = message.fingerprint;
+  header.identified_by_contents = message.identified_by_contents ? 1 : 0;
   header.received = message.received;
   header.count = static_cast<int64_t>(message.tensors.size());
   for (size_t i = 0; i < message.requires_grad.size(); ++i) {
@@ -226,6 +227,7 @@ Message RecvChannel::recv(int64_t micro_batch) {
   Message message;
   message.micro_batch = header.micro_batch;
   message.fingerprint = header.fingerprint;
+  message.identified_by_contents = header.identified_by_contents != 0;
   message.received = header.received;
   message.tensors = arrival.layout.views(arrival.buffer);
   for (size_t i = 0; i < message.tensors.size(); ++i) {

@@ -307,6 +307,7 @@ void Executor::recv_activation(const Instruction& instruction) {
   InFlight& arrived = flight(instruction);
   arrived.inputs = std::move(message.tensors);
   arrived.fingerprint = message.fingerprint;
+  arrived.identified_by_contents = message.identified_by_contents;
   for (size_t i = 0; i < arrived.inputs.size(); ++i) {
     if (training_ && message.requires_grad[i]) {
       arrived.inputs[i].requires_grad_();
@@ -340,6 +341,7 @@ void Executor::forward(const Instruction& instruction) {
     const data::Batch& batch = batches_.at(instruction.micro_batch);
     flight.inputs = batch.inputs;
     flight.fingerprint = batch.fingerprint;
+    flight.identified_by_contents = batch.identified_by_contents;
   }
   const ComputeSpan span('F', instruction, seconds_.forward, training_ && on_device_ ? &on_device_->forward : nullptr);
   const int64_t count = (first_micro_batch_ + instruction.micro_batch) * replicas_ + replica_;
@@ -369,7 +371,7 @@ void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
 void Executor::finish_forward(const Instruction& instruction, InFlight& flight, const Tensors& outputs) {
   if (is_last(instruction.chunk)) {
     const data::Batch& batch = batches_.at(instruction.micro_batch);
-    check_fingerprint(instruction, flight.fingerprint);
+    check_fingerprint(instruction, flight);
     if (!training_) {
       (*visit_)(outputs, batch);
     } else {
@@ -384,8 +386,9 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
     } else {
       flight.wants_grad.assign(outputs.size(), false);
     }
-    channels_[instruction.chunk].activations_out->send({instruction.micro_batch, detached(outputs), flight.wants_grad, flight.fingerprint,
-                                                        channels_[instruction.chunk].grads_in->received()});
+    channels_[instruction.chunk].activations_out->send(
+        {instruction.micro_batch, detached(outputs), flight.wants_grad, flight.fingerprint,
+         channels_[instruction.chunk].grads_in->received(), flight.identified_by_contents});
   }
   if (is_last(instruction.chunk) || !loads_targets()) {
     batches_[instruction.micro_batch] = {}; // the entry stays: it counts what was loaded
@@ -395,13 +398,17 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
   }
 }
 
-void Executor::check_fingerprint(const Instruction& instruction, uint64_t travelled) const {
-  const uint64_t mine = batches_.at(instruction.micro_batch).fingerprint;
-  if (mine != 0 && travelled != 0 && mine != travelled) {
+void Executor::check_fingerprint(const Instruction& instruction, const InFlight& flight) const {
+  const data::Batch& mine = batches_.at(instruction.micro_batch);
+  if (data::are_of_other_samples(flight.fingerprint, flight.identified_by_contents, mine.fingerprint,
+                                 mine.identified_by_contents)) {
     throw Error("pipeline",
-                concat("micro-batch ", instruction.micro_batch, ": the first stage loaded the inputs of other samples than those whose targets the last stage (",
-                       pipe_.rank(), ") loaded"),
-                "Every rank of a pipeline must read the same samples in the same order: one seed, no random choices inside the dataset.");
+                concat("micro-batch ", instruction.micro_batch, ": the first stage (rank ", pipe_.members().front(),
+                       ") loaded the inputs of other samples than those whose targets the last stage (rank ",
+                       pipe_.members()[static_cast<size_t>(pipe_.rank())], ") loaded"),
+                "Every rank of a pipeline must read the same samples in the same order: one seed, no random choices "
+                "inside the dataset. Batches without a fingerprint are compared by "
+                "what their tensors hold; set Batch::fingerprint where that may differ.");
   }
 }
 

@@ -85,7 +85,8 @@ class Executor {
   // One micro-batch in one chunk, from its arrival to the end of its backward.
   struct InFlight {
     Tensors inputs;
-    uint64_t fingerprint = 0;
+    uint64_t fingerprint = 0; // as data::Batch has it
+    bool identified_by_contents = false;
     std::vector<torch::autograd::Edge> roots; ///< of the outputs that require a gradient
     std::vector<Layout::Entry> outputs; ///< of all outputs
     std::vector<bool> wants_grad;
@@ -117,7 +118,7 @@ class Executor {
   void begin_computation(const Instruction& instruction) const;
   bool completes_gradients(const Instruction& instruction) const;
   void send_grads(const Instruction& instruction, InFlight& flight);
-  void check_fingerprint(const Instruction& instruction, uint64_t travelled) const;
+  void check_fingerprint(const Instruction& instruction, const InFlight& flight) const;
 
   int virtual_stage(int chunk) const {
     return chunk * pipe_.size() + pipe_.rank();

@@ -21,6 +21,8 @@ struct Message {
   uint64_t fingerprint = 0;
   /// Number of messages that the sender has received on the opposite channel.
   uint64_t received = 0;
+  /// Of the fingerprint, as data::Batch says.
+  bool identified_by_contents = false;
 };
 
 /// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
@@ -30,7 +32,8 @@ struct Message {
 struct Header {
   uint32_t magic = kMagic;
   /// 1: an announcement of types and shapes. On the host the message then follows separately, with `next_bytes`.
-  uint16_t announces = 0;
+  uint8_t announces = 0;
+  uint8_t identified_by_contents = 0; ///< what kind of fingerprint it is
   uint16_t channel = 0; ///< the channel's tag, where one stream of headers serves several
   int64_t micro_batch = 0;
   uint64_t sequence = 0;

@@ -18,6 +18,14 @@ Ties::Ties(const comm::Group& pipe, const PipelineModule& model) : model_(model)
   }
 }
 
+bool Ties::Uses::any(size_t i) {
+  if (sum.defined()) {
+    work.wait();
+    return sum[static_cast<int64_t>(i)].item<int64_t>() > 0;
+  }
+  return counts[i] > 0;
+}
+
 void Ties::broadcast_weights() const {
   const torch::NoGradGuard no_grad;
   for (const TiedParameter& tied : model_.ties()) {
@@ -33,8 +41,29 @@ void Ties::broadcast_weights() const {
   }
 }
 
+// By key, of its parameters in their order: on how many copies each has a gradient. The small messages are on their way
+// before the sums.
+std::map<std::string, Ties::Uses> Ties::count_uses() const {
+  std::map<std::string, Uses> uses;
+  for (const TiedParameter& tied : model_.ties()) {
+    if (tied.copies.front().requires_grad()) {
+      uses[tied.key].counts.push_back(std::count_if(tied.copies.begin(), tied.copies.end(),
+                                                    [](const at::Tensor& copy) { return copy.grad().defined(); }));
+    }
+  }
+  for (auto& [key, of_key] : uses) {
+    if (const auto group = groups_.find(key); group != groups_.end()) {
+      of_key.sum = torch::tensor(of_key.counts, torch::kInt64);
+      of_key.work = group->second.all_reduce(of_key.sum, comm::ReduceOp::sum, concat("uses of tie ", key));
+    }
+  }
+  return uses;
+}
+
 void Ties::sum_gradients() const {
   const torch::NoGradGuard no_grad;
+  std::map<std::string, Uses> uses = count_uses();
+  std::map<std::string, size_t> next;
   for (const TiedParameter& tied : model_.ties()) {
     if (!tied.copies.front().requires_grad()) {
       continue;
@@ -49,6 +78,9 @@ void Ties::sum_gradients() const {
     }
     if (const auto group = groups_.find(tied.key); group != groups_.end()) {
       group->second.all_reduce(sum, comm::ReduceOp::sum, tied.name).wait();
+    }
+    if (!uses.at(tied.key).any(next[tied.key]++)) {
+      continue; // as in one process: without a gradient it is not stepped
     }
     for (const at::Tensor& copy : tied.copies) {
       if (copy.grad().defined()) {

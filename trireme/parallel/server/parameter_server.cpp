@@ -2,10 +2,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/parallel/server/loads.h>
 #include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/shard.h>
 #include <trireme/parallel/server/snapshot.h>
-#include <trireme/parallel/server/together.h>
 
 #include <nlohmann/json.hpp>
 
@@ -21,9 +21,9 @@ using nlohmann::json;
 
 constexpr std::chrono::milliseconds kLook{50};
 
-class Service final : private Together {
+class Service final : private Loads {
  public:
-  Service(rpc::Server& server, const ParameterServerOptions& options) : Together(server, options) {
+  Service(rpc::Server& server, const ParameterServerOptions& options) : Loads(server, options) {
     first_clock_ = together_ ? first_clock_ : std::nullopt;
     if (!options_.folder.empty() && std::filesystem::exists(snapshot_file(options_.folder, options_.place))) {
       go_on();
@@ -61,10 +61,20 @@ class Service final : private Together {
       return;
     }
     Waiting waiting{std::move(event), {}, -1};
-    try {
+    try_to([&] {
       waiting.header = json::parse(waiting.event.header);
       waiting.header.value("have", int64_t{0}); // where it is no number, now and not when others are answered
       take(waiting, waiting.header.at("op").get<std::string>());
+    }, waiting);
+  }
+  void take_again(const Waiting& waiting) override {
+    try_to([&] { take(waiting, waiting.op()); }, waiting);
+  }
+  // What is wrong with a request is answered to it.
+  template <typename F>
+  void try_to(const F& f, const Waiting& waiting) {
+    try {
+      f();
     } catch (const json::exception& error) {
       refuse(waiting, concat("the header is not what docs/parameter_server.md says: ", error.what()));
     } catch (const Error& error) {
@@ -77,6 +87,8 @@ class Service final : private Together {
       join(waiting);
     } else if (!shard_) {
       refuse(waiting, "join comes first");
+    } else if (load_comes() && (op == "push" || op == "push_pull")) {
+      hold(waiting);
     } else if (op == "init") {
       init(waiting);
     } else if (op == "pull") {
@@ -85,14 +97,19 @@ class Service final : private Together {
       push(waiting);
     } else if (op == "sum") {
       sum(waiting);
+    } else if (op == "withdraw") {
+      take_back(waiting);
     } else if (op == "commit") {
       commit(waiting);
     } else if (op == "push_pull") {
       together_ ? push(waiting) : step_alone(waiting);
     } else if (op == "get_arrays") {
       get_arrays(waiting);
+    } else if (op == "load") {
+      load(waiting);
     } else if (op == "set") {
       set(waiting);
+      answer_alone();
     } else if (op == "status") {
       answer(waiting, status());
     } else if (op == "leave") {
@@ -120,7 +137,8 @@ class Service final : private Together {
       return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
-    workers_.join(number, workers, waiting.event.client, goes_on_);
+    workers_.join(number, workers, waiting.event.client, goes_on_, header.value("lives", false),
+                  header.value("restarted", false));
     if (again) {
       log::warning("worker ", number, " has joined again over another connection");
       rejoined(number);
@@ -129,7 +147,8 @@ class Service final : private Together {
     }
     answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
                      {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
-                     {"together", together_}, {"steps", shard_->steps()}});
+                     {"together", together_}, {"steps", shard_->steps()}, {"load", as_json(load_)},
+                     {"step", step_of(number)}});
   }
 
   void begin(const std::vector<ParameterInfo>& parameters, const std::string& optimizer) {
@@ -161,6 +180,11 @@ class Service final : private Together {
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
     }
+    workers_.has_pushed(number);
+    if (waiting.clock() < load_.clock) { // of values before the load
+      ++counters_.dropped;
+      return answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(header, "loss")}});
+    }
     counters_.largest_staleness = std::max(counters_.largest_staleness, clock_ - header.at("clock").get<int64_t>());
     const json factor = header.value("factor", json(1.0));
     if (!factor.is_null()) {
@@ -185,7 +209,7 @@ class Service final : private Together {
       if (waits) {
         still.push_back(std::move(one));
       } else {
-        answer_with_values(one, {{"status", "accepted"}, {"loss", number_in(one.header, "loss")}, {"steps", shard_->steps()}});
+        answer_with_values(one, {{"status", "accepted"}, {"loss", number_in(one.header, "loss")}});
       }
     }
     alone_ = std::move(still);
@@ -201,21 +225,6 @@ class Service final : private Together {
     answer(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
   }
 
-  // Parameters, then all arrays.
-  void set(const Waiting& waiting) {
-    const auto bytes = static_cast<size_t>(shard_->share().bytes);
-    if (waiting.event.body.size() != bytes + static_cast<size_t>(shard_->array_bytes()) * shard_->arrays().size()) {
-      return refuse(waiting, "a body of another size than values and all arrays");
-    }
-    shard_->set_values(waiting.event.body.first(bytes));
-    shard_->set_arrays(waiting.event.body.subspan(bytes));
-    shard_->set_steps(waiting.header.at("steps").get<int64_t>());
-    initialized_ = true;
-    keep();
-    answer(waiting, {{"status", "ok"}});
-    answer_pulls();
-  }
-
   // -- Workers that end.
 
   void leave(const Waiting& waiting) {
@@ -223,6 +232,7 @@ class Service final : private Together {
     workers_.leave(number);
     answer(waiting, status());
     without(number);
+    without_loader(waiting.event.client);
     answer_alone();
   }
 
@@ -236,6 +246,7 @@ class Service final : private Together {
       without(number);
       answer_alone();
     }
+    without_loader(client);
   }
 
   // -- Snapshots.
@@ -246,13 +257,16 @@ class Service final : private Together {
     }
   }
   // A full disk does not end the job: the next one may find room.
-  void keep() {
+  void keep() override {
     updates_kept_ = counters_.updates;
     if (options_.folder.empty() || !initialized_) {
       return;
     }
     try {
-      save_snapshot(snapshot_file(options_.folder, options_.place), {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_}, *shard_);
+      save_snapshot(snapshot_file(options_.folder, options_.place),
+                    {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_,
+                     load_, workers_.made()},
+                    *shard_);
     } catch (const std::exception& error) {
       log::error("server ", options_.place, ": the snapshot of clock ", clock_, " was not written, the job goes on: ", error.what());
     }
@@ -266,6 +280,8 @@ class Service final : private Together {
     clock_ = snapshot.clock;
     first_clock_ = together_ && options_.place == 0 ? std::optional(clock_) : std::nullopt;
     last_ = snapshot.last;
+    load_ = snapshot.load;
+    workers_.set_made(snapshot.made);
     initialized_ = goes_on_ = true;
     log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
   }

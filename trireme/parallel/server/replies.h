@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/server/load.h>
 #include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/shard.h>
 #include <trireme/parallel/server/workers.h>
@@ -20,6 +21,7 @@ class Replies {
 
   void answer(const Waiting& waiting, nlohmann::json header, size_t body_bytes = rpc::kWholeRoom) {
     header["clock"] = clock_;
+    header["loads"] = load_.number;
     if (first_clock_) {
       header["first_clock"] = *first_clock_;
     }
@@ -36,6 +38,7 @@ class Replies {
       return refuse(waiting, concat("room for ", room, " bytes of values, and there are ", bytes));
     }
     header["first_worker"] = workers_.first();
+    header["steps"] = shard_->steps();
     if (shard_->has_sparse()) {
       header["version"] = shard_->version();
     }
@@ -58,7 +61,8 @@ class Replies {
   rpc::Server& server_;
   Workers workers_;
   std::optional<Shard> shard_; // from the first join on
-  int64_t clock_ = 0; // updates of the values
+  int64_t clock_ = 0; // updates of the values, loads among them
+  Load load_; // what they began with
   /// The first server's clock that these values belong to; absent: not known, since this server has started again. Clocks of servers differ once one has lost updates.
   std::optional<int64_t> first_clock_ = 0;
 };

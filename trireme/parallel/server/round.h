@@ -25,6 +25,11 @@ class Round {
     is_added_up_ = false;
     remove_committer(number); // it has come again, and knows no sum
   }
+  /// This worker's push has been taken out of it: a sum that is there has its gradient.
+  void reopen(int number) {
+    is_added_up_ = false;
+    remove_committer(number);
+  }
   bool has(int number) const {
     return pushes_.contains(number);
   }

@@ -18,6 +18,8 @@ struct Servers::Connection {
   int64_t clock = 0;
   std::optional<int64_t> first_clock; // the first server's, of the same values, if this server knows it
   bool initialized = false;
+  bool joined = false; // over this connection or an earlier one
+  int64_t loads = 0; // that the server's values have seen
   size_t longest = 0; // body
   std::shared_ptr<std::byte[]> gradients;
   std::shared_ptr<std::byte[]> values;
@@ -27,6 +29,7 @@ struct Servers::Connection {
   std::shared_ptr<rpc::Call> call; // on its way
   std::shared_ptr<rpc::Call> pushed; // answered with the values, or, to one worker, when the sum is there
   int64_t pushed_clock = 0; // of what was pushed last
+  bool withdrawn = false;
   std::optional<nlohmann::json> answer; // to it
 
   size_t bytes() const {

@@ -1,12 +1,12 @@
 #include <trireme/parallel/server/server_sync.h>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/optim/flat_optimizer.h>
 
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <utility>
 
@@ -22,12 +22,12 @@ class Timed {
  public:
   explicit Timed(double& sum) : sum_(sum) {}
   ~Timed() {
-    sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    sum_ += std::chrono::duration<double>(Clock::now() - start_).count();
   }
 
  private:
   double& sum_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Clock::time_point start_ = Clock::now();
 };
 
 } // namespace
@@ -78,7 +78,7 @@ class ServerSync::Store final : public bucket::StateStore {
     for (const auto& [arrays, device] : described_) {
       memory_->add(arrays, device);
     }
-    if (sync_.servers_) {
+    if (sync_.servers_ && !sync_.loads_) { // a checkpoint has all of it
       const torch::NoGradGuard no_grad;
       sync_.servers_->for_each_array([this](const std::string& array, int64_t parameter, int64_t begin, const at::Tensor& values) {
         if (at::Tensor here = part(array, parameter, begin, values.numel()); here.defined()) {
@@ -164,7 +164,7 @@ at::Tensor ServerSync::gradient(int64_t parameter) const {
 
 GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
   const Timed timed(exposed_);
-  tell_what_was_loaded(values_->steps());
+  check_beginning();
   const Servers::Sum sum = servers_->push([this](int64_t parameter) { return gradient(parameter); }, loss, stop);
   members_ = sum.members;
   return {sum.loss, sum.squared_norm, sum.stop}; // too late: its own loss, and no norm
@@ -172,7 +172,7 @@ GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
 
 bool ServerSync::end_step(bool taken) {
   const Timed timed(exposed_);
-  tell_what_was_loaded(values_->steps() - (taken ? 1 : 0)); // the present step counts already
+  check_beginning();
   Servers::Step step;
   if (taken) {
     step.lr = values_->lr();
@@ -187,34 +187,51 @@ bool ServerSync::end_step(bool taken) {
   } else {
     servers_->push_pull([this](int64_t parameter) { return gradient(parameter); }, 0, step, values);
   }
+  check_beginning();
+  begun_ = true;
+  values_->set_steps(servers_->steps());
   if (store_ != nullptr) {
     store_->drop();
   }
   return false; // masters are on the servers
 }
 
-// The tensors are read after this.
+// The tensors are read after this, then loaded() says so.
 void ServerSync::load_state(const nlohmann::json&, int64_t) {
-  loaded_ = true;
-  taken_ = servers_->clock(); // the step that is loaded is the one to go on from
+  loads_ = true;
 }
 
-// All workers have read the same checkpoint: the first one tells the servers, before it sends anything else.
-void ServerSync::tell_what_was_loaded(int64_t steps) {
-  if (!std::exchange(loaded_, false)) {
-    return;
-  }
-  if (worker_.worker == 0) {
-    const torch::NoGradGuard no_grad;
-    servers_->set([this](int64_t parameter) { return value(parameter); },
-                  [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
-                    if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
-                      values.copy_(here);
-                    }
-                  },
-                  steps);
-  }
+int64_t ServerSync::loaded(const std::string& id, int64_t step) {
+  const torch::NoGradGuard no_grad;
+  servers_->load({id, step, values_->steps()}, [this](int64_t parameter) { return value(parameter); },
+                 [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
+                   if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
+                     values.copy_(here);
+                   }
+                 });
   store_->drop();
+  loads_ = false;
+  begin();
+  return std::max(step, servers_->step());
+}
+
+void ServerSync::begin() {
+  values_->set_steps(servers_->steps());
+  taken_ = servers_->clock();
+  begun_ = true;
+}
+
+// It would count its steps, and choose its samples, from the beginning.
+void ServerSync::check_beginning() const {
+  if (!begun_ && servers_->loads() != 0) {
+    throw InputError("server", concat("worker ", worker_.worker, " has loaded no checkpoint, and other workers have"),
+                     "Give all workers the same one: is its folder there on this worker's host?");
+  }
+}
+
+void ServerSync::fetch_states() {
+  store_->fetch();
+  values_->set_steps(servers_->steps());
 }
 
 } // namespace trireme::parallel::server

@@ -26,10 +26,17 @@ class ServerSync final : public GradientSync {
   /// Where the engine's optimizer believes its masters and states to be: it asks for them in saves and loads only.
   std::unique_ptr<bucket::StateStore> make_store();
 
-  /// The step of this worker that the servers' values belong to, as they said last.
+  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at the beginning, or not all of them have the checkpoint that the job goes on from.
   int64_t step() const {
-    return servers_ ? servers_->steps() / (options_.together() ? 1 : worker_.workers) : 0;
+    return servers_ && servers_->loads() ? servers_->step() : 0;
   }
+  /// Goes on from the servers' values, whatever the others have loaded. Sets the optimizer's steps.
+  void begin();
+  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the step to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all workers.
+  /// Errors: as Servers::load().
+  int64_t loaded(const std::string& id, int64_t step);
+  /// Before a save: fetches the optimizer's states, and sets its steps to those that they belong to.
+  void fetch_states();
 
   /// Whether this is the worker with the lowest number of those that are there.
   bool first() const {
@@ -37,10 +44,6 @@ class ServerSync final : public GradientSync {
   }
   /// Updates of the servers since this was asked last, this worker's step among them: more than one where the others have gone on without it. Of workers that step together.
   int64_t take_updates();
-
-  int64_t optimizer_steps() const {
-    return servers_ ? servers_->steps() : 0;
-  }
 
   bool gradients_stay() const override {
     return true;
@@ -74,7 +77,7 @@ class ServerSync final : public GradientSync {
  private:
   class Store;
 
-  void tell_what_was_loaded(int64_t steps);
+  void check_beginning() const;
   at::Tensor value(int64_t parameter) const;
   at::Tensor gradient(int64_t parameter) const;
 
@@ -87,7 +90,8 @@ class ServerSync final : public GradientSync {
   std::vector<std::string> arrays_;
   Store* store_ = nullptr; // the engine's optimizer owns it
   int64_t taken_ = 0; // updates that take_updates() has named
-  bool loaded_ = false; // and the servers do not know it
+  bool loads_ = false; // a checkpoint, of which the servers do not know yet
+  bool begun_ = false; // with values that are right for it
   int64_t members_ = 1;
   double exposed_ = 0;
 };

@@ -10,12 +10,11 @@
 #include <utility>
 
 namespace trireme::parallel::server {
-namespace {
 
 using nlohmann::json;
 
 // Memory that servers of this host read and write themselves.
-std::shared_ptr<std::byte[]> shareable(size_t bytes) {
+std::shared_ptr<std::byte[]> Servers::shareable(size_t bytes) {
   bytes = std::max<size_t>(bytes, 1);
   if (comm::shm::Arena::obstacle().empty()) {
     if (void* const memory = comm::shm::Arena::process().allocate(bytes)) {
@@ -24,8 +23,6 @@ std::shared_ptr<std::byte[]> shareable(size_t bytes) {
   }
   return std::shared_ptr<std::byte[]>(new std::byte[bytes]);
 }
-
-} // namespace
 
 Servers::Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, json optimizer)
     : options_(std::move(options)), parameters_(std::move(parameters)), optimizer_(std::move(optimizer)) {
@@ -56,12 +53,26 @@ void Servers::connect(Connection& server) {
   server.client.reset();
   server.version.reset();
   server.client = rpc::connect(server.address, options_.access, rpc::Clock::now() + options_.patience);
-  const json reply = ask(server, {{"op", "join"}, {"worker", options_.worker}, {"workers", options_.workers}, {"parameters", describe(parameters_)}, {"optimizer", optimizer_}});
+  const int64_t loads = server.loads;
+  const json reply = ask(server, {{"op", "join"},
+                                  {"worker", options_.worker},
+                                  {"workers", options_.workers},
+                                  {"parameters", describe(parameters_)},
+                                  {"optimizer", optimizer_},
+                                  {"lives", server.joined},
+                                  {"restarted", options_.restarted}});
   if (reply.at("bytes").get<int64_t>() != server.share.bytes || reply.at("servers").get<size_t>() != options_.addresses.size() || reply.at("server").get<int>() != server.number) {
     throw InputError("server", concat(server.address, " says that it is server ", reply.at("server").get<int>(), " of ", reply.at("servers").get<int>(), "; this worker takes it for ", server.number, " of ",
                                       options_.addresses.size()),
                      "Give all workers the servers' addresses in the servers' order.");
   }
+  if (server.joined && server.loads < loads) {
+    throw Error("server",
+                concat("server ", server.number, " (", server.address,
+                       ") has started again from what it had before the checkpoint was loaded"),
+                "Look in its log why it could not write a snapshot then.");
+  }
+  server.joined = true;
   server.arrays = reply.at("arrays").get<std::vector<std::string>>();
   server.array_bytes = reply.at("array_bytes");
   server.initialized = reply.at("initialized");
@@ -83,7 +94,9 @@ json Servers::receive(Connection& server, const std::shared_ptr<rpc::Call>& call
   }
   server.clock = reply.at("clock");
   server.first_clock = reply.contains("first_clock") ? std::optional(reply["first_clock"].get<int64_t>()) : std::nullopt;
+  server.loads = reply.value("loads", server.loads);
   if (server.number == 0) {
+    step_ = reply.value("step", step_);
     first_worker_ = reply.value("first_worker", first_worker_);
   }
   if (reply.contains("steps")) {
@@ -129,7 +142,14 @@ void Servers::pull(const TensorOf& values) {
     ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
   }
   for (const auto& server : servers_) {
-    take_values(*server, values);
+    try {
+      take_values(*server, values);
+    } catch (const PeerError&) {
+      connect_again(*server, [&](int64_t) {
+        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
+        take_values(*server, values);
+      });
+    }
   }
   catch_up(values);
 }
@@ -138,7 +158,8 @@ void Servers::pull(const TensorOf& values) {
 void Servers::catch_up(const TensorOf& values) {
   const int64_t first = servers_.front()->clock;
   for (const auto& server : servers_) {
-    if (server->number == 0 || server->first_clock.value_or(first) >= first) {
+    const bool lacks_load = server->loads < servers_.front()->loads; // which this worker may have to bring
+    if (server->number == 0 || lacks_load || server->first_clock.value_or(first) >= first) {
       continue;
     }
     const json header = {{"op", "pull"}, {"first_clock", first}};
@@ -188,19 +209,6 @@ void Servers::for_each_array(const OfArray& f) {
     server->clock = clock;
     visit_arrays(*server, room.get(), f);
   }
-}
-
-void Servers::set(const TensorOf& values, const OfArray& f, int64_t steps) {
-  for (const auto& server : servers_) {
-    const auto bytes = static_cast<size_t>(server->share.bytes + server->array_bytes * std::ssize(server->arrays));
-    const auto body = shareable(bytes);
-    gather_values(*server, values);
-    std::copy_n(server->gradients.get(), server->share.bytes, body.get());
-    visit_arrays(*server, body.get() + server->share.bytes, f);
-    ask(*server, {{"op", "set"}, {"steps", steps}}, {body.get(), bytes});
-    server->initialized = true;
-  }
-  steps_ = steps;
 }
 
 void Servers::leave() {

@@ -22,6 +22,7 @@ struct WorkerOptions {
   rpc::Access access;
   int worker = 0;
   int workers = 1;
+  bool restarted = false; ///< the process that was this worker before has ended: goes on where the others are
   /// How long a worker waits for a server that has ended to come back.
   std::chrono::milliseconds patience{60'000};
 };
@@ -74,11 +75,24 @@ class Servers {
   /// A step by this worker's gradients alone, and takes the values.
   void push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values);
 
+  /// A checkpoint that this worker has read: what names it on all workers alike, the training's step, and the optimizer's.
+  struct Loaded {
+    std::string id;
+    int64_t step = 0;
+    int64_t optimizer_steps = 0;
+  };
   /// Calls f(array name, parameter, first element, values) for each piece of the optimizer's arrays, fp32, fetched from the servers.
   using OfArray = std::function<void(const std::string& array, int64_t parameter, int64_t begin, at::Tensor values)>;
   void for_each_array(const OfArray& f);
-  /// Overwrites values, arrays (f fills them) and the number of the optimizer's steps of all servers.
-  void set(const TensorOf& values, const OfArray& f, int64_t steps);
+  /// Says that this worker has loaded a checkpoint, gives the servers its values, arrays (f fills them) and steps where they ask this worker for them, and takes their values. Returns when all servers have it: before it pushes
+  /// anything. A worker that was started again takes what the others have made of it, whatever it has loaded. Errors: InputError where the others have loaded another one, or have trained without.
+  void load(const Loaded& loaded, const TensorOf& values, const OfArray& f);
+  /// Loads that this worker's values have seen; absent where not all servers' have seen the same.
+  std::optional<int64_t> loads() const;
+  /// The step of the training that a worker which begins now has behind it, as the first server said last.
+  int64_t step() const {
+    return step_;
+  }
 
   /// Steps of the servers' optimizers, as they said last.
   int64_t steps() const {
@@ -97,6 +111,7 @@ class Servers {
  private:
   struct Connection;
 
+  static std::shared_ptr<std::byte[]> shareable(size_t bytes);
   void connect(Connection& server);
   nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
   void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
@@ -114,12 +129,15 @@ class Servers {
   /// Sends a request that is answered with values; take_values() takes them.
   void ask_for_values(Connection& server, nlohmann::json header, std::span<const std::byte> body = {});
   void catch_up(const TensorOf& values);
+  nlohmann::json tell_load(Connection& server, const Loaded& loaded, const std::string& id, const TensorOf& values, const OfArray& f);
+  void begins_to_train();
   void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
   nlohmann::json push_header(const Connection& server) const;
   /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the server ends meanwhile, until `patience` is over.
   void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
-  void commit_again(Connection& server, nlohmann::json header, const TensorOf& values);
+  void make_again(Connection& server, nlohmann::json header, bool again, const TensorOf& values);
+  bool lacks_step(const Connection& server) const;
   void say_lost(const Connection& server, int64_t before) const;
 
   WorkerOptions options_;
@@ -133,6 +151,8 @@ class Servers {
   double squared_norm_ = 0; // of their sum
   bool hybrid_ = false;
   int64_t steps_ = 0;
+  int64_t step_ = 0;
+  std::optional<int64_t> loads_; // that this worker has seen, from its first load or step on
   int first_worker_ = 0;
   bool said_dense_ = false; // that a sparse parameter has a gradient in all rows
   int64_t sent_before_ = 0; // over connections that are no more

@@ -43,6 +43,7 @@ void Servers::send_push(Connection& server) {
   }
   server.answer.reset();
   server.call.reset();
+  server.withdrawn = false;
   server.pushed_clock = server.clock;
   server.pushed = server.client->call(header.dump(), server.of_gradients(), server.room_for_values());
 }
@@ -54,7 +55,10 @@ void Servers::take_answer(Connection& server) {
       const int64_t clock = server.clock;
       json reply = receive(server);
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
-      if (is_of_this_step || !server.pushed) { // a server that has taken the step meanwhile, and asked before, answers a commit with its values
+      if (reply.at("status") == "withdrawn") {
+        // the push is answered, if it was not before
+      } else if (is_of_this_step || !server.pushed) {
+        // A server that has taken the step meanwhile, and asked before, answers a commit with its values.
         reply["status"] = "commit";
         reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
         server.answer = std::move(reply);
@@ -78,7 +82,13 @@ void Servers::take_answer(Connection& server) {
 // A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to be told whose gradients count.
 void Servers::tell_members(Connection& server, bool hurries) {
   const json& decided = *servers_.front()->answer;
-  if (server.number == 0 || server.call || decided.at("status") == "stale") {
+  if (server.number == 0 || server.call) {
+    return;
+  }
+  if (decided.at("status") == "stale") { // its gradient shall not be part of a later step on another server
+    if (!server.answer && !std::exchange(server.withdrawn, true)) {
+      send(server, {{"op", "withdraw"}, {"worker", options_.worker}});
+    }
     return;
   }
   const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
@@ -112,6 +122,7 @@ void Servers::await_answers() {
 }
 
 Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
+  begins_to_train();
   loss_ = loss;
   stop_ = stop;
   gather_gradients(gradients);
@@ -142,25 +153,33 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
-// The server has ended before it answered a commit, or its answer got lost. If it does not know of the step, its part of it is made again: the gradients are still here, and the other workers do the same.
-void Servers::commit_again(Connection& server, json header, const TensorOf& values) {
-  connect_again(server, [&](int64_t of_step) {
-    bool again = !members_.empty() && server.clock <= of_step;
-    if (again) {
-      server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
-      if (server.number == 0) {
-        const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-        again = decided.at("status") == "accepted";
-      } else {
-        const int64_t clock = server.clock;
-        ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
-        server.clock = clock;
-      }
+// Whether this worker's gradient is part of the step, and the server has answered that it came too late there, because it
+// was at another step.
+bool Servers::lacks_step(const Connection& server) const {
+  if (server.number == 0 || members_.empty() || server.answer->at("status") != "stale") {
+    return false;
+  }
+  return server.first_clock ? *server.first_clock <= servers_.front()->pushed_clock : server.clock <= server.pushed_clock;
+}
+
+// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that could
+// have committed it. If it does not know of the step, its part of it is made again: the gradients are still here, and the
+// other workers do the same.
+void Servers::make_again(Connection& server, json header, bool again, const TensorOf& values) {
+  if (again) {
+    server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
+    if (server.number == 0) {
+      const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
+      again = decided.at("status") == "accepted";
+    } else {
+      const int64_t clock = server.clock;
+      ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+      server.clock = clock;
     }
-    header["clock"] = server.clock;
-    ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
-    take_values(server, values);
-  });
+  }
+  header["clock"] = server.clock;
+  ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
+  take_values(server, values);
 }
 
 void Servers::commit(const Step& step, const TensorOf& values) {
@@ -192,10 +211,16 @@ void Servers::commit(const Step& step, const TensorOf& values) {
         if (const auto sum = std::exchange(server->call, nullptr)) { // the values have come before its answer
           sum->wait_until(rpc::Clock::now() + kLongestAnswer);
         }
-        scatter(*server, *server->answer, values);
+        if (lacks_step(*server)) {
+          make_again(*server, header, true, values);
+        } else {
+          scatter(*server, *server->answer, values);
+        }
       }
     } catch (const PeerError&) {
-      commit_again(*server, header, values);
+      connect_again(*server, [&](int64_t of_step) {
+        make_again(*server, header, !members_.empty() && server->clock <= of_step, values);
+      });
     }
     if (const auto pushed = std::exchange(server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
       pushed->wait_until(rpc::Clock::now() + kLongestAnswer);
@@ -206,6 +231,7 @@ void Servers::commit(const Step& step, const TensorOf& values) {
 }
 
 void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values) {
+  begins_to_train();
   loss_ = loss;
   stop_ = false;
   gather_gradients(gradients);

@@ -18,7 +18,9 @@ void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, 
                     {"place", std::to_string(snapshot.place)},
                     {"parameters", describe(snapshot.parameters).dump()},
                     {"optimizer", snapshot.optimizer},
-                    {"last", snapshot.last.dump()}});
+                    {"last", snapshot.last.dump()},
+                    {"load", as_json(snapshot.load).dump()},
+                    {"made", nlohmann::json(snapshot.made).dump()}});
 }
 
 Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t servers) {
@@ -32,7 +34,16 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   };
   Snapshot snapshot;
   try {
-    snapshot = {std::stoi(word("place")), std::stoll(word("servers")), std::stoll(word("clock")), std::stoll(word("steps")), read_parameters(nlohmann::json::parse(word("parameters"))), word("optimizer"), nlohmann::json::parse(word("last"))};
+    const auto json = [&](const char* key) { return nlohmann::json::parse(word(key)); };
+    snapshot = {.place = std::stoi(word("place")),
+                .servers = std::stoll(word("servers")),
+                .clock = std::stoll(word("clock")),
+                .steps = std::stoll(word("steps")),
+                .parameters = read_parameters(json("parameters")),
+                .optimizer = word("optimizer"),
+                .last = json("last"),
+                .load = read_load(json("load")),
+                .made = json("made").get<std::map<int, int64_t>>()};
   } catch (const std::logic_error&) { // stoi's
     throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"), "Use another folder.");
   } catch (const nlohmann::json::exception&) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <trireme/parallel/server/load.h>
 #include <trireme/parallel/server/pieces.h>
 
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,8 @@ struct Snapshot {
   std::vector<ParameterInfo> parameters;
   std::string optimizer; ///< JSON
   nlohmann::json last; ///< what was decided in the last round
+  Load load;
+  std::map<int, int64_t> made; ///< Workers::made()
 };
 
 std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place);

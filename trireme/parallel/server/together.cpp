@@ -32,15 +32,38 @@ void Together::pull(const Waiting& waiting) {
 
 void Together::answer_pulls() {
   std::vector<Waiting> still;
+  const int64_t least = least_that_comes();
+  if (first_clock_ && *first_clock_ < least) {
+    log::warning("server ", options_.place, ": the updates of its part up to clock ", least,
+                 " of server 0 are lost: all workers that could have committed them are gone");
+    first_clock_ = least;
+  }
   for (Waiting& pull : std::exchange(pulls_, {})) {
     const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
     if (initialized_ && is_there) {
-      answer_with_values(pull, {{"status", "ok"}, {"steps", shard_->steps()}});
+      const std::vector<int> joined = workers_.of(pull.event.client);
+      answer_with_values(pull, {{"status", "ok"}, {"step", step_of(joined.empty() ? 0 : joined.front())}});
     } else {
       still.push_back(std::move(pull));
     }
   }
   pulls_ = std::move(still);
+}
+
+// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the clock of
+// server 0 that these values stand for.
+int64_t Together::least_that_comes() const {
+  std::vector<int> wait;
+  int64_t least = 0;
+  for (const Waiting& pull : pulls_) {
+    const std::vector<int> joined = workers_.of(pull.event.client);
+    wait.insert(wait.end(), joined.begin(), joined.end());
+    least = std::max(least, pull.header.value("first_clock", int64_t{0}));
+  }
+  const std::vector<int> there = workers_.there();
+  const auto waits = [&](int number) { return std::find(wait.begin(), wait.end(), number) != wait.end(); };
+  const bool all = std::all_of(there.begin(), there.end(), waits);
+  return all && !workers_.awaits_any() ? least : 0;
 }
 
 void Together::push(const Waiting& waiting) {
@@ -50,6 +73,7 @@ void Together::push(const Waiting& waiting) {
   if (!initialized_) {
     return refuse(waiting, "there are no values yet: init or pull first");
   }
+  workers_.has_pushed(number);
   const int64_t clock = waiting.clock();
   const bool wants_values = waiting.wants_values();
   if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
@@ -172,7 +196,8 @@ void Together::answer_sums() {
   for (Waiting& sum : std::exchange(sums_, {})) {
     const int64_t clock = sum.clock();
     if (clock < clock_) { // another member was faster, and has committed
-      answer(sum, clock == clock_ - 1 ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      const bool was_last = clock == clock_ - 1 && clock_ > load_.clock;
+      answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
       continue;
     }
     if (!round_.closed()) {
@@ -228,6 +253,24 @@ void Together::drop_others() {
   }
 }
 
+void Together::take_back(const Waiting& waiting) {
+  const int number = worker_of(waiting);
+  if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
+    for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
+      ++counters_.dropped;
+      if (one.wants_values()) {
+        answer_with_values(one, {{"status", "stale"}, {"loss", number_in(one.header, "loss")}});
+      } else {
+        answer_stale(one);
+      }
+    }
+    round_.reopen(number);
+    close_if_complete();
+    answer_sums();
+  }
+  answer(waiting, {{"status", "withdrawn"}});
+}
+
 void Together::commit(const Waiting& waiting) {
   const auto clock = waiting.header.at("clock").get<int64_t>();
   const auto members = waiting.header.value("members", round_.members());
@@ -239,7 +282,7 @@ void Together::commit(const Waiting& waiting) {
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
   }
-  answer_with_values(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
+  answer_with_values(waiting, {{"status", "ok"}});
 }
 
 void Together::finish_round(const json& header, double lr, std::optional<double> factor) {
@@ -290,7 +333,7 @@ void Together::withdraw(int number, const char* why) {
 
 void Together::rejoined(int number) {
   round_.remove_committer(number);
-  if (round_.closed() && !has_committer()) {
+  if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
   }
 }
@@ -302,6 +345,8 @@ void Together::without(int number) {
     if (decides() && round_.has(number)) {
       withdraw(number, "the worker has left");
       ++counters_.dropped;
+    } else if (!decides() && round_.is_added_up() && !has_committer()) {
+      ask_somebody();
     }
   } else if (!has_committer()) { // somebody else has to say how to step
     ask_somebody();
@@ -311,6 +356,20 @@ void Together::without(int number) {
     }
   }
   close_if_complete();
+  answer_sums();
+  answer_pulls();
+}
+
+void Together::begin_anew() {
+  Round before = std::exchange(round_, {});
+  for (const auto& [number, one] : before.take([](int, const Waiting&) { return true; })) {
+    ++counters_.dropped;
+    answer_stale(one);
+  }
+  for (const Waiting& late : std::exchange(late_, {})) {
+    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
+  }
+  answer_pulls();
   answer_sums();
 }
 

@@ -23,6 +23,8 @@ class Together : protected Replies {
   void push(const Waiting& waiting);
   void sum(const Waiting& waiting);
   void commit(const Waiting& waiting);
+  /// A worker's push came too late for the first server: it is taken out of the round, and answered with values.
+  void take_back(const Waiting& waiting);
   void pull(const Waiting& waiting);
   void answer_pulls();
   /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than options().
@@ -34,6 +36,12 @@ class Together : protected Replies {
   void forget_requests(uint64_t client);
   /// Takes out those of this client. The answer, which nobody hears, gives their memory back.
   void forget(std::vector<Waiting>& requests, uint64_t client);
+  /// New values have come: pushes that are here are not of them.
+  void begin_anew();
+  /// The step of the training that a worker has behind it where it goes on from these values.
+  int64_t step_of(int number) const {
+    return load_.step + (together_ ? clock_ - load_.clock : workers_.made(number));
+  }
   /// An update has been made.
   virtual void count_update() = 0;
 
@@ -48,6 +56,7 @@ class Together : protected Replies {
   bool is_hybrid() const {
     return options_.server.mode == ServerOptions::Mode::hybrid;
   }
+  int64_t least_that_comes() const;
   bool was_member(int number) const;
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace trireme::parallel::server {
@@ -18,8 +19,9 @@ class Workers {
   static constexpr std::chrono::seconds kComes{120};
   static constexpr std::chrono::seconds kComesAgain{15};
 
-  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time.
-  void join(int number, int workers, uint64_t client, bool after_restart) {
+  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process as
+  /// before, whose connection broke; `restarted`: another one after it.
+  void join(int number, int workers, uint64_t client, bool after_restart, bool lives, bool restarted) {
     if (all_.empty()) {
       awaited_until_ = rpc::Clock::now() + (after_restart ? kComesAgain : kComes);
     }
@@ -28,6 +30,11 @@ class Workers {
     Worker& worker = all_[number];
     worker.client = client;
     worker.pushes = others.value_or(worker.pushes); // it does not hold up the others by steps that it has not made
+    worker.returned = !lives && (restarted || made_.contains(number));
+    int64_t& made = made_[number];
+    if (worker.returned) { // goes on where the others are
+      made = std::max(made, slowest_made(number).value_or(0));
+    }
   }
   void leave(int number) {
     all_.at(number).client.reset();
@@ -80,6 +87,37 @@ class Workers {
 
   void count_push(int number) {
     ++all_.at(number).pushes;
+    ++made_[number];
+  }
+  /// It trains.
+  void has_pushed(int number) {
+    all_.at(number).returned = false;
+  }
+  /// Whether it is a process that was started again, and has not trained since.
+  bool has_returned(int number) const {
+    const auto found = all_.find(number);
+    return found != all_.end() && found->second.returned;
+  }
+  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that is
+  /// started again begins where the slowest other one is.
+  const std::map<int, int64_t>& made() const {
+    return made_;
+  }
+  void set_made(std::map<int, int64_t> made) {
+    made_ = std::move(made);
+  }
+  int64_t made(int number) const {
+    const auto found = made_.find(number);
+    return found == made_.end() ? 0 : found->second;
+  }
+  /// A load: all of them go on from it.
+  void begin_anew() {
+    for (auto& [number, worker] : all_) {
+      worker.pushes = 0;
+    }
+    for (auto& [number, made] : made_) {
+      made = 0;
+    }
   }
   /// Pushes of a worker more than of the slowest that is there.
   int64_t ahead(int number) const {
@@ -91,7 +129,18 @@ class Workers {
   struct Worker {
     std::optional<uint64_t> client; // none: gone, or it has left
     int64_t pushes = 0;
+    bool returned = false;
   };
+
+  std::optional<int64_t> slowest_made(int but) const {
+    std::optional<int64_t> least;
+    for (const auto& [number, worker] : all_) {
+      if (worker.client && number != but) {
+        least = std::min(least.value_or(made(number)), made(number));
+      }
+    }
+    return least;
+  }
 
   std::optional<int64_t> slowest(std::optional<int> but = std::nullopt) const {
     std::optional<int64_t> least;
@@ -104,6 +153,7 @@ class Workers {
   }
 
   std::map<int, Worker> all_;
+  std::map<int, int64_t> made_;
   int64_t expected_ = 1;
   rpc::Clock::time_point awaited_until_;
 };

@@ -92,8 +92,8 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
-  if (ranks_.alone()) {
-    return LinearImpl::forward(x);
+  if (ranks_.alone()) { // not LinearImpl's forward, which adds the bias in a pass of its own to what has more than two dims
+    return at::linear(x, weight, bias);
   }
   const at::Tensor y = project(x);
   return bias.defined() ? y + bias : y;

@@ -1,0 +1,180 @@
+#include <trireme/engine/placements.h>
+
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/exchange.h>
+#include <trireme/engine/same_options.h>
+
+#include <nlohmann/json.hpp>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace trireme::engine {
+namespace {
+
+using bucket::Placement;
+
+struct Said {
+  std::string name;
+  at::Tensor parameter;
+  Placement own; // by the layers
+  Placement given; // by the program
+};
+
+[[noreturn]] void refuse(const Said& said, const std::string& what, const std::string& next) {
+  throw InputError("engine", concat("the placement of parameter \"", said.name, "\" ", what), next);
+}
+
+bool says_box(const Placement& placement) {
+  return !placement.global_shape.empty();
+}
+
+void check(const Said& said, int program_groups) {
+  const at::Tensor& parameter = said.parameter;
+  const Placement& placement = said.given;
+  if (!parameter.requires_grad() && (says_box(placement) || placement.reduce_group != 0)) {
+    refuse(said, "is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
+  }
+  bool fits =
+      placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
+      (placement.global_shape.empty() ? placement.parts == 1 : std::ssize(placement.global_shape) == parameter.dim());
+  for (size_t dim = 0; fits && dim < placement.global_shape.size(); ++dim) {
+    const int64_t begin = placement.box_offset[dim];
+    const int64_t parts = dim == 0 ? placement.parts : 1;
+    const int64_t size = parameter.size(static_cast<int64_t>(dim));
+    fits = begin >= 0 && size % parts == 0 && placement.global_shape[dim] % parts == 0 &&
+           begin + size / parts <= placement.global_shape[dim] / parts;
+  }
+  if (!fits) {
+    refuse(said,
+           concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ",
+                  at::IntArrayRef(placement.box_offset), ", in which its shape ", parameter.sizes(), " has no place"),
+           "Both have a number for each dimension, and offset + size is at most the global size; or leave both empty.");
+  }
+  if (placement.reduce_group < 0 || placement.reduce_group > program_groups) {
+    refuse(said,
+           concat("says reduce_group ", placement.reduce_group, ", and there are ", program_groups + 1, " groups"),
+           "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
+  }
+}
+
+// Along each dim one of the two may cut the whole; or both say the same.
+void merge_boxes(const Said& said, Placement& merged) {
+  const Placement& own = said.own;
+  const Placement& given = said.given;
+  if (!says_box(own)) {
+    merged.global_shape = given.global_shape;
+    merged.box_offset = given.box_offset;
+    merged.parts = given.parts;
+    return;
+  }
+  for (size_t dim = 0; dim < own.global_shape.size(); ++dim) {
+    const int64_t size = said.parameter.size(static_cast<int64_t>(dim));
+    const auto cuts = [&](const Placement& placement) {
+      return placement.global_shape[dim] != size || placement.box_offset[dim] != 0 || (dim == 0 && placement.parts > 1);
+    };
+    const bool same = own.global_shape[dim] == given.global_shape[dim] &&
+                      own.box_offset[dim] == given.box_offset[dim] && (dim > 0 || own.parts == given.parts);
+    if (cuts(own) && cuts(given) && !same) {
+      refuse(said,
+             concat("says that of dim ", dim, " this rank has ", size, " from ", given.box_offset[dim], " on, of ",
+                    given.global_shape[dim], ", and its layer says from ", own.box_offset[dim], " on, of ",
+                    own.global_shape[dim]),
+             concat("The layer splits dim ", dim, " among the tensor ranks by itself: say global_shape ", size,
+                    " and box_offset 0 there, and boxes along other dims only."));
+    }
+    if (cuts(given)) {
+      merged.global_shape[dim] = given.global_shape[dim];
+      merged.box_offset[dim] = given.box_offset[dim];
+      merged.parts = dim == 0 ? given.parts : merged.parts;
+    }
+  }
+}
+
+Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, bool is_split_by_program) {
+  if (!said.own.tile.empty() && says_box(said.given)) {
+    refuse(said, "has a box, and the parameter is a tile of a zero::TiledLinear",
+           "Leave the box out, or use a layer without tiles.");
+  }
+  if (is_split_by_program) {
+    return said.given;
+  }
+  Placement placement = said.own;
+  placement.counts_in_norm = said.own.counts_in_norm && said.given.counts_in_norm;
+  if (says_box(said.given)) {
+    merge_boxes(said, placement);
+  }
+  if (said.given.reduce_group != 0) {
+    const bool is_whole = parts.tensor.size() > 1 && !is_split_by_layer;
+    if (is_whole && parts.whole.is_sum) {
+      refuse(
+          said,
+          concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.tensor.size(),
+                 " tensor ranks have it whole: with sequence_parallel its gradients are to be added up over them too"),
+          "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
+    }
+    placement.reduce_group =
+        is_whole ? parts.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1] : said.given.reduce_group;
+  }
+  return placement;
+}
+
+// Parameters of which the program gives each tensor rank another box. Collective over them.
+std::set<std::string> split_by_program(const std::vector<Said>& all, const comm::Group& tensor) {
+  nlohmann::json boxes = nlohmann::json::object();
+  for (const Said& said : all) {
+    boxes[said.name] = {said.given.global_shape, said.given.box_offset, said.given.parts};
+  }
+  const auto different = [](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+    std::set<std::string> names;
+    for (const nlohmann::json& one : of_ranks) {
+      for (const auto& [name, box] : one.items()) {
+        if (of_ranks.front().value(name, nlohmann::json()) != box) {
+          names.insert(name);
+        }
+      }
+    }
+    return names;
+  };
+  return checkpoint::decide(tensor, boxes, different).get<std::set<std::string>>();
+}
+
+} // namespace
+
+std::map<const void*, Placement> merged_placements(const Parts& parts, const InitializeOptions& options) {
+  std::map<const void*, Placement> placements;
+  std::vector<Said> all;
+  std::set<const void*> seen;
+  for (const auto& item : parts.model->named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      all.push_back({item.key(), item.value(), parts.placement_of(item.value()), {}});
+    }
+  }
+  if (!options.placement) {
+    for (const Said& said : all) {
+      placements.emplace(said.parameter.unsafeGetTensorImpl(), said.own);
+    }
+    return placements;
+  }
+  check_together(parts.everyone, [&] {
+    for (Said& said : all) {
+      said.given = options.placement(said.name, said.parameter);
+      check(said, parts.program_groups);
+    }
+  });
+  const std::set<std::string> by_program =
+      parts.tensor.size() > 1 ? split_by_program(all, parts.tensor) : std::set<std::string>();
+  check_together(parts.everyone, [&] {
+    for (const Said& said : all) {
+      const void* const impl = said.parameter.unsafeGetTensorImpl();
+      const bool by_layer = parts.split.count(impl) != 0;
+      placements.emplace(impl, merged(said, parts, by_layer, !by_layer && by_program.count(said.name) != 0));
+    }
+  });
+  return placements;
+}
+
+} // namespace trireme::engine
