@@ -458,7 +458,7 @@ int TrainRun::train() {
     share_duties();
     monitor::StepMetrics m = metrics();
     evaluate(m);
-    log_->step(m);
+    writer_.with_log([&](RunLog& log) { log.step(m); });
   }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {
