@@ -110,14 +110,14 @@ TEST_F(LeaseTest, AnAgentThatIsAskedToEndSaysThatTheRanksAreGone) {
 
 TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=never"});
-  options.heartbeat_timeout = 1;
+  options.heartbeat_timeout = 2;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGSTOP);
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")) && !is_running(pid_of("pid.rank.1.0")); }));
   ::kill(launch.pid(), SIGCONT);
   EXPECT_NE(launch.wait(), 0);
-  EXPECT_THAT(launch.err(), HasSubstr("the agent has not heard of the launcher for 3.00 s and ends its ranks"));
+  EXPECT_THAT(launch.err(), HasSubstr("the agent has not heard of the launcher for 6.00 s and ends its ranks"));
 }
 
 } // namespace

@@ -295,7 +295,7 @@ void SimulatedHosts::guard(const std::shared_ptr<Agent>& agent) {
   if (options_.leases && !agent->guardian_stopped && host_time(*agent->host) >= agent->guardian_until) {
     kill_ranks(agent);
   }
-  simulator_.after(milliseconds(100), [this, agent, start = agent->starts] {
+  simulator_.after(milliseconds(200), [this, agent, start = agent->starts] {
     if (agent->starts == start) {
       guard(agent);
     }

@@ -77,7 +77,7 @@ class HostsTrainTest : public RunFolder {
   }
   std::string on_hosts(const std::string& out, int nodes, const std::string& more) const {
     return concat(kTrireme, " train ", path("run.json"), " --hostfile ", path("hosts"), " --rsh ", path("rsh"),
-        " --min-nodes ", nodes, " --max-nodes ", nodes, " --heartbeat-timeout 1 --out ",
+        " --min-nodes ", nodes, " --max-nodes ", nodes, " --heartbeat-timeout 2 --out ",
                   path(out), ' ', more);
   }
   std::future<Finished> begin(const std::string& command, int seconds = 200) const {
@@ -140,7 +140,7 @@ TEST_F(HostsTrainTest, TheRanksOfASilentHostHaveEndedBeforeOthersTrain) {
   stop_job();
   const Finished finished = job.get();
   EXPECT_EQ(finished.status, 0) << finished.output;
-  EXPECT_THAT(finished.output, AllOf(HasSubstr("is lost: it has said nothing for 1.00 s"),
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("is lost: it has said nothing for 2.00 s"),
       HasSubstr("may still run, until its lease ends")));
   expect_one_training("out");
 }
