@@ -55,7 +55,8 @@ TEST_F(RunTokenTest, TheNewestAttemptMayWriteAndAnOlderOneIsTold) {
   second.claim();
   EXPECT_EQ(second.attempt(), 2);
   second.check();
-  EXPECT_THAT(refusal_of(first), AllOf(HasSubstr("this training (attempt 1) was replaced by attempt 2, started 20"), HasSubstr("Z on host node7, which writes into "), HasSubstr("/run now; nothing was written."),
+  EXPECT_THAT(refusal_of(first), AllOf(HasSubstr("this training (attempt 1) was replaced by attempt 2, started 20"),
+      HasSubstr("Z on host node7, which writes into "), HasSubstr("/run now; nothing was written."),
                                        HasSubstr("--resume")));
   EXPECT_THAT(files(), ElementsAre("attempt.2"));
   RunToken third(logs);

@@ -241,7 +241,8 @@ TEST_F(SaveRanksTest, ARankKilledDuringTheSaveLeavesTheEarlierCheckpoint) {
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "global_step3", "latest"));
 }
 
-// A later training claims the run folder in the middle of a save: what is in the folder by then stays, and nothing is added or removed.
+// A later training claims the run folder in the middle of a save: what is in the folder by then stays, and nothing is
+// added or removed.
 TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
   enum At { before_it = 1, before_it_is_visible, before_latest, before_old_ones_go };
   for (const int at : {before_it, before_it_is_visible, before_latest, before_old_ones_go}) {
@@ -250,7 +251,8 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
                             const auto save_with = [&](int64_t step, const SaveOptions& options) {
-                              save(root, step_tag(step), world.group(), {part(step, world.rank(), world.size())}, {}, {}, options);
+                              save(root, step_tag(step), world.group(), {part(step, world.rank(), world.size())}, {},
+                                  {}, options);
                             };
                             SaveOptions options;
                             options.keep_last = 1;
@@ -266,7 +268,9 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
                               }
                               token.check();
                             };
-                            EXPECT_THAT(message_of<PeerError>([&] { save_with(2, options); }), AllOf(HasSubstr("this training (attempt "), HasSubstr("was replaced by attempt "), HasSubstr("nothing was written")));
+                            EXPECT_THAT(message_of<PeerError>([&] { save_with(2, options); }),
+                                AllOf(HasSubstr("this training (attempt "), HasSubstr("was replaced by attempt "),
+                                HasSubstr("nothing was written")));
                             EXPECT_EQ(calls, world.rank() == 0 ? at : 0);
                             world.group().barrier("done").wait();
                           }),
@@ -276,7 +280,8 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
       names.insert(entry.path().filename().string());
     }
     const bool visible = at > before_it_is_visible;
-    EXPECT_EQ(names, visible ? (std::set<std::string>{"global_step1", "global_step2", "latest"}) : (std::set<std::string>{"global_step1", "latest"}));
+    EXPECT_EQ(names, visible ? (std::set<std::string>{"global_step1", "global_step2", "latest"})
+        : (std::set<std::string>{"global_step1", "latest"}));
     EXPECT_EQ(read_latest(root), at > before_latest ? "global_step2" : "global_step1");
     EXPECT_EQ(Checkpoint::open(root / "global_step1").step(), 1);
   }

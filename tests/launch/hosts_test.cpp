@@ -357,7 +357,8 @@ TEST_F(HostsOfTasksTest, AWorkerWhoseHostRefusesHoldsUpNobody) {
   touch("down.b");
   LaunchProcess launch(tasks(2, 2, 1), folder());
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), HasSubstr("worker 1 is not started again (its host is lost): the job goes on with 1 worker\n"));
+  EXPECT_THAT(launch.err(),
+      HasSubstr("worker 1 is not started again (its host is lost): the job goes on with 1 worker\n"));
   EXPECT_TRUE(fs::exists(folder() / "pid.rank.w0.0"));
 }
 
@@ -365,7 +366,8 @@ TEST_F(HostsOfTasksTest, AServerWhoseHostRefusesEndsTheJob) {
   touch("down.b");
   LaunchProcess launch(tasks(2, 1, 2), folder());
   EXPECT_EQ(launch.wait(), 1);
-  EXPECT_THAT(launch.err(), HasSubstr("server 1 cannot be started (its host is lost), and no worker can train without it: the job ends\n"));
+  EXPECT_THAT(launch.err(),
+      HasSubstr("server 1 cannot be started (its host is lost), and no worker can train without it: the job ends\n"));
   EXPECT_FALSE(fs::exists(folder() / "pid.rank.w0.0"));
 }
 

@@ -54,8 +54,10 @@ TEST(Lease, EndsForItsHolderBeforeTheLauncherCountsOnIt) {
     for (int beat = 0; beat < 20; ++beat) {
       const double asked = now;
       const double answered = asked + seconds(5);
-      granted.answered(Clock::time_point() + duration_cast<Clock::duration>(duration<double>(answered * launchers_rate)));
-      lease.granted(duration_cast<HostTime>(duration<double>(asked * agents_rate))); // the answer arrives at any time, or never
+      const duration<double> at_the_launcher(answered * launchers_rate);
+      granted.answered(Clock::time_point() + duration_cast<Clock::duration>(at_the_launcher));
+      // The answer arrives at any time, or never.
+      lease.granted(duration_cast<HostTime>(duration<double>(asked * agents_rate)));
       now = answered + seconds(1);
     }
     const double held_until = duration<double>(lease.until() + kGuardianLater).count() / agents_rate;
@@ -91,7 +93,8 @@ TEST_F(LeaseTest, TheRanksOfAStoppedAgentHaveEndedBeforeOthersStart) {
   EXPECT_TRUE(eventually([&] { return !is_running(agent); })) << "its own lease is over";
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost: it has said nothing for 2.00 s"), HasSubstr("ranks on host b may still run, until its lease ends")));
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost: it has said nothing for 2.00 s"),
+      HasSubstr("ranks on host b may still run, until its lease ends")));
 }
 
 // The leases here are longer than these tests may take.
@@ -107,14 +110,14 @@ TEST_F(LeaseTest, AnAgentThatIsAskedToEndSaysThatTheRanksAreGone) {
 
 TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=never"});
-  options.heartbeat_timeout = 1;
+  options.heartbeat_timeout = 2;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGSTOP);
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")) && !is_running(pid_of("pid.rank.1.0")); }));
   ::kill(launch.pid(), SIGCONT);
   EXPECT_NE(launch.wait(), 0);
-  EXPECT_THAT(launch.err(), HasSubstr("the agent has not heard of the launcher for 3.00 s and ends its ranks"));
+  EXPECT_THAT(launch.err(), HasSubstr("the agent has not heard of the launcher for 6.00 s and ends its ranks"));
 }
 
 } // namespace

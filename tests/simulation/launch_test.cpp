@@ -1,4 +1,5 @@
-// The launcher's decisions over hosts that are silent, lost, slow, refuse or come back: attempts, leases, the pool of hosts, tasks.
+// The launcher's decisions over hosts that are silent, lost, slow, refuse or come back: attempts, leases, the pool of
+// hosts, tasks.
 #include "schedules.h"
 #include "simulated_hosts.h"
 
@@ -26,9 +27,11 @@ using std::chrono::seconds;
 class SimulatedJob {
  public:
   SimulatedJob(Simulator& simulator, const SimulatedHosts::Options& hosts, const fs::path& folder)
-      : simulator_(simulator), folder_(folder), hosts_(simulator, hosts, folder / "run"), nothing_(::open("/dev/null", O_WRONLY)), screen_(nothing_.get(), nothing_.get()), account_(nullptr) {
+      : simulator_(simulator), folder_(folder), hosts_(simulator, hosts, folder / "run"),
+          nothing_(::open("/dev/null", O_WRONLY)), screen_(nothing_.get(), nothing_.get()), account_(nullptr) {
     for (int i = 0; i < hosts.hosts; ++i) {
-      options_.hosts.push_back({std::string(1, static_cast<char>('a' + i)), 1 + static_cast<int>(simulator.random().below(2)), "192.0.2." + std::to_string(i + 1)});
+      options_.hosts.push_back({std::string(1, static_cast<char>('a' + i)),
+          1 + static_cast<int>(simulator.random().below(2)), "192.0.2." + std::to_string(i + 1)});
     }
     options_.ranks = 0;
     options_.command = {"program"};
@@ -71,7 +74,8 @@ class SimulatedJob {
     };
     const auto connect = [this](launch::AgentSetup setup) {
       auto connection = hosts_.connect(setup, launcher_);
-      return std::make_unique<launch::RemotePlace>(std::move(setup), std::move(connection), [this](const std::string& words) { simulator_.note("said: " + words); });
+      return std::make_unique<launch::RemotePlace>(std::move(setup), std::move(connection),
+          [this](const std::string& words) { simulator_.note("said: " + words); });
     };
     launch::LaunchOptions hosts = options_;
     if (options_.servers > 0) {
@@ -114,13 +118,15 @@ void break_hosts(Simulator& simulator, SimulatedJob& job, int64_t most) {
   const auto hosts = std::ssize(job.options().hosts);
   for (int64_t fault = 0; fault < faults; ++fault) {
     const auto when = random.between(seconds(0), seconds(25));
-    const auto how_long = random.chance(0.3) ? random.between(milliseconds(100), seconds(3)) : random.between(seconds(3), seconds(60));
+    const auto how_long = random.chance(0.3) ? random.between(milliseconds(100), seconds(3))
+        : random.between(seconds(3), seconds(60));
     const int host = static_cast<int>(random.below(hosts));
     const int64_t kind = random.below(10);
     const bool flag = random.chance(0.5);
     simulator.after(when, [&simulator, &job, host, kind, flag, how_long] {
       SimulatedHosts& all = job.hosts();
-      const auto later = [&simulator, how_long](std::function<void()> action) { simulator.after(how_long, std::move(action)); };
+      const auto later = [&simulator, how_long](std::function<void()> action) { simulator.after(how_long,
+          std::move(action)); };
       switch (kind) {
         case 0:
           all.stop_agent(host, flag);

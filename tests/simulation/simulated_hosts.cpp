@@ -92,7 +92,8 @@ class SimulatedHosts::Connection : public launch::AgentConnection {
   std::shared_ptr<Agent> agent_;
 };
 
-SimulatedHosts::SimulatedHosts(Simulator& simulator, const Options& options, std::filesystem::path run_folder) : simulator_(simulator), options_(options), run_folder_(std::move(run_folder)) {
+SimulatedHosts::SimulatedHosts(Simulator& simulator, const Options& options, std::filesystem::path run_folder)
+    : simulator_(simulator), options_(options), run_folder_(std::move(run_folder)) {
   hosts_.resize(static_cast<size_t>(options.hosts));
   for (size_t i = 0; i < hosts_.size(); ++i) {
     hosts_[i].name = std::string(1, static_cast<char>('a' + i));
@@ -118,7 +119,8 @@ std::unique_ptr<launch::AgentConnection> SimulatedHosts::connect(const launch::A
   agent->host = &host;
   agent->launcher = launcher;
   // A login takes its time, and longer than the launcher's patience if nobody answers.
-  const Clock::duration login = simulator_.random().chance(0.05) ? simulator_.random().between(seconds(1), seconds(30)) : simulator_.random().between(milliseconds(5), milliseconds(500));
+  const Clock::duration login = simulator_.random().chance(0.05) ? simulator_.random().between(seconds(1), seconds(30))
+      : simulator_.random().between(milliseconds(5), milliseconds(500));
   agent->lives = false;
   simulator_.after(login, [this, agent] {
     if (agent->host->refuses || !agent->launcher_open) {
@@ -206,7 +208,8 @@ void SimulatedHosts::obey(const std::shared_ptr<Agent>& agent, const Message& or
   agent->guardian_stopped = false; // what is told to it continues it
   if (what == "job") {
     const HostTime asked = host_time(host);
-    agent->lease = launch::Lease(std::chrono::duration_cast<HostTime>(std::chrono::duration<double>(order.at("lease_s").get<double>())));
+    const std::chrono::duration<double> length(order.at("lease_s").get<double>());
+    agent->lease = launch::Lease(std::chrono::duration_cast<HostTime>(length));
     agent->lease.granted(asked);
     tell(agent, {{"is", "ready"}, {"protocol", launch::kProtocol}, {"pid", 1}, {"asked", asked.count()}});
   } else if (what == "beat") {
@@ -224,7 +227,8 @@ void SimulatedHosts::obey(const std::shared_ptr<Agent>& agent, const Message& or
     start_ranks(agent, launch::unpack_share(order.at("share")));
   } else if (what == "signal" || what == "stop") {
     const int number = order.at("signal");
-    const auto until_they_end = simulator_.random().chance(0.1) ? simulator_.random().between(seconds(1), seconds(90)) : simulator_.random().between(milliseconds(1), milliseconds(900));
+    const auto until_they_end = simulator_.random().chance(0.1) ? simulator_.random().between(seconds(1), seconds(90))
+        : simulator_.random().between(milliseconds(1), milliseconds(900));
     simulator_.after(until_they_end, [this, agent, number, start = agent->starts] {
       for (size_t i = 0; i < agent->ranks.size() && agent->starts == start; ++i) {
         end_rank(agent, i, number == SIGINT ? SIGINT : 0);
@@ -253,10 +257,12 @@ void SimulatedHosts::start_ranks(const std::shared_ptr<Agent>& agent, const laun
       rank.task = name == "TRIREME_SERVER" || name == "TRIREME_WORKER" ? name + "=" + value : rank.task;
     }
     agent->ranks.push_back(std::move(rank));
-    simulator_.note("host " + agent->host->name + " starts rank " + std::to_string(share.first_rank + i) + " of start " + std::to_string(share.restarts) + ' ' + agent->ranks.back().task);
+    simulator_.note(concat("host ", agent->host->name, " starts rank ", share.first_rank + i, " of start ",
+                           share.restarts, ' ', agent->ranks.back().task));
   }
   for (size_t i = 0; i < agent->ranks.size(); ++i) {
-    simulator_.after(simulator_.random().between(milliseconds(100), seconds(1)), [this, agent, i, start = agent->starts] {
+    simulator_.after(simulator_.random().between(milliseconds(100), seconds(1)),
+        [this, agent, i, start = agent->starts] {
       if (agent->starts == start) {
         work(agent, i);
       }
@@ -289,7 +295,7 @@ void SimulatedHosts::guard(const std::shared_ptr<Agent>& agent) {
   if (options_.leases && !agent->guardian_stopped && host_time(*agent->host) >= agent->guardian_until) {
     kill_ranks(agent);
   }
-  simulator_.after(milliseconds(100), [this, agent, start = agent->starts] {
+  simulator_.after(milliseconds(200), [this, agent, start = agent->starts] {
     if (agent->starts == start) {
       guard(agent);
     }
@@ -318,7 +324,8 @@ void SimulatedHosts::work(const std::shared_ptr<Agent>& agent, size_t i) {
     return;
   }
   const bool is_task = !rank.task.empty();
-  if (!is_task && rank.worked > 1 && !others_live(rank, agent->ranks_of_start) && !all_done() && simulator_.random().chance(0.15)) {
+  if (!is_task && rank.worked > 1 && !others_live(rank, agent->ranks_of_start) && !all_done()
+      && simulator_.random().chance(0.15)) {
     end_rank(agent, i, kExit1); // the others are gone, which may take up to a time-out to be seen
     return;
   }
@@ -331,7 +338,7 @@ void SimulatedHosts::work(const std::shared_ptr<Agent>& agent, size_t i) {
       }
       rank.token->check();
       if (rank.token->attempt() < last_writer_) {
-        simulator_.violate("attempt " + std::to_string(rank.token->attempt()) + " wrote the run after attempt " + std::to_string(last_writer_));
+        simulator_.violate(concat("attempt ", rank.token->attempt(), " wrote the run after attempt ", last_writer_));
       }
       last_writer_ = rank.token->attempt();
       work_done_ += all_done() ? 0 : 1;
@@ -344,7 +351,8 @@ void SimulatedHosts::work(const std::shared_ptr<Agent>& agent, size_t i) {
     end_rank(agent, i, 0);
     return;
   }
-  simulator_.after(simulator_.random().between(milliseconds(900), milliseconds(1100)), [this, agent, i, start = agent->starts] {
+  simulator_.after(simulator_.random().between(milliseconds(900), milliseconds(1100)),
+      [this, agent, i, start = agent->starts] {
     if (agent->starts == start) {
       work(agent, i);
     }
@@ -383,7 +391,8 @@ void SimulatedHosts::kill_ranks(const std::shared_ptr<Agent>& agent) {
   if (!agent->guardian_lives || agent->guardian_stopped) {
     return;
   }
-  simulator_.after(simulator_.random().between(milliseconds(1), milliseconds(700)), [this, agent, start = agent->starts] {
+  simulator_.after(simulator_.random().between(milliseconds(1), milliseconds(700)),
+      [this, agent, start = agent->starts] {
     for (size_t i = 0; i < agent->ranks.size() && agent->starts == start; ++i) {
       end_rank(agent, i, SIGKILL);
     }
@@ -478,7 +487,8 @@ void SimulatedHosts::refuse(int number, bool refuses) {
 
 void SimulatedHosts::cut(int number, bool to_agent, bool is_cut) {
   Host& host = hosts_[static_cast<size_t>(number)];
-  simulator_.note("the line " + std::string(to_agent ? "to host " : "from host ") + host.name + (is_cut ? " is cut" : " is whole again"));
+  simulator_.note("the line " + std::string(to_agent ? "to host " : "from host ") + host.name + (is_cut ? " is cut"
+      : " is whole again"));
   (to_agent ? host.cut_to_agent : host.cut_to_launcher) = is_cut;
   for (const auto& agent : host.agents) {
     if (!is_cut && to_agent) {

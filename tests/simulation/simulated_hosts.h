@@ -16,10 +16,12 @@
 
 namespace trireme::simulation {
 
-/// Hosts with agents, guardians and ranks, for the launcher's real decisions (RemotePlace, HostPool, Attempt, tasks): messages, leases and the token
+/// Hosts with agents, guardians and ranks, for the launcher's real decisions (RemotePlace, HostPool, Attempt, tasks):
+/// messages, leases and the token
 /// of the run folder are the real ones, what would be a process is an entry here.
 ///
-/// A rank of a job of ranks works until all of its start have done the work, ends when one of the others has, and rank 0 writes the run once a second
+/// A rank of a job of ranks works until all of its start have done the work, ends when one of the others has, and rank
+/// 0 writes the run once a second
 /// if its token lets it. A worker works by itself, a server until it is asked to end.
 class SimulatedHosts {
  public:

@@ -67,7 +67,8 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
 TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
   for (const char* later : {"0", "0.05", "0.1", "0.2", "0.3", "0.5"}) {
     const std::string out = concat("out", later);
-    const Finished run = sh(concat(command(out), " --stopped-status 75 & p=$!; while [ ! -e ", path(out), "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"), 60);
+    const Finished run = sh(concat(command(out), " --stopped-status 75 & p=$!; while [ ! -e ", path(out),
+        "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"), 60);
     EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
     EXPECT_EQ(report(out)["status"], "preempted");
     if (!fs::exists(folder / out / "checkpoints/latest")) {

@@ -21,7 +21,8 @@ namespace trireme::tools {
 /// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
 /// TensorBoard events, run.json and report.html. A file that cannot be
 /// written (a full disk) is complained about once and does not end the training.
-/// Errors of all functions: ReplacedError when a later training has claimed the run folder (`token`); nothing is written then.
+/// Errors of all functions: ReplacedError when a later training has claimed the run folder (`token`); nothing is
+/// written then.
 class RunLog {
  public:
   RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,

@@ -13,16 +13,19 @@
 
 namespace trireme::tools {
 
-/// A process's part in writing the run folder: nothing, or all of it, once it has claimed the folder (base/run_token.h).
+/// A process's part in writing the run folder: nothing, or all of it, once it has claimed the folder
+/// (base/run_token.h).
 ///
-/// In a world of ranks rank 0 writes from the start to the end. Of workers and replicas, each a world of its own, the first one writes; another one may take over
+/// In a world of ranks rank 0 writes from the start to the end. Of workers and replicas, each a world of its own, the
+/// first one writes; another one may take over
 /// before this one has seen that it is not the first any more: then it stops, and the training goes on.
 /// Errors: ReplacedError once another training has claimed the folder.
 class RunWriter {
  public:
   /// `worker`: the number of this worker or replica.
   RunWriter(const std::filesystem::path& folder, std::optional<int64_t> worker)
-      : folder_(folder), worker_(worker), token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
+      : folder_(folder), worker_(worker),
+          token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
 
   const std::shared_ptr<RunToken>& token() const {
     return token_;
@@ -38,7 +41,8 @@ class RunWriter {
     handed_over_ = handed_over_ && is_first;
   }
   /// From now on this process writes. A worker claims the folder here.
-  void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets, std::optional<int64_t> resumed_step) {
+  void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
+      std::optional<int64_t> resumed_step) {
     write([&] {
       if (worker_) {
         token_->claim();

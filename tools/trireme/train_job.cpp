@@ -92,7 +92,12 @@ class RunLock {
 
 /// Why this job must not start its ranks again: a later one has claimed the run folder. "": it has not.
 std::string superseded(const RunToken& token, const std::string& run_id, const fs::path& folder) {
-  const auto newest = RunToken::newest(folder);
+  std::optional<RunToken::Holder> newest;
+  try {
+    newest = RunToken::newest(folder);
+  } catch (const Error&) {
+    return ""; // the ranks cannot write there either, and say so
+  }
   if (!newest || newest->attempt <= token.attempt() || newest->job == run_id) {
     return "";
   }

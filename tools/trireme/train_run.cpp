@@ -239,7 +239,8 @@ std::optional<fs::path> TrainRun::saved_by_this_job() const {
   return client.value(kJob, "") == job_ ? std::optional(newest.folder()) : std::nullopt;
 }
 
-// A restart continues from its job's last checkpoint, or from where the job began. The run folder is claimed before: a training that lives on elsewhere saves no more.
+// A restart continues from its job's last checkpoint, or from where the job began. The run folder is claimed before: a
+// training that lives on elsewhere saves no more.
 std::optional<TrainRun::Start> TrainRun::start() const {
   engine::check_together(world_.group(), [&] {
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
@@ -411,7 +412,8 @@ void TrainRun::share_duties() {
   if (!writer_.writes() && (others_are_done_ = is_done_by_others())) {
     return;
   }
-  if (writer_.writes()) { // a worker with a lower number is back, or this one was so late that the others have gone on without it
+  // A worker with a lower number is back, or this one was so late that the others have gone on without it.
+  if (writer_.writes()) {
     writer_.stop();
     return;
   }
@@ -456,7 +458,7 @@ int TrainRun::train() {
     share_duties();
     monitor::StepMetrics m = metrics();
     evaluate(m);
-    log_->step(m);
+    writer_.with_log([&](RunLog& log) { log.step(m); });
   }
   save(); // before what could go wrong
   if (monitor::tracer().on()) {

@@ -13,7 +13,9 @@ namespace trireme {
 class ReplacedError : public PeerError {
  public:
   ReplacedError(const std::string& happened, bool by_own_job)
-      : PeerError("run", happened, "Let the other one go on. To go on with this one instead, end the other and use --resume."), by_own_job_(by_own_job) {}
+      : PeerError("run", happened,
+          "Let the other one go on. To go on with this one instead, end the other and use --resume."),
+          by_own_job_(by_own_job) {}
   /// Whether another process of the same job has taken over, as a replica does whose first one is lost.
   bool by_own_job() const {
     return by_own_job_;
@@ -23,11 +25,15 @@ class ReplacedError : public PeerError {
   bool by_own_job_;
 };
 
-/// The right to write a run folder, which the newest attempt has: a fencing token. A start of the training claims it, and its writer checks it before
-/// it writes, so that one that was taken for lost (a silent host, a stopped process) and comes back later damages nothing.
+/// The right to write a run folder, which the newest attempt has: a fencing token. A start of the training claims it,
+/// and its writer checks it before
+/// it writes, so that one that was taken for lost (a silent host, a stopped process) and comes back later damages
+/// nothing.
 ///
-/// In `folder`, attempt.N is the claim of attempt N: a JSON object, made with O_EXCL. Who makes it removes those with lower numbers, the newest stays:
-/// numbers grow as long as the folder exists. A check opens the own claim, which a shared file system looks up anew, and not a name that may be in a cache.
+/// In `folder`, attempt.N is the claim of attempt N: a JSON object, made with O_EXCL. Who makes it removes those with
+/// lower numbers, the newest stays:
+/// numbers grow as long as the folder exists. A check opens the own claim, which a shared file system looks up anew,
+/// and not a name that may be in a cache.
 /// Between a check and the write after it, another attempt may claim: the lease of launch/lease.h makes that rare.
 /// Cost: a check opens and reads one small file (10 us on a local disk). Not for several threads at once.
 class RunToken {
@@ -42,13 +48,15 @@ class RunToken {
     std::string id;
   };
 
-  /// Claims nothing yet. `job`: see Holder. `after`: the attempt that the job's launcher has claimed; processes of the job then take over from each other only,
+  /// Claims nothing yet. `job`: see Holder. `after`: the attempt that the job's launcher has claimed; processes of the
+  /// job then take over from each other only,
   /// and not from a later job.
   explicit RunToken(std::filesystem::path folder, std::string job = "", std::optional<int64_t> after = std::nullopt);
   /// TRIREME_RUN_ID and TRIREME_RUN_ATTEMPT, which `trireme train` sets.
   static RunToken of_environment(std::filesystem::path folder);
 
-  /// Takes the token, now or again, with a number above any before; makes the folder. Errors: ReplacedError when a later job has it, Error with the system's reason.
+  /// Takes the token, now or again, with a number above any before; makes the folder. Errors: ReplacedError when a
+  /// later job has it, Error with the system's reason.
   void claim();
   bool claimed() const {
     return claimed_;

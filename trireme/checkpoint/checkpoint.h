@@ -46,7 +46,8 @@ struct TensorShard {
 /// process killed at any moment leaves earlier checkpoints and `latest` unchanged; the next save
 /// removes its partial files (staging.h), and nothing else.
 /// Memory: see write_safetensors. Cost: the time the disk needs; the hash takes about 0.06 s a GB.
-/// Errors: PeerError on every rank when a later training has claimed the run folder (SaveOptions::check_claim); it is not written then.
+/// Errors: PeerError on every rank when a later training has claimed the run folder (SaveOptions::check_claim); it is
+/// not written then.
 ///         Error, the same on every rank, naming the ranks that failed, the file and the
 ///         reason; the partial folder is removed. InputError (on every rank) when shards
 ///         leave out or repeat elements. PeerError when a rank is lost.

@@ -81,18 +81,21 @@ Problem Problem::of(const std::exception& error) {
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
   }
-  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part, dynamic_cast<const PeerError*>(&error) != nullptr};
+  return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part,
+      dynamic_cast<const PeerError*>(&error) != nullptr};
 }
 
 nlohmann::json to_json(const Problem& problem) {
-  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input}, {"part", problem.part}, {"peer", problem.is_peer}} : nlohmann::json();
+  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input},
+      {"part", problem.part}, {"peer", problem.is_peer}} : nlohmann::json();
 }
 
 Problem problem_from(const nlohmann::json& json) {
   if (json.is_null()) {
     return {};
   }
-  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(), json.at("part").get<std::string>(), json.at("peer").get<bool>()};
+  return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(),
+      json.at("part").get<std::string>(), json.at("peer").get<bool>()};
 }
 
 Problem joined(const std::vector<Problem>& of_ranks) {

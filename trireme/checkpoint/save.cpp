@@ -164,7 +164,8 @@ void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) 
 }
 
 // Second exchange, after all files are written: makes the checkpoint visible.
-void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state, const json& config, const SaveOptions& options, Staging& staging) {
+void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state,
+    const json& config, const SaveOptions& options, Staging& staging) {
   std::vector<Problem> problems;
   for (const json& report : reports) {
     problems.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});

@@ -83,8 +83,10 @@ struct InitializeOptions {
   int64_t prefetch = 2;
   /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.
   std::optional<nlohmann::ordered_json> stored_config;
-  /// This start's right to write its run folder, which rank 0 has claimed: save_checkpoint() throws PeerError on every rank once a later start has claimed it.
-  /// Default: nobody else is expected to write there. Give the same one to what else writes the folder, and check() before each write.
+  /// This start's right to write its run folder, which rank 0 has claimed: save_checkpoint() throws PeerError on every
+  /// rank once a later start has claimed it.
+  /// Default: nobody else is expected to write there. Give the same one to what else writes the folder, and check()
+  /// before each write.
   std::shared_ptr<const RunToken> run_token = nullptr;
 };
 

@@ -57,7 +57,8 @@ class Agent : private PlaceEvents {
       }
       if (!over_ && !lease_.held(host_time())) {
         over_ = true;
-        tell({{"is", "say"}, {"text", concat("the agent has not heard of the launcher for ", format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
+        tell({{"is", "say"}, {"text", concat("the agent has not heard of the launcher for ",
+            format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
       }
       advance();
     }
@@ -91,7 +92,8 @@ class Agent : private PlaceEvents {
       place_->add_to(polled);
       wake = std::min(wake, place_->wake().value_or(wake));
     }
-    const double left = std::min(duration<double, std::milli>(wake - Clock::now()).count(), duration<double, std::milli>(lease_.until() - host_time()).count());
+    const double left = std::min(duration<double, std::milli>(wake - Clock::now()).count(), duration<double,
+        std::milli>(lease_.until() - host_time()).count());
     ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp(std::ceil(left), 0.0, 1000.0)));
     events_.flush();
     if (place_) {

@@ -18,7 +18,8 @@ namespace trireme::launch {
 /// An agent whose standard input and output are pipes of a child process: ssh, or the agent itself on this machine.
 class AgentProcess : public AgentConnection {
  public:
-  /// Starts `command`. Errors: InputError when it cannot be run, Error when the system refuses a process or descriptors.
+  /// Starts `command`. Errors: InputError when it cannot be run, Error when the system refuses a process or
+  /// descriptors.
   AgentProcess(const std::vector<std::string>& command, const SignalWatch& signals);
   ~AgentProcess() override;
 

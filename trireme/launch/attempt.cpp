@@ -44,7 +44,9 @@ std::string now_text() {
 
 Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command)
     : job_(job), number_(number), members_(std::move(members)), address_(std::move(address)), command_(std::move(command)),
-      started_at_(Clock::now()), began_at_(duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()), lost_(members_.size(), false) {}
+      started_at_(Clock::now()),
+          began_at_(duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()),
+          lost_(members_.size(), false) {}
 
 Attempt::Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task)
     : Attempt(job, number, std::vector{std::move(member)}, std::move(address), std::move(command)) {
@@ -108,15 +110,18 @@ Outcome Attempt::outcome() const {
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
   if (received_signal_ != 0) {
-    const auto ended_by_signal = [this](const Rank& rank) { return !rank.live && WIFSIGNALED(rank.end.wait_status) && WTERMSIG(rank.end.wait_status) == stop_signal_; };
+    const auto ended_by_signal = [this](const Rank& rank) { return !rank.live && WIFSIGNALED(rank.end.wait_status)
+        && WTERMSIG(rank.end.wait_status) == stop_signal_; };
     const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
       return !rank.live && (rank.end.wait_status == 0 || (asked_to_end_ && ended_by_signal(rank)));
     });
     // Ranks answer the signal before they meet the others, and no step is done before all have met.
     const bool no_step = job_.options.progress && !stepped();
-    outcome.not_begun = preempting() && !failure_ && (!started_ || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
+    outcome.not_begun = preempting() && !failure_ && (!started_
+        || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
     const bool had_nothing_to_do = asked_to_end_ && !started_;
-    outcome.exit_code = outcome.not_begun || had_nothing_to_do || ((preempting() || asked_to_end_) && all_done) ? 0 : 128 + received_signal_;
+    outcome.exit_code = outcome.not_begun || had_nothing_to_do || ((preempting() || asked_to_end_) && all_done) ? 0
+        : 128 + received_signal_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }

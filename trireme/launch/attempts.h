@@ -17,7 +17,8 @@ struct Start {
   std::vector<std::string> command;
 };
 
-/// Starts all ranks, again after a failure while options.max_restarts lasts, and returns how the last attempt ended. Ranks are not started while others of a
+/// Starts all ranks, again after a failure while options.max_restarts lasts, and returns how the last attempt ended.
+/// Ranks are not started while others of a
 /// lost host may run (lease.h). `pool`: the hosts of `next_start`, nullptr for a job on this machine.
 Outcome run_attempts(const Job& job, const std::function<Start()>& next_start, HostPool* pool);
 

@@ -89,7 +89,8 @@ class Keeper {
       say({{"is", "refused"}, {"input", error.exit_code() == 2}, {"text", to_text(error.what())}});
     }
     starting_ = false;
-    close_all_but(last_word_ >= 0 ? std::vector{line_, children_.get(), last_word_} : std::vector{line_, children_.get()});
+    close_all_but(last_word_ >= 0 ? std::vector{line_, children_.get(), last_word_}
+        : std::vector{line_, children_.get()});
   }
 
   bool ending() const {

@@ -19,9 +19,11 @@ namespace trireme::launch {
 ///
 /// It has its own session and blocks all signals, so a signal that ends the launcher does not end it first.
 /// Under an agent it holds the lease (lease.h): as parent of the ranks it ends them also while the agent is stopped.
-///   orders  {"do": "signal" | "stop", "signal": N}, {"do": "kill"}, {"do": "look"}, {"do": "lease", "until": nanoseconds of host_time()}
+///   orders  {"do": "signal" | "stop", "signal": N}, {"do": "kill"}, {"do": "look"}, {"do": "lease", "until":
+///   nanoseconds of host_time()}
 ///   events  {"is": "started", "pids": [...]} or {"is": "refused", ...}; {"is": "ended", ...}, {"is": "say", ...};
-///           {"is": "looked"}: every rank that ended before the order was reported; {"is": "over", "stuck": whether a process does not end}
+///           {"is": "looked"}: every rank that ended before the order was reported; {"is": "over", "stuck": whether a
+///           process does not end}
 class Guardian {
  public:
   struct Terms {

@@ -29,12 +29,15 @@ std::string quoted_for_shell(const std::string& word) {
 
 } // namespace
 
-HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen, MakePlace make_place)
-    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), screen_(screen), make_place_(std::move(make_place)) {
+HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals,
+    Screen& screen, MakePlace make_place)
+    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), screen_(screen),
+        make_place_(std::move(make_place)) {
   if (!make_place_) {
     make_place_ = [&signals, &screen](AgentSetup setup) {
       auto connection = std::make_unique<AgentProcess>(setup.command, signals);
-      return std::make_unique<RemotePlace>(std::move(setup), std::move(connection), [&screen](const std::string& words) { screen.say(words); });
+      return std::make_unique<RemotePlace>(std::move(setup), std::move(connection),
+          [&screen](const std::string& words) { screen.say(words); });
     };
   }
   for (const Host& host : options.hosts) {
@@ -156,7 +159,8 @@ void HostPool::drop_lost() {
     if (entry.agent && entry.agent->state() == Place::State::lost) {
       entry.lost = true;
       entry.why_lost = entry.agent->why_lost();
-      entry.leased_until = std::max(entry.leased_until, entry.agent->leased_until()); // a later agent of the host may never have had ranks
+      // A later agent of the host may never have had ranks.
+      entry.leased_until = std::max(entry.leased_until, entry.agent->leased_until());
       entry.agent.reset();
     }
   }

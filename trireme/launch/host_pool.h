@@ -14,8 +14,10 @@ namespace trireme::launch {
 class HostPool {
  public:
   using MakePlace = std::function<std::unique_ptr<Place>(AgentSetup)>;
-  /// `run_id` and `secret` are the job's. `make_place`: starts the agent of a host; default: an AgentProcess. Nothing is started yet.
-  HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals, Screen& screen, MakePlace make_place = nullptr);
+  /// `run_id` and `secret` are the job's. `make_place`: starts the agent of a host; default: an AgentProcess. Nothing
+  /// is started yet.
+  HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals,
+      Screen& screen, MakePlace make_place = nullptr);
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;

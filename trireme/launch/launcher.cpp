@@ -74,7 +74,8 @@ fs::path open_log_dir(const LaunchOptions& options) {
 // Whether the logs have what the screen has not.
 bool holds_more(const fs::path& log_dir, bool all_shown) {
   std::error_code error;
-  for (fs::directory_iterator log(log_dir, error); !all_shown && !error && log != fs::directory_iterator(); log.increment(error)) {
+  for (fs::directory_iterator log(log_dir, error); !all_shown && !error
+      && log != fs::directory_iterator(); log.increment(error)) {
     const std::string name = log->path().filename().string();
     if (name != "rank0.log" && name != "worker0.log" && log->file_size(error) > 0) {
       return true;
@@ -191,8 +192,15 @@ JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
   const Job job = {options, log_dir, signals, screen, account};
   Outcome outcome;
   try {
-    outcome = options.servers > 0 ? run_tasks(job, places.choose(), places.addresses())
-                                  : run_attempts(job, [&] { std::vector<Member> members = places.choose(); return Start{std::move(members), places.address(), places.command()}; }, places.pool());
+    if (options.servers > 0) {
+      outcome = run_tasks(job, places.choose(), places.addresses());
+    } else {
+      const auto next_start = [&] {
+        std::vector<Member> members = places.choose();
+        return Start{std::move(members), places.address(), places.command()};
+      };
+      outcome = run_attempts(job, next_start, places.pool());
+    }
   } catch (...) {
     hand_over_rest(screen, signals);
     throw;
@@ -205,7 +213,8 @@ JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
     std::error_code kept;
     fs::remove_all(log_dir, kept);
   }
-  return {outcome.exit_code, outcome.received_signal, outcome.not_begun, account.restarts(), account.total_seconds(), account.ettr()};
+  return {outcome.exit_code, outcome.received_signal, outcome.not_begun, account.restarts(), account.total_seconds(),
+      account.ettr()};
 }
 
 int run(const LaunchOptions& options) {

@@ -44,7 +44,8 @@ struct LaunchOptions {
   /// Variables for the ranks in addition to the launcher's environment.
   std::vector<std::pair<std::string, std::string>> extra_env;
   /// The ranks answer SIGTERM by saving and ending with 0: SIGTERM, SIGHUP and SIGUSR1 are requests to do so, and the launcher's
-  /// exit code is 0 when all did, or when one ended by the signal itself before any step (`progress`): the training had not begun.
+  /// exit code is 0 when all did, or when one ended by the signal itself before any step (`progress`): the training
+  /// had not begun.
   bool preemptible = false;
 
   /// Machines to run on, in this order; empty: this one. Each gets consecutive ranks.

@@ -6,15 +6,18 @@
 #include <chrono>
 #include <optional>
 
-// A host may run ranks only while it holds a lease, so that two starts of one job never run at the same time although a silent host cannot be asked
+// A host may run ranks only while it holds a lease, so that two starts of one job never run at the same time although
+// a silent host cannot be asked
 // ("Leases", Gray and Cheriton, 1989). Each beat of an agent asks for a new lease, and the launcher's answer grants it:
 //
 //   agent     asks at its own time t          -->  launcher  answers at g
 //   its guardian ends the ranks at t + length <--  the launcher starts no others before g + length + margin
 //
-// t comes before g, so time on the way, however long, only makes the agent's lease shorter than the launcher counts. The agent's clock includes
+// t comes before g, so time on the way, however long, only makes the agent's lease shorter than the launcher counts.
+// The agent's clock includes
 // sleep of its machine, the launcher's does not: both err on the safe side.
-// Assumed: the clocks of two hosts run at rates that differ by less than 1 %, and a running guardian ends its ranks within a second. What a stopped
+// Assumed: the clocks of two hosts run at rates that differ by less than 1 %, and a running guardian ends its ranks
+// within a second. What a stopped
 // guardian or a paused virtual machine leaves, the token of the run folder refuses (base/run_token.h).
 namespace trireme::launch {
 
@@ -54,7 +57,9 @@ class Lease {
 /// The same lease as the launcher counts it.
 class GrantedLease {
  public:
-  explicit GrantedLease(double seconds) : span_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * kClockRates + kEndOfRanks))) {}
+  explicit GrantedLease(double seconds)
+      : span_(std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(seconds * kClockRates + kEndOfRanks))) {}
 
   void answered(Clock::time_point now) {
     over_at_ = now + span_;

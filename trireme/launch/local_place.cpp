@@ -188,7 +188,8 @@ void LocalPlace::handle(const Message& event) {
     std::string text = to_bytes(event.at("text"));
     constexpr std::string_view kPart = "[launch] ";
     text = text.starts_with(kPart) ? text.substr(kPart.size()) : text;
-    refusal_ = event.at("input").get<bool>() ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
+    refusal_ = event.at("input").get<bool>() ? std::make_exception_ptr(InputError("launch", text))
+        : std::make_exception_ptr(Error("launch", text));
     kill();
   } else if (is == "ended") {
     note_end(event.at("rank"), unpack_end(event));

@@ -49,7 +49,8 @@ class LocalPlace : public Place {
   void signal(int number) override;
   void stop(int number) override;
   void kill() override;
-  /// The ranks end then, these and those of later starts, unless a later call says more. Without a call they need no lease.
+  /// The ranks end then, these and those of later starts, unless a later call says more. Without a call they need no
+  /// lease.
   void lease_until(HostTime end);
   /// Whether a process of the last start did not end although it was killed.
   bool left_process() const {

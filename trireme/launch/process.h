@@ -29,7 +29,8 @@ struct SpawnRequest {
 };
 
 /// Starts the program in its own session; the kernel kills it when the calling thread ends.
-/// Returns when the program runs. On a file system that does not answer that may take for ever: `wait` blocks until `fd` is readable, or returns false to give up.
+/// Returns when the program runs. On a file system that does not answer that may take for ever: `wait` blocks until
+/// `fd` is readable, or returns false to give up.
 /// Errors: InputError when the kernel refuses the file, Error when it refuses a process.
 /// Returns -1 after it was given up; the process may hang in the kernel, and is a child that has been killed.
 using WaitForExec = std::function<bool(int fd)>;

@@ -19,7 +19,8 @@ constexpr seconds kListen{20};
 } // namespace
 
 RemotePlace::RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say)
-    : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)), lease_(kHeartbeatsOfALease * setup_.heartbeat_timeout) {
+    : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)),
+        lease_(kHeartbeatsOfALease * setup_.heartbeat_timeout) {
   listener_.arrived = [this](std::string_view bytes) { read(bytes); };
   listener_.complained = [this](std::string_view line) {
     if (state_ != State::connecting) {  // before, they explain why the connection fails
@@ -193,7 +194,8 @@ void RemotePlace::lose(const std::string& why) {
   may_run_ = state_ == State::running && !gone_;
   state_ = State::lost;
   if (why.empty()) {
-    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ", connection_->last_words(listener_));
+    why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ",
+        connection_->last_words(listener_));
   } else {
     why_lost_ = why;
     connection_->cut();

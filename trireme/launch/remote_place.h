@@ -23,9 +23,11 @@ struct AgentSetup {
   double heartbeat_timeout = 5;
 };
 
-/// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are the connection
+/// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are
+/// the connection
 /// (agent_process.h): no port is opened. An agent kills its ranks when its input ends or its lease runs out (lease.h).
-/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within the time-out. Its ranks may then
+/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within
+/// the time-out. Its ranks may then
 /// run until leased_until(), unless agent or guardian have said that they are gone.
 class RemotePlace : public Place {
  public:

@@ -146,8 +146,10 @@ class Tasks {
     one.end = outcome;
     const std::string why = reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
     if (one.server) {
-      job_.screen.say(released_ ? concat(who, " is not started again (", why, "), and what it held is gone: the job ends")
-                                : concat(who, " cannot be started (", why, "), and no worker can train without it: the job ends"));
+      job_.screen.say(released_ ? concat(who, " is not started again (", why,
+          "), and what it held is gone: the job ends")
+                                : concat(who, " cannot be started (", why,
+                                    "), and no worker can train without it: the job ends"));
       fail(outcome);
       return;
     }
