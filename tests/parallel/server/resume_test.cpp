@@ -2,6 +2,7 @@
 // the servers, whatever goes on from them.
 #include "server_job.h"
 
+#include <trireme/checkpoint/checkpoint.h>
 #include <trireme/models/gpt_layers.h>
 
 #include <gmock/gmock.h>
