@@ -86,7 +86,7 @@ class SignsOfLife {
 /// The run's model in one piece on one rank.
 class Evaluator {
  public:
-  Evaluator(const TrainCommand& command, int64_t data_ranks) 
+  Evaluator(const TrainCommand& command, int64_t data_ranks)
       : run_(config::read_run_file(command.run_file, command.overrides)), run_folder_(command.out), checkpoints_(command.out / "checkpoints"), data_ranks_(data_ranks), signs_(command.out) {
     datasets_ = data::make_datasets(run_.data);
     if (!datasets_.validation) {
