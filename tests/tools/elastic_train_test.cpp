@@ -135,7 +135,7 @@ TEST_F(ElasticTrainTest, AReplicaThatIsKilledInALongStretchIsNoSecondTraining) {
     const int killed = round % 2 == 0 ? 1 : 0;
     const int at = 11 + round % 8; // in the stretch from step 11 to 20
     const Finished long_stretch = train("elastic.json", out, 2, "",
-                                        concat("TRIREME_TIMEOUT=4 TRIREME_FAULT=\"rank=", killed, ",step=", at, ",phase=backward,kind=kill;rank=", 1 - killed,
+                                        concat("TRIREME_TIMEOUT=6 TRIREME_FAULT=\"rank=", killed, ",step=", at, ",phase=backward,kind=kill;rank=", 1 - killed,
                                                ",step=19,phase=backward,kind=delay,seconds=14,attempt=0\" "));
     ASSERT_EQ(long_stretch.status, 0) << "killed " << killed << " at step " << at << ": " << long_stretch.output;
     const std::string log = read_file(folder / out / concat("logs/worker", killed, ".log"));
