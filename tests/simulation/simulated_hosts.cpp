@@ -1,10 +1,8 @@
-#include "simulated_hosts.h"
+#include "simulated_agent.h"
 
 #include <signal.h>
 
 #include <algorithm>
-#include <deque>
-#include <set>
 #include <utility>
 
 namespace trireme::simulation {
@@ -18,39 +16,6 @@ using std::chrono::seconds;
 constexpr int kExit1 = 1 << 8;
 
 } // namespace
-
-struct SimulatedHosts::Agent {
-  Host* host = nullptr;
-  int launcher = -1;
-  // The connection: in order, each direction with its own time of the last message.
-  std::deque<std::string> to_launcher; // arrived, not yet read
-  std::deque<std::string> held_to_launcher;
-  std::deque<std::string> held_to_agent; // by a cut line or a stopped agent
-  Clock::time_point last_to_launcher{};
-  Clock::time_point last_to_agent{};
-  bool launcher_open = true; // the launcher's end
-  bool input_ended = false;
-  bool ended_for_launcher = false; // arrived there
-  bool end_is_held = false;
-  std::string complaint;
-
-  bool lives = true;
-  bool stopped = false;
-  bool over = false; // it ends as soon as its ranks have
-  bool lost_power = false;
-  bool guardian_lives = false;
-  bool guardian_stopped = false;
-  bool guardian_was_stopped = false; // its ranks may be late: the token keeps them from writing
-  bool guardian_killed = false;
-  bool running = false;
-  launch::MessageReader reader;
-  launch::Lease lease{seconds(60)};
-  HostTime guardian_until{HostTime::max()};
-  int starts = 0;
-  std::vector<Rank> ranks;
-  int ranks_of_start = 0;
-  int first_rank = 0;
-};
 
 class SimulatedHosts::Connection : public launch::AgentConnection {
  public:
@@ -411,117 +376,6 @@ void SimulatedHosts::end_agent(const std::shared_ptr<Agent>& agent) {
     tell(agent, {{"is", "gone"}});
     agent->lives = false;
     close(agent);
-  }
-}
-
-void SimulatedHosts::stop_agent(int number, bool guardian_too) {
-  simulator_.note("host " + hosts_[static_cast<size_t>(number)].name + (guardian_too ? " stops" : "'s agents stop"));
-  for (const auto& agent : hosts_[static_cast<size_t>(number)].agents) {
-    agent->stopped = agent->lives;
-    agent->guardian_stopped = agent->guardian_stopped || (guardian_too && agent->guardian_lives);
-    agent->guardian_was_stopped = agent->guardian_was_stopped || agent->guardian_stopped;
-  }
-}
-
-void SimulatedHosts::go_on(int number) {
-  simulator_.note("host " + hosts_[static_cast<size_t>(number)].name + " goes on");
-  for (const auto& agent : hosts_[static_cast<size_t>(number)].agents) {
-    agent->stopped = agent->guardian_stopped = false;
-    flush_to_launcher(agent);
-    deliver(agent);
-  }
-}
-
-void SimulatedHosts::kill_agent(int number) {
-  simulator_.note("host " + hosts_[static_cast<size_t>(number)].name + "'s agents are killed");
-  for (const auto& agent : hosts_[static_cast<size_t>(number)].agents) {
-    if (std::exchange(agent->lives, false)) {
-      agent->stopped = false;
-      if (agent->running) {
-        kill_ranks(agent); // a stopped guardian does it when it goes on, by its lease
-      } else {
-        close(agent);
-      }
-    }
-  }
-}
-
-void SimulatedHosts::kill_guardian(int number) {
-  simulator_.note("host " + hosts_[static_cast<size_t>(number)].name + "'s guardians are killed");
-  for (const auto& agent : hosts_[static_cast<size_t>(number)].agents) {
-    agent->guardian_killed = agent->guardian_lives;
-    for (size_t i = 0; i < agent->ranks.size() && agent->guardian_lives; ++i) {
-      end_rank(agent, i, SIGKILL); // the kernel
-    }
-  }
-}
-
-void SimulatedHosts::crash_rank(int number) {
-  for (const auto& agent : hosts_[static_cast<size_t>(number)].agents) {
-    if (!agent->ranks.empty()) {
-      end_rank(agent, static_cast<size_t>(simulator_.random().below(std::ssize(agent->ranks))), SIGSEGV);
-    }
-  }
-}
-
-void SimulatedHosts::lose_power(int number) {
-  Host& host = hosts_[static_cast<size_t>(number)];
-  simulator_.note("host " + host.name + " loses power");
-  host.up = false;
-  for (const auto& agent : host.agents) {
-    agent->lost_power = true; // nothing is said
-    agent->lives = agent->running = agent->guardian_lives = false;
-    for (Rank& rank : agent->ranks) {
-      rank.lives = false;
-    }
-  }
-}
-
-void SimulatedHosts::power_on(int number) {
-  hosts_[static_cast<size_t>(number)].up = true;
-}
-
-void SimulatedHosts::refuse(int number, bool refuses) {
-  hosts_[static_cast<size_t>(number)].refuses = refuses;
-}
-
-void SimulatedHosts::cut(int number, bool to_agent, bool is_cut) {
-  Host& host = hosts_[static_cast<size_t>(number)];
-  simulator_.note("the line " + std::string(to_agent ? "to host " : "from host ") + host.name + (is_cut ? " is cut"
-      : " is whole again"));
-  (to_agent ? host.cut_to_agent : host.cut_to_launcher) = is_cut;
-  for (const auto& agent : host.agents) {
-    if (!is_cut && to_agent) {
-      deliver(agent);
-    } else if (!is_cut) {
-      flush_to_launcher(agent);
-    }
-  }
-}
-
-int SimulatedHosts::starts() const {
-  std::set<std::pair<std::string, int>> starts;
-  for (const Host& host : hosts_) {
-    for (const auto& agent : host.agents) {
-      for (const Rank& rank : agent->ranks) {
-        if (rank.lives && !agent->guardian_was_stopped) {
-          starts.emplace(rank.task, rank.start);
-        }
-      }
-    }
-  }
-  std::set<std::string> tasks;
-  for (const auto& [task, start] : starts) {
-    if (!tasks.insert(task).second) {
-      return 2;
-    }
-  }
-  return starts.empty() ? 0 : 1;
-}
-
-void SimulatedHosts::check() const {
-  if (starts() > 1) {
-    simulator_.violate("ranks of two starts run at the same time");
   }
 }
 
