@@ -219,6 +219,7 @@ TEST_F(ServersResumeTest, AWorkerThatIsStartedAgainGoesOnWhereTheOthersAre) {
         counter = Counter();
         made = begin(counter, true);
         EXPECT_EQ(made.engine->global_steps(), kFirst + 4);
+        write_file_atomically(job.folder() / "first is back", "");
         Counter::step(*made.engine);
         EXPECT_EQ(made.engine->global_steps(), kFirst + 5);
         return;
@@ -228,11 +229,9 @@ TEST_F(ServersResumeTest, AWorkerThatIsStartedAgainGoesOnWhereTheOthersAre) {
         Counter::step(*made.engine);
       }
       write_file_atomically(job.folder() / "second is further", "");
-      if (mode == ServerOptions::Mode::async) {
-        return;
-      }
-      while (made.engine->step_of_servers() < kFirst + 5) { // together with it
-        Counter::step(*made.engine);
+      wait_for(job.folder() / "first is back");
+      if (mode == ServerOptions::Mode::sync) {
+        Counter::step(*made.engine); // together with it
       }
     }),
                 IsEmpty())
