@@ -265,7 +265,9 @@ void TrainRun::resume() {
     log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
     return;
   }
-  if (const int64_t step = engine_->step_of_servers(); worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) { // the others have gone on: so does a worker that is started again, or comes late
+  const int64_t step = engine_->step_of_servers();
+  if (worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) {
+    // The others have gone on: so does a worker that is started again, or comes late.
     engine_->begin_at(step);
     resumed_step_ = step;
     log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");

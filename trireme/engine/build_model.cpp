@@ -95,7 +95,9 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, parts.worker * parts.group.size() + parts.group.rank(), parts.workers * parts.group.size(), parts.device());
+  const int replica = parts.worker * parts.group.size() + parts.group.rank(); // a worker has masks of its own, as a rank has
+  const int replicas = parts.workers * parts.group.size();
+  parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, replica, replicas, parts.device());
 }
 
 // A list of layers registers the tensors of its modules, not the modules.

@@ -377,8 +377,9 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   load_tensors(saved);
   load_counts(state);
   if (engine_.parts.server != nullptr) {
-    const auto& about = saved.manifest().about;
-    engine_.skip_to(engine_.parts.server->loaded(concat(about.tag, " (save ", about.save_id, ')'), engine_.state.global_steps));
+    const checkpoint::About& about = saved.manifest().about;
+    const std::string id = concat(about.tag, " (save ", about.save_id, ')');
+    engine_.skip_to(engine_.parts.server->loaded(id, engine_.state.global_steps)); // where the others are
   }
   continue_random_states(engine_.parts, saved, engine_.state.global_steps);
   adopt_chosen_ways(engine_.parts, state.value("activations", nlohmann::json()));

@@ -26,13 +26,15 @@ class ServerSync final : public GradientSync {
   /// Where the engine's optimizer believes its masters and states to be: it asks for them in saves and loads only.
   std::unique_ptr<bucket::StateStore> make_store();
 
-  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at the beginning, or not all of them have the checkpoint that the job goes on from.
+  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at the
+  /// beginning, or not all of them have the checkpoint that the job goes on from.
   int64_t step() const {
     return servers_ && servers_->loads() ? servers_->step() : 0;
   }
   /// Goes on from the servers' values, whatever the others have loaded. Sets the optimizer's steps.
   void begin();
-  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the step to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all workers.
+  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the step
+  /// to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all workers.
   /// Errors: as Servers::load().
   int64_t loaded(const std::string& id, int64_t step);
   /// Before a save: fetches the optimizer's states, and sets its steps to those that they belong to.

@@ -75,7 +75,7 @@ class Servers {
   /// A step by this worker's gradients alone, and takes the values.
   void push_pull(const TensorOf& gradients, double loss, const Step& step, const TensorOf& values);
 
-  /// A checkpoint that this worker has read: what names it on all workers alike, the training's step, and the optimizer's.
+  /// A checkpoint that this worker has read: what names it on all workers alike, the training's step, the optimizer's.
   struct Loaded {
     std::string id;
     int64_t step = 0;
@@ -84,8 +84,10 @@ class Servers {
   /// Calls f(array name, parameter, first element, values) for each piece of the optimizer's arrays, fp32, fetched from the servers.
   using OfArray = std::function<void(const std::string& array, int64_t parameter, int64_t begin, at::Tensor values)>;
   void for_each_array(const OfArray& f);
-  /// Says that this worker has loaded a checkpoint, gives the servers its values, arrays (f fills them) and steps where they ask this worker for them, and takes their values. Returns when all servers have it: before it pushes
-  /// anything. A worker that was started again takes what the others have made of it, whatever it has loaded. Errors: InputError where the others have loaded another one, or have trained without.
+  /// Says that this worker has loaded a checkpoint, gives the servers its values, arrays (f fills them) and steps where they
+  /// ask this worker for them, and takes their values. Returns when all servers have it: before it pushes anything. A worker
+  /// that was started again takes what the others have made of it, whatever it has loaded. Cost: P sent by one worker, and P
+  /// received. Errors: InputError where the others have loaded another one, or have trained without; PeerError, Error.
   void load(const Loaded& loaded, const TensorOf& values, const OfArray& f);
   /// Loads that this worker's values have seen; absent where not all servers' have seen the same.
   std::optional<int64_t> loads() const;
@@ -129,7 +131,8 @@ class Servers {
   /// Sends a request that is answered with values; take_values() takes them.
   void ask_for_values(Connection& server, nlohmann::json header, std::span<const std::byte> body = {});
   void catch_up(const TensorOf& values);
-  nlohmann::json tell_load(Connection& server, const Loaded& loaded, const std::string& id, const TensorOf& values, const OfArray& f);
+  nlohmann::json tell_load(Connection& server, const Loaded& loaded, const std::string& id, const TensorOf& values,
+                           const OfArray& f);
   void begins_to_train();
   void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
