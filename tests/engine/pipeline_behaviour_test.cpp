@@ -5,6 +5,7 @@
 
 #include <tests/support/run_ranks.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/activation.h>
 
 #include <gmock/gmock.h>
@@ -267,9 +268,13 @@ TEST(PipelineBehaviourTest, CopiesOfATiedWeightStayEqualWhateverTheBackend) {
                     PipelineOptions two;
                     two.bounds = {0, 4, 6};
                     FreeRun run(world, layers, 2, 2, two);
-                    torch::manual_seed(world.rank() % 3); // the stages of a pipeline read the same samples
+                    // The stages of a pipeline read the same samples. Layers that are seeded seed the default generator.
+                    torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(world.rank() % 3));
                     for (int step = 0; step < 5; ++step) {
-                      run.engine->train_batch([] { return data::Batch{{torch::randn({3, 4})}, {torch::randn({3, 1})}, 3}; });
+                      run.engine->train_batch([&] {
+                        const at::Tensor inputs = torch::randn({3, 4}, generator);
+                        return data::Batch{{inputs}, {torch::randn({3, 1}, generator)}, 3};
+                      });
                     }
                     at::Tensor copies = torch::empty({6, 24, 24});
                     world.group().all_gather(copies, run.model->ties().back().copies.front().detach().contiguous()).wait();
