@@ -184,7 +184,7 @@ const fs::path& scratch() {
 }
 
 TEST(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
-  run_schedules(3000, [](Simulator& simulator) {
+  run_schedules(1500, [](Simulator& simulator) {
     const fs::path folder = scratch();
     fs::remove_all(folder / "run");
     SimulatedJob job(simulator, random_hosts(simulator.random()), folder);
@@ -217,7 +217,7 @@ TEST(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
 }
 
 TEST(SimulatedLaunchTest, TasksOfLostHostsHoldUpNobody) {
-  run_schedules(3000, [](Simulator& simulator) {
+  run_schedules(1500, [](Simulator& simulator) {
     const fs::path folder = scratch();
     SimulatedHosts::Options hosts = random_hosts(simulator.random());
     hosts.work = 5 + static_cast<int>(simulator.random().below(10));
