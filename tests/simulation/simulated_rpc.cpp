@@ -310,6 +310,7 @@ SimulatedRpc::SimulatedRpc(Simulator& simulator) : host_(std::make_shared<Host>(
 }
 
 SimulatedRpc::~SimulatedRpc() {
+  host_->simulator.end_processes();
   hosts().erase(&host_->simulator);
 }
 

@@ -18,6 +18,11 @@ namespace trireme::simulation {
 class SimulatedStore {
  public:
   explicit SimulatedStore(Simulator& simulator) : simulator_(simulator) {}
+  ~SimulatedStore() {
+    simulator_.end_processes();
+  }
+  SimulatedStore(const SimulatedStore&) = delete;
+  SimulatedStore& operator=(const SimulatedStore&) = delete;
 
   /// A connection of the process that runs. It ends with the process, and its last will is executed then.
   std::shared_ptr<store::Client> connect(std::chrono::milliseconds patience = store::Client::kPatience);

@@ -25,6 +25,10 @@ bool later(const auto& a, const auto& b) {
 Simulator::Simulator(uint64_t seed) : random_(seed), now_(std::chrono::hours(1)) {}
 
 Simulator::~Simulator() {
+  end_processes();
+}
+
+void Simulator::end_processes() {
   SimulatedTime* const before = SimulatedTime::install(this);
   Simulator* const outer = std::exchange(current, this);
   check_ = nullptr;

@@ -58,6 +58,8 @@ class Simulator final : private SimulatedTime {
   /// As by SIGSTOP and SIGCONT: what is sent to it waits.
   void pause(int process);
   void go_on(int process);
+  /// Kills and unwinds all that are left; what simulates the outside does so before it goes.
+  void end_processes();
   bool lives(int process) const;
   /// What it threw, "" for nothing; of one that was killed "killed".
   const std::string& end_of(int process) const;
