@@ -191,8 +191,8 @@ TEST_F(HostsTrainTest, ATrainingThatAnotherLauncherReplacesEndsAndSaysSo) {
 
 // Hosts are killed, stopped and lose their guardian again and again: nothing is lost, and there is one training.
 TEST_F(HostsTrainTest, HostsAreLostAgainAndAgainAndTheRunEndsBitIdentical) {
-  const int kills = std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 3;
-  const int steps = 300 + 300 * kills;
+  const int kills = std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 2;
+  const int steps = 300 + 200 * kills;
   const std::string more = concat("--set training.checkpoint_every=20 --set training.steps=", steps);
   const Finished clean = sh(concat("OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " -n 2 --out ",
       path("clean"), ' ', more), 300);
