@@ -56,7 +56,7 @@ TEST_F(RunTokenTest, TheNewestAttemptMayWriteAndAnOlderOneIsTold) {
   EXPECT_EQ(second.attempt(), 2);
   second.check();
   EXPECT_THAT(refusal_of(first), AllOf(HasSubstr("this training (attempt 1) was replaced by attempt 2, started 20"),
-      HasSubstr("Z on host node7, which writes into "), HasSubstr("/run now; nothing was written."),
+      HasSubstr("Z on host node7, which writes into "), HasSubstr("/run now; this one writes nothing more."),
                                        HasSubstr("--resume")));
   EXPECT_THAT(files(), ElementsAre("attempt.2"));
   RunToken third(logs);
@@ -81,7 +81,7 @@ TEST_F(RunTokenTest, AFolderThatWasEmptiedOrMadeAnewHasNoClaimOfBefore) {
   RunToken token(logs);
   token.claim();
   fs::remove_all(logs);
-  EXPECT_THAT(refusal_of(token), HasSubstr("the run folder was removed or emptied; nothing was written"));
+  EXPECT_THAT(refusal_of(token), HasSubstr("the run folder was removed or emptied; this one writes nothing more"));
   RunToken other(logs);
   other.claim();
   EXPECT_EQ(other.attempt(), 1);
@@ -117,6 +117,36 @@ TEST_F(RunTokenTest, ProcessesOfAJobTakeOverFromEachOtherOnly) {
   EXPECT_THROW(worker.claim(), ReplacedError);
   EXPECT_THROW(other_worker.claim(), ReplacedError);
   next_launcher.check();
+}
+
+TEST_F(RunTokenTest, WithoutAJobsNameNobodyElseIsOfIt) {
+  RunToken first(logs);
+  RunToken second(logs);
+  first.claim();
+  second.claim();
+  try {
+    first.check();
+    ADD_FAILURE() << "it was replaced";
+  } catch (const ReplacedError& error) {
+    EXPECT_FALSE(error.by_own_job());
+  }
+}
+
+TEST_F(RunTokenTest, AJobThatTorchrunStartsAgainTakesNothingBack) {
+  for (const char* name : {"TRIREME_RUN_ID", "TRIREME_RUN_ATTEMPT", "SLURM_JOB_ID", "TF_CONFIG"}) {
+    ::unsetenv(name);
+  }
+  ::setenv("TORCHELASTIC_RUN_ID", "one", 1);
+  ::setenv("TORCHELASTIC_RESTART_COUNT", "0", 1);
+  RunToken::of_environment(logs).claim();
+  ::setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+  RunToken again = RunToken::of_environment(logs);
+  again.claim();
+  again.check();
+  RunToken later(logs, "two");
+  later.claim();
+  EXPECT_THROW(RunToken::of_environment(logs).claim(), ReplacedError);
+  later.check();
 }
 
 TEST_F(RunTokenTest, OfSeveralAtTheSameMomentOneHasIt) {

@@ -7,7 +7,9 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <random>
+#include <thread>
 
 namespace trireme::launch {
 namespace {
@@ -111,13 +113,28 @@ TEST_F(LeaseTest, AnAgentThatIsAskedToEndSaysThatTheRanksAreGone) {
 TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=never"});
   options.heartbeat_timeout = 2;
+  options.max_restarts = 1;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGSTOP);
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")) && !is_running(pid_of("pid.rank.1.0")); }));
   ::kill(launch.pid(), SIGCONT);
+  EXPECT_TRUE(eventually([&] { return launch.err().find("the agent has not heard of the launcher for 6.00 s and ends its ranks") != std::string::npos; })) << launch.err();
+  ::kill(launch.pid(), SIGTERM);
   EXPECT_NE(launch.wait(), 0);
-  EXPECT_THAT(launch.err(), HasSubstr("the agent has not heard of the launcher for 6.00 s and ends its ranks"));
+}
+
+// Nothing would take their place.
+TEST_F(LeaseTest, ALauncherThatIsHeldUpLosesNothingWhereNoRestartIsAllowed) {
+  LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=go"});
+  options.heartbeat_timeout = 1;
+  LaunchProcess launch(options, folder());
+  wait_for_ranks(2);
+  ::kill(launch.pid(), SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(5));
+  ::kill(launch.pid(), SIGCONT);
+  touch("go");
+  EXPECT_EQ(launch.wait(), 0) << launch.err();
 }
 
 } // namespace

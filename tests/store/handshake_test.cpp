@@ -81,7 +81,7 @@ TEST(HandshakeTest, TheFirstWrongByteIsEnough) {
   EXPECT_TRUE(may_become_answer("TRI"));
   EXPECT_FALSE(may_become_answer("G"));
   EXPECT_FALSE(may_become_answer(std::string_view("TRIREME\0", 8)));
-  EXPECT_TRUE(may_become_answer("TRIREME\2anything"));
+  EXPECT_TRUE(may_become_answer("TRIREME\1anything"));
 }
 
 } // namespace

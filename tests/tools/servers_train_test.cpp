@@ -130,6 +130,22 @@ TEST_F(ServersTrainTest, AnotherOneTakesOverWhenTheFirstIsLostForGood) {
   EXPECT_EQ(losses("on").begin()->first, 61);
 }
 
+// The first one comes back, claims the run folder, and is lost before its first step: the other one writes again.
+TEST_F(ServersTrainTest, AnotherOneTakesOverAgainFromOneThatCameBackAndIsLost) {
+  write_servers(R"({"kind": "server", "servers": 2})", 60);
+  auto run = nlohmann::json::parse(read_file(folder / "servers.json"));
+  run["training"].update({{"checkpoint_every", 20}});
+  write_file_atomically(folder / "servers.json", run.dump());
+  const Finished lost = train("servers.json", "out", "--max-restarts 1",
+                              "TRIREME_FAULT=\"rank=0,step=5,phase=backward,kind=kill;rank=0,phase=data,kind=kill,attempt=1;"
+                              "rank=1,phase=backward,kind=delay,seconds=0.3\" ");
+  ASSERT_EQ(lost.status, 0) << lost.output;
+  EXPECT_EQ(losses("out").size(), 60u) << "each step is reported";
+  for (const int step : {40, 60}) {
+    EXPECT_TRUE(std::filesystem::exists(folder / concat("out/checkpoints/global_step", step))) << step;
+  }
+}
+
 // A snapshot of every update: what a server has answered is on its disk, so the run ends as if nothing had been.
 TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
   write_servers(R"({"kind": "server", "servers": 2, "snapshot_every": 1, "sparse_rows": "transformer.w"})", 60);

@@ -40,6 +40,10 @@ class RunWriter {
   void note_first(bool is_first) {
     handed_over_ = handed_over_ && is_first;
   }
+  /// The other one is lost, and this one is still, or again, the first: begin() may follow.
+  void take_back() {
+    handed_over_ = false;
+  }
   /// From now on this process writes. A worker claims the folder here.
   void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
       std::optional<int64_t> resumed_step) {

@@ -117,7 +117,7 @@ class TrainRun {
     return worker_ && run_.engine.averaging.elastic;
   }
   bool is_done_by_others() const;
-  void share_duties();
+  void share_duties(bool at_the_end = false);
   /// All of them, those of other workers and replicas too: a step's samples are divided among all.
   int64_t ranks_of_run() const {
     return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
@@ -406,8 +406,12 @@ bool TrainRun::is_done_by_others() const {
 }
 
 // Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or back.
-void TrainRun::share_duties() {
+void TrainRun::share_duties(bool at_the_end) {
   writer_.note_first(engine_->is_first_replica());
+  // Servers name the first worker in every step, replicas agree on theirs at meetings, the last of which decides.
+  if (writer_.handed_over() && (at_the_end || !comes_and_goes())) {
+    writer_.take_back();
+  }
   if (!worker_ || is_first() == writer_.writes()) {
     return;
   }
@@ -456,6 +460,9 @@ int TrainRun::train() {
       join_traces(world_, command_.out);
     }
   }
+  if (writer_.handed_over()) {
+    share_duties(true);
+  }
   if (is_silent() && !engine_->finish_replicas()) { // the first replica is lost since the last meeting: this one has what it had to save
     share_duties();
     monitor::StepMetrics m = metrics();
@@ -463,7 +470,8 @@ int TrainRun::train() {
     writer_.with_log([&](RunLog& log) { log.step(m); });
   }
   save(); // before what could go wrong
-  if (monitor::tracer().on()) {
+  if (monitor::tracer().on() && !is_silent()) {
+    writer_.token()->check();
     join_traces(world_, command_.out);
   }
   writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });

@@ -3,6 +3,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/base/file.h>
+#include <trireme/base/hash.h>
 
 #include <nlohmann/json.hpp>
 
@@ -89,6 +90,19 @@ std::string utc_now() {
   return text;
 }
 
+std::string job_of_environment() {
+  for (const char* const name : {"TRIREME_RUN_ID", "TORCHELASTIC_RUN_ID"}) {
+    if (const auto id = env::text(name); id && *id != "none") { // torchrun's default is none
+      return *id;
+    }
+  }
+  if (const auto job = env::text("SLURM_JOB_ID")) {
+    return concat("slurm ", *job, '.', env::text("SLURM_STEP_ID").value_or("0"));
+  }
+  const auto task = nlohmann::json::parse(env::text("TF_CONFIG").value_or(""), nullptr, false);
+  return task.is_object() && task.contains("cluster") ? concat("cluster ", std::hex, fnv1a(task["cluster"].dump())) : "";
+}
+
 std::string this_host() {
   if (const auto name = env::text("TRIREME_HOST")) {
     return *name;
@@ -110,7 +124,11 @@ RunToken::RunToken(fs::path folder, std::string job, std::optional<int64_t> afte
 }
 
 RunToken RunToken::of_environment(fs::path folder) {
-  return RunToken(std::move(folder), env::text("TRIREME_RUN_ID").value_or(""), env::integer("TRIREME_RUN_ATTEMPT"));
+  std::optional<int64_t> after = env::integer("TRIREME_RUN_ATTEMPT");
+  if (!after && env::integer("TORCHELASTIC_RESTART_COUNT").value_or(0) > 0) {
+    after = 0; // this job has claimed the folder before: it takes it back from nobody
+  }
+  return RunToken(std::move(folder), job_of_environment(), after);
 }
 
 fs::path RunToken::file_of(int64_t attempt) const {
@@ -140,10 +158,8 @@ bool RunToken::make(int64_t attempt) {
         describe_write_failure(errno, path, 0)),
                 "Check the run folder, or name another one.");
   };
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file && errno == EEXIST) {
-    return false;
-  }
+  const fs::path unnamed = folder_ / concat('.', kClaim, mine_.id);
+  const Descriptor file = create_new(unnamed, O_WRONLY);
   if (!file) {
     fail("make");
   }
@@ -152,9 +168,27 @@ bool RunToken::make(int64_t attempt) {
   const std::string text = claim.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     const int code = errno;
-    ::unlink(path.c_str());
+    ::unlink(unnamed.c_str());
     errno = code;
     fail("write");
+  }
+  const bool made = ::link(unnamed.c_str(), path.c_str()) == 0; // whole, or not there
+  const int code = errno;
+  ::unlink(unnamed.c_str());
+  if (!made && code == EEXIST) {
+    return false;
+  }
+  if (!made && (code == EPERM || code == EOPNOTSUPP || code == ENOSYS || code == EMLINK)) { // it has no links
+    const Descriptor plain(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!plain && errno == EEXIST) {
+      return false;
+    }
+    if (!plain || ::write(plain.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+      fail("write");
+    }
+  } else if (!made) {
+    errno = code;
+    fail("make");
   }
   mine_.attempt = attempt;
   return true;
@@ -213,12 +247,12 @@ void RunToken::fail(const std::optional<Holder>& newest) const {
   const bool replaced = newest && newest->id != mine_.id;
   if (!replaced) {
     throw ReplacedError(concat("the claim of this training, ", file_of(mine_.attempt).string(),
-        ", is gone: the run folder was removed or emptied; nothing was written"), false);
+        ", is gone: the run folder was removed or emptied; this one writes nothing more"), false);
   }
   const std::string self = claimed_ ? concat(" (attempt ", mine_.attempt, ')') : "";
   throw ReplacedError(concat("this training", self, " was replaced by ", describe(*newest), ", which writes into ",
-      folder_.parent_path().string(), " now; nothing was written"),
-                      newest->job == mine_.job);
+      folder_.parent_path().string(), " now; this one writes nothing more"),
+                      !mine_.job.empty() && newest->job == mine_.job);
 }
 
 } // namespace trireme

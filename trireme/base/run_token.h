@@ -30,7 +30,7 @@ class ReplacedError : public PeerError {
 /// it writes, so that one that was taken for lost (a silent host, a stopped process) and comes back later damages
 /// nothing.
 ///
-/// In `folder`, attempt.N is the claim of attempt N: a JSON object, made with O_EXCL. Who makes it removes those with
+/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when it is whole. Who makes it removes those with
 /// lower numbers, the newest stays:
 /// numbers grow as long as the folder exists. A check opens the own claim, which a shared file system looks up anew,
 /// and not a name that may be in a cache.
@@ -40,7 +40,7 @@ class RunToken {
  public:
   struct Holder {
     int64_t attempt = 0;
-    /// The launcher's TRIREME_RUN_ID, "" without one.
+    /// Names the job among all that may write here, "" where nothing does: then nobody else is of the same job.
     std::string job;
     std::string host;
     /// UTC.
@@ -52,7 +52,8 @@ class RunToken {
   /// job then take over from each other only,
   /// and not from a later job.
   explicit RunToken(std::filesystem::path folder, std::string job = "", std::optional<int64_t> after = std::nullopt);
-  /// TRIREME_RUN_ID and TRIREME_RUN_ATTEMPT, which `trireme train` sets.
+  /// TRIREME_RUN_ID and TRIREME_RUN_ATTEMPT, which `trireme train` sets; else the job's name by torchrun, Slurm or
+  /// TF_CONFIG.
   static RunToken of_environment(std::filesystem::path folder);
 
   /// Takes the token, now or again, with a number above any before; makes the folder. Errors: ReplacedError when a

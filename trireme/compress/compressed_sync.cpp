@@ -26,6 +26,21 @@ void CompressedSync::attach(const std::vector<bucket::FlatParameters*>& buffers)
     }
   }
   numbers_.resize(places_.size());
+  // Tensor ranks may have parts of different sizes, and stages other layers: all of them count, so that all decide alike at a load.
+  const at::Tensor cut = torch::full({1}, most_divided(), torch::kInt64);
+  everyone_.all_reduce(cut, comm::ReduceOp::max, "parts of parameters").wait();
+  cut_ = cut.item<int64_t>();
+}
+
+int64_t CompressedSync::most_divided() const {
+  int64_t cut = 1;
+  for (const BucketPlace& place : places_) {
+    place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch&) {
+      const bucket::TensorInfo& tensor = place.tensor(slot);
+      cut = std::max(cut, tensor.numel() > 0 ? c10::multiply_integers(tensor.global_shape()) / tensor.numel() : 1);
+    });
+  }
+  return cut;
 }
 
 comm::Work CompressedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
@@ -177,14 +192,7 @@ nlohmann::json CompressedSync::layout() const {
   for (const comm::Group& ranks : groups().all()) {
     sizes.insert(ranks.size());
   }
-  int64_t cut = 1;
-  for (const BucketPlace& place : places_) {
-    place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch&) {
-      const bucket::TensorInfo& tensor = place.tensor(slot);
-      cut = std::max(cut, tensor.numel() > 0 ? c10::multiply_integers(tensor.global_shape()) / tensor.numel() : 1);
-    });
-  }
-  return {{"ranks", group().size()}, {"groups", sizes}, {"cut", cut}};
+  return {{"ranks", group().size()}, {"groups", sizes}, {"cut", cut_}};
 }
 
 std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) const {
@@ -194,7 +202,7 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
   }
   // Of before these were saved: errors of all ranks of a group that is not the data group were there only where no tensor ranks were.
   const bool is_old = !state.contains("groups");
-  const nlohmann::json groups = is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json{own.at("ranks")});
+  const nlohmann::json groups = is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json::array({own.at("ranks")}));
   const auto sizes = [](const nlohmann::json& of) {
     std::string text;
     for (const nlohmann::json& one : of) {

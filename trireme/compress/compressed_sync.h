@@ -113,7 +113,7 @@ class CompressedSync : public parallel::GradientSync {
   /// Starts and ends the rounds of all buckets, three at a time.
   void exchange_all();
   void log_first(const std::string& line) const;
-  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the most divided parameter is "cut".
+  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the most divided parameter of all ranks is "cut".
   nlohmann::json layout() const;
   /// How the run that saved `state` had it otherwise, so that what each rank has left over cannot be used: "" if it did not. `cut`: parts count too.
   std::string other_layout(const nlohmann::json& state, bool cut = false) const;
@@ -125,12 +125,15 @@ class CompressedSync : public parallel::GradientSync {
   void exchange_until(size_t finished);
   void start(size_t number);
   void report() const;
+  /// Into how many parts the most divided parameter of this rank is cut.
+  int64_t most_divided() const;
 
   std::unique_ptr<parallel::AllReduceSync> plain_;
   comm::Group everyone_;
   std::string name_;
   bucket::SteppedValues* values_ = nullptr;
   std::vector<BucketPlace> places_;
+  int64_t cut_ = 1;
   std::vector<std::unique_ptr<BucketMean>> means_;
   std::vector<at::Tensor> numbers_; // on their way; undefined: by stretches
   size_t started_ = 0; // in the present step

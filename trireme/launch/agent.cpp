@@ -92,8 +92,10 @@ class Agent : private PlaceEvents {
       place_->add_to(polled);
       wake = std::min(wake, place_->wake().value_or(wake));
     }
-    const double left = std::min(duration<double, std::milli>(wake - Clock::now()).count(), duration<double,
-        std::milli>(lease_.until() - host_time()).count());
+    double left = duration<double, std::milli>(wake - Clock::now()).count();
+    if (!over_) {
+      left = std::min(left, duration<double, std::milli>(lease_.until() - host_time()).count());
+    }
     ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp(std::ceil(left), 0.0, 1000.0)));
     events_.flush();
     if (place_) {

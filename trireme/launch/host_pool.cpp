@@ -144,13 +144,16 @@ void HostPool::connect(Entry& entry) {
   setup.host = entry.host.name;
   setup.command = agent_command(entry.host);
   setup.heartbeat_timeout = options_.heartbeat_timeout;
+  // Where nothing may take the ranks' place, a launcher that is held up for a moment costs no training.
+  setup.lease_seconds = options_.max_restarts > 0 ? kHeartbeatsOfALease * options_.heartbeat_timeout
+                                                  : std::max(60.0, 10 * options_.heartbeat_timeout);
   setup.job = {{"do", "job"},
                {"host", to_text(entry.host.name)},
                {"folder", to_text(fs::current_path().string())},
                {"run_id", run_id_},
                {"secret", secret_},
                {"env", pack_variables(variables)},
-               {"lease_s", kHeartbeatsOfALease * options_.heartbeat_timeout}};
+               {"lease_s", setup.lease_seconds}};
   entry.agent = make_place_(std::move(setup));
 }
 

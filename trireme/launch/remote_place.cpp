@@ -20,7 +20,7 @@ constexpr seconds kListen{20};
 
 RemotePlace::RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say)
     : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)),
-        lease_(kHeartbeatsOfALease * setup_.heartbeat_timeout) {
+        lease_(setup_.lease_seconds) {
   listener_.arrived = [this](std::string_view bytes) { read(bytes); };
   listener_.complained = [this](std::string_view line) {
     if (state_ != State::connecting) {  // before, they explain why the connection fails

@@ -21,6 +21,8 @@ struct AgentSetup {
   Message job;
   /// A host that is silent for so long is lost.
   double heartbeat_timeout = 5;
+  /// Its ranks end where nothing is heard of the launcher for so long; see lease.h.
+  double lease_seconds = kHeartbeatsOfALease * 5;
 };
 
 /// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are

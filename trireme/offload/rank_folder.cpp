@@ -127,7 +127,8 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
   }
   // Again, if its last user has removed it between openat() and flock().
   for (;;) {
-    if (::mkdirat(above.get(), own.c_str(), 0700) != 0 && errno != EEXIST) {
+    const bool is_made_here = ::mkdirat(above.get(), own.c_str(), 0700) == 0;
+    if (!is_made_here && errno != EEXIST) {
       fail("make the folder", errno);
     }
     Descriptor lock(::openat(above.get(), own.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -143,7 +144,9 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
     if (!lock || ::fstat(lock.get(), &locked) != 0) {
       fail("open", errno);
     }
-    check_is_ours(path, locked);
+    if (!is_made_here) { // some file systems give every file one owner and mode
+      check_is_ours(path, locked);
+    }
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {
         refuse_used(path, locked);

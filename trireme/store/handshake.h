@@ -17,7 +17,7 @@ namespace trireme::store {
 ///
 /// Each proof covers both ends' random bytes and names the end that made it, so a replayed or reflected answer is
 /// useless. Later messages on the connection are neither encrypted nor signed.
-inline constexpr unsigned char kProtocolVersion = 2;
+inline constexpr unsigned char kProtocolVersion = 1;
 inline constexpr size_t kGreetingBytes = 48;
 inline constexpr size_t kAnswerBytes = 64;
 inline constexpr size_t kProofBytes = 32;

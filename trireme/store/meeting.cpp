@@ -191,6 +191,11 @@ Round Meeting::next_round() {
                                         format_seconds(std::chrono::duration<double>(options_.patience).count())),
                       "Start more processes, or allow fewer ranks.");
     }
+    if (!may && last_.has_member(id_) && waited >= options_.patience) {
+      throw PeerError("elastic", concat("round ", next(), " cannot begin: a member of round ", last_.number, " that has the training's state lives, and has not come for ",
+                                        format_seconds(std::chrono::duration<double>(options_.patience).count())),
+                      "It is stopped or hangs: end it, and the others go on without it.");
+    }
     if (!said && Clock::now() - start >= kQuiet && !last_.has_member(id_)) {
       said = true;
       say_what_it_waits_for(view);

@@ -62,7 +62,7 @@ Collective& Collectives::next() {
 }
 
 uint64_t Collectives::start() {
-  const uint64_t number = next_op_++;
+  const uint64_t number = next_op_;
   Collective& op = this->op(number);
   Arena& arena = Arena::process();
   arena.header().note_core();
@@ -72,6 +72,7 @@ uint64_t Collectives::start() {
     op.out_data = in_place(op.kind) ? op.in_data : static_cast<std::byte*>(op.out.data_ptr());
     op.out_shared = in_place(op.kind) ? op.in_shared : arena.contains(op.out_data, op.out.nbytes());
   }
+  ++next_op_; // nothing above has thrown
   const int64_t slices = in_slices(op.kind) || out_slices(op.kind) ? members_.size : 1;
   op.step_count = std::max(kCut, kStepBytes / (slices * op.element_bytes) / kCut * kCut);
   op.steps = std::max<uint64_t>(1, static_cast<uint64_t>(divide_up(op.count, op.step_count)));
@@ -206,7 +207,7 @@ Collectives::Part Collectives::part(const Step& step, int index) const {
 uint64_t Collectives::all_pieces(const Step& step) const {
   const Collective& op = op_of(step);
   if (op.kind == Kind::all_reduce && (step.end - step.begin) * op.element_bytes <= kSmallBytes) {
-    return 1;
+    return op.count > 0 ? 1 : 0;
   }
   uint64_t pieces = 0;
   for (int index = 0; index < members_.size; ++index) {
@@ -384,6 +385,12 @@ bool Collectives::give_out() {
     }
   }
   return finish_some();
+}
+
+void Collectives::stop_leaving() {
+  if (given_out_ < next_) {
+    local(given_out_).leaves = 0;
+  }
 }
 
 void Collectives::note_what_stirs() {

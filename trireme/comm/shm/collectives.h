@@ -65,6 +65,8 @@ class Collectives {
   }
   /// Does a bounded piece of work, if there is any, and says whether it did.
   bool progress();
+  /// The next progress() does itself what it would leave to rank 0.
+  void stop_leaving();
   bool pending() const {
     return first_op_ < next_op_;
   }

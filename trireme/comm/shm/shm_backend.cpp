@@ -100,6 +100,7 @@ class Core : public Worker {
   bool poll(const Op& op) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     if (!reached(op)) {
+      collectives_.stop_leaving(); // nobody may come back to it
       progress();
     }
     return reached(op) || trouble();
@@ -133,6 +134,7 @@ class Core : public Worker {
   void close() {
     interrupt();
     const std::lock_guard lock(ProgressRoom::process().mutex);
+    collectives_.stop_leaving();
     progress();
     if (!members_.broken() && (collectives_.pending() || messages_.unfinished())) {
       give_up();

@@ -134,7 +134,7 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
     try {
       round = meeting.next_round();
     } catch (const store::FinishedError& finished) {
-      log::info(finished.what());
+      log::warning(finished.what());
       ++finished_trainings;
       return false;
     }

@@ -178,7 +178,7 @@ bool ElasticAveragingSync::finish_training() {
     return !first_;
   } catch (const store::LostError& error) {
     log::warning("averaging: the job's store is gone at the end of the training: ", error.happened);
-    return true;
+    return std::exchange(first_, true); // who cannot know whether the first one has saved does it
   }
 }
 

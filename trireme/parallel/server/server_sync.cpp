@@ -203,7 +203,7 @@ void ServerSync::load_state(const nlohmann::json&, int64_t) {
 
 int64_t ServerSync::loaded(const std::string& id, int64_t step) {
   const torch::NoGradGuard no_grad;
-  servers_->load({id, step, values_->steps()}, [this](int64_t parameter) { return value(parameter); },
+  const bool is_this = servers_->load({id, step, values_->steps()}, [this](int64_t parameter) { return value(parameter); },
                  [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
                    if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
                      values.copy_(here);
@@ -212,7 +212,7 @@ int64_t ServerSync::loaded(const std::string& id, int64_t step) {
   store_->drop();
   loads_ = false;
   begin();
-  return std::max(step, servers_->step());
+  return is_this ? std::max(step, servers_->step()) : servers_->step();
 }
 
 void ServerSync::begin() {

@@ -88,7 +88,8 @@ class Servers {
   /// ask this worker for them, and takes their values. Returns when all servers have it: before it pushes anything. A worker
   /// that was started again takes what the others have made of it, whatever it has loaded. Cost: P sent by one worker, and P
   /// received. Errors: InputError where the others have loaded another one, or have trained without; PeerError, Error.
-  void load(const Loaded& loaded, const TensorOf& values, const OfArray& f);
+  /// Returns whether it was this checkpoint.
+  bool load(const Loaded& loaded, const TensorOf& values, const OfArray& f);
   /// Loads that this worker's values have seen; absent where not all servers' have seen the same.
   std::optional<int64_t> loads() const;
   /// The step of the training that a worker which begins now has behind it, as the first server said last.

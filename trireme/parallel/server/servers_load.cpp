@@ -14,7 +14,7 @@ using nlohmann::json;
 
 // The first server decides which load it is; the others get the same one, from whoever has it. They are told one after
 // the other, so that two workers never wait for each other.
-void Servers::load(const Loaded& loaded, const TensorOf& values, const OfArray& f) {
+bool Servers::load(const Loaded& loaded, const TensorOf& values, const OfArray& f) {
   Load decided;
   for (const auto& server : servers_) {
     const std::string& id = server->number == 0 ? loaded.id : decided.id;
@@ -42,6 +42,7 @@ void Servers::load(const Loaded& loaded, const TensorOf& values, const OfArray& 
   if (decided.id != loaded.id) {
     log::info("worker ", options_.worker, " takes the servers' values, of step ", step_, ", not those of ", loaded.id);
   }
+  return decided.id == loaded.id;
 }
 
 std::optional<int64_t> Servers::loads() const {
