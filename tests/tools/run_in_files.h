@@ -13,12 +13,16 @@
 
 namespace trireme::tools {
 
-/// Names of everything below a folder, but for TensorBoard's, which have the time in them.
+/// Names of everything below a folder, but for TensorBoard's, which have the time in them, and the number of the claim,
+/// which counts starts.
 inline std::set<std::string> files_in(const std::filesystem::path& folder) {
   std::set<std::string> names;
   std::error_code gone;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, gone)) {
-    const std::string name = std::filesystem::relative(entry.path(), folder).string();
+    std::string name = std::filesystem::relative(entry.path(), folder).string();
+    if (name.starts_with("logs/attempt.")) {
+      name = "logs/attempt";
+    }
     if (!name.starts_with("tensorboard/")) {
       names.insert(name);
     }

@@ -37,12 +37,9 @@ class RunWriter {
   bool handed_over() const {
     return handed_over_;
   }
-  void note_first(bool is_first) {
-    handed_over_ = handed_over_ && is_first;
-  }
-  /// The other one is lost, and this one is still, or again, the first: begin() may follow.
-  void take_back() {
-    handed_over_ = false;
+  /// `is_sure`: where this one is still, or again, the first, the other one is lost. begin() may follow then.
+  void note_first(bool is_first, bool is_sure) {
+    handed_over_ = handed_over_ && is_first && !is_sure;
   }
   /// From now on this process writes. A worker claims the folder here.
   void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,

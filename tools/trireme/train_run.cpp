@@ -407,11 +407,8 @@ bool TrainRun::is_done_by_others() const {
 
 // Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or back.
 void TrainRun::share_duties(bool at_the_end) {
-  writer_.note_first(engine_->is_first_replica());
   // Servers name the first worker in every step, replicas agree on theirs at meetings, the last of which decides.
-  if (writer_.handed_over() && (at_the_end || !comes_and_goes())) {
-    writer_.take_back();
-  }
+  writer_.note_first(engine_->is_first_replica(), at_the_end || !comes_and_goes());
   if (!worker_ || is_first() == writer_.writes()) {
     return;
   }
@@ -460,9 +457,7 @@ int TrainRun::train() {
       join_traces(world_, command_.out);
     }
   }
-  if (writer_.handed_over()) {
-    share_duties(true);
-  }
+  share_duties(true);
   if (is_silent() && !engine_->finish_replicas()) { // the first replica is lost since the last meeting: this one has what it had to save
     share_duties();
     monitor::StepMetrics m = metrics();
@@ -483,11 +478,6 @@ int TrainRun::train() {
 }
 
 } // namespace
-
-int64_t returned_block_bytes(int64_t parameters, bool files) {
-  constexpr int64_t kMiB = 1 << 20, kPieces = 128;
-  return std::clamp(4 * parameters / kPieces, (files ? 1 : 4) * kMiB, 8 * kMiB);
-}
 
 int train(const TrainCommand& command) {
   if (is_server()) {
