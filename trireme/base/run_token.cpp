@@ -4,6 +4,7 @@
 #include <trireme/base/env.h>
 #include <trireme/base/file.h>
 #include <trireme/base/hash.h>
+#include <trireme/base/stamp.h>
 
 #include <nlohmann/json.hpp>
 
@@ -13,10 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
-#include <ctime>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -68,26 +66,6 @@ RunToken::Holder holder_in(const std::string& text, int64_t attempt) {
   const auto word = [&](const char* key) { return json.is_object() && json.contains(key) && json[key].is_string()
       ? json[key].get<std::string>() : ""; };
   return {attempt, word("job"), word("host"), word("started"), word("id")};
-}
-
-std::string new_id() {
-  std::random_device source;
-  std::string id;
-  for (int i = 0; i < 4; ++i) {
-    char digits[9];
-    std::snprintf(digits, sizeof digits, "%08x", source());
-    id += digits;
-  }
-  return id;
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 std::string job_of_environment() {
@@ -198,7 +176,7 @@ void RunToken::claim() {
   make_private_folders(folder_);
   mine_.host = this_host();
   mine_.started = utc_now();
-  mine_.id = new_id();
+  mine_.id = random_id();
   for (int64_t at_least = after_.value_or(0) + 1;;) {
     const std::optional<Holder> last = newest(folder_);
     if (after_ && last && last->attempt > *after_ && last->job != mine_.job) {

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
+#include <trireme/base/stamp.h>
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/checkpoint/safetensors.h>
@@ -12,9 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdio>
-#include <ctime>
 #include <optional>
-#include <random>
 #include <set>
 
 namespace trireme::checkpoint {
@@ -29,30 +28,10 @@ std::string file_name(int rank) {
   return name;
 }
 
-std::string random_id() {
-  std::random_device source;
-  std::string id;
-  for (int i = 0; i < 4; ++i) {
-    char digits[9];
-    std::snprintf(digits, sizeof digits, "%08x", source());
-    id += digits;
-  }
-  return id;
-}
-
 void check_claim(const SaveOptions& options) {
   if (options.check_claim) {
     options.check_claim();
   }
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 // First exchange: agrees on a tag and creates the folder.

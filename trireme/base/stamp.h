@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace trireme {
+
+/// 32 hexadecimal digits that nobody else has.
+std::string random_id();
+
+/// "2026-11-28T03:13:05Z".
+std::string utc_now();
+
+} // namespace trireme
