@@ -185,6 +185,14 @@ TEST_F(FileTest, WhatAKilledProcessLeftIsRemovedAndNothingElse) {
     EXPECT_TRUE(is_there(folder_ / other)) << other;
   }
   remove_unfinished(folder_ / "absent" / "latest"); // nothing to do
+  // One that another process may be writing.
+  const std::filesystem::path young = folder_ / ".latest.tmp.2", old = folder_ / ".latest.tmp.3";
+  std::ofstream(young) << "half";
+  std::ofstream(old) << "half";
+  std::filesystem::last_write_time(old, std::filesystem::file_time_type::clock::now() - std::chrono::seconds(61));
+  remove_unfinished(folder_ / "latest", std::chrono::seconds(60));
+  EXPECT_TRUE(is_there(young));
+  EXPECT_FALSE(is_there(old));
 }
 
 } // namespace

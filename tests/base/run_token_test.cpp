@@ -106,6 +106,7 @@ TEST_F(RunTokenTest, ProcessesOfAJobTakeOverFromEachOtherOnly) {
   }
   worker.claim();
   worker.check();
+  RunToken(logs, "job1", launcher.attempt()).check_job();
   RunToken next_launcher(logs, "job2");
   next_launcher.claim();
   try {
@@ -116,6 +117,7 @@ TEST_F(RunTokenTest, ProcessesOfAJobTakeOverFromEachOtherOnly) {
   }
   EXPECT_THROW(worker.claim(), ReplacedError);
   EXPECT_THROW(other_worker.claim(), ReplacedError);
+  EXPECT_THROW(RunToken(logs, "job1", launcher.attempt()).check_job(), ReplacedError) << "of a server, which claims nothing";
   next_launcher.check();
 }
 

@@ -124,8 +124,9 @@ class Evaluator {
       if (have_ended) {
         throw Error("train",
                     concat("the training ", step < 0 ? "has saved no checkpoint" : concat("has saved nothing after step ", step, " of ", run_.training.steps),
-                           ", and seems to have ended: no process has locked ", (run_folder_ / "logs" / "lock").string(), " or written there for ", format_seconds(signs_.patience())),
-                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it again. It waits for five times TRIREME_TIMEOUT seconds.");
+                           ", and seems to have ended: for ", format_seconds(signs_.patience()), " no process has held the lock ", (run_folder_ / "logs" / "lock").string(),
+                           ", and neither metrics.jsonl nor checkpoints has changed in ", run_folder_.string()),
+                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it again. It waits for five times TRIREME_TIMEOUT seconds: raise that if a step takes longer.");
       }
       if (!said) {
         log::debug("waiting for a checkpoint in ", checkpoints_.string(), " after step ", step);

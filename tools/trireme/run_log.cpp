@@ -18,6 +18,7 @@ namespace trireme::tools {
 namespace {
 
 constexpr std::chrono::seconds kReportEvery(10);
+constexpr std::chrono::seconds kLongestWrite(60); // of run.json or a report
 
 std::string describe_model(const config::RunConfig& run) {
   if (run.model.kind == config::ModelConfig::Kind::cnn) {
@@ -89,8 +90,11 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
       tensorboard_(folder / "tensorboard", resumed_step),
       started_(monitor::unix_seconds()),
       parameters_(engine.num_parameters()) {
-  for (const char* file : {"report.html", "run.json"}) { // this rank is their only writer
-    remove_unfinished(folder / file);
+  const bool served = run.engine.server.on();
+  const bool elastic = run.engine.averaging.elastic;
+  for (const char* file : {"report.html", "run.json"}) {
+    // Rank 0 is their only writer; another worker or replica may be writing them while this one takes over.
+    remove_unfinished(folder / file, served || elastic ? kLongestWrite : std::chrono::seconds(0));
   }
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
   const comm::Group& group = engine.group();
@@ -99,8 +103,6 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   }
   log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
   const int ranks = ranks_of(engine);
-  const bool served = run.engine.server.on();
-  const bool elastic = run.engine.averaging.elastic;
   const std::string layout = served    ? describe_workers(engine, run.engine.server)
                              : elastic ? describe_replicas(engine, run.engine.averaging.every)
                                        : concat(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run));

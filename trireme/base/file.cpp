@@ -167,13 +167,18 @@ fs::path temporary_name(const fs::path& path) {
   return path.parent_path() / concat(temporary_prefix(path), ::getpid());
 }
 
-void remove_unfinished(const fs::path& path) {
+void remove_unfinished(const fs::path& path, std::chrono::seconds unchanged_for) {
   const std::string prefix = temporary_prefix(path);
+  const auto is_recent = [&](const fs::path& file) {
+    std::error_code unknown;
+    const fs::file_time_type written = fs::last_write_time(file, unknown);
+    return unchanged_for.count() > 0 && !unknown && fs::file_time_type::clock::now() - written < unchanged_for;
+  };
   std::error_code ignored;
   for (fs::directory_iterator item(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored), end; !ignored && item != end; item.increment(ignored)) {
     const std::string name = item->path().filename().string();
     const std::string_view process = std::string_view(name).substr(std::min(prefix.size(), name.size()));
-    if (name.starts_with(prefix) && !process.empty() && process.find_first_not_of("0123456789") == std::string_view::npos) {
+    if (name.starts_with(prefix) && !process.empty() && process.find_first_not_of("0123456789") == std::string_view::npos && !is_recent(item->path())) {
       std::error_code stays;
       fs::remove(item->path(), stays);
     }

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -34,8 +35,9 @@ void check_writable(const std::filesystem::path& path);
 
 /// The temporary name, beside `path`, under which this process writes what becomes `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
-/// Removes what processes have left of `path` under temporary names because they were killed. None may be writing it now. What cannot be removed stays.
-void remove_unfinished(const std::filesystem::path& path);
+/// Removes what processes have left of `path` under temporary names because they were killed. None may be writing it
+/// now; where one may, leave what was written within the last `unchanged_for`. What cannot be removed stays.
+void remove_unfinished(const std::filesystem::path& path, std::chrono::seconds unchanged_for = {});
 
 /// Like mkdir -p, but new folders are private to this user (0700); existing ones do not change.
 void make_private_folders(const std::filesystem::path& folder, std::error_code& error);

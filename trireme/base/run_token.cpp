@@ -114,18 +114,19 @@ fs::path RunToken::file_of(int64_t attempt) const {
 }
 
 std::optional<RunToken::Holder> RunToken::newest(const fs::path& folder) {
-  const std::vector<int64_t> all = attempts_in(folder);
-  if (all.empty()) {
-    return std::nullopt;
+  constexpr int kMostTries = 100;
+  for (int tries = 0;; ++tries) {
+    const std::vector<int64_t> all = attempts_in(folder);
+    if (all.empty()) {
+      return std::nullopt;
+    }
+    // Who has just made it may still be writing it, or another one has made a newer one since, and removed it.
+    const std::string text = read_claim(folder / concat(kClaim, all.back()));
+    if (!text.empty() || tries == kMostTries) {
+      return holder_in(text, all.back());
+    }
+    ::usleep(tries == 0 ? 0 : 10'000);
   }
-  // Who has just made it may still be writing it.
-  const fs::path file = folder / concat(kClaim, all.back());
-  std::string text = read_claim(file);
-  for (int tries = 0; text.empty() && tries < 100; ++tries) {
-    ::usleep(10'000);
-    text = read_claim(file);
-  }
-  return holder_in(text, all.back());
 }
 
 // False: somebody else has that number.
@@ -178,10 +179,8 @@ void RunToken::claim() {
   mine_.started = utc_now();
   mine_.id = random_id();
   for (int64_t at_least = after_.value_or(0) + 1;;) {
+    check_job();
     const std::optional<Holder> last = newest(folder_);
-    if (after_ && last && last->attempt > *after_ && last->job != mine_.job) {
-      fail(last);
-    }
     at_least = std::max(at_least, last ? last->attempt + 1 : 1);
     if (!make(at_least)) { // at the same moment, or a folder's list in a cache did not have it
       ++at_least;
@@ -218,6 +217,13 @@ void RunToken::check() const {
   }
   if (holder_in(text, mine_.attempt).id != mine_.id) {
     fail(newest(folder_));
+  }
+}
+
+void RunToken::check_job() const {
+  const std::optional<Holder> last = after_ ? newest(folder_) : std::nullopt;
+  if (last && last->attempt > *after_ && last->job != mine_.job) {
+    fail(last);
   }
 }
 

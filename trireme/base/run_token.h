@@ -67,6 +67,9 @@ class RunToken {
   }
   /// Does nothing before claim(). Errors: ReplacedError, or Error when the system does not let it look.
   void check() const;
+  /// For a process of the job that has claimed nothing: that no other job has claimed the folder since the launcher did for
+  /// this one. Errors: ReplacedError.
+  void check_job() const;
 
   /// The last claim in `folder`, nullopt without any.
   static std::optional<Holder> newest(const std::filesystem::path& folder);

@@ -43,7 +43,7 @@ struct Outcome {
   std::string cause;
   /// No rank was started because a host was lost before.
   bool not_started = false;
-  /// The signal came before the ranks were ready to answer it by saving.
+  /// The signal came before a rank, or a worker, was ready to answer it by saving.
   bool not_begun = false;
   /// Seconds from the start to the first failure or the end, and from there until the last process was gone.
   double ran_seconds = 0;

@@ -76,7 +76,8 @@ struct JobReport {
   int exit_code = 0;
   /// The signal that stopped the launcher, 0 for none. With exit_code 0: preempted, the ranks have saved.
   int received_signal = 0;
-  /// With exit_code 0 and a signal: it came before the ranks were ready to save, so they have done nothing.
+  /// With exit_code 0 and a signal: it came before a rank (of a job with servers: a worker) was ready to answer it by
+  /// saving. That one has done nothing.
   bool not_begun = false;
   std::vector<Restart> restarts;
   double total_seconds = 0;

@@ -220,6 +220,7 @@ class Tasks {
     bool any_well = false;
     for (const One& one : tasks_) {
       any_well = any_well || (!one.server && one.end->exit_code == 0);
+      outcome.not_begun = outcome.not_begun || (!one.server && one.end->not_begun);
       if (one.end->exit_code != 0 && (one.server || outcome.exit_code == 0)) {
         outcome.exit_code = one.end->exit_code;
         outcome.cause = one.end->cause;
