@@ -102,6 +102,7 @@ int serve_parameters(const TrainCommand& command) {
   options.server = run.engine.server;
   options.place = place;
   options.folder = command.out / "servers";
+  options.check_claim = [token = RunToken::of_environment(command.out / "logs")] { token.check_job(); };
   options.stop = &asked_to_stop;
   options.until_stopped = env::text("TRIREME_LISTEN_FD").has_value(); // the launcher says when no worker will come any more
   std::error_code error;

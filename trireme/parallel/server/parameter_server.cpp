@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/base/run_token.h>
 #include <trireme/parallel/server/loads.h>
 #include <trireme/parallel/server/requests.h>
 #include <trireme/parallel/server/shard.h>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -40,14 +42,21 @@ class Service final : private Loads {
       }
       look_at_the_time();
       answer_alone();
+      end_if_replaced();
     }
     if (shard_ && updates_kept_ != counters_.updates) {
       keep();
+      end_if_replaced();
     }
     return counters_;
   }
 
  private:
+  void end_if_replaced() const {
+    if (replaced_) {
+      std::rethrow_exception(replaced_);
+    }
+  }
   bool is_over() const {
     if (options_.stop != nullptr && options_.stop->load()) {
       return true;
@@ -137,11 +146,16 @@ class Service final : private Loads {
       return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
-    workers_.join(number, workers, waiting.event.client, goes_on_, header.value("lives", false),
-                  header.value("restarted", false));
+    const bool lives = header.value("lives", false), restarted = header.value("restarted", false);
+    if (again && !lives && !restarted && workers_.is_restarted(number)) { // the word of one that has ended comes late
+      return refuse(waiting, concat("worker ", number, " was started again, and its new process has joined"));
+    }
+    const uint64_t before = again ? workers_.client_of(number) : 0;
+    workers_.join(number, workers, waiting.event.client, goes_on_, lives, restarted);
     if (again) {
       log::warning("worker ", number, " has joined again over another connection");
-      rejoined(number);
+      commits_no_more(number);
+      without_loader(before);
     } else {
       log::info("server ", options_.place, ": worker ", number, " of ", workers, " has joined");
     }
@@ -240,7 +254,7 @@ class Service final : private Loads {
     forget_requests(client);
     forget(alone_, client);
     for (const int number : workers_.of(client)) {
-      workers_.leave(number);
+      workers_.lose(number);
       ++counters_.workers_lost;
       log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
       without(number);
@@ -263,10 +277,15 @@ class Service final : private Loads {
       return;
     }
     try {
+      if (options_.check_claim) {
+        options_.check_claim();
+      }
       save_snapshot(snapshot_file(options_.folder, options_.place),
                     {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_,
-                     load_, workers_.made()},
+                     load_, first_clock_, workers_.made()},
                     *shard_);
+    } catch (const ReplacedError&) {
+      replaced_ = std::current_exception();
     } catch (const std::exception& error) {
       log::error("server ", options_.place, ": the snapshot of clock ", clock_, " was not written, the job goes on: ", error.what());
     }
@@ -278,7 +297,7 @@ class Service final : private Loads {
     shard_->load(file);
     shard_->set_steps(snapshot.steps);
     clock_ = snapshot.clock;
-    first_clock_ = together_ && options_.place == 0 ? std::optional(clock_) : std::nullopt;
+    first_clock_ = together_ ? snapshot.first_clock : std::nullopt;
     last_ = snapshot.last;
     load_ = snapshot.load;
     workers_.set_made(snapshot.made);
@@ -289,6 +308,7 @@ class Service final : private Loads {
   std::string optimizer_;
   bool goes_on_ = false; // from a snapshot
   int64_t updates_kept_ = 0;
+  std::exception_ptr replaced_; // by another training
   std::vector<Waiting> alone_; // stepped, and not answered yet (stale)
 };
 

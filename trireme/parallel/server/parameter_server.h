@@ -30,6 +30,9 @@ struct ParameterServerOptions {
   int place = 0;
   /// Where snapshots are; empty: there are none. A server whose snapshot is there goes on from it.
   std::filesystem::path folder;
+  /// Throws ReplacedError where another training has taken over the run that `folder` is part of: serve() ends with it, and
+  /// writes nothing more.
+  std::function<void()> check_claim;
   /// Reads the optimizer's section of a configuration, as the first worker sends it.
   std::function<optim::OptimizerOptions(const std::string& json)> read_optimizer;
   /// Workers may come as long as nobody says stop, also when all that were there have ended.
@@ -42,7 +45,7 @@ struct ParameterServerOptions {
 /// gone (but for `until_stopped`), or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P read, the optimizer's pass, and P written for each worker that asks for
 /// the values. One thread.
 /// Source: Li et al. 2014, "Scaling distributed machine learning with the parameter server".
-/// Errors: InputError for a snapshot that does not fit; Error for one that cannot be written. What a worker does wrong is answered to it alone.
+/// Errors: InputError for a snapshot that does not fit; check_claim's; Error for one that cannot be written. What a worker does wrong is answered to it alone.
 Counters serve(rpc::Server& server, const ParameterServerOptions& options);
 
 } // namespace trireme::parallel::server

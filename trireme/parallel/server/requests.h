@@ -55,6 +55,7 @@ inline void check_push(const nlohmann::json& header) {
   header.value("lr", 0.0);
   header.value("stop", false);
   header.value("values", false);
+  header.value("first_clock", int64_t{0});
   header.value("unused", std::vector<int64_t>());
   betas_in(header);
 }

@@ -29,6 +29,7 @@ struct Servers::Connection {
   std::shared_ptr<rpc::Call> call; // on its way
   std::shared_ptr<rpc::Call> pushed; // answered with the values, or, to one worker, when the sum is there
   int64_t pushed_clock = 0; // of what was pushed last
+  int64_t pushed_step = 0; // the first server's clock then
   bool withdrawn = false;
   std::optional<nlohmann::json> answer; // to it
 

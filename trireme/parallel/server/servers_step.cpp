@@ -32,6 +32,9 @@ json Servers::push_header(const Connection& server) const {
   if (server.has_sparse()) {
     header["rows"] = server.counts;
   }
+  if (server.number > 0) {
+    header["first_clock"] = servers_.front()->pushed_clock;
+  }
   return header;
 }
 
@@ -45,6 +48,7 @@ void Servers::send_push(Connection& server) {
   server.call.reset();
   server.withdrawn = false;
   server.pushed_clock = server.clock;
+  server.pushed_step = servers_.front()->pushed_clock;
   server.pushed = server.client->call(header.dump(), server.of_gradients(), server.room_for_values());
 }
 
@@ -55,8 +59,13 @@ void Servers::take_answer(Connection& server) {
       const int64_t clock = server.clock;
       json reply = receive(server);
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
-      if (reply.at("status") == "withdrawn") {
+      const bool has_values = server.answer && server.answer->at("status") != "commit";
+      if (reply.at("status") == "withdrawn" || has_values) {
         // the push is answered, if it was not before
+      } else if (reply.at("status") == "missing") { // it has lost the step that this gradient was part of, or too late for
+        if (!server.pushed) {
+          send_push(server);
+        }
       } else if (is_of_this_step || !server.pushed) {
         // A server that has taken the step meanwhile, and asked before, answers a commit with its values.
         reply["status"] = "commit";
@@ -85,17 +94,23 @@ void Servers::tell_members(Connection& server, bool hurries) {
   if (server.number == 0 || server.call) {
     return;
   }
-  if (decided.at("status") == "stale") { // its gradient shall not be part of a later step on another server
+  const int64_t step = servers_.front()->pushed_clock;
+  const bool is_too_late = decided.at("status") == "stale";
+  if (is_too_late || server.pushed_step > step) { // its gradient shall not be part of a later step on another server
     if (!server.answer && !std::exchange(server.withdrawn, true)) {
-      send(server, {{"op", "withdraw"}, {"worker", options_.worker}});
+      send(server, {{"op", "withdraw"}, {"worker", options_.worker}, {"first_clock", step}});
     }
+    return;
+  }
+  if (lacks_step(server)) { // it was a step behind: others wait for this gradient there
+    send_push(server);
     return;
   }
   const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
   const bool says_nothing = !server.answer && hurries && decided.at("status") == "commit";
   if (has_others || says_nothing) {
     server.answer.reset();
-    send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.pushed_clock}, {"members", decided.at("members")}});
+    send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.pushed_clock}, {"first_clock", step}, {"members", decided.at("members")}});
   }
 }
 
@@ -107,14 +122,14 @@ void Servers::await_answers() {
     awaited->wait_until(rpc::Clock::now() + kBetweenLooks);
     missing = nullptr;
     for (const auto& server : servers_) {
-      if (!server->answer) {
+      if (!server->answer || server->call) {
         take_answer(*server);
       }
       if (servers_.front()->answer) {
         decided = decided.value_or(rpc::Clock::now());
         tell_members(*server, hybrid_ || rpc::Clock::now() >= *decided + kFindsTheSame);
       }
-      if (missing == nullptr && !server->answer) {
+      if (missing == nullptr && (!server->answer || server->call)) {
         missing = server.get();
       }
     }
@@ -153,10 +168,10 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
-// Whether this worker's gradient is part of the step, and the server has answered that it came too late there, because it
-// was at another step.
+// Of a step that this worker's gradient is part of: the server has not made it, and has answered that the gradient came too
+// late, because it was at another step.
 bool Servers::lacks_step(const Connection& server) const {
-  if (server.number == 0 || members_.empty() || server.answer->at("status") != "stale") {
+  if (server.number == 0 || !server.answer || server.answer->at("status") != "stale") {
     return false;
   }
   return server.first_clock ? *server.first_clock <= servers_.front()->pushed_clock : server.clock <= server.pushed_clock;
@@ -173,7 +188,8 @@ void Servers::make_again(Connection& server, json header, bool again, const Tens
       again = decided.at("status") == "accepted";
     } else {
       const int64_t clock = server.clock;
-      ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"members", members_}});
+      const json reply = ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"first_clock", servers_.front()->pushed_clock}, {"members", members_}});
+      again = reply.at("status") != "missing";
       server.clock = clock;
     }
   }
@@ -208,10 +224,7 @@ void Servers::commit(const Step& step, const TensorOf& values) {
       if (server->answer->at("status") == "commit") {
         take_values(*server, values);
       } else {
-        if (const auto sum = std::exchange(server->call, nullptr)) { // the values have come before its answer
-          sum->wait_until(rpc::Clock::now() + kLongestAnswer);
-        }
-        if (lacks_step(*server)) {
+        if (!members_.empty() && lacks_step(*server)) {
           make_again(*server, header, true, values);
         } else {
           scatter(*server, *server->answer, values);
@@ -235,6 +248,7 @@ void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step
   loss_ = loss;
   stop_ = false;
   gather_gradients(gradients);
+  servers_.front()->pushed_clock = servers_.front()->clock;
   for (const auto& server : servers_) {
     json header = push_header(*server);
     header["op"] = "push_pull";

@@ -20,6 +20,7 @@ void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, 
                     {"optimizer", snapshot.optimizer},
                     {"last", snapshot.last.dump()},
                     {"load", as_json(snapshot.load).dump()},
+                    {"first_clock", snapshot.first_clock ? std::to_string(*snapshot.first_clock) : "null"},
                     {"made", nlohmann::json(snapshot.made).dump()}});
 }
 
@@ -35,6 +36,7 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   Snapshot snapshot;
   try {
     const auto json = [&](const char* key) { return nlohmann::json::parse(word(key)); };
+    const auto first_clock = json("first_clock");
     snapshot = {.place = std::stoi(word("place")),
                 .servers = std::stoll(word("servers")),
                 .clock = std::stoll(word("clock")),
@@ -43,6 +45,7 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
                 .optimizer = word("optimizer"),
                 .last = json("last"),
                 .load = read_load(json("load")),
+                .first_clock = first_clock.is_null() ? std::nullopt : std::optional(first_clock.get<int64_t>()),
                 .made = json("made").get<std::map<int, int64_t>>()};
   } catch (const std::logic_error&) { // stoi's
     throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"), "Use another folder.");

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Snapshot {
   std::string optimizer; ///< JSON
   nlohmann::json last; ///< what was decided in the last round
   Load load;
+  std::optional<int64_t> first_clock; ///< the first server's clock that the values belong to; none where workers step alone
   std::map<int, int64_t> made; ///< Workers::made()
 };
 

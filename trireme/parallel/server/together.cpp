@@ -27,6 +27,14 @@ void Together::pull(const Waiting& waiting) {
   waiting.header.value("clock", int64_t{0});
   waiting.header.value("first_clock", int64_t{0});
   pulls_.push_back(waiting);
+  if (const auto step = step_of_first(waiting.header)) {
+    for (const int number : workers_.of(waiting.event.client)) {
+      workers_.has_behind_it(number, *step - 1);
+      commits_no_more(number);
+    }
+    close_if_complete();
+    answer_sums();
+  }
   answer_pulls();
 }
 
@@ -37,6 +45,7 @@ void Together::answer_pulls() {
     log::warning("server ", options_.place, ": the updates of its part up to clock ", least,
                  " of server 0 are lost: all workers that could have committed them are gone");
     first_clock_ = least;
+    drop_round();
   }
   for (Waiting& pull : std::exchange(pulls_, {})) {
     const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
@@ -73,19 +82,33 @@ void Together::push(const Waiting& waiting) {
   if (!initialized_) {
     return refuse(waiting, "there are no values yet: init or pull first");
   }
-  workers_.has_pushed(number);
-  const int64_t clock = waiting.clock();
+  const auto step = step_of_first(waiting.header);
+  workers_.has_pushed(number, step);
+  int64_t ahead = this->ahead(waiting.header);
   const bool wants_values = waiting.wants_values();
-  if (waiting.op() == "push" && clock == clock_ - 1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
+  if (waiting.op() == "push" && ahead == -1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
     return wants_values ? answer_with_values(waiting, last_) : answer(waiting, last_);
   }
-  if (clock == clock_ && round_.closed() && round_.is_member(number) && !has_committer()) { // it was to commit, and the answer that said so is lost
+  if (step && ahead > 0 && !round_.closed()) { // this server has lost updates: its values are those that the workers go on with
+    first_clock_ = step;
+    ahead = 0;
+    begin_anew();
+  }
+  if (ahead == 0 && round_.closed() && round_.is_member(number) && !has_committer()) { // it was to commit, and the answer that said so is lost
     round_.add_committer(number);
     json decision = round_.decision();
     decision["status"] = wants_values ? "commit" : "accepted";
     return answer(waiting, std::move(decision), 0);
   }
-  if (clock != clock_ || round_.closed()) {
+  if (step && ahead < 0) { // server 0 makes it again, or without those that have made it here
+    ++counters_.dropped;
+    if (!round_.closed()) {
+      withdraw(number, "the worker has pushed again");
+      close_if_complete();
+    }
+    return wants_values ? answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}}) : answer_stale(waiting);
+  }
+  if (ahead != 0 || round_.closed()) {
     ++counters_.dropped;
     // The values that the next gradient can be of: those after the step that is under way.
     return !wants_values || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
@@ -94,6 +117,19 @@ void Together::push(const Waiting& waiting) {
   round_.push(number, waiting);
   close_if_complete();
   answer_sums();
+}
+
+// The clock of server 0 that names the step of a request to another server. Its own clock does not, once one of them has
+// lost updates.
+std::optional<int64_t> Together::step_of_first(const json& header) const {
+  const auto found = header.find("first_clock");
+  return options_.place == 0 || !first_clock_ || found == header.end() ? std::nullopt : std::optional(found->get<int64_t>());
+}
+
+// Steps between this server's and that of the request. Below 0: the step has been made here.
+int64_t Together::ahead(const json& header) const {
+  const auto step = step_of_first(header);
+  return step ? *step - *first_clock_ : header.at("clock").get<int64_t>() - clock_;
 }
 
 bool Together::was_member(int number) const {
@@ -116,7 +152,10 @@ bool Together::decides() const {
 
 bool Together::is_complete() const {
   const std::vector<int> there = workers_.there();
-  return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), [this](int number) { return round_.has(number); });
+  const auto is_not_awaited = [this](int number) {
+    return round_.has(number) || (options_.place > 0 && first_clock_ && workers_.is_past(number, *first_clock_));
+  };
+  return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), is_not_awaited);
 }
 
 void Together::close_if_complete() {
@@ -134,7 +173,9 @@ void Together::close_if_complete() {
 }
 
 void Together::look_at_the_time() {
+  answer_sums();
   close_if_complete();
+  answer_pulls();
   if (!together_ || !is_hybrid()) {
     return;
   }
@@ -186,6 +227,7 @@ void Together::finish_as_said(const Waiting& said) {
 void Together::sum(const Waiting& waiting) {
   waiting.clock();
   waiting.header.at("members").get<std::vector<int>>();
+  waiting.header.value("first_clock", int64_t{0});
   sums_.push_back(waiting);
   answer_sums();
 }
@@ -194,20 +236,20 @@ void Together::sum(const Waiting& waiting) {
 void Together::answer_sums() {
   std::vector<Waiting> still;
   for (Waiting& sum : std::exchange(sums_, {})) {
-    const int64_t clock = sum.clock();
-    if (clock < clock_) { // another member was faster, and has committed
-      const bool was_last = clock == clock_ - 1 && clock_ > load_.clock;
+    if (const int64_t of_step = ahead(sum.header); of_step < 0) { // another member was faster, and has committed
+      const bool was_last = of_step == -1 && clock_ > load_.clock;
       answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
       continue;
     }
     if (!round_.closed()) {
+      const auto step = step_of_first(sum.header);
       std::vector<int> here;
       bool comes = false;
       for (const int number : sum.header.at("members").get<std::vector<int>>()) {
         if (round_.has(number)) {
           here.push_back(number);
         } else {
-          comes = comes || workers_.may_push(number);
+          comes = comes || workers_.may_bring(number, step);
         }
       }
       if (comes) {
@@ -215,7 +257,7 @@ void Together::answer_sums() {
         continue;
       }
       if (here.empty()) {
-        refuse(sum, "none of the members has pushed here");
+        answer(sum, {{"status", "missing"}});
         continue;
       }
       add_up_again(here);
@@ -255,6 +297,10 @@ void Together::drop_others() {
 
 void Together::take_back(const Waiting& waiting) {
   const int number = worker_of(waiting);
+  if (const auto step = step_of_first(waiting.header)) {
+    workers_.has_behind_it(number, *step);
+    commits_no_more(number);
+  }
   if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
     for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
       ++counters_.dropped;
@@ -272,13 +318,13 @@ void Together::take_back(const Waiting& waiting) {
 }
 
 void Together::commit(const Waiting& waiting) {
-  const auto clock = waiting.header.at("clock").get<int64_t>();
+  const int64_t of_step = ahead(waiting.header);
   const auto members = waiting.header.value("members", round_.members());
   const auto lr = waiting.header.at("lr").get<double>();
   const json& factor = waiting.header.at("factor");
-  if (clock >= clock_) { // else another worker's has come before
-    if (clock > clock_ || !add_up_again(members)) {
-      return refuse(waiting, concat("there is no sum to commit for clock ", clock, ", and this server is at clock ", clock_));
+  if (of_step >= 0) { // else another worker's has come before
+    if (of_step > 0 || !add_up_again(members)) {
+      return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(), ", and this server is at clock ", clock_));
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
   }
@@ -331,7 +377,7 @@ void Together::withdraw(int number, const char* why) {
   }
 }
 
-void Together::rejoined(int number) {
+void Together::commits_no_more(int number) {
   round_.remove_committer(number);
   if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
@@ -361,6 +407,12 @@ void Together::without(int number) {
 }
 
 void Together::begin_anew() {
+  drop_round();
+  answer_pulls();
+  answer_sums();
+}
+
+void Together::drop_round() {
   Round before = std::exchange(round_, {});
   for (const auto& [number, one] : before.take([](int, const Waiting&) { return true; })) {
     ++counters_.dropped;
@@ -369,8 +421,6 @@ void Together::begin_anew() {
   for (const Waiting& late : std::exchange(late_, {})) {
     answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
   }
-  answer_pulls();
-  answer_sums();
 }
 
 void Together::lose_round() {

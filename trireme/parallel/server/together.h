@@ -29,8 +29,9 @@ class Together : protected Replies {
   void answer_pulls();
   /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than options().
   void look_at_the_time();
-  /// A worker has joined over another connection: what it was told over the one before is lost.
-  void rejoined(int number);
+  /// Asks another worker to commit what this one was to: it has joined over another connection, and does not know of it, or has
+  /// the step behind it.
+  void commits_no_more(int number);
   /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted where this server decides: nobody was told that it is accepted.
   void without(int number);
   void forget_requests(uint64_t client);
@@ -57,6 +58,8 @@ class Together : protected Replies {
     return options_.server.mode == ServerOptions::Mode::hybrid;
   }
   int64_t least_that_comes() const;
+  std::optional<int64_t> step_of_first(const nlohmann::json& header) const;
+  int64_t ahead(const nlohmann::json& header) const;
   bool was_member(int number) const;
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);
@@ -73,6 +76,7 @@ class Together : protected Replies {
   void drop_others();
   void finish_round(const nlohmann::json& header, double lr, std::optional<double> factor);
   void lose_round();
+  void drop_round();
 
   Round round_;
   std::vector<Waiting> pulls_;

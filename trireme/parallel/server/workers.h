@@ -18,6 +18,8 @@ class Workers {
   /// How long workers that have not joined are waited for after the first one: at the start of a job, and after a server's restart, when the others are there already.
   static constexpr std::chrono::seconds kComes{120};
   static constexpr std::chrono::seconds kComesAgain{15};
+  /// How long one whose connection broke is waited for where another server has counted its gradient.
+  static constexpr std::chrono::seconds kConnectsAgain{2};
 
   /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process as
   /// before, whose connection broke; `restarted`: another one after it.
@@ -29,7 +31,10 @@ class Workers {
     const std::optional<int64_t> others = slowest(number);
     Worker& worker = all_[number];
     worker.client = client;
+    worker.behind_it.reset();
+    worker.lost_at.reset();
     worker.pushes = others.value_or(worker.pushes); // it does not hold up the others by steps that it has not made
+    worker.restarted = restarted;
     worker.returned = !lives && (restarted || made_.contains(number));
     int64_t& made = made_[number];
     if (worker.returned) { // goes on where the others are
@@ -38,6 +43,11 @@ class Workers {
   }
   void leave(int number) {
     all_.at(number).client.reset();
+  }
+  /// Its connection broke: it may have ended.
+  void lose(int number) {
+    leave(number);
+    all_.at(number).lost_at = rpc::Clock::now();
   }
   bool is_there(int number) const {
     const auto found = all_.find(number);
@@ -50,6 +60,12 @@ class Workers {
   /// Is there, or may still come.
   bool may_push(int number) const {
     return is_there(number) || (!all_.contains(number) && awaits_any());
+  }
+  /// Whether its gradient for this step of the first server, or, where that is not known, its next one, may still come.
+  bool may_bring(int number, std::optional<int64_t> step) const {
+    const auto found = all_.find(number);
+    const bool connects_again = found != all_.end() && found->second.lost_at && rpc::Clock::now() < *found->second.lost_at + kConnectsAgain;
+    return (may_push(number) || connects_again) && !(step && is_past(number, *step));
   }
   /// The one with the lowest number that is there, or may still come.
   int first() const {
@@ -71,6 +87,12 @@ class Workers {
     }
     return numbers;
   }
+  uint64_t client_of(int number) const {
+    return all_.at(number).client.value();
+  }
+  bool is_restarted(int number) const {
+    return all_.at(number).restarted;
+  }
   /// Those that have joined over this connection.
   std::vector<int> of(uint64_t client) const {
     std::vector<int> numbers = there();
@@ -89,9 +111,19 @@ class Workers {
     ++all_.at(number).pushes;
     ++made_[number];
   }
-  /// It trains.
-  void has_pushed(int number) {
+  /// It trains. `step`: of the first server, where the worker has said it.
+  void has_pushed(int number, std::optional<int64_t> step = std::nullopt) {
     all_.at(number).returned = false;
+    all_.at(number).behind_it = step;
+  }
+  /// It goes on with the values after this step of the first server.
+  void has_behind_it(int number, int64_t step) {
+    all_.at(number).behind_it = step;
+  }
+  /// Whether it has no gradient for this step of the first server any more.
+  bool is_past(int number, int64_t step) const {
+    const auto found = all_.find(number);
+    return found != all_.end() && found->second.behind_it >= step;
   }
   /// Whether it is a process that was started again, and has not trained since.
   bool has_returned(int number) const {
@@ -129,7 +161,10 @@ class Workers {
   struct Worker {
     std::optional<uint64_t> client; // none: gone, or it has left
     int64_t pushes = 0;
+    std::optional<rpc::Clock::time_point> lost_at;
+    bool restarted = false;
     bool returned = false;
+    std::optional<int64_t> behind_it; // the last step of the first server that it has had a gradient for
   };
 
   std::optional<int64_t> slowest_made(int but) const {
