@@ -59,6 +59,30 @@ void ElasticJob::run() {
   }
 }
 
+std::shared_ptr<store::Client> ElasticJob::connect() {
+  while (true) {
+    try {
+      return store_.connect();
+    } catch (const store::LostError&) {
+      sleep_for(milliseconds(100));
+    }
+  }
+}
+
+void ElasticJob::lose_store() {
+  simulator_.note("the store is lost");
+  store_.lose(simulator_.random().between(milliseconds(0), milliseconds(1500)));
+  rounds_before_ += last_.number + 1;
+  last_ = {};
+  next_key_ = "elastic/round/1";
+  come_keys_.clear();
+  worlds_.clear();
+  first_came_ = all_wait_since_ = orphaned_since_ = Clock::time_point::max();
+  for (auto& [number, process] : processes_) {
+    process.id = 0;
+  }
+}
+
 void ElasticJob::launch(int place, bool again, Clock::duration later) {
   ++started_;
   const int number = simulator_.start(concat("process ", started_, " at place ", place), [this, place, again] {
@@ -74,7 +98,7 @@ void ElasticJob::launch(int place, bool again, Clock::duration later) {
       simulator_.violate(concat("ends with an error: ", error.what()));
     }
   }, later);
-  processes_[number] = {};
+  processes_[number] = {.place = place};
   simulator_.when_it_ends(number, [this, number, place] {
     processes_[number].doing = Doing::nothing;
     if (over_) {
@@ -122,6 +146,9 @@ void ElasticJob::disturb() {
       });
     });
   }
+  if (settings_.loses_store) {
+    simulator_.after(random.between(milliseconds(0), all), [this] { lose_store(); });
+  }
   if (random.chance(settings_.fresh_at_end)) {
     simulator_.after(random.between(milliseconds(0), all), [this] { launch(settings_.processes, false, {}); });
   }
@@ -143,7 +170,7 @@ store::Round ElasticJob::next_round(store::Meeting& meeting) {
   store::Round round = meeting.next_round();
   process.knows = process.knows && !process.late; // what a late one has is old
   process.id = round.members.at(static_cast<size_t>(round.rank));
-  process.round = round.number;
+  process.round = rounds_before_ + round.number;
   // It may be one that is over already.
   process.late = round.number < last_.number && !last_.has_member(process.id);
   process.doing = Doing::nothing;
@@ -234,6 +261,9 @@ void ElasticJob::check_decision(const store::Decision& next) {
     return;
   }
   simulator_.note(concat("round ", next.number, " has ", nlohmann::json(next.members).dump(), ", spares ", nlohmann::json(next.spares).dump()));
+  if (next.number == 1 && rounds_before_ > 0) {
+    check_first_round_of_store(next);
+  }
   std::vector<int64_t> expected; // the order of members that have the state
   for (const int64_t id : last_.members) {
     const bool knows = !last_.fresh.contains(id) || store_.table().find(concat("elastic/settled/", id)) != nullptr;
@@ -254,9 +284,29 @@ void ElasticJob::check_decision(const store::Decision& next) {
     simulator_.violate(concat("round ", next.number, ": one that is new ranks before a member"));
   }
   for (auto& [number, process] : processes_) {
-    if (process.id != 0 && process.round > 0 && simulator_.lives(number) && process.round <= last_.number && !next.has_member(process.id) && !is_gone(process.id)) {
+    if (process.id != 0 && process.round > 0 && simulator_.lives(number) && process.round <= rounds_before_ + last_.number && !next.has_member(process.id) && !is_gone(process.id)) {
       process.late = true;
     }
+  }
+}
+
+// One that is new begins nothing in an empty store while others train that can say so.
+void ElasticJob::check_first_round_of_store(const store::Decision& next) {
+  const auto takes_part = [&](const Process& process) {
+    return std::find(next.places.begin(), next.places.end(), process.place) != next.places.end();
+  };
+  bool any_knows = false;
+  bool any_is_left_out = false;
+  for (auto& [number, process] : processes_) {
+    if (process.round == 0 || !process.knows || process.late || !simulator_.lives(number)) {
+      continue;
+    }
+    any_knows = any_knows || takes_part(process);
+    any_is_left_out = any_is_left_out || (!takes_part(process) && !paused_.contains(number));
+    process.late = !takes_part(process);
+  }
+  if (any_is_left_out && !any_knows) {
+    simulator_.violate("a round begins in the empty store without any of those that train");
   }
 }
 

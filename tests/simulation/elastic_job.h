@@ -25,6 +25,7 @@ struct ElasticSettings {
   int pauses = 0;
   Clock::duration world_timeout = {};
   double fresh_at_end = 0; // chance that another process comes late
+  bool loses_store = false;
 };
 
 /// The run folder: who writes what, and when that is a second training of the same run.
@@ -62,8 +63,9 @@ class ElasticJob {
   enum class Doing { nothing, waits, trains };
   struct Process {
     Doing doing = Doing::nothing;
+    int place = 0;
     int64_t id = 0; // in the store
-    int64_t round = 0;
+    int64_t round = 0; // counted on where a store has begun anew
     bool late = false; // the others have gone on without it
     bool knows = false; // has the training's state
     int64_t done = 0; // stretches that count
@@ -71,6 +73,8 @@ class ElasticJob {
   Process& mine() {
     return processes_[simulator_.running()];
   }
+  /// To the store, as soon as it is there.
+  std::shared_ptr<store::Client> connect();
   store::Round next_round(store::Meeting& meeting);
   void train();
   void leave_round();
@@ -110,7 +114,9 @@ class ElasticJob {
  private:
   void launch(int place, bool again, Clock::duration later);
   void disturb();
+  void lose_store();
   void check();
+  void check_first_round_of_store(const store::Decision& next);
   void check_decision(const store::Decision& next);
   void check_who_waits();
   bool is_gone(int64_t id) const;
@@ -119,6 +125,7 @@ class ElasticJob {
   bool over_ = false;
   int kills_left_ = 0;
   int started_ = 0;
+  int64_t rounds_before_ = 0; // in a store that was lost
   store::Decision last_;
   std::string next_key_;
   std::vector<std::string> come_keys_; // of the members of last_

@@ -102,9 +102,20 @@ TEST(MeetingSimulation, RoundsOfHorovodAreOneTraining) {
 /// As ElasticAveragingSync and `trireme train` use it: replicas that train by themselves between two meetings.
 class AveragingJob final : public ElasticJob {
  public:
-  using ElasticJob::ElasticJob;
+  explicit AveragingJob(Simulator& simulator) : ElasticJob(simulator) {
+    settings_.meeting.start_patience = std::max(settings_.meeting.start_patience, milliseconds(100));
+    if (simulator.random().chance(0.25)) {
+      settings_.loses_store = true;
+      settings_.meeting.min_ranks = 1;
+      settings_.meeting.max_ranks = settings_.processes + 1;
+      // Longer than it takes to come out of a meeting that fails, and to find the store.
+      settings_.meeting.start_patience = std::chrono::ceil<milliseconds>(settings_.world_timeout + settings_.stretch) + 10 * kBetweenTries;
+    }
+  }
 
  private:
+  static constexpr milliseconds kBetweenTries{500};
+
   bool complete() const override {
     return folder_.saved == settings_.stretches && folder_.row == 2 * settings_.stretches;
   }
@@ -114,80 +125,149 @@ class AveragingJob final : public ElasticJob {
     int first_rank = 0;
     bool others_had_trained = false;
     bool writes = false; // its log is open
+    bool left_behind = false;
+    bool has_met = false; // in this store
+    std::unique_ptr<store::Meeting> meeting = {};
   };
 
-  void program(int place, bool again) override {
+  std::unique_ptr<store::Meeting> meeting_of(bool trains) {
     store::MeetingOptions options = settings_.meeting;
-    options.place = place;
-    options.start_patience = std::max(options.start_patience, milliseconds(100));
-    store::Meeting meeting(options, store_.connect());
+    options.place = mine().place;
+    options.trains = trains;
+    return std::make_unique<store::Meeting>(options, connect());
+  }
+
+  void program(int, bool again) override {
     Replica replica;
-    attend(meeting, replica);
+    replica.meeting = meeting_of(false);
+    attend(replica);
     replica.joined = true;
-    if (!replica.others_had_trained && again) {
+    if (!replica.others_had_trained && (again || settings_.loses_store)) { // from the newest checkpoint
       mine().done = folder_.saved;
     }
     while (mine().done < settings_.stretches) {
       const int64_t begun = mine().done;
       train();
-      sleep_for(settings_.stretch / 4 * (3 + simulator_.random().below(2)));
-      report(meeting, replica, 2 * begun + 1); // a row in the middle of the stretch, and one after the meeting
+      const auto end = simulator_.now() + settings_.stretch / 4 * (3 + simulator_.random().below(2));
+      while (simulator_.now() < end) {
+        sleep_for(settings_.loses_store ? std::min<Clock::duration>(end - simulator_.now(), milliseconds(100)) : end - simulator_.now());
+        look_around(replica);
+      }
+      report(replica, 2 * begun + 1); // a row in the middle of the stretch, and one after the meeting
       sleep_for(simulator_.random().between(milliseconds(0), milliseconds(50)));
       ++mine().done;
-      attend(meeting, replica);
-      report(meeting, replica, 2 * mine().done);
-      if (mine().done % settings_.saves_every == 0 && mine().done < settings_.stretches && is_first(meeting, replica)) {
+      attend(replica);
+      report(replica, 2 * mine().done);
+      if (mine().done % settings_.saves_every == 0 && mine().done < settings_.stretches && is_first(replica)) {
         save();
       }
     }
-    if (!is_first(meeting, replica)) {
-      leave_round();
-      if (meeting.wait_for_finish(replica.first_rank)) {
-        return;
+    for (bool finished = false; !finished;) {
+      if (is_first(replica)) {
+        report_last(replica);
+        sleep_for(simulator_.random().between(milliseconds(0), milliseconds(200))); // the last evaluation
+        save();
       }
-      replica.first = true;
-      report(meeting, replica, 2 * mine().done);
-    }
-    sleep_for(simulator_.random().between(milliseconds(0), milliseconds(200))); // the last evaluation
-    save();
-    if (meeting.finish()) {
-      folder_.finished = true;
+      leave_round();
+      finished = finish(replica);
     }
   }
 
-  bool is_first(store::Meeting& meeting, const Replica& replica) {
-    return replica.first && !meeting.left_behind();
+  // The row after the last meeting, where the one that was first then has not written it.
+  void report_last(Replica& replica) {
+    if (!replica.writes || folder_.row < 2 * mine().done) {
+      report(replica, 2 * mine().done);
+    }
   }
 
-  void report(store::Meeting& meeting, Replica& replica, int64_t row) {
-    if (!is_first(meeting, replica)) {
+  bool finish(Replica& replica) {
+    try {
+      if (is_first(replica)) {
+        if (replica.meeting->finish()) {
+          folder_.finished = true;
+        }
+        return true;
+      }
+      if (replica.left_behind) {
+        return true;
+      }
+      if (replica.has_met) {
+        replica.first = !replica.meeting->wait_for_finish(replica.first_rank);
+        return !replica.first;
+      }
+    } catch (const store::LostError&) {
+    }
+    folder_.finished = folder_.finished || (replica.first && complete());
+    return std::exchange(replica.first, true);
+  }
+
+  void look_around(Replica& replica) {
+    try {
+      replica.left_behind = replica.left_behind || replica.meeting->left_behind();
+    } catch (const store::LostError&) {
+      sleep_for(kBetweenTries);
+      try {
+        store::MeetingOptions options = settings_.meeting;
+        options.place = mine().place;
+        options.trains = replica.meeting->trains();
+        auto meeting = std::make_unique<store::Meeting>(options, store_.connect());
+        meeting->announce();
+        replica.meeting = std::move(meeting);
+        replica.has_met = false;
+      } catch (const store::FinishedError&) {
+        replica.left_behind = true;
+      } catch (const store::LostError&) {
+      }
+    }
+  }
+
+  bool is_first(Replica& replica) {
+    look_around(replica);
+    return replica.first && !replica.left_behind;
+  }
+
+  void report(Replica& replica, int64_t row) {
+    if (!is_first(replica)) {
       replica.writes = false;
       return;
     }
     write(row, !std::exchange(replica.writes, true));
   }
 
-  void attend(store::Meeting& meeting, Replica& replica) {
+  void attend(Replica& replica) {
     leave_round();
     while (true) {
-      const store::Round round = next_round(meeting);
-      bool well = false;
-      Replica next = replica;
-      int64_t done = mine().done;
       try {
-        exchange(round, next, done);
-        well = true;
-      } catch (const Lost&) {
-      }
-      if (meeting.conclude(well)) {
-        if (mine().knows && done < mine().done) {
-          simulator_.violate(concat("round ", round.number, " goes on from ", done, ", and a member has ", mine().done));
+        if (attend_round(replica)) {
+          return;
         }
-        replica = next;
-        mine().done = done;
-        return;
+      } catch (const store::LostError&) {
+        replica.meeting = meeting_of(replica.joined && !replica.left_behind && replica.meeting->trains());
       }
     }
+  }
+
+  bool attend_round(Replica& replica) {
+    const store::Round round = next_round(*replica.meeting);
+    bool well = false;
+    Replica next{.joined = replica.joined, .writes = replica.writes};
+    int64_t done = mine().done;
+    try {
+      exchange(round, next, done);
+      well = true;
+    } catch (const Lost&) {
+    }
+    if (!replica.meeting->conclude(well)) {
+      return false;
+    }
+    if (mine().knows && done < mine().done) {
+      simulator_.violate(concat("round ", round.number, " goes on from ", done, ", and a member has ", mine().done));
+    }
+    next.meeting = std::move(replica.meeting);
+    next.has_met = true;
+    replica = std::move(next);
+    mine().done = done;
+    return true;
   }
 
   void exchange(const store::Round& round, Replica& replica, int64_t& done) {

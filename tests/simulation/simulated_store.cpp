@@ -61,6 +61,9 @@ class SimulatedChannel final : public store::Channel {
 
 std::shared_ptr<store::Client> SimulatedStore::connect(std::chrono::milliseconds patience) {
   simulator_.begin_call();
+  if (simulator_.now() < back_at_) {
+    throw store::LostError("nobody listens");
+  }
   auto connection = std::make_shared<Connection>();
   connection->number = ++last_number_;
   connection->process = simulator_.running();
@@ -93,6 +96,18 @@ void SimulatedStore::drop(int process) {
       end(connection);
     }
   }
+}
+
+void SimulatedStore::lose(Clock::duration back_after) {
+  back_at_ = simulator_.now() + back_after;
+  for (const auto& [number, connection] : std::exchange(connections_, {})) {
+    connection->open = false;
+    connection->back->send([this, connection = connection] {
+      connection->lost = true;
+      simulator_.wake(connection->process);
+    });
+  }
+  table_ = {};
 }
 
 void SimulatedStore::serve(const std::shared_ptr<Connection>& connection, const std::string& request) {

@@ -14,7 +14,7 @@
 
 namespace trireme::simulation {
 
-/// A job's store, whose requests are executed by the real ones' code. The process that runs it never dies.
+/// A job's store, whose requests are executed by the real ones' code.
 class SimulatedStore {
  public:
   explicit SimulatedStore(Simulator& simulator) : simulator_(simulator) {}
@@ -31,6 +31,9 @@ class SimulatedStore {
   /// The store takes the process for gone, as after keep-alives without an answer; the process hears of it when its
   /// network is mended.
   void drop(int process);
+
+  /// The process that runs it is killed, and another one begins with nothing after this time.
+  void lose(Clock::duration back_after);
 
   const store::Table& table() const {
     return table_;
@@ -49,6 +52,7 @@ class SimulatedStore {
   store::Table table_;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;
   uint64_t last_number_ = 0;
+  Clock::time_point back_at_ = {};
 };
 
 } // namespace trireme::simulation

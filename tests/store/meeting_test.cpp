@@ -40,21 +40,26 @@ class MeetingTest : public testing::Test {
     server_ = std::make_unique<store::Server>(listening, store::ServerOptions{.secret = options_.secret});
   }
 
+  std::shared_ptr<store::Client> connect() {
+    return store::Client::connect(options_.store, options_.secret, "", std::chrono::steady_clock::now() + std::chrono::seconds(30));
+  }
   Meeting& come() {
-    meetings_.push_back(std::make_unique<Meeting>(options_));
+    meetings_.push_back(std::make_unique<Meeting>(options_, connect()));
     return *meetings_.back();
   }
-  static std::future<Round> next(Meeting& meeting) {
-    return std::async(std::launch::async, [&meeting] { return meeting.next_round(); });
+  /// Returns when the store knows that it has come.
+  std::future<Round> next(Meeting& meeting) {
+    const auto before = probe();
+    auto future = std::async(std::launch::async, [&meeting] { return meeting.next_round(); });
+    while (probe() == before && future.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    }
+    return future;
   }
   /// Of several at once; the first in the list comes first, so that its number is lower.
   std::vector<Round> next(const std::vector<Meeting*>& meetings) {
     std::vector<std::future<Round>> futures;
     for (Meeting* const meeting : meetings) {
-      const auto before = probe();
       futures.push_back(next(*meeting));
-      while (probe() == before) { // until the store has its word
-      }
     }
     std::vector<Round> rounds;
     for (auto& future : futures) {
@@ -67,7 +72,7 @@ class MeetingTest : public testing::Test {
   }
   /// Counts who has entered or come.
   std::string probe() {
-    const auto client = store::Client::connect(options_.store, options_.secret, "", std::chrono::steady_clock::now() + std::chrono::seconds(10));
+    const auto client = connect();
     std::string all;
     for (int id = 1; id < 12; ++id) {
       all += client->find(concat("elastic/come/", id)).value_or("-") + " ";
@@ -128,10 +133,7 @@ TEST_F(MeetingTest, MoreThanThereIsRoomForWaitForALoss) {
   Meeting &a = come(), &b = come();
   next({&a, &b});
   Meeting& c = come();
-  const std::string before = probe();
   auto waiting = next(c);
-  while (probe() == before) {
-  }
   EXPECT_FALSE(a.changed());
   const auto rounds = next({&a, &b}); // for a fault that was no loss: the third one is still too many
   EXPECT_EQ(Place(rounds[0]), (Place{2, 0, 2}));
@@ -187,11 +189,7 @@ TEST_F(MeetingTest, PlacesOrderThoseOfOneRoundAndLaterOnesComeBehind) {
 
 class WaitingTest : public MeetingTest {
  protected:
-  WaitingTest() {
-    options_.late_patience = std::chrono::milliseconds(100);
-    options_.start_patience = std::chrono::milliseconds(300);
-  }
-  /// Two members that train, and do not come for longer than late_patience.
+  /// Two members that train, and that wait for each other; those that come after them are impatient.
   void begin_two(int max_ranks) {
     options_.max_ranks = max_ranks;
     options_.min_ranks = 2;
@@ -199,11 +197,14 @@ class WaitingTest : public MeetingTest {
     b_ = &come();
     next({a_, b_});
     options_.min_ranks = 1;
+    options_.late_patience = kImpatient;
+    options_.start_patience = std::chrono::milliseconds(300);
   }
   template <typename T>
   static bool waits_for_longer_than_late_patience(const std::future<T>& future) {
     return future.wait_for(std::chrono::milliseconds(700)) != std::future_status::ready;
   }
+  static constexpr std::chrono::milliseconds kImpatient{100};
   Meeting* a_ = nullptr;
   Meeting* b_ = nullptr;
 };
@@ -237,9 +238,7 @@ TEST_F(WaitingTest, ASpareWaitsAsLongAsTheMembersTrainAndPushesNobodyOut) {
 
 // The members come one after the other: patience counts from the first one's coming, not from that of one who has waited before.
 TEST_F(WaitingTest, PatienceBeginsWithTheFirstMember) {
-  options_.late_patience = std::chrono::seconds(60);
   begin_two(0);
-  options_.late_patience = std::chrono::milliseconds(100);
   Meeting& c = come();
   auto waiting = next(c);
   EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
@@ -276,6 +275,22 @@ TEST_F(WaitingTest, AMemberThatComesAfterTheEndIsToldToo) {
   EXPECT_THROW(b_->next_round(), FinishedError);
 }
 
+// The store was lost: one that is started again meanwhile finds it empty.
+TEST_F(WaitingTest, ANewcomerInAnEmptyStoreWaitsForOneThatTrains) {
+  options_.start_patience = std::chrono::milliseconds(300);
+  options_.trains = true;
+  Meeting& a = come();
+  a.announce();
+  EXPECT_TRUE(a.trains());
+  options_.trains = false;
+  Meeting& b = come();
+  EXPECT_FALSE(b.trains());
+  auto waiting = next(b);
+  EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
+  EXPECT_EQ(Place(a.next_round()), (Place{1, 0, 2}));
+  EXPECT_EQ(Place(waiting.get()), (Place{1, 1, 2}));
+}
+
 // All have failed: that is not the end of the training.
 TEST_F(WaitingTest, WhenAllMembersAreLostThoseWhoWaitBeginAgain) {
   begin_two(2);
@@ -291,6 +306,7 @@ TEST_F(WaitingTest, WhenAllMembersAreLostThoseWhoWaitBeginAgain) {
 TEST_F(WaitingTest, WhoFinishesTooLateIsTold) {
   options_.max_ranks = 2;
   a_ = &come();
+  options_.late_patience = kImpatient;
   b_ = &come();
   next({a_, b_});
   EXPECT_EQ(Place(b_->next_round()), (Place{2, 0, 1})); // after late_patience
@@ -341,9 +357,7 @@ TEST_F(WaitingTest, WhoHasNothingLeftToDoTakesOverWhenTheOneThatSavesIsLost) {
 
 // A process that was killed when it had a number and no last will yet counted as living for ever.
 TEST_F(WaitingTest, ANumberWithoutAProcessIsWaitedForByNobody) {
-  const auto client = store::Client::connect(options_.store, options_.secret, "", std::chrono::steady_clock::now() + std::chrono::seconds(10));
-  client->add("elastic/ids", 1);
-  options_.late_patience = std::chrono::seconds(60);
+  connect()->add("elastic/ids", 1);
   begin_two(0);
   for (int64_t round = 2; round < 4; ++round) {
     const auto rounds = next({a_, b_});
@@ -353,21 +367,26 @@ TEST_F(WaitingTest, ANumberWithoutAProcessIsWaitedForByNobody) {
 }
 
 TEST_F(WaitingTest, WhoWaitsSaysForWhatOnce) {
+  const std::string sentence = "round 1 has no room for more than 2 processes; this one waits until one of them is lost, or the training is finished";
   std::string lines;
   std::mutex mutex;
   log::set_sink([&](const std::string& line) {
     const std::lock_guard lock(mutex);
     lines += line;
   });
+  const auto said = [&] {
+    const std::lock_guard lock(mutex);
+    return lines.find(sentence) != std::string::npos;
+  };
   begin_two(2);
   Meeting& c = come();
   auto waiting = next(c);
-  EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
-  EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
+  while (!said() && waits_for_longer_than_late_patience(waiting)) {
+  }
+  EXPECT_TRUE(waits_for_longer_than_late_patience(waiting)) << "and says it once";
   a_->finish();
   EXPECT_THROW(waiting.get(), FinishedError);
   log::set_sink(nullptr);
-  const std::string sentence = "round 1 has no room for more than 2 processes; this one waits until one of them is lost, or the training is finished";
   EXPECT_THAT(lines, HasSubstr(sentence));
   EXPECT_EQ(lines.find(sentence), lines.rfind(sentence));
 }

@@ -72,6 +72,28 @@ TEST(MembershipTest, ASpareIsGivenAMomentToHearOfTheLastRound) {
   EXPECT_TRUE(complete(round_4(), view, milliseconds(0), kLimits)) << "there is no room for it";
 }
 
+// It was lost, and knows no round: what those say who train is all that there is.
+TEST(MembershipTest, InAnEmptyStoreOnlyThoseWhoTrainProposeWhileOneOfThemLives) {
+  View view{.living = {{1, {1}}, {2, {0, true}}, {3, {0, true}}}};
+  EXPECT_FALSE(may_propose(Decision(), view, 1)) << "it is new";
+  EXPECT_TRUE(may_propose(Decision(), view, 2));
+  view.living[2].come = 1;
+  EXPECT_FALSE(complete(Decision(), view, seconds(59), kLimits)) << "3 has not come";
+  EXPECT_TRUE(complete(Decision(), view, seconds(60), kLimits)) << "3 is late";
+  const Decision without = next_decision(Decision(), view, {{1, {1, 0}}, {2, {1, 5}}}, 0);
+  EXPECT_THAT(without.members, ElementsAre(2, 1)) << "it has the state";
+  EXPECT_THAT(without.fresh, ElementsAre(1));
+  view.living[3].come = 1;
+  EXPECT_TRUE(complete(Decision(), view, seconds(0), kLimits)) << "as many as there may be";
+  view.living.erase(1);
+  EXPECT_FALSE(complete(Decision(), view, seconds(29), kLimits)) << "another one may train, and not have found the store";
+  EXPECT_TRUE(complete(Decision(), view, seconds(30), kLimits));
+  view.living.erase(2);
+  view.living.erase(3);
+  view.living[1].come = 1;
+  EXPECT_TRUE(may_propose(Decision(), view, 1)) << "nobody trains any more";
+}
+
 TEST(MembershipTest, WhenAllMembersAreGoneThoseWhoWaitBeginAsAtFirst) {
   const View view{.living = {{9, {5}}, {12, {5}}}};
   EXPECT_FALSE(complete(round_4(), view, seconds(29), kLimits)) << "a third one may come";

@@ -51,19 +51,26 @@ std::string Meeting::key(const char* what, int64_t number) const {
   return prefix_ + what + '/' + std::to_string(number);
 }
 
-void Meeting::enter() {
+void Meeting::announce() {
   id_ = client_->take_number(key("ids"), key("gone/"), "1", key("changes"));
   last_ = newest_decision();
   if (last_.finished) {
     throw FinishedError(last_.number - 1);
   }
   client_->set(key("order", id_), concat(next(), ' ', options_.place));
-  come();
-  client_->add(key("changes"), 1); // the others hear of it when this process has come
+  if (options_.trains && last_.number == 0) { // else it is one that was late
+    client_->set(key("settled", id_), "1");
+  }
 }
 
 void Meeting::come() {
-  client_->set(key("come", id_), std::to_string(next()));
+  if (id_ != 0) {
+    client_->set(key("come", id_), std::to_string(next()));
+    return;
+  }
+  announce();
+  come();
+  client_->add(key("changes"), 1); // the others hear of it when this process has come
 }
 
 // The count of rounds may be behind: who decided a round may have been killed before it counted.
@@ -134,7 +141,8 @@ std::optional<Round> Meeting::take(const Decision& decision) {
   } else if (was_member) { // it was late, and what it has is old
     log::warning("elastic: this process came too late for round ", decision.number, ", which the others have begun without it; it comes again as a new one");
     client_->set(key("gone", id_), "1");
-    enter();
+    id_ = 0;
+    come();
   } else { // it came while others decided
     come();
     client_->add(key("changes"), 1);
@@ -152,17 +160,15 @@ void Meeting::say_what_it_waits_for(const View& view) const {
   } else if (options_.max_ranks != 0 && members >= options_.max_ranks) {
     log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks, options_.max_ranks == 1 ? " process" : " processes",
               "; this one waits until one of them is lost, or the training is finished");
+  } else if (last_.number == 0) {
+    log::info("elastic: the store was lost, and ", members, members == 1 ? " process trains" : " processes train", "; waiting for the end of their stretch");
   } else {
     log::info("elastic: waiting for the ", members, members == 1 ? " member" : " members", " of round ", last_.number, " to come to the end of their stretch");
   }
 }
 
 Round Meeting::next_round() {
-  if (id_ == 0) {
-    enter();
-  } else {
-    come();
-  }
+  come();
   const auto start = Clock::now();
   auto since = start; // it came, or has seen that no member of the last round lives
   bool nobody_trains = false;
@@ -268,11 +274,23 @@ bool Meeting::finish() {
 
 bool Meeting::wait_for_finish(int first) {
   const auto mine = std::find(last_.members.begin(), last_.members.end(), id_);
+  const auto start = Clock::now();
+  bool said = false;
   while (!client_->wait({key("round", next())}, kLook)) {
     const std::set<int64_t> living = living_members(last_, look());
     const auto gone = [&](int64_t id) { return !living.contains(id); };
+    const auto waited = Clock::now() - start;
     if (gone(last_.members.at(static_cast<size_t>(first))) && std::all_of(last_.members.begin(), mine, gone)) {
+      return left_behind(); // the last word of one that has just gone may have come after the wait
+    }
+    if (waited >= options_.patience) {
+      log::warning("elastic: rank ", first, " of round ", last_.number, " lives, and has not finished for ", format_seconds(std::chrono::duration<double>(options_.patience).count()),
+                   ": it is stopped or hangs, and this process finishes without it");
       return false;
+    }
+    if (!said && waited >= kQuiet) {
+      said = true;
+      log::info("elastic: waiting for rank ", first, " of round ", last_.number, " to save the results");
     }
   }
   return true;

@@ -33,6 +33,8 @@ struct MeetingOptions {
   std::chrono::milliseconds start_patience{30'000};
   /// A round goes on without a member of the last one that lives and does not come within so long after another member.
   std::chrono::milliseconds late_patience{120'000};
+  /// This process comes with a training's state, from a store that was lost. Who has none begins nothing while it lives.
+  bool trains = false;
   /// For min_ranks. A process that waits for members that still train waits as long as they live.
   std::chrono::milliseconds patience{600'000};
 };
@@ -76,6 +78,12 @@ class Meeting {
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
+  /// Says that this process is there, before it comes for its first round.
+  void announce();
+  /// Whether its state is that of the training, as far as it knows: of the last round, or from a store that was lost.
+  bool trains() const {
+    return last_.has_member(id_) || (last_.number == 0 && options_.trains);
+  }
   /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits on.
   /// Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
   Round next_round();
@@ -95,12 +103,10 @@ class Meeting {
   /// on without this process, and finish by themselves.
   bool finish();
   /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone and so are
-  /// all ranks before this one, so that it is this one's turn to save the results.
+  /// all ranks before this one, or nothing has come for `patience`, so that it is this one's turn to save the results.
   bool wait_for_finish(int first);
 
  private:
-
-  void enter();
   /// Says that this process waits for the round after the last one.
   void come();
   Decision newest_decision();

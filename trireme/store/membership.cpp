@@ -43,6 +43,14 @@ std::set<int64_t> View::come(int64_t round) const {
 
 std::set<int64_t> living_members(const Decision& last, const View& view) {
   std::set<int64_t> all;
+  if (last.number == 0) {
+    for (const auto& [id, process] : view.living) {
+      if (process.settled) {
+        all.insert(id);
+      }
+    }
+    return all;
+  }
   for (const int64_t id : last.members) {
     if (view.living.contains(id)) {
       all.insert(id);
@@ -73,11 +81,16 @@ bool complete(const Decision& last, const View& view, std::chrono::milliseconds 
     return false;
   }
   const std::set<int64_t> members = living_members(last, view);
+  const bool all_known_are_there = come >= limits.max_ranks || waited >= limits.start_patience;
   if (members.empty()) { // nobody trains: a beginning
-    return come >= limits.max_ranks || waited >= limits.start_patience;
+    return all_known_are_there;
   }
   const auto here = [&](int64_t id) { return view.has_come(id, round); };
-  if (!std::all_of(members.begin(), members.end(), here)) {
+  const bool all_here = std::all_of(members.begin(), members.end(), here);
+  if (last.number == 0) { // more may train that have not found this store yet
+    return all_here ? all_known_are_there : waited >= std::max(limits.start_patience, limits.late_patience);
+  }
+  if (!all_here) {
     return waited >= limits.late_patience;
   }
   const bool room = limits.max_ranks == 0 || std::ssize(members) < limits.max_ranks;
@@ -94,7 +107,7 @@ Decision next_decision(const Decision& last, const View& view, const std::map<in
   bool any_holder = false;
   for (const auto& [id, order] : orders) {
     const auto rank = std::find(last.members.begin(), last.members.end(), id) - last.members.begin();
-    if (rank < std::ssize(last.members)) {
+    if (first.contains(id) || rank < std::ssize(last.members)) {
       line.emplace_back(first.contains(id) ? 0 : 1, rank, order.place, id);
       any_holder = any_holder || first.contains(id);
     } else {

@@ -13,6 +13,7 @@ namespace trireme::store {
 ///
 /// Only members of the last round propose the next one while one of them lives, because they may be training.
 /// Among them those that have the training's state go before those that were new and have not got it.
+/// In a store that was lost and is empty again there is no last round: its members are those that come with the state.
 
 /// A decision about a round, as it is in the store. Number 0: there was none yet.
 struct Decision {
@@ -58,7 +59,7 @@ struct Limits {
   std::chrono::milliseconds late_patience{};
 };
 
-/// The last round's members that live.
+/// The last round's members that live; where there was no round, those that come with the training's state.
 std::set<int64_t> living_members(const Decision& last, const View& view);
 
 /// Those of them that have the training's state: all that were not fresh, or say so.

@@ -145,9 +145,11 @@ TEST_P(ElasticKindTest, OneThatIsLostChangesTheMeanAndOneThatComesTakesIt) {
                               }
                               expect_same(run, plain, number, step);
                               EXPECT_EQ(run.engine().is_first_replica(), worker == 1) << "step " << step;
-                              if (worker == 1 && step == 7) {
-                                second_start.open();
-                                wait_for_process(4);
+                              if (worker < 3 && step == 7) {
+                                if (worker == 1) {
+                                  second_start.open();
+                                }
+                                wait_for_process(4); // both: a look that began before would miss it
                               }
                             }
                           }),
@@ -228,12 +230,16 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
   const AveragingOptions options{.every = 3};
   EXPECT_THAT(run_workers(2, 2,
                           [&](int worker) {
+                            ::setenv("TRIREME_TIMEOUT", "15", 1); // so long a world is left where one of it lives and does not come
                             comm::World world = alone();
                             torch::manual_seed(7);
                             AveragingRun run(world, averaging_config(elastic(options)), 1, 1, std::nullopt, [&](InitializeOptions& more) {
                               replica(worker - 1, 2)(more);
-                              more.replica->patience = std::chrono::milliseconds(worker == 1 ? 1000 : 60'000);
+                              more.replica->patience = std::chrono::milliseconds(worker == 1 ? 5000 : 60'000);
                             });
+                            if (worker == 1) {
+                              wait_for_process(1); // the other one, which is patient, has come
+                            }
                             run.engine().join_replicas();
                             PlainReplicas plain(2, options);
                             if (worker == 1) {
@@ -247,15 +253,15 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
                               wait_for_process(3); // the late one, under another number
                             } else {
                               run.train(2);
-                              gone_on.wait();
-                              run.train(1); // the meeting of its step 3 is long over
-                              EXPECT_EQ(run.engine().global_steps(), 9);
                               plain.lose(1);
                               for (int64_t step = 1; step <= 8; ++step) {
                                 plain.step(step);
                               }
                               plain.come(1);
                               plain.step(9);
+                              gone_on.wait();
+                              run.train(1); // the meeting of its step 3 is long over
+                              EXPECT_EQ(run.engine().global_steps(), 9);
                             }
                             if (worker == 1) {
                               for (int64_t step = 7; step <= 9; ++step) {
@@ -290,7 +296,7 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                             torch::manual_seed(7);
                             AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, [&](InitializeOptions& more) {
                               replica(worker == 1 ? 0 : 1, 2)(more);
-                              more.replica->patience = std::chrono::milliseconds(worker == 3 ? 3000 : 20'000);
+                              more.replica->patience = std::chrono::milliseconds(worker == 3 ? 5000 : 60'000);
                             });
                             if (worker == 3) {
                               waits.open();
@@ -309,7 +315,7 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                             }
                             waits.wait();
                             wait_for_process(3);
-                            std::this_thread::sleep_for(std::chrono::seconds(6));
+                            std::this_thread::sleep_for(std::chrono::seconds(8));
                             run.train(5);
                             EXPECT_TRUE(run.engine().is_first_replica());
                             EXPECT_EQ(run.engine().global_steps(), 9);

@@ -34,6 +34,7 @@ struct RunOptions {
 /// Each round of ranks meets, makes the state that of rank 0 and calls `train`; horovod's functions work in it, and `world` is the world of the round. When a rank is lost, the others' operations end in
 /// PeerError; they return to what they committed last, meet again under new ranks, in the same processes, and call `train` again. Processes that have come are taken in at a commit.
 /// Returns when `train` has returned on all ranks: true. False: the others have finished the training while this process waited, or was late: its state is not the trained one, it has nothing to save, and ends with 0.
+/// Save the result at the end of `train`: when run() returns, the training counts as finished, and nobody saves for a rank that is lost then.
 /// A program that calls run() several times trains one after the other; each is finished before the next begins. What is made for ranks (a DistributedOptimizer, process sets) is made in `train`, which lets PeerError and what is no std::exception pass.
 /// Not elastic: one round, with the ranks of the launcher.
 /// Errors: InputError after init(), or for variables that make no sense; PeerError where too few ranks are left, the store is lost, or the ranks met too often; what else `train` throws.

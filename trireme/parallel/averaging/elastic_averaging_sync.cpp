@@ -16,6 +16,8 @@ namespace trireme::parallel {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{20};
+/// To a store that is lost, and how long one may take.
+constexpr std::chrono::milliseconds kBetweenTries{500};
 
 store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
   store::MeetingOptions options;
@@ -111,6 +113,7 @@ void ElasticAveragingSync::after_step() {
   if (!joined_) {
     throw InputError("parameter averaging", "a replica of an elastic run trains and has not joined the others", "Call Engine::join_replicas() before the first step, and before load_checkpoint().");
   }
+  look_around();
   if (std::exchange(due_, false)) {
     const auto start = std::chrono::steady_clock::now();
     attend();
@@ -128,7 +131,9 @@ void ElasticAveragingSync::attend() {
       log::warning("averaging: the job's store is gone, waiting for it: ", error.happened);
       world_.reset();
       members_.clear();
-      meeting_ = std::make_unique<store::Meeting>(meeting_options(replica_));
+      store::MeetingOptions options = meeting_options(replica_);
+      options.trains = joined_ && !left_behind_ && meeting_->trains();
+      meeting_ = std::make_unique<store::Meeting>(options);
     }
   }
 }
@@ -157,15 +162,34 @@ bool ElasticAveragingSync::attend_round() {
 }
 
 // Between two meetings the store alone knows: the others do not wait for ever for one that is stopped, or evaluates for very long.
-bool ElasticAveragingSync::left_behind() const {
-  if (!left_behind_ && Clock::now() - looked_at_ >= kBetweenLooks) {
-    try {
-      left_behind_ = meeting_->left_behind();
-    } catch (const store::LostError&) { // the next meeting finds it again
-    }
-    looked_at_ = Clock::now();
+void ElasticAveragingSync::look_around() {
+  if (left_behind_ || Clock::now() < look_at_) {
+    return;
   }
-  return left_behind_;
+  look_at_ = Clock::now() + kBetweenLooks;
+  try {
+    left_behind_ = meeting_->left_behind();
+  } catch (const store::LostError&) {
+    look_at_ = Clock::now() + kBetweenTries;
+    say_again_that_it_trains();
+  }
+}
+
+// A store that is started again knows nobody: one that comes new would begin by itself.
+void ElasticAveragingSync::say_again_that_it_trains() {
+  store::MeetingOptions options = meeting_options(replica_);
+  options.trains = meeting_->trains();
+  options.start_patience = kBetweenTries;
+  try {
+    auto meeting = std::make_unique<store::Meeting>(options);
+    meeting->announce();
+    meeting_ = std::move(meeting);
+    members_.clear(); // numbers begin anew: the world is another one
+    log::warning("averaging: the job's store was lost and is there again: it knows now that this replica trains");
+  } catch (const store::FinishedError&) {
+    left_behind_ = true;
+  } catch (const PeerError&) { // not yet
+  }
 }
 
 bool ElasticAveragingSync::finish_training() {
@@ -173,6 +197,9 @@ bool ElasticAveragingSync::finish_training() {
     if (first()) {
       meeting_->finish();
       return true;
+    }
+    if (members_.empty()) { // the store was lost since
+      return std::exchange(first_, true);
     }
     first_ = !meeting_->wait_for_finish(first_rank_);
     return !first_;

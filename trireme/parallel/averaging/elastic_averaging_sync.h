@@ -69,8 +69,9 @@ class ElasticAveragingSync final : public AveragingSync {
   void after_step();
   /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with the lowest number. False once the others have gone on without it: it must report and save no more.
   /// Cost: now and then, at most every 20 ms, a request to the store.
-  bool first() const {
-    return first_ && !left_behind();
+  bool first() {
+    look_around();
+    return first_ && !left_behind_;
   }
   /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is started again. The others wait for that: true. False: the first one is lost, and this one, which has
   /// the same model, is the first now: it reports and saves, and says so.
@@ -94,7 +95,8 @@ class ElasticAveragingSync final : public AveragingSync {
   void exchange(const store::Round& round, Exchange& all);
   void exchange_bucket(int64_t buffer, int64_t bucket, Exchange& all);
   void take(Exchange& all);
-  bool left_behind() const;
+  void look_around();
+  void say_again_that_it_trains();
   void say_who_is_there(const store::Round& round, const Exchange& all);
   const comm::Group& ranks() const {
     return world_->group();
@@ -111,8 +113,8 @@ class ElasticAveragingSync final : public AveragingSync {
   bool due_ = false;
   bool first_ = false;
   int first_rank_ = 0; // in the round of the last meeting
-  mutable bool left_behind_ = false;
-  mutable Clock::time_point looked_at_ = {}; // when left_behind() last asked the store
+  bool left_behind_ = false;
+  Clock::time_point look_at_ = {}; // when look_around() asks the store again
   bool others_had_trained_ = false; // before the last meeting
 };
 
