@@ -218,6 +218,31 @@ TEST(SplitExpertsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
   fs::remove_all(folder);
 }
 
+TEST(SplitExpertsTest, ParameterGroupsSeeNamesAndSizesOfTheWholeModel) {
+  using Sizes = std::map<std::string, std::vector<int64_t>>;
+  Sizes whole;
+  const Model model(0, kExperts, tensor::Ranks());
+  for (const auto& item : model->named_parameters()) {
+    whole[item.key()] = item.value().sizes().vec();
+  }
+  for (const auto& [tensor, stage] : {std::pair(1, 0), std::pair(2, 0), std::pair(2, 3)}) {
+    EXPECT_THAT(run_ranks(2 * tensor,
+                          [&, tensor = tensor, stage = stage](comm::World& world) {
+                            Sizes seen;
+                            const auto chooses = [&](const std::string& name, const std::vector<int64_t>& sizes) {
+                              seen[name] = sizes;
+                              return false;
+                            };
+                            ExpertRun run(world, tensor, stage, [&](InitializeOptions& options) {
+                              options.parameter_groups = {{.chooses = chooses}};
+                            });
+                            EXPECT_EQ(seen, whole);
+                          }),
+                IsEmpty())
+        << tensor << " tensor ranks, ZeRO stage " << stage;
+  }
+}
+
 // Where a program splits a parameter among the tensor ranks by itself, its word stands.
 TEST(SplitExpertsTest, AParameterThatTheProgramSplitsAmongTensorRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_own_split_", ::getpid());

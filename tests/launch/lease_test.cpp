@@ -127,11 +127,11 @@ TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
 // Nothing would take their place.
 TEST_F(LeaseTest, ALauncherThatIsHeldUpLosesNothingWhereNoRestartIsAllowed) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid", "*:await=go"});
-  options.heartbeat_timeout = 1;
+  options.heartbeat_timeout = 2;
   LaunchProcess launch(options, folder());
   wait_for_ranks(2);
   ::kill(launch.pid(), SIGSTOP);
-  std::this_thread::sleep_for(std::chrono::seconds(5));
+  std::this_thread::sleep_for(std::chrono::seconds(9)); // with restarts a lease would last 6 s
   ::kill(launch.pid(), SIGCONT);
   touch("go");
   EXPECT_EQ(launch.wait(), 0) << launch.err();

@@ -178,14 +178,16 @@ SimulatedHosts::Options random_hosts(Random& random) {
   return options;
 }
 
-const fs::path& scratch() {
-  static const ScratchFolder folder(make_scratch_folder("trireme_simulated", fs::exists("/dev/shm") ? "/dev/shm" : ""));
-  return folder.path;
-}
+class SimulatedLaunchTest : public testing::Test {
+ protected:
+  // Not a static: a test's process ends without their destructors.
+  const ScratchFolder scratch_ =
+      ScratchFolder(make_scratch_folder("trireme_simulated", fs::exists("/dev/shm") ? "/dev/shm" : ""));
+};
 
-TEST(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
-  run_schedules(1500, [](Simulator& simulator) {
-    const fs::path folder = scratch();
+TEST_F(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
+  run_schedules(1500, [this](Simulator& simulator) {
+    const fs::path folder = scratch_.path;
     fs::remove_all(folder / "run");
     SimulatedJob job(simulator, random_hosts(simulator.random()), folder);
     launch::LaunchOptions& options = job.options();
@@ -216,9 +218,9 @@ TEST(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
   });
 }
 
-TEST(SimulatedLaunchTest, TasksOfLostHostsHoldUpNobody) {
-  run_schedules(1500, [](Simulator& simulator) {
-    const fs::path folder = scratch();
+TEST_F(SimulatedLaunchTest, TasksOfLostHostsHoldUpNobody) {
+  run_schedules(1500, [this](Simulator& simulator) {
+    const fs::path folder = scratch_.path;
     SimulatedHosts::Options hosts = random_hosts(simulator.random());
     hosts.work = 5 + static_cast<int>(simulator.random().below(10));
     SimulatedJob job(simulator, hosts, folder);

@@ -20,7 +20,7 @@ class CheckGpuTest : public RunFolderOnDisk {
     return concat("--bin ", path("programs"), ' ');
   }
   Finished check(const std::string& arguments) const {
-    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR "/bin\" --folder ", path("runs"), ' ', arguments), 200);
+    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR "/bin\" --folder ", path("runs"), ' ', arguments), 500);
   }
 };
 

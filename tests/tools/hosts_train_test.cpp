@@ -94,7 +94,7 @@ class HostsTrainTest : public RunFolder {
       const std::string number = entry.path().filename().string();
       if (number.find_first_not_of("0123456789") == std::string::npos
           && text_of(entry.path() / "comm") == name + "\n" &&
-          text_of(entry.path() / "cmdline").find(folder.string()) != std::string::npos
+          text_of(entry.path() / "cmdline").find(folder.string() + "/") != std::string::npos
               && process(static_cast<pid_t>(std::stol(number))).lives) {
         found.push_back(static_cast<pid_t>(std::stol(number)));
       }

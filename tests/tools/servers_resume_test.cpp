@@ -63,11 +63,11 @@ class ServersResumeTrainTest : public RunFolder {
 // Worker 0 saves when worker 1 has done all its steps, so both counts are known: 20 steps, and 40 updates.
 TEST_F(ServersResumeTrainTest, AsyncWorkersLoseNoUpdateWhenTheFirstIsLate) {
   write_servers("async", 20);
-  const Finished first = train("out", 2, "", with_fault("rank=0,step=20,phase=data,kind=delay,seconds=3"));
+  const Finished first = train("out", 2, "", with_fault("rank=0,step=20,phase=data,kind=delay,seconds=8"));
   ASSERT_EQ(first.status, 0) << first.output;
   ASSERT_EQ(saved_steps("out/checkpoints/global_step20"), 40);
   const Finished on = train("out", 2, "--resume --set training.steps=30",
-                            with_fault("rank=0,step=21,phase=data,kind=delay,seconds=3"));
+                            with_fault("rank=0,step=21,phase=data,kind=delay,seconds=8"));
   ASSERT_EQ(on.status, 0) << on.output;
   EXPECT_EQ(saved_steps("out/checkpoints/global_step30"), 60);
   for (int server = 0; server < 2; ++server) {
@@ -139,7 +139,8 @@ TEST_F(ServersResumeTrainTest, TheFirstWorkerMayBeKilledBeforeItsFirstStep) {
       before = concat("(while ! grep -qs \"worker 0 of 2 has joined\" ", path(out), "/logs/server1.log; do sleep 0.002; done; ",
                       "sleep 0.0", wait < 10 ? "0" : "", wait, "; for p in $(pgrep -f \"trireme-rank train.*", path(out),
                       "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | ",
-                      "grep -qx TRIREME_WORKER=0/2 && kill -9 $p; done) & ");
+                      "grep -qx TRIREME_WORKER=0/2 && kill -9 $p; done) & ",
+                      with_fault("rank=1,phase=backward,kind=delay,seconds=0.05")); // it shall not be done before
     }
     const Finished killed = train(out, 2, "--resume", before);
     ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
