@@ -197,22 +197,27 @@ void ElasticJob::leave_round() {
   mine().doing = Doing::nothing;
 }
 
-void ElasticJob::write(int64_t row, bool opens) {
-  const Process& process = mine();
+bool ElasticJob::write(int64_t row, bool opens) {
+  Process& process = mine();
   if (process.round < folder_.writer_round) { // the folder's token would refuse it
     if (!process.late) {
       simulator_.violate(concat("round ", process.round, " writes into the run of round ", folder_.writer_round));
     }
-    return;
+    return false;
   }
   if (opens) {
+    process.claim = ++folder_.claim;
     folder_.writer_round = process.round;
     folder_.row = std::min(folder_.row, row - 1);
+  }
+  if (process.claim != folder_.claim) {
+    return false;
   }
   if (row <= folder_.row) {
     simulator_.violate(concat("row ", row, " of metrics.jsonl comes after row ", folder_.row));
   }
   folder_.row = row;
+  return true;
 }
 
 void ElasticJob::save() {
@@ -302,7 +307,7 @@ void ElasticJob::check_first_round_of_store(const store::Decision& next) {
       continue;
     }
     any_knows = any_knows || takes_part(process);
-    any_is_left_out = any_is_left_out || (!takes_part(process) && !paused_.contains(number));
+    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !paused_.contains(number));
     process.late = !takes_part(process);
   }
   if (any_is_left_out && !any_knows) {

@@ -33,6 +33,7 @@ struct RunFolder {
   int64_t saved = 0; // stretches that the newest checkpoint has
   int64_t row = 0; // the last one in metrics.jsonl
   int64_t writer_round = 0;
+  int64_t claim = 0; // of the one that writes
   bool finished = false;
 };
 
@@ -69,6 +70,7 @@ class ElasticJob {
     bool late = false; // the others have gone on without it
     bool knows = false; // has the training's state
     int64_t done = 0; // stretches that count
+    int64_t claim = 0;
   };
   Process& mine() {
     return processes_[simulator_.running()];
@@ -78,8 +80,9 @@ class ElasticJob {
   store::Round next_round(store::Meeting& meeting);
   void train();
   void leave_round();
-  /// Row `row` of metrics.jsonl. `opens`: this process has become the one that writes, and cuts off later rows.
-  void write(int64_t row, bool opens);
+  /// Row `row` of metrics.jsonl. `opens`: this process has become the one that writes, claims the folder, and cuts off later rows.
+  /// False: another one has claimed it since.
+  bool write(int64_t row, bool opens);
   void save();
 
   /// The world of a round. Each call is one collective operation, and throws Lost where a member is gone, has left, or is silent.

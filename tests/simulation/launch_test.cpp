@@ -9,7 +9,7 @@
 #include <trireme/launch/tasks.h>
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -180,16 +180,12 @@ SimulatedHosts::Options random_hosts(Random& random) {
 
 class SimulatedLaunchTest : public testing::Test {
  protected:
-  // Not a static: a test's process ends without their destructors.
-  const ScratchFolder scratch_ =
-      ScratchFolder(make_scratch_folder("trireme_simulated", fs::exists("/dev/shm") ? "/dev/shm" : ""));
-};
-
-TEST_F(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
-  run_schedules(1500, [this](Simulator& simulator) {
+  void start_and_check(Simulator& simulator, bool leases) const {
     const fs::path folder = scratch_.path;
     fs::remove_all(folder / "run");
-    SimulatedJob job(simulator, random_hosts(simulator.random()), folder);
+    SimulatedHosts::Options hosts_of_job = random_hosts(simulator.random());
+    hosts_of_job.leases = leases;
+    SimulatedJob job(simulator, hosts_of_job, folder);
     launch::LaunchOptions& options = job.options();
     const int hosts = static_cast<int>(options.hosts.size());
     options.max_restarts = static_cast<int>(simulator.random().below(4));
@@ -215,7 +211,20 @@ TEST_F(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
     if (job.hosts().last_start() > options.max_restarts) {
       simulator.violate("the ranks were started more often than max_restarts says");
     }
-  });
+  }
+
+  // Not a static: a test's process ends without their destructors.
+  const ScratchFolder scratch_ =
+      ScratchFolder(make_scratch_folder("trireme_simulated", fs::exists("/dev/shm") ? "/dev/shm" : ""));
+};
+
+TEST_F(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
+  run_schedules(1500, [this](Simulator& simulator) { start_and_check(simulator, true); });
+}
+
+// What a lost host's ranks did until they heard of it: the checks see it.
+TEST_F(SimulatedLaunchTest, WithoutLeasesTwoTrainingsAreFound) {
+  EXPECT_THAT(first_violation(1000, [this](Simulator& simulator) { start_and_check(simulator, false); }), testing::HasSubstr("start"));
 }
 
 TEST_F(SimulatedLaunchTest, TasksOfLostHostsHoldUpNobody) {

@@ -5,7 +5,7 @@
 
 #include <trireme/base/log.h>
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 
@@ -102,14 +102,15 @@ TEST(MeetingSimulation, RoundsOfHorovodAreOneTraining) {
 /// As ElasticAveragingSync and `trireme train` use it: replicas that train by themselves between two meetings.
 class AveragingJob final : public ElasticJob {
  public:
-  explicit AveragingJob(Simulator& simulator) : ElasticJob(simulator) {
+  /// `announces`: a replica that trains says so to a store that was lost.
+  explicit AveragingJob(Simulator& simulator, bool announces = true) : ElasticJob(simulator), announces_(announces) {
     settings_.meeting.start_patience = std::max(settings_.meeting.start_patience, milliseconds(100));
     if (simulator.random().chance(0.25)) {
       settings_.loses_store = true;
       settings_.meeting.min_ranks = 1;
       settings_.meeting.max_ranks = settings_.processes + 1;
-      // Longer than it takes to come out of a meeting that fails, and to find the store.
-      settings_.meeting.start_patience = std::chrono::ceil<milliseconds>(settings_.world_timeout + settings_.stretch) + 10 * kBetweenTries;
+      settings_.stretch = simulator.random().between(std::chrono::seconds(6), std::chrono::seconds(9));
+      settings_.meeting.start_patience = 6 * kBetweenTries; // shorter than a stretch, longer than it takes to find the store
     }
   }
 
@@ -209,7 +210,7 @@ class AveragingJob final : public ElasticJob {
       try {
         store::MeetingOptions options = settings_.meeting;
         options.place = mine().place;
-        options.trains = replica.meeting->trains();
+        options.trains = announces_ && replica.meeting->trains();
         auto meeting = std::make_unique<store::Meeting>(options, store_.connect());
         meeting->announce();
         replica.meeting = std::move(meeting);
@@ -231,7 +232,7 @@ class AveragingJob final : public ElasticJob {
       replica.writes = false;
       return;
     }
-    write(row, !std::exchange(replica.writes, true));
+    replica.writes = write(row, !replica.writes);
   }
 
   void attend(Replica& replica) {
@@ -242,7 +243,7 @@ class AveragingJob final : public ElasticJob {
           return;
         }
       } catch (const store::LostError&) {
-        replica.meeting = meeting_of(replica.joined && !replica.left_behind && replica.meeting->trains());
+        replica.meeting = meeting_of(announces_ && replica.joined && !replica.left_behind && replica.meeting->trains());
       }
     }
   }
@@ -289,11 +290,19 @@ class AveragingJob final : public ElasticJob {
     replica.writes = replica.writes && replica.first;
     done = furthest;
   }
+
+  const bool announces_;
 };
 
 TEST(MeetingSimulation, ReplicasThatAverageAreOneTraining) {
   const Quiet quiet;
   run_schedules(1500, [](Simulator& simulator) { AveragingJob(simulator).run(); });
+}
+
+// One that comes to a store which was lost trains alone: the checks see it.
+TEST(MeetingSimulation, AStoreThatForgetsWhoTrainsIsFound) {
+  const Quiet quiet;
+  EXPECT_THAT(first_violation(1500, [](Simulator& simulator) { AveragingJob(simulator, false).run(); }), testing::HasSubstr("without any of those that train"));
 }
 
 } // namespace

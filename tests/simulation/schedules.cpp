@@ -41,4 +41,16 @@ std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simu
   return failed;
 }
 
+std::string first_violation(int64_t most, const std::function<void(Simulator&)>& schedule) {
+  for (int64_t seed = 1; seed <= most; ++seed) {
+    Simulator simulator(static_cast<uint64_t>(seed));
+    schedule(simulator);
+    if (!simulator.violation().empty()) {
+      std::cout << "seed " << seed << ": " << simulator.violation() << '\n';
+      return simulator.violation();
+    }
+  }
+  return "";
+}
+
 } // namespace trireme::simulation

@@ -16,4 +16,7 @@ namespace trireme::simulation {
 ///   TRIREME_SEED=N          this one alone, with its story
 std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simulator&)>& schedule);
 
+/// The first violation with the seeds from 1 to `most`, "" where there is none: for rules that are known to be wrong.
+std::string first_violation(int64_t most, const std::function<void(Simulator&)>& schedule);
+
 } // namespace trireme::simulation
