@@ -80,6 +80,7 @@ void ElasticJob::lose_store() {
   first_came_ = all_wait_since_ = orphaned_since_ = Clock::time_point::max();
   for (auto& [number, process] : processes_) {
     process.id = 0;
+    process.stale = process.stale || process.late;
   }
 }
 
@@ -182,7 +183,7 @@ void ElasticJob::train() {
   Process& process = mine();
   process.doing = Doing::trains;
   process.knows = true;
-  if (folder_.finished && !process.late) {
+  if (folder_.finished && !process.late && !process.stale) {
     simulator_.violate("a training begins anew after its end");
   }
   for (const int other : living()) {
@@ -303,10 +304,13 @@ void ElasticJob::check_first_round_of_store(const store::Decision& next) {
   bool any_knows = false;
   bool any_is_left_out = false;
   for (auto& [number, process] : processes_) {
-    if (process.round == 0 || !process.knows || process.late || !simulator_.lives(number)) {
+    if (process.round == 0 || !process.knows || !simulator_.lives(number)) {
       continue;
     }
     any_knows = any_knows || takes_part(process);
+    if (process.late) {
+      continue;
+    }
     any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !paused_.contains(number));
     process.late = !takes_part(process);
   }

@@ -68,6 +68,7 @@ class ElasticJob {
     int64_t id = 0; // in the store
     int64_t round = 0; // counted on where a store has begun anew
     bool late = false; // the others have gone on without it
+    bool stale = false; // and the store that knew was lost: what it does cannot be told from the training
     bool knows = false; // has the training's state
     int64_t done = 0; // stretches that count
     int64_t claim = 0;

@@ -184,7 +184,7 @@ Round Meeting::next_round() {
     const View view = look();
     if (living_members(last_, view).empty() != nobody_trains) {
       nobody_trains = !nobody_trains;
-      since = nobody_trains && last_.number > 0 ? Clock::now() : start;
+      since = nobody_trains ? Clock::now() : start;
     }
     const bool may = may_propose(last_, view, id_);
     const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);

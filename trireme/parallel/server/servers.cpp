@@ -157,14 +157,17 @@ void Servers::pull(const TensorOf& values) {
 // Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at different steps would be part of a sum on some of them only.
 void Servers::catch_up(const TensorOf& values) {
   const int64_t first = servers_.front()->clock;
+  const json header = {{"op", "pull"}, {"first_clock", first}};
+  std::vector<Connection*> behind;
   for (const auto& server : servers_) {
     const bool lacks_load = server->loads < servers_.front()->loads; // which this worker may have to bring
-    if (server->number == 0 || lacks_load || server->first_clock.value_or(first) >= first) {
-      continue;
+    if (server->number > 0 && !lacks_load && server->first_clock.value_or(first) < first) {
+      behind.push_back(server.get());
+      ask_for_values(*server, header); // of all at once: each hears that this worker has the step behind it
     }
-    const json header = {{"op", "pull"}, {"first_clock", first}};
+  }
+  for (Connection* const server : behind) {
     try {
-      ask_for_values(*server, header);
       take_values(*server, values);
     } catch (const PeerError&) {
       connect_again(*server, [&](int64_t) {

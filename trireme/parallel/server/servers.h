@@ -122,7 +122,7 @@ class Servers {
   nlohmann::json receive(Connection& server, const std::shared_ptr<rpc::Call>& call);
   void send_push(Connection& server);
   void take_answer(Connection& server);
-  void tell_members(Connection& server, bool hurries);
+  void tell_members(Connection& server, bool has_waited);
   void await_answers();
   void gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const;
   void gather_values(Connection& server, const TensorOf& values) const;

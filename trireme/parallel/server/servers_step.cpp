@@ -89,7 +89,7 @@ void Servers::take_answer(Connection& server) {
 }
 
 // A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to be told whose gradients count.
-void Servers::tell_members(Connection& server, bool hurries) {
+void Servers::tell_members(Connection& server, bool has_waited) {
   const json& decided = *servers_.front()->answer;
   if (server.number == 0 || server.call) {
     return;
@@ -107,7 +107,8 @@ void Servers::tell_members(Connection& server, bool hurries) {
     return;
   }
   const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
-  const bool says_nothing = !server.answer && hurries && decided.at("status") == "commit";
+  const bool commits = decided.at("status") == "commit"; // else another one does, or has and is lost
+  const bool says_nothing = !server.answer && (has_waited || (hybrid_ && commits));
   if (has_others || says_nothing) {
     server.answer.reset();
     send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.pushed_clock}, {"first_clock", step}, {"members", decided.at("members")}});
@@ -127,7 +128,7 @@ void Servers::await_answers() {
       }
       if (servers_.front()->answer) {
         decided = decided.value_or(rpc::Clock::now());
-        tell_members(*server, hybrid_ || rpc::Clock::now() >= *decided + kFindsTheSame);
+        tell_members(*server, rpc::Clock::now() >= *decided + kFindsTheSame);
       }
       if (missing == nullptr && (!server->answer || server->call)) {
         missing = server.get();

@@ -323,7 +323,9 @@ void Together::commit(const Waiting& waiting) {
   const auto lr = waiting.header.at("lr").get<double>();
   const json& factor = waiting.header.at("factor");
   if (of_step >= 0) { // else another worker's has come before
-    if (of_step > 0 || !add_up_again(members)) {
+    std::vector<int> here = members; // a worker may have been started again meanwhile, and taken its gradient back
+    std::erase_if(here, [this](int number) { return !round_.has(number); });
+    if (of_step > 0 || (!add_up_again(members) && !add_up_again(here))) {
       return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(), ", and this server is at clock ", clock_));
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
