@@ -213,6 +213,7 @@ class AveragingJob final : public ElasticJob {
         options.trains = announces_ && replica.meeting->trains();
         auto meeting = std::make_unique<store::Meeting>(options, store_.connect());
         meeting->announce();
+        replica.left_behind = !meeting->is_counted();
         replica.meeting = std::move(meeting);
         replica.has_met = false;
       } catch (const store::FinishedError&) {

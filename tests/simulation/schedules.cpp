@@ -20,10 +20,11 @@ int64_t number_of(const char* variable, int64_t otherwise) {
 
 std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simulator&)>& schedule) {
   const int64_t only = number_of("TRIREME_SEED", 0);
-  const int64_t last = only != 0 ? only : number_of("TRIREME_SIMULATIONS", count);
+  const int64_t first = only != 0 ? only : number_of("TRIREME_FIRST_SEED", 1);
+  const int64_t last = only != 0 ? only : first + number_of("TRIREME_SIMULATIONS", count) - 1;
   std::vector<uint64_t> failed;
   const auto start = std::chrono::steady_clock::now();
-  int64_t seed = only != 0 ? only : 1;
+  int64_t seed = first;
   for (; seed <= last && failed.size() < kMostFailures; ++seed) {
     Simulator simulator(static_cast<uint64_t>(seed));
     schedule(simulator);
@@ -36,7 +37,7 @@ std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simu
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const double done = static_cast<double>(only != 0 ? 1 : seed - 1);
+  const double done = static_cast<double>(only != 0 ? 1 : seed - first);
   std::cout << done << " schedules, " << failed.size() << " failed, " << static_cast<int64_t>(done * 60 / seconds) << " a minute\n";
   return failed;
 }

@@ -13,6 +13,7 @@ namespace trireme::simulation {
 /// seeds that violate something: what, and the story. A schedule calls run() itself, and violate() for what it sees
 /// afterwards. Returns the seeds that failed, at most ten: then it stops.
 ///   TRIREME_SIMULATIONS=N   so many seeds instead (100000 takes minutes)
+///   TRIREME_FIRST_SEED=N    from this one on, for other schedules than those of the day before
 ///   TRIREME_SEED=N          this one alone, with its story
 std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simulator&)>& schedule);
 

@@ -222,7 +222,7 @@ void RunToken::check() const {
 
 void RunToken::check_job() const {
   const std::optional<Holder> last = after_ ? newest(folder_) : std::nullopt;
-  if (last && last->attempt > *after_ && last->job != mine_.job) {
+  if (last && last->attempt > *after_ && last->job != mine_.job && !last->id.empty()) {
     fail(last);
   }
 }

@@ -63,6 +63,10 @@ void Meeting::announce() {
   }
 }
 
+bool Meeting::is_counted() const {
+  return last_.number == 0 || std::find(last_.places.begin(), last_.places.end(), options_.place) != last_.places.end();
+}
+
 void Meeting::come() {
   if (id_ != 0) {
     client_->set(key("come", id_), std::to_string(next()));

@@ -84,6 +84,8 @@ class Meeting {
   bool trains() const {
     return last_.has_member(id_) || (last_.number == 0 && options_.trains);
   }
+  /// Whether the last round that it knows of has a member of its place; also where there was none. False: the others go on without it.
+  bool is_counted() const;
   /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits on.
   /// Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
   Round next_round();

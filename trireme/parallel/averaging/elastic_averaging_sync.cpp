@@ -179,10 +179,10 @@ void ElasticAveragingSync::look_around() {
 void ElasticAveragingSync::say_again_that_it_trains() {
   store::MeetingOptions options = meeting_options(replica_);
   options.trains = meeting_->trains();
-  options.start_patience = kBetweenTries;
   try {
-    auto meeting = std::make_unique<store::Meeting>(options);
+    auto meeting = std::make_unique<store::Meeting>(options, store::Client::connect(options.store, options.secret, options.job, Clock::now() + kBetweenTries));
     meeting->announce();
+    left_behind_ = !meeting->is_counted();
     meeting_ = std::move(meeting);
     members_.clear(); // numbers begin anew: the world is another one
     log::warning("averaging: the job's store was lost and is there again: it knows now that this replica trains");

@@ -65,7 +65,8 @@ class ElasticAveragingSync final : public AveragingSync {
   bool has_joined() const {
     return joined_;
   }
-  /// After each step, when all of it is done: meets the others if it is time.
+  /// After each step, when all of it is done: meets the others if it is time. Cost: at most every 20 ms, a request to the store, which a
+  /// store that hangs answers with an error after 30 s.
   void after_step();
   /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with the lowest number. False once the others have gone on without it: it must report and save no more.
   /// Cost: now and then, at most every 20 ms, a request to the store.

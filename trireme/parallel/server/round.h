@@ -43,9 +43,10 @@ class Round {
   bool wants_commit() const {
     return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
   }
-  /// Whether all of them wait for the values, so that one of them is asked to commit.
-  bool all_wait_for_values() const {
-    return std::none_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return !one.second.waiting.wants_values(); });
+  /// Whether all of those for which `lives(number, push)` wait for the values, so that one of them is asked to commit.
+  template <typename Lives>
+  bool all_wait_for_values(const Lives& lives) const {
+    return std::none_of(pushes_.begin(), pushes_.end(), [&](const auto& one) { return !one.second.waiting.wants_values() && lives(one.first, one.second.waiting); });
   }
   std::vector<int> numbers() const {
     std::vector<int> numbers;
@@ -129,11 +130,11 @@ class Round {
     asked_ = rpc::Clock::now();
     return waiting;
   }
-  /// A member that can be asked: the first whose push waits for values, and for which `can(number)`.
+  /// A member that can be asked: the first whose push waits for values, and for which `can(number, push)`.
   template <typename Can>
   std::optional<int> candidate(const Can& can) const {
     for (const auto& [number, one] : pushes_) {
-      if (is_push(one.waiting) && !one.is_answered && is_member(number) && can(number)) {
+      if (is_push(one.waiting) && !one.is_answered && is_member(number) && can(number, one.waiting)) {
         return number;
       }
     }

@@ -39,6 +39,9 @@ void Together::pull(const Waiting& waiting) {
 }
 
 void Together::answer_pulls() {
+  if (pulls_.empty()) {
+    return;
+  }
   std::vector<Waiting> still;
   const int64_t least = least_that_comes();
   if (first_clock_ && *first_clock_ < least) {
@@ -83,8 +86,8 @@ void Together::push(const Waiting& waiting) {
     return refuse(waiting, "there are no values yet: init or pull first");
   }
   const auto step = step_of_first(waiting.header);
-  workers_.has_pushed(number, step);
   int64_t ahead = this->ahead(waiting.header);
+  workers_.has_pushed(number, ahead > 0 && round_.closed() ? std::nullopt : step); // that one comes again
   const bool wants_values = waiting.wants_values();
   if (waiting.op() == "push" && ahead == -1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
     return wants_values ? answer_with_values(waiting, last_) : answer(waiting, last_);
@@ -104,6 +107,7 @@ void Together::push(const Waiting& waiting) {
     ++counters_.dropped;
     if (!round_.closed()) {
       withdraw(number, "the worker has pushed again");
+      round_.reopen(number);
       close_if_complete();
     }
     return wants_values ? answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}}) : answer_stale(waiting);
@@ -151,11 +155,14 @@ bool Together::decides() const {
 }
 
 bool Together::is_complete() const {
+  if (round_.empty() || workers_.awaits_any()) {
+    return false;
+  }
   const std::vector<int> there = workers_.there();
   const auto is_not_awaited = [this](int number) {
     return round_.has(number) || (options_.place > 0 && first_clock_ && workers_.is_past(number, *first_clock_));
   };
-  return !round_.empty() && !workers_.awaits_any() && std::all_of(there.begin(), there.end(), is_not_awaited);
+  return std::all_of(there.begin(), there.end(), is_not_awaited);
 }
 
 void Together::close_if_complete() {
@@ -164,7 +171,7 @@ void Together::close_if_complete() {
   }
   if (decides()) {
     close();
-  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values()) { // the first server will find the same, unless somebody comes or goes
+  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values([this](int one, const Waiting& push) { return lives(one, push); })) { // the first server will find the same, unless somebody comes or goes
     round_.add_up(round_.numbers(), *shard_);
     if (!has_committer()) {
       ask_somebody();
@@ -209,7 +216,7 @@ bool Together::has_committer() const {
 }
 
 void Together::ask_somebody() {
-  const auto number = round_.candidate([this](int one) { return workers_.is_there(one); });
+  const auto number = round_.candidate([this](int one, const Waiting& push) { return lives(one, push); });
   if (number && round_.is_added_up()) {
     json decision = round_.decision();
     decision["status"] = "commit";
@@ -239,6 +246,9 @@ void Together::answer_sums() {
     if (const int64_t of_step = ahead(sum.header); of_step < 0) { // another member was faster, and has committed
       const bool was_last = of_step == -1 && clock_ > load_.clock;
       answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      continue;
+    } else if (of_step > 0 && round_.closed()) { // another member is about to commit the step before
+      still.push_back(std::move(sum));
       continue;
     }
     if (!round_.closed()) {
@@ -325,7 +335,11 @@ void Together::commit(const Waiting& waiting) {
   if (of_step >= 0) { // else another worker's has come before
     std::vector<int> here = members; // a worker may have been started again meanwhile, and taken its gradient back
     std::erase_if(here, [this](int number) { return !round_.has(number); });
-    if (of_step > 0 || (!add_up_again(members) && !add_up_again(here))) {
+    const bool has_sum = of_step == 0 && (add_up_again(members) || add_up_again(here));
+    if (!has_sum && step_of_first(waiting.header)) { // this server has lost it: the worker finds that its values are behind
+      return answer_with_values(waiting, {{"status", "ok"}});
+    }
+    if (!has_sum) {
       return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(), ", and this server is at clock ", clock_));
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));

@@ -61,6 +61,10 @@ class Together : protected Replies {
   std::optional<int64_t> step_of_first(const nlohmann::json& header) const;
   int64_t ahead(const nlohmann::json& header) const;
   bool was_member(int number) const;
+  /// Whether the worker is still the process that has sent this, over the same connection.
+  bool lives(int number, const Waiting& push) const {
+    return workers_.is_of(number, push.event.client);
+  }
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);
   void answer_stale(const Waiting& waiting);
