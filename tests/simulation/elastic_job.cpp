@@ -102,6 +102,7 @@ void ElasticJob::launch(int place, bool again, Clock::duration later) {
   processes_[number] = {.place = place};
   simulator_.when_it_ends(number, [this, number, place] {
     processes_[number].doing = Doing::nothing;
+    orphaned_since_ = Clock::time_point::max(); // it may have been the one that was about to begin
     if (over_) {
       return;
     }
@@ -143,6 +144,7 @@ void ElasticJob::disturb() {
       simulator_.after(simulator_.random().between(milliseconds(10), seconds(15)), [this, process] {
         simulator_.go_on(process);
         paused_.erase(process);
+        went_on_[process] = simulator_.now();
         all_wait_since_ = orphaned_since_ = Clock::time_point::max();
       });
     });
@@ -311,7 +313,9 @@ void ElasticJob::check_first_round_of_store(const store::Decision& next) {
     if (process.late) {
       continue;
     }
-    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !paused_.contains(number));
+    const auto went_on = went_on_.find(number); // it has not had the time to say so
+    const bool was_stopped = paused_.contains(number) || (went_on != went_on_.end() && simulator_.now() - went_on->second < settings_.meeting.start_patience);
+    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !was_stopped);
     process.late = !takes_part(process);
   }
   if (any_is_left_out && !any_knows) {

@@ -138,6 +138,7 @@ class ElasticJob {
   Clock::time_point orphaned_since_ = Clock::time_point::max();
   std::map<std::string, std::weak_ptr<void>> worlds_;
   std::set<int> paused_;
+  std::map<int, Clock::time_point> went_on_; // processes that were stopped
 };
 
 } // namespace trireme::simulation

@@ -29,8 +29,7 @@ void Together::pull(const Waiting& waiting) {
   pulls_.push_back(waiting);
   if (const auto step = step_of_first(waiting.header)) {
     for (const int number : workers_.of(waiting.event.client)) {
-      workers_.has_behind_it(number, *step - 1);
-      commits_no_more(number);
+      gives_up(number, *step - 1);
     }
     close_if_complete();
     answer_sums();
@@ -308,8 +307,7 @@ void Together::drop_others() {
 void Together::take_back(const Waiting& waiting) {
   const int number = worker_of(waiting);
   if (const auto step = step_of_first(waiting.header)) {
-    workers_.has_behind_it(number, *step);
-    commits_no_more(number);
+    gives_up(number, *step);
   }
   if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
     for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
@@ -397,6 +395,15 @@ void Together::commits_no_more(int number) {
   round_.remove_committer(number);
   if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
+  }
+}
+
+// Server 0 has gone on without its gradient, or made another step of it. If nobody else knows the sum, the step is lost here.
+void Together::gives_up(int number, int64_t step) {
+  workers_.has_behind_it(number, step);
+  commits_no_more(number);
+  if (round_.closed() && !has_committer()) {
+    lose_round();
   }
 }
 

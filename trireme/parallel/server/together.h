@@ -79,6 +79,7 @@ class Together : protected Replies {
   bool add_up_again(const std::vector<int>& members);
   void drop_others();
   void finish_round(const nlohmann::json& header, double lr, std::optional<double> factor);
+  void gives_up(int number, int64_t step);
   void lose_round();
   void drop_round();
 
