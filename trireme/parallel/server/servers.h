@@ -122,6 +122,7 @@ class Servers {
   nlohmann::json receive(Connection& server, const std::shared_ptr<rpc::Call>& call);
   void send_push(Connection& server);
   void take_answer(Connection& server);
+  bool may_count(const Connection& server) const;
   void tell_members(Connection& server, bool has_waited);
   void await_answers();
   void gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const;

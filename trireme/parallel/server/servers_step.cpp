@@ -88,6 +88,12 @@ void Servers::take_answer(Connection& server) {
   }
 }
 
+// Whether what this server was sent may be part of the step that server 0 decides, or has decided.
+bool Servers::may_count(const Connection& server) const {
+  const auto& decided = servers_.front()->answer;
+  return !decided || (decided->at("status") != "stale" && server.pushed_step <= servers_.front()->pushed_clock);
+}
+
 // A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to be told whose gradients count.
 void Servers::tell_members(Connection& server, bool has_waited) {
   const json& decided = *servers_.front()->answer;
@@ -95,15 +101,10 @@ void Servers::tell_members(Connection& server, bool has_waited) {
     return;
   }
   const int64_t step = servers_.front()->pushed_clock;
-  const bool is_too_late = decided.at("status") == "stale";
-  if (is_too_late || server.pushed_step > step) { // its gradient shall not be part of a later step on another server
+  if (!may_count(server)) { // its gradient shall not be part of a later step on another server
     if (!server.answer && !std::exchange(server.withdrawn, true)) {
       send(server, {{"op", "withdraw"}, {"worker", options_.worker}, {"first_clock", step}});
     }
-    return;
-  }
-  if (lacks_step(server)) { // it was a step behind: others wait for this gradient there
-    send_push(server);
     return;
   }
   const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
@@ -125,6 +126,9 @@ void Servers::await_answers() {
     for (const auto& server : servers_) {
       if (!server->answer || server->call) {
         take_answer(*server);
+      }
+      if (may_count(*server) && lacks_step(*server)) { // it was a step behind: others wait for this gradient there
+        send_push(*server);
       }
       if (servers_.front()->answer) {
         decided = decided.value_or(rpc::Clock::now());
