@@ -163,7 +163,9 @@ TEST_F(ElasticTrainTest, AKilledStoreIsStartedAgain) {
   const Finished killed = train("elastic.json", "out", 2, "", killer("out", 35, "TRIREME_SERVER=0/1"));
   ASSERT_EQ(killed.status, 0) << killed.output;
   EXPECT_THAT(killed.output, AllOf(HasSubstr("server 0"), HasSubstr("starting it again (restart 1 of 6)")));
-  EXPECT_EQ(rows("out").size(), 1000u);
+  const auto found = rows("out"); // none twice
+  EXPECT_TRUE(found.contains(1000));
+  EXPECT_GE(found.size(), 1000u - kEvery) << "a meeting that the loss interrupts may count for one of them only, which then reports";
 }
 
 // Both at once, in a stretch that lasts longer than the others wait for a beginning: the store knows nobody, and a replica that is started again is the first to come.
