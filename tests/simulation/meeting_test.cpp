@@ -131,16 +131,16 @@ class AveragingJob final : public ElasticJob {
     std::unique_ptr<store::Meeting> meeting = {};
   };
 
-  std::unique_ptr<store::Meeting> meeting_of(bool trains) {
+  std::unique_ptr<store::Meeting> meeting_of(bool trains, std::shared_ptr<store::Client> client) {
     store::MeetingOptions options = settings_.meeting;
     options.place = mine().place;
     options.trains = trains;
-    return std::make_unique<store::Meeting>(options, connect());
+    return std::make_unique<store::Meeting>(options, std::move(client));
   }
 
   void program(int, bool again) override {
     Replica replica;
-    replica.meeting = meeting_of(false);
+    replica.meeting = meeting_of(false, connect());
     attend(replica);
     replica.joined = true;
     if (!replica.others_had_trained && (again || settings_.loses_store)) { // from the newest checkpoint
@@ -208,10 +208,7 @@ class AveragingJob final : public ElasticJob {
     } catch (const store::LostError&) {
       sleep_for(kBetweenTries);
       try {
-        store::MeetingOptions options = settings_.meeting;
-        options.place = mine().place;
-        options.trains = announces_ && replica.meeting->trains();
-        auto meeting = std::make_unique<store::Meeting>(options, store_.connect());
+        auto meeting = meeting_of(announces_ && replica.meeting->trains(), store_.connect());
         meeting->announce();
         replica.left_behind = !meeting->is_counted();
         replica.meeting = std::move(meeting);
@@ -244,7 +241,7 @@ class AveragingJob final : public ElasticJob {
           return;
         }
       } catch (const store::LostError&) {
-        replica.meeting = meeting_of(announces_ && replica.joined && !replica.left_behind && replica.meeting->trains());
+        replica.meeting = meeting_of(announces_ && replica.joined && !replica.left_behind && replica.meeting->trains(), connect());
       }
     }
   }

@@ -197,7 +197,7 @@ class Service final : private Loads {
     workers_.has_pushed(number);
     if (waiting.clock() < load_.clock) { // of values before the load
       ++counters_.dropped;
-      return answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(header, "loss")}});
+      return answer_stale_with_values(waiting);
     }
     counters_.largest_staleness = std::max(counters_.largest_staleness, clock_ - header.at("clock").get<int64_t>());
     const json factor = header.value("factor", json(1.0));

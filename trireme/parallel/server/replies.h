@@ -50,6 +50,10 @@ class Replies {
     }
     answer(waiting, std::move(header), bytes);
   }
+  /// To a gradient that came too late: it is dropped, and the worker goes on with these values.
+  void answer_stale_with_values(const Waiting& waiting) {
+    answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
+  }
   void refuse(const Waiting& waiting, const std::string& why) {
     answer(waiting, {{"status", "refused"}, {"error", why}});
   }

@@ -109,12 +109,12 @@ void Together::push(const Waiting& waiting) {
       round_.reopen(number);
       close_if_complete();
     }
-    return wants_values ? answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}}) : answer_stale(waiting);
+    return wants_values ? answer_stale_with_values(waiting) : answer_stale(waiting);
   }
   if (ahead != 0 || round_.closed()) {
     ++counters_.dropped;
     // The values that the next gradient can be of: those after the step that is under way.
-    return !wants_values || round_.closed() ? answer_stale(waiting) : answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
+    return !wants_values || round_.closed() ? answer_stale(waiting) : answer_stale_with_values(waiting);
   }
   withdraw(number, "the worker has pushed again");
   round_.push(number, waiting);
@@ -145,6 +145,12 @@ void Together::answer_stale(const Waiting& waiting) {
     answer(waiting, {{"status", "stale"}, {"next", clock_ + (round_.closed() ? 1 : 0)}});
   } else {
     late_.push_back(waiting); // with the values of the next clock
+  }
+}
+
+void Together::answer_late() {
+  for (const Waiting& late : std::exchange(late_, {})) {
+    answer_stale_with_values(late);
   }
 }
 
@@ -313,7 +319,7 @@ void Together::take_back(const Waiting& waiting) {
     for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
       ++counters_.dropped;
       if (one.wants_values()) {
-        answer_with_values(one, {{"status", "stale"}, {"loss", number_in(one.header, "loss")}});
+        answer_stale_with_values(one);
       } else {
         answer_stale(one);
       }
@@ -367,9 +373,7 @@ void Together::finish_round(const json& header, double lr, std::optional<double>
       late_.push_back(one);
     }
   }
-  for (const Waiting& late : std::exchange(late_, {})) {
-    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
-  }
+  answer_late();
   answer_pulls();
 }
 
@@ -441,18 +445,14 @@ void Together::drop_round() {
     ++counters_.dropped;
     answer_stale(one);
   }
-  for (const Waiting& late : std::exchange(late_, {})) {
-    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
-  }
+  answer_late();
 }
 
 void Together::lose_round() {
   log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
   counters_.lost += std::ssize(round_.members());
   round_ = {};
-  for (const Waiting& late : std::exchange(late_, {})) {
-    answer_with_values(late, {{"status", "stale"}, {"loss", number_in(late.header, "loss")}});
-  }
+  answer_late();
 }
 
 } // namespace trireme::parallel::server

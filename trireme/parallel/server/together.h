@@ -68,6 +68,7 @@ class Together : protected Replies {
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);
   void answer_stale(const Waiting& waiting);
+  void answer_late();
   bool decides() const;
   bool is_complete() const;
   void close_if_complete();
