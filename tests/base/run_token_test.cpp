@@ -8,10 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace trireme {
@@ -198,6 +200,33 @@ TEST_F(RunTokenTest, AFolderThatCannotBeWrittenIsSaid) {
   std::ofstream(scratch.path / "run") << "a file";
   RunToken token(logs);
   EXPECT_THROW(token.claim(), std::exception);
+}
+
+// Between a look at the last claim and the next number, the newer job may claim.
+TEST_F(RunTokenTest, AnOlderJobNeverTakesTheFolderBack) {
+  for (int turn = 0; turn < 100; ++turn) {
+    const fs::path folder = scratch.path / std::to_string(turn);
+    RunToken launcher(folder, "job 1");
+    launcher.claim();
+    RunToken worker(folder, "job 1", launcher.attempt());
+    RunToken later(folder, "job 2");
+    std::atomic<int> there = 0;
+    bool has_claimed = false;
+    std::thread older([&] {
+      for (++there; there < 2;) {
+      }
+      try {
+        worker.claim();
+        has_claimed = true;
+      } catch (const ReplacedError&) {
+      }
+    });
+    for (++there; there < 2;) {
+    }
+    later.claim();
+    older.join();
+    ASSERT_FALSE(has_claimed && worker.attempt() > later.attempt()) << "turn " << turn;
+  }
 }
 
 } // namespace

@@ -179,8 +179,8 @@ void RunToken::claim() {
   mine_.started = utc_now();
   mine_.id = random_id();
   for (int64_t at_least = after_.value_or(0) + 1;;) {
-    check_job();
-    const std::optional<Holder> last = newest(folder_);
+    const std::optional<Holder> last = newest(folder_); // one reading for both: between two another job may claim
+    check_job(last);
     at_least = std::max(at_least, last ? last->attempt + 1 : 1);
     if (!make(at_least)) { // at the same moment, or a folder's list in a cache did not have it
       ++at_least;
@@ -221,8 +221,11 @@ void RunToken::check() const {
 }
 
 void RunToken::check_job() const {
-  const std::optional<Holder> last = after_ ? newest(folder_) : std::nullopt;
-  if (last && last->attempt > *after_ && last->job != mine_.job && !last->id.empty()) {
+  check_job(after_ ? newest(folder_) : std::nullopt);
+}
+
+void RunToken::check_job(const std::optional<Holder>& last) const {
+  if (after_ && last && last->attempt > *after_ && last->job != mine_.job && !last->id.empty()) {
     fail(last);
   }
 }

@@ -77,6 +77,7 @@ class RunToken {
  private:
   std::filesystem::path file_of(int64_t attempt) const;
   bool make(int64_t attempt);
+  void check_job(const std::optional<Holder>& last) const;
   [[noreturn]] void fail(const std::optional<Holder>& newest) const;
 
   std::filesystem::path folder_;
