@@ -149,6 +149,17 @@ void ElasticJob::disturb() {
       });
     });
   }
+  for (int i = 0; i < settings_.breaks; ++i) {
+    simulator_.after(random.between(milliseconds(0), all), [this] {
+      const std::vector<int> there = living();
+      if (!there.empty()) {
+        const int process = there[static_cast<size_t>(simulator_.random().below(std::ssize(there)))];
+        simulator_.note(concat("the connection of ", simulator_.name(process), " to the store breaks"));
+        all_wait_since_ = orphaned_since_ = Clock::time_point::max();
+        store_.drop(process);
+      }
+    });
+  }
   if (settings_.loses_store) {
     simulator_.after(random.between(milliseconds(0), all), [this] { lose_store(); });
   }
@@ -223,10 +234,41 @@ bool ElasticJob::write(int64_t row, bool opens) {
   return true;
 }
 
-void ElasticJob::save() {
-  if (mine().round >= folder_.writer_round) {
-    folder_.saved = mine().done;
+bool ElasticJob::save() {
+  if (mine().round < folder_.writer_round || mine().claim != folder_.claim) {
+    return false;
   }
+  folder_.saved = mine().done;
+  return true;
+}
+
+// Of its place there is no newer process than itself.
+void ElasticJob::note_new_number() {
+  const std::string* const ids = store_.table().find("elastic/ids");
+  for (int64_t id = ids == nullptr ? 0 : std::stoll(*ids); id > 0; --id) {
+    const std::string* const order = store_.table().find(concat("elastic/order/", id));
+    if (order != nullptr && order->ends_with(concat(' ', mine().place))) {
+      mine().id = id;
+      return;
+    }
+  }
+}
+
+// Under which members whose connections broke come for the next round.
+void ElasticJob::add_other_numbers() {
+  come_keys_.resize(last_.members.size());
+  const std::string* const ids = store_.table().find("elastic/ids");
+  for (int64_t id = ids == nullptr ? 0 : std::stoll(*ids); id > 0 && last_.number > 0; --id) {
+    if (!last_.has_member(id) && has_state(id)) {
+      come_keys_.push_back(concat("elastic/come/", id));
+    }
+  }
+}
+
+bool ElasticJob::has_state(int64_t id) const {
+  const std::string* const settled = store_.table().find(concat("elastic/settled/", id));
+  const bool says_so = settled != nullptr && std::stoll(*settled) == last_.number;
+  return says_so || (last_.has_member(id) && !last_.fresh.contains(id));
 }
 
 bool ElasticJob::is_gone(int64_t id) const {
@@ -249,6 +291,9 @@ void ElasticJob::check() {
     }
   }
   if (first_came_ == Clock::time_point::max()) {
+    if (settings_.breaks > 0) {
+      add_other_numbers();
+    }
     for (const std::string& key : come_keys_) {
       const std::string* const come = store_.table().find(key);
       if (come != nullptr && std::stoll(*come) > last_.number) {
@@ -274,8 +319,7 @@ void ElasticJob::check_decision(const store::Decision& next) {
   }
   std::vector<int64_t> expected; // the order of members that have the state
   for (const int64_t id : last_.members) {
-    const bool knows = !last_.fresh.contains(id) || store_.table().find(concat("elastic/settled/", id)) != nullptr;
-    if (!knows) {
+    if (!has_state(id)) {
       continue;
     }
     if (next.has_member(id)) {
@@ -291,11 +335,27 @@ void ElasticJob::check_decision(const store::Decision& next) {
   if (!std::equal(expected.begin(), expected.end(), next.members.begin())) {
     simulator_.violate(concat("round ", next.number, ": one that is new ranks before a member"));
   }
+  check_left_out(next);
+}
+
+// Who is late, or comes back too late over another connection, is left out by others that have the state, and by nobody else.
+void ElasticJob::check_left_out(const store::Decision& next) {
+  const bool goes_on = std::any_of(next.members.begin(), next.members.end(), [&](int64_t id) { return has_state(id); });
   for (auto& [number, process] : processes_) {
-    if (process.id != 0 && process.round > 0 && simulator_.lives(number) && process.round <= rounds_before_ + last_.number && !next.has_member(process.id) && !is_gone(process.id)) {
-      process.late = true;
+    if (process.id == 0 || process.round == 0 || !simulator_.lives(number) || process.round > rounds_before_ + last_.number || next.has_member(process.id)) {
+      continue;
     }
+    if (!goes_on && !process.late && !process.stale && process.doing == Doing::trains && last_.number > 0 && !was_stopped(number)) {
+      simulator_.violate(concat("round ", next.number, " begins without ", simulator_.name(number), ", which trains, and without anybody who has its state"));
+    }
+    process.late = true;
   }
+}
+
+// It has not had the time to come back to the store.
+bool ElasticJob::was_stopped(int process) const {
+  const auto went_on = went_on_.find(process);
+  return paused_.contains(process) || (went_on != went_on_.end() && simulator_.now() - went_on->second < settings_.meeting.start_patience);
 }
 
 // One that is new begins nothing in an empty store while others train that can say so.
@@ -313,9 +373,7 @@ void ElasticJob::check_first_round_of_store(const store::Decision& next) {
     if (process.late) {
       continue;
     }
-    const auto went_on = went_on_.find(number); // it has not had the time to say so
-    const bool was_stopped = paused_.contains(number) || (went_on != went_on_.end() && simulator_.now() - went_on->second < settings_.meeting.start_patience);
-    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !was_stopped);
+    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !was_stopped(number));
     process.late = !takes_part(process);
   }
   if (any_is_left_out && !any_knows) {
@@ -333,7 +391,7 @@ void ElasticJob::check_who_waits() {
     if (!simulator_.lives(number)) {
       continue;
     }
-    const bool member = process.id != 0 && last_.has_member(process.id);
+    const bool member = process.id != 0 && last_.number > 0 && (last_.has_member(process.id) || has_state(process.id));
     member_lives = member_lives || member;
     if (process.doing == Doing::waits) {
       ++waiting;

@@ -26,6 +26,7 @@ struct ElasticSettings {
   Clock::duration world_timeout = {};
   double fresh_at_end = 0; // chance that another process comes late
   bool loses_store = false;
+  int breaks = 0; // connections to a store that goes on
 };
 
 /// The run folder: who writes what, and when that is a second training of the same run.
@@ -84,7 +85,10 @@ class ElasticJob {
   /// Row `row` of metrics.jsonl. `opens`: this process has become the one that writes, claims the folder, and cuts off later rows.
   /// False: another one has claimed it since.
   bool write(int64_t row, bool opens);
-  void save();
+  /// False: another one has claimed the folder since.
+  bool save();
+  /// This process has come to the store under another number.
+  void note_new_number();
 
   /// The world of a round. Each call is one collective operation, and throws Lost where a member is gone, has left, or is silent.
   class World {
@@ -122,8 +126,13 @@ class ElasticJob {
   void check();
   void check_first_round_of_store(const store::Decision& next);
   void check_decision(const store::Decision& next);
+  void add_other_numbers();
+  void check_left_out(const store::Decision& next);
+  bool was_stopped(int process) const;
   void check_who_waits();
   bool is_gone(int64_t id) const;
+  /// Whether it is a member of the last round, perhaps under another number, and has the training's state.
+  bool has_state(int64_t id) const;
   std::vector<int> living() const;
 
   bool over_ = false;

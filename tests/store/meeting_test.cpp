@@ -278,17 +278,48 @@ TEST_F(WaitingTest, AMemberThatComesAfterTheEndIsToldToo) {
 // The store was lost: one that is started again meanwhile finds it empty.
 TEST_F(WaitingTest, ANewcomerInAnEmptyStoreWaitsForOneThatTrains) {
   options_.start_patience = std::chrono::milliseconds(300);
-  options_.trains = true;
+  options_.state = Decision{.number = 7, .members = {4}, .places = {0}}.text();
   Meeting& a = come();
   a.announce();
-  EXPECT_TRUE(a.trains());
-  options_.trains = false;
+  EXPECT_TRUE(a.is_counted() && !a.state().empty());
+  options_.state.clear();
   Meeting& b = come();
-  EXPECT_FALSE(b.trains());
+  EXPECT_EQ(b.state(), "");
   auto waiting = next(b);
   EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
   EXPECT_EQ(Place(a.next_round()), (Place{1, 0, 2}));
   EXPECT_EQ(Place(waiting.get()), (Place{1, 1, 2}));
+}
+
+// Its connection broke in a stretch: the store takes the process for gone, and one that is started again finds no member.
+TEST_F(WaitingTest, ANewcomerWaitsForAMemberWhoseConnectionBroke) {
+  begin_two(0);
+  options_.state = a_->state();
+  leave(*a_);
+  leave(*b_);
+  Meeting& a = come();
+  a.announce();
+  EXPECT_TRUE(a.is_counted() && !a.state().empty());
+  options_.state.clear();
+  Meeting& c = come();
+  auto waiting = next(c);
+  EXPECT_TRUE(waits_for_longer_than_late_patience(waiting));
+  EXPECT_EQ(Place(a.next_round()), (Place{2, 0, 2}));
+  EXPECT_EQ(Place(waiting.get()), (Place{2, 1, 2}));
+}
+
+// The others have gone on while the connection was broken.
+TEST_F(WaitingTest, AMemberThatComesBackTooLateIsNotCounted) {
+  options_.max_ranks = 2;
+  a_ = &come();
+  b_ = &come();
+  next({a_, b_});
+  options_.state = a_->state();
+  leave(*a_);
+  EXPECT_EQ(Place(b_->next_round()), (Place{2, 0, 1}));
+  Meeting& a = come();
+  a.announce();
+  EXPECT_FALSE(a.is_counted() || !a.state().empty());
 }
 
 // All have failed: that is not the end of the training.
@@ -353,6 +384,20 @@ TEST_F(WaitingTest, WhoHasNothingLeftToDoTakesOverWhenTheOneThatSavesIsLost) {
   EXPECT_TRUE(waits_for_longer_than_late_patience(third));
   EXPECT_TRUE(b.finish());
   EXPECT_TRUE(third.get());
+}
+
+// One of those that wait takes over from a first one that lives and saves nothing, and no other.
+TEST_F(WaitingTest, OneTakesOverFromAFirstOneThatHangs) {
+  options_.min_ranks = 3;
+  options_.patience = std::chrono::seconds(2);
+  Meeting &a = come(), &b = come(), &c = come();
+  next({&a, &b, &c});
+  const auto waits = [](Meeting& of) { return std::async(std::launch::async, [&of] { return of.wait_for_finish(0); }); };
+  auto second = waits(b), third = waits(c);
+  EXPECT_FALSE(second.get());
+  EXPECT_TRUE(waits_for_longer_than_late_patience(third));
+  auto first = waits(a); // it was told that b saves
+  EXPECT_TRUE(b.finish() && third.get() && first.get());
 }
 
 // A process that was killed when it had a number and no last will yet counted as living for ever.

@@ -27,7 +27,7 @@ int64_t number_in(const std::optional<std::string>& text) {
 
 FinishedError::FinishedError(int64_t round)
     : Error("elastic", concat("the training was finished in round ", round, ", before this process could take part again."),
-            "It ends with status 0. Start another store for another training.") {}
+            "It ends with status 0: there is nothing left to do.") {}
 
 Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
     : options_(std::move(options)), prefix_(options_.training == 1 ? "elastic/" : concat("elastic/training ", options_.training, '/')), client_(std::move(client)) {
@@ -58,13 +58,10 @@ void Meeting::announce() {
     throw FinishedError(last_.number - 1);
   }
   client_->set(key("order", id_), concat(next(), ' ', options_.place));
-  if (options_.trains && last_.number == 0) { // else it is one that was late
-    client_->set(key("settled", id_), "1");
+  continues_ = last_.number == 0 ? !options_.state.empty() : options_.state == last_.text(); // else it was late
+  if (continues_) {
+    settle();
   }
-}
-
-bool Meeting::is_counted() const {
-  return last_.number == 0 || std::find(last_.places.begin(), last_.places.end(), options_.place) != last_.places.end();
 }
 
 void Meeting::come() {
@@ -104,7 +101,7 @@ View Meeting::look() {
   for (int64_t id = 1; id <= ids; ++id) {
     const auto* const of = &found[static_cast<size_t>(3 * (id - 1))];
     if (!of[0]) {
-      view.living[id] = {number_in(of[1]), of[2].has_value()};
+      view.living[id] = {number_in(of[1]), of[2] ? std::optional(number_in(of[2])) : std::nullopt};
     }
   }
   return view;
@@ -132,6 +129,7 @@ void Meeting::propose(const View& view) {
 std::optional<Round> Meeting::take(const Decision& decision) {
   const bool was_member = last_.has_member(id_);
   last_ = decision;
+  continues_ = false;
   if (decision.finished) {
     throw FinishedError(decision.number - 1);
   }
@@ -222,7 +220,7 @@ bool Meeting::changed() {
     return false;
   }
   const View view = look();
-  if (std::ssize(living_members(last_, view)) < std::ssize(last_.members)) {
+  if (!is_whole(last_, view)) {
     return true;
   }
   const auto come = view.come(next());
@@ -242,7 +240,7 @@ bool Meeting::conclude(bool well) {
     client_->compare_set(verdict, "", kWhole);
   }
   for (const auto since = Clock::now(); !client_->wait({verdict}, kLook);) {
-    if (std::ssize(living_members(last_, look())) < std::ssize(last_.members) || Clock::now() - since >= options_.late_patience) {
+    if (!is_whole(last_, look()) || Clock::now() - since >= options_.late_patience) {
       client_->compare_set(verdict, "", kBroken); // unless the last one has just said well
     }
   }
@@ -254,8 +252,8 @@ bool Meeting::conclude(bool well) {
 }
 
 void Meeting::settle() {
-  if (last_.fresh.contains(id_)) {
-    client_->set(key("settled", id_), "1");
+  if (continues_ || last_.fresh.contains(id_)) {
+    client_->set(key("settled", id_), std::to_string(last_.number));
   }
 }
 
@@ -277,20 +275,24 @@ bool Meeting::finish() {
 }
 
 bool Meeting::wait_for_finish(int first) {
+  const bool known = first < std::ssize(last_.members); // not where the store was lost since
+  const int64_t saves = known ? last_.members[static_cast<size_t>(first)] : 0;
   const auto mine = std::find(last_.members.begin(), last_.members.end(), id_);
   const auto start = Clock::now();
   bool said = false;
   while (!client_->wait({key("round", next())}, kLook)) {
-    const std::set<int64_t> living = living_members(last_, look());
-    const auto gone = [&](int64_t id) { return !living.contains(id); };
+    const View view = look();
+    const auto gone = [&](int64_t id) { return !view.living.contains(id); };
     const auto waited = Clock::now() - start;
-    if (gone(last_.members.at(static_cast<size_t>(first))) && std::all_of(last_.members.begin(), mine, gone)) {
-      return left_behind(); // the last word of one that has just gone may have come after the wait
-    }
-    if (waited >= options_.patience) {
-      log::warning("elastic: rank ", first, " of round ", last_.number, " lives, and has not finished for ", format_seconds(std::chrono::duration<double>(options_.patience).count()),
-                   ": it is stopped or hangs, and this process finishes without it");
-      return false;
+    const bool late = waited >= options_.patience;
+    const bool my_turn = std::all_of(last_.members.begin(), mine, [&](int64_t id) { return gone(id) || (late && id == saves); });
+    if (my_turn && (late || (known && gone(saves)))) {
+      const bool finished = left_behind(); // the last word of one that has just gone may have come after the wait
+      if (!finished && late) {
+        log::warning("elastic: the results of round ", last_.number, " have not been saved for ", format_seconds(std::chrono::duration<double>(options_.patience).count()),
+                     ": the one that saves is slow, stopped or hangs, and this process saves them too");
+      }
+      return finished;
     }
     if (!said && waited >= kQuiet) {
       said = true;

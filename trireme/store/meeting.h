@@ -33,9 +33,10 @@ struct MeetingOptions {
   std::chrono::milliseconds start_patience{30'000};
   /// A round goes on without a member of the last one that lives and does not come within so long after another member.
   std::chrono::milliseconds late_patience{120'000};
-  /// This process comes with a training's state, from a store that was lost. Who has none begins nothing while it lives.
-  bool trains = false;
-  /// For min_ranks. A process that waits for members that still train waits as long as they live.
+  /// What Meeting::state() said before this process lost its connection, or all lost the store: it goes on as one that trains, and
+  /// who has no state begins nothing while it lives. "": it has none.
+  std::string state = {};
+  /// For min_ranks, and for the one that saves at the end. A process that waits for members that still train waits as long as they live.
   std::chrono::milliseconds patience{600'000};
 };
 
@@ -80,12 +81,14 @@ class Meeting {
 
   /// Says that this process is there, before it comes for its first round.
   void announce();
-  /// Whether its state is that of the training, as far as it knows: of the last round, or from a store that was lost.
-  bool trains() const {
-    return last_.has_member(id_) || (last_.number == 0 && options_.trains);
+  /// The last round, if this process's state is that of the training as far as it knows; else "".
+  std::string state() const {
+    return last_.has_member(id_) || continues_ ? last_.text() : "";
   }
-  /// Whether the last round that it knows of has a member of its place; also where there was none. False: the others go on without it.
-  bool is_counted() const;
+  /// After announce() with MeetingOptions::state: whether nobody has gone on without this process.
+  bool is_counted() const {
+    return continues_ || last_.number == 0;
+  }
   /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits on.
   /// Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
   Round next_round();
@@ -104,8 +107,8 @@ class Meeting {
   /// The training is over and its results are safe: who waits, or comes later, gets FinishedError. False: the others have gone
   /// on without this process, and finish by themselves.
   bool finish();
-  /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone and so are
-  /// all ranks before this one, or nothing has come for `patience`, so that it is this one's turn to save the results.
+  /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone, or has not
+  /// finished within `patience`, and so are all ranks before this one: it is this one's turn to save the results.
   bool wait_for_finish(int first);
 
  private:
@@ -130,6 +133,7 @@ class Meeting {
   const std::string prefix_; // of all keys
   std::shared_ptr<Client> client_;
   int64_t id_ = 0; // 0: not entered yet
+  bool continues_ = false; // under a number that is not among the members of the last round
   Decision last_; // that this process knows; in a round, that of the round
   int64_t changes_ = 0; // seen by this round
 };

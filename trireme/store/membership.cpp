@@ -10,6 +10,8 @@ namespace {
 
 /// A spare hears of the last decision within this time, unless it is stopped.
 constexpr std::chrono::milliseconds kSparesMoment{1000};
+/// A member whose connection broke comes back within this time, unless it is stopped.
+constexpr std::chrono::milliseconds kMembersMoment{2000};
 
 } // namespace
 
@@ -43,25 +45,21 @@ std::set<int64_t> View::come(int64_t round) const {
 
 std::set<int64_t> living_members(const Decision& last, const View& view) {
   std::set<int64_t> all;
-  if (last.number == 0) {
-    for (const auto& [id, process] : view.living) {
-      if (process.settled) {
-        all.insert(id);
-      }
-    }
-    return all;
-  }
-  for (const int64_t id : last.members) {
-    if (view.living.contains(id)) {
+  for (const auto& [id, process] : view.living) {
+    if (last.has_member(id) || process.state == last.number) {
       all.insert(id);
     }
   }
   return all;
 }
 
+bool is_whole(const Decision& last, const View& view) {
+  return std::all_of(last.members.begin(), last.members.end(), [&](int64_t id) { return view.living.contains(id); });
+}
+
 std::set<int64_t> holders(const Decision& last, const View& view) {
   std::set<int64_t> all = living_members(last, view);
-  std::erase_if(all, [&](int64_t id) { return last.fresh.contains(id) && !view.living.at(id).settled; });
+  std::erase_if(all, [&](int64_t id) { return last.fresh.contains(id) && view.living.at(id).state != last.number; });
   return all;
 }
 
@@ -83,7 +81,7 @@ bool complete(const Decision& last, const View& view, std::chrono::milliseconds 
   const std::set<int64_t> members = living_members(last, view);
   const bool all_known_are_there = come >= limits.max_ranks || waited >= limits.start_patience;
   if (members.empty()) { // nobody trains: a beginning
-    return all_known_are_there;
+    return all_known_are_there && (last.number == 0 || waited >= std::min(limits.start_patience, kMembersMoment));
   }
   const auto here = [&](int64_t id) { return view.has_come(id, round); };
   const bool all_here = std::all_of(members.begin(), members.end(), here);

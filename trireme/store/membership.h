@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,8 +40,9 @@ struct Decision {
 struct Process {
   /// The round that it waits for or was in last; 0: it has not come yet.
   int64_t come = 0;
-  /// It says that it has the training's state.
-  bool settled = false;
+  /// The round whose state it says it has: one that was new in it, or a member whose connection broke and that has another
+  /// number since. 0: the state of a store that was lost.
+  std::optional<int64_t> state = std::nullopt;
 };
 
 /// What the store knows of the processes.
@@ -59,8 +61,11 @@ struct Limits {
   std::chrono::milliseconds late_patience{};
 };
 
-/// The last round's members that live; where there was no round, those that come with the training's state.
+/// The last round's members that live, under another number too; where there was no round, those that come with the training's state.
 std::set<int64_t> living_members(const Decision& last, const View& view);
+
+/// Whether all its members live, under the numbers that it has.
+bool is_whole(const Decision& last, const View& view);
 
 /// Those of them that have the training's state: all that were not fresh, or say so.
 std::set<int64_t> holders(const Decision& last, const View& view);

@@ -27,6 +27,7 @@ store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
   options.max_ranks = replica.replicas;
   options.place = replica.replica;
   options.start_patience = options.late_patience = replica.patience;
+  options.patience = std::max(options.patience, 10 * replica.patience);
   return options;
 }
 
@@ -132,7 +133,7 @@ void ElasticAveragingSync::attend() {
       world_.reset();
       members_.clear();
       store::MeetingOptions options = meeting_options(replica_);
-      options.trains = joined_ && !left_behind_ && meeting_->trains();
+      options.state = joined_ && !left_behind_ ? meeting_->state() : "";
       meeting_ = std::make_unique<store::Meeting>(options);
     }
   }
@@ -175,30 +176,32 @@ void ElasticAveragingSync::look_around() {
   }
 }
 
-// A store that is started again knows nobody: one that comes new would begin by itself.
+// A store that is started again knows nobody, and one whose connection broke takes this replica for lost: who comes new would begin by
+// itself.
 void ElasticAveragingSync::say_again_that_it_trains() {
   store::MeetingOptions options = meeting_options(replica_);
-  options.trains = meeting_->trains();
+  options.state = meeting_->state();
   try {
     auto meeting = std::make_unique<store::Meeting>(options, store::Client::connect(options.store, options.secret, options.job, Clock::now() + kBetweenTries));
     meeting->announce();
     left_behind_ = !meeting->is_counted();
     meeting_ = std::move(meeting);
-    members_.clear(); // numbers begin anew: the world is another one
-    log::warning("averaging: the job's store was lost and is there again: it knows now that this replica trains");
+    members_.clear(); // this replica has another number: the next world is another one
+    log::warning("averaging: the connection to the job's store was lost and is there again: it knows now that this replica trains");
   } catch (const store::FinishedError&) {
     left_behind_ = true;
   } catch (const PeerError&) { // not yet
   }
 }
 
-bool ElasticAveragingSync::finish_training() {
+bool ElasticAveragingSync::finish_training(bool saved) {
+  first_ = first_ && saved;
   try {
     if (first()) {
       meeting_->finish();
       return true;
     }
-    if (members_.empty()) { // the store was lost since
+    if (saved && !left_behind_ && members_.empty()) { // the store was lost since
       return std::exchange(first_, true);
     }
     first_ = !meeting_->wait_for_finish(first_rank_);

@@ -74,9 +74,10 @@ class ElasticAveragingSync final : public AveragingSync {
     look_around();
     return first_ && !left_behind_;
   }
-  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is started again. The others wait for that: true. False: the first one is lost, and this one, which has
-  /// the same model, is the first now: it reports and saves, and says so.
-  bool finish_training();
+  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is
+  /// started again. The others wait for that, and so does a first one with `saved` false, because another one has taken over: true.
+  /// False: who should save is lost, and this one, which has the same model, is the first now: it reports and saves, and says so.
+  bool finish_training(bool saved = true);
 
   int64_t steps_until_equal() const override {
     return equal_ ? 0 : options_.every - steps_ % options_.every;
