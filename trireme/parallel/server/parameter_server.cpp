@@ -147,7 +147,7 @@ class Service final : private Loads {
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
     const bool lives = header.value("lives", false), restarted = header.value("restarted", false);
-    if (again && !lives && !restarted && workers_.is_restarted(number)) { // the word of one that has ended comes late
+    if (again && !restarted && workers_.is_restarted(number)) { // the word of one that has ended comes late
       return refuse(waiting, concat("worker ", number, " was started again, and its new process has joined"));
     }
     const uint64_t before = again ? workers_.client_of(number) : 0;

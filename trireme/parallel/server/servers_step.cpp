@@ -57,6 +57,7 @@ void Servers::take_answer(Connection& server) {
   try {
     if (server.call && server.call->done()) { // of `sum`: the members are those that the first server has named
       const int64_t clock = server.clock;
+      const std::optional<int64_t> first_clock = server.first_clock;
       json reply = receive(server);
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
       const bool has_values = server.answer && server.answer->at("status") != "commit";
@@ -72,7 +73,8 @@ void Servers::take_answer(Connection& server) {
         reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
         server.answer = std::move(reply);
       }
-      server.clock = clock; // that of the values that are here
+      server.clock = clock; // those of the values that are here
+      server.first_clock = first_clock;
     }
     if (server.pushed && server.pushed->done()) {
       json reply = receive(server, std::exchange(server.pushed, nullptr));
