@@ -44,7 +44,7 @@ void expect_errors(const std::vector<Bad>& all) {
 
 TEST(DeepSpeedJsonTest, EmptyConfigHasDeepSpeedsDefaults) {
   const EngineConfig config = read("{}");
-  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.clipping(), 1.0);
   EXPECT_FALSE(config.optimizer.has_value());
   EXPECT_EQ(config.schedule.kind, ScheduleOptions::Kind::constant);
   EXPECT_EQ(config.zero.stage, 0);

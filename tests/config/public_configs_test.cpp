@@ -53,7 +53,7 @@ TEST(PublicConfigsTest, TheirPageListsEachOfThem) {
 TEST(PublicConfigsTest, EveryKindOfAutoIsFilledIn) {
   const EngineConfig config = public_config("embeddings_zero1");
   EXPECT_EQ(config.batch_for(2), (BatchTriple{16, 8, 1}));
-  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.clipping(), 1.0);
   EXPECT_EQ(config.optimizer->lr(), 5e-5);
   EXPECT_EQ(std::get<optim::AdamOptions>(config.optimizer->rule).beta2, 0.999);
   EXPECT_EQ(config.schedule.total_num_steps, 100);

@@ -82,6 +82,28 @@ TEST(EnginePageTest, AnOptimizerOfLibtorch) {
   EXPECT_EQ(made.engine->get_lr(), 1e-3);
 }
 
+// tests/engine/torch_programs_test.cpp compares it with torch.
+TEST(EnginePageTest, ProgramsWithSeveralModels) {
+  comm::World world = comm::World::connect();
+  torch::nn::Linear maker(2, 3), judge(3, 1);
+  const at::Tensor noise = torch::ones({8, 2}), real = torch::ones({8, 3});
+  const auto engine_of = [&](const torch::nn::Linear& model, const LossFunction& loss) {
+    InitializeOptions options;
+    options.model = model.ptr();
+    options.loss = loss;
+    options.config = small_config(8, 1);
+    return initialize(world, options).engine;
+  };
+  const auto makes = engine_of(maker, [&](const data::Batch&) { return (judge(maker(noise)) - 1).square().mean(); });
+  const auto judges = engine_of(judge, [&](const data::Batch&) { return (judge(real) - 1).square().mean() + judge(maker(noise).detach()).square().mean(); });
+  const auto next = [&] { return data::Batch{{noise}, {noise}, 8}; };
+  judges->train_batch(next); // (judge(real) - 1)^2 + judge(maker(noise).detach())^2
+  const at::Tensor judged = judge->weight.detach().clone();
+  makes->train_batch(next);  // (judge(maker(noise)) - 1)^2: what it gives the judge is dropped
+  EXPECT_TRUE(judge->weight.equal(judged));
+  EXPECT_FALSE(judge->weight.grad().defined());
+}
+
 TEST(EnginePageTest, ThePageShowsThisCode) {
   EXPECT_GE(test::code_lines_of("docs/engine.md", {"tests/engine/engine_page_test.cpp"}), 10);
 }

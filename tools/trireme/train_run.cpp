@@ -428,11 +428,10 @@ int TrainRun::train() {
   const int64_t steps = run_.training.steps;
   measure_memory();
   traffic_.skip(*engine_);
-  const int64_t first = engine_->global_steps();
   if (command_.trace_steps > 0 && !is_silent()) {
     monitor::tracer().start(world_.rank());
   }
-  while (engine_->global_steps() < steps) {
+  for (const int64_t first = engine_->global_steps(); engine_->global_steps() < steps;) {
     const int64_t before = engine_->global_steps();
     engine_->train_batch();
     share_duties();
@@ -458,23 +457,26 @@ int TrainRun::train() {
     }
   }
   share_duties(true);
-  if (is_silent() && !engine_->finish_replicas()) { // the first replica is lost since the last meeting: this one has what it had to save
-    share_duties();
+  while (true) {
+    if (!is_silent()) {
+      save(); // before what could go wrong
+      if (monitor::tracer().on()) {
+        writer_.token()->check();
+        join_traces(world_, command_.out);
+      }
+      writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
+      if (failed_save_) {
+        throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
+      }
+    }
+    if (engine_->finish_replicas(!writer_.handed_over())) { // all is saved: who waits to take part ends
+      return 0;
+    }
+    share_duties(true); // who should have saved is lost since the last meeting: this one has the same model
     monitor::StepMetrics m = metrics();
     evaluate(m);
     writer_.with_log([&](RunLog& log) { log.step(m); });
   }
-  save(); // before what could go wrong
-  if (monitor::tracer().on() && !is_silent()) {
-    writer_.token()->check();
-    join_traces(world_, command_.out);
-  }
-  writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
-  if (failed_save_) {
-    throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
-  }
-  engine_->finish_replicas(); // all is saved: who waits to take part ends
-  return 0;
 }
 
 } // namespace

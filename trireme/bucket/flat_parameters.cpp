@@ -192,6 +192,18 @@ at::Tensor FlatParameters::bucket_data(int64_t b) {
   return flat_data_.slice(0, bucket.begin, bucket.end);
 }
 
+std::optional<int64_t> FlatParameters::moved_away() const {
+  for (int64_t i = 0; i < count(); ++i) {
+    const at::Tensor& parameter = parameters_[i];
+    const bool here = data_shards_ ? data_shards_->has(i, parameter)
+                                   : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
+    if (!here) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
 at::Tensor FlatParameters::owned_data(int64_t b, const Range& range) const {
   if (!data_shards_) {
     return flat_data_.slice(0, range.begin, range.end);

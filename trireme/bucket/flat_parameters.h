@@ -96,6 +96,8 @@ class FlatParameters {
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
+  /// The first parameter whose data is no view of this memory any more: a program has called set_data(). Not before sharded parameters have moved in.
+  std::optional<int64_t> moved_away() const;
   /// The parameters of bucket `b`, [bucket numel]. Sharded: memory to gather them into; the parameters use it after publish().
   at::Tensor bucket_data(int64_t b);
   /// For sharded parameters: makes the parameters of bucket `b` views of bucket_data(b), until release().

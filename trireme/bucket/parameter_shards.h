@@ -57,6 +57,10 @@ class ParameterShards {
   at::Tensor view(int64_t tensor);
   /// Makes this rank's part of the whole bucket what stays.
   void update(int64_t b);
+  /// Whether this parameter, number `tensor` of the layout, is a view of its bucket's memory, there or not.
+  bool has(int64_t tensor, const at::Tensor& parameter) const {
+    return parameter.storage().unsafeGetStorageImpl() == storages_[layout_.bucket_of(tensor)].unsafeGetStorageImpl();
+  }
   /// Gives the bucket's memory back; not of buckets that stay whole.
   void release(int64_t b);
   /// Whether this rank's part of the bucket is in the host's memory, of a device.

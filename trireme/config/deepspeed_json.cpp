@@ -241,7 +241,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
 
   const Values values(&node, "engine");
   out.batch = read_batch(values);
-  out.gradient_clipping = values.get("gradient_clipping", out.gradient_clipping);
+  out.gradient_clipping = values.maybe<double>("gradient_clipping");
   out.optimizer = read_optimizer(values.find("optimizer"));
   out.schedule = read_schedule(values.find("scheduler"), out.optimizer, out.notes);
   out.data_parallel = read_data_parallel(values, out.notes);

@@ -84,7 +84,7 @@ ordered_json to_json(const EngineConfig& config) {
       {"train_batch_size", or_null(config.batch.train)},
       {"train_micro_batch_size_per_gpu", or_null(config.batch.micro)},
       {"gradient_accumulation_steps", or_null(config.batch.accumulation)},
-      {"gradient_clipping", config.gradient_clipping},
+      {"gradient_clipping", config.clipping()},
       {"optimizer", to_json(config.optimizer)},
       {"scheduler", to_json(config.schedule)},
       {"pipeline",

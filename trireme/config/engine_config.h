@@ -39,8 +39,11 @@ struct EngineConfig {
     return solve(batch, data_ranks);
   }
 
-  /// Largest global gradient norm; 0: no clipping.
-  double gradient_clipping = 1.0;
+  /// Largest global gradient norm; 0: no clipping. Absent: 1.0, with a torch optimizer 0.
+  std::optional<double> gradient_clipping;
+  double clipping() const {
+    return gradient_clipping.value_or(1.0);
+  }
   /// Absent: AdamW with its defaults; optimizer_or_adamw() returns the one in use.
   std::optional<optim::OptimizerOptions> optimizer;
   optim::OptimizerOptions optimizer_or_adamw() const {

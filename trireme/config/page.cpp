@@ -37,7 +37,7 @@ oneself; `//` and `/* */` comments are allowed.
   Any two determine the third. If only one of train and micro is given, accumulation is 1.
 - **Weight decay** acts on every parameter, biases and norms too, as in PyTorch and DeepSpeed. `weight_decay_rule: "matrices"` spares
   those of one dimension, as GPTs are usually trained; programs may choose parameters by name (`InitializeOptions::parameter_groups`).
-- **Defaults** are DeepSpeed's, not PyTorch's: `gradient_clipping` is 1.0 (a plain PyTorch loop and older versions of DeepSpeed do not clip: write 0 for that), and `weight_decay` is 0
+- **Defaults** are DeepSpeed's, not PyTorch's: `gradient_clipping` is 1.0 (a plain PyTorch loop and older versions of DeepSpeed do not clip: write 0 for that; a program's own torch optimizer is not clipped either), and `weight_decay` is 0
   (`torch.optim.AdamW` has 0.01).
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage
   (DeepSpeed's ZeRO steps them with a gradient of zero, and so does `step_in_backward` here). Bias correction counts the

@@ -286,7 +286,7 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   if (e.averages() && e.averaging.start_step > 0) {
     out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
-  e.clips = run.engine.gradient_clipping > 0;
+  e.clips = run.engine.clipping() > 0;
   e.data_bytes = data_bytes(run, e);
   check_choices(e);
   check_budget(run, vocab_size, e);

@@ -17,7 +17,6 @@
 #include <torch/types.h>
 
 #include <limits>
-#include <set>
 #include <utility>
 
 namespace trireme::engine {
@@ -27,6 +26,22 @@ namespace {
 at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
   return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
 }
+
+// While it lives, gradients reach the parameters.
+class OwnBackward {
+ public:
+  explicit OwnBackward(parallel::Reducer& reducer) : reducer_(reducer) {
+    reducer_.set_accepting(true);
+  }
+  ~OwnBackward() {
+    reducer_.set_accepting(false);
+  }
+  OwnBackward(const OwnBackward&) = delete;
+  OwnBackward& operator=(const OwnBackward&) = delete;
+
+ private:
+  parallel::Reducer& reducer_;
+};
 
 } // namespace
 
@@ -65,6 +80,7 @@ void Engine::Impl::check_released() const {
 void Engine::Impl::start_step() {
   check_whole("train_batch()");
   in_step_ = true;
+  parts.unchanged->check();
   clock.start();
   fault::set_step(state.global_steps + 1);
   parts.coordinator->begin(zero::Pass::training);
@@ -113,11 +129,22 @@ void Engine::Impl::drop_step(const char* why) noexcept {
 
 void Engine::Impl::clear_step() {
   loss_sum_ = at::Tensor();
-  in_step_ = false;
+  in_step_ = went_back_ = false;
   optimizer_step.clear();
   state.micro_steps = state.global_steps * parts.batch.accumulation;
   for (const auto& buffer : parts.buffers) {
     buffer->clear_grads();
+  }
+}
+
+// The forward that may be under way is the first of the step then.
+void Engine::Impl::zero_grad() {
+  check_whole("zero_grad()");
+  if (loss_sum_.defined()) {
+    const bool in_step = in_step_;
+    parts.reducer->finish();
+    clear_step();
+    in_step_ = in_step;
   }
 }
 
@@ -156,6 +183,8 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
     parts.model->train();
   }
   module_buffers_differ_.fill(true);
+  const OwnBackward own(*parts.reducer);
+  went_back_ = true;
   const int64_t micro_batches = parts.batch.accumulation;
   const auto send_loss = [&] {
     if (!optimizer_step.loss_was_sent()) {
@@ -200,6 +229,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
       parts.reducer->begin();
     }
     const double scale = state.scale.root_gradient(root.scalar_type(), parts.batch.accumulation);
+    const OwnBackward own(*parts.reducer);
+    went_back_ = true;
     root.backward(torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
     if (reduces) {
       if (parts.ties) { // of layers in one stage
@@ -211,6 +242,10 @@ void Engine::Impl::backward(const at::Tensor& loss) {
 }
 
 void Engine::Impl::step() {
+  if (!std::exchange(went_back_, false)) {
+    throw InputError("engine", concat("step() of step ", state.global_steps + 1, " without backward()"),
+                     "Call the engine's backward(loss) for each micro-batch, then step(): what loss.backward() gives the parameters is not the engine's.");
+  }
   if (!at_boundary()) {
     ++state.micro_steps;
     return;
@@ -311,141 +346,25 @@ void Engine::step() {
   }
 }
 
-int64_t Engine::train_batch_size() const {
-  return impl_->parts.batch.train;
+void Engine::zero_grad() {
+  impl_->zero_grad();
 }
-int64_t Engine::train_micro_batch_size_per_gpu() const {
-  return impl_->parts.batch.micro;
-}
-int64_t Engine::gradient_accumulation_steps() const {
-  return impl_->parts.batch.accumulation;
-}
-bool Engine::is_gradient_accumulation_boundary() const {
-  return impl_->at_boundary();
-}
-int64_t Engine::step_of_servers() const {
-  const Parts& parts = impl_->parts;
-  return parts.server != nullptr ? parts.server->step() : 0;
+void Engine::set_lr(double lr) {
+  impl_->parts.schedule->set_lr(lr);
 }
 bool Engine::join_replicas() {
   impl_->check_whole("join_replicas()");
   impl_->check_released();
   return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
 }
-bool Engine::finish_replicas() {
-  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish_training();
-}
-bool Engine::is_first_replica() const {
-  const Parts& parts = impl_->parts;
-  return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
+bool Engine::finish_replicas(bool saved) {
+  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish_training(saved);
 }
 void Engine::begin_at(int64_t step) {
   if (impl_->parts.server != nullptr) {
     impl_->parts.server->begin();
   }
   impl_->skip_to(step);
-}
-int64_t Engine::global_steps() const {
-  return impl_->state.global_steps;
-}
-int64_t Engine::skipped_steps() const {
-  return impl_->state.skipped_steps;
-}
-int64_t Engine::global_samples() const {
-  return impl_->state.global_samples;
-}
-bool Engine::stop_agreed() const {
-  return impl_->optimizer_step.stop_agreed();
-}
-double Engine::get_lr() const {
-  return impl_->optimizer_step.lr();
-}
-std::optional<double> Engine::get_global_grad_norm() const {
-  return impl_->optimizer_step.grad_norm();
-}
-void Engine::want_grad_norm(bool on) {
-  impl_->optimizer_step.want_norm(on);
-}
-const StepTimes& Engine::times() const {
-  return impl_->clock.times();
-}
-int64_t Engine::host_syncs() const {
-  return impl_->clock.host_syncs();
-}
-std::optional<device::MemoryUse> Engine::device_memory() const {
-  return device::memory_use(device());
-}
-const std::optional<monitor::Straggler>& Engine::straggler() const {
-  return impl_->arrivals->straggler();
-}
-int64_t Engine::num_parameters() const {
-  return impl_->parts.num_parameters;
-}
-std::optional<double> Engine::loss_scale() const {
-  return impl_->parts.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
-}
-double Engine::loss() const {
-  return impl_->optimizer_step.mean_loss();
-}
-const activations::Activations* Engine::activations() const {
-  return impl_->parts.activations.get();
-}
-at::Device Engine::device() const {
-  return impl_->parts.device();
-}
-const comm::Group& Engine::group() const {
-  return impl_->parts.data;
-}
-const comm::Group& Engine::context_group() const {
-  return impl_->parts.context;
-}
-const comm::Group& Engine::tensor_group() const {
-  return impl_->parts.tensor;
-}
-const comm::Group& Engine::pipe_group() const {
-  return impl_->parts.pipe;
-}
-int64_t Engine::bytes_sent() const {
-  int64_t bytes = 0;
-  for (const auto& [axes, sent] : bytes_sent_by_axes()) {
-    bytes += sent;
-  }
-  return bytes;
-}
-std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
-  const Parts& parts = impl_->parts;
-  std::map<std::string, int64_t> bytes;
-  std::set<std::string> seen; // one group may be that of several axes; names of groups differ
-  const auto add = [&](const std::string& axes, const comm::Group& group) {
-    if (group.size() > 1 && seen.insert(group.name()).second) {
-      bytes[axes] += group.bytes_sent();
-    }
-  };
-  if (parts.server != nullptr) {
-    bytes["server"] = parts.server->bytes_sent();
-  }
-  if (parts.elastic != nullptr) {
-    bytes["data"] = parts.elastic->bytes_sent();
-  }
-  add("tensor", parts.tensor);
-  add("context", parts.context);
-  add("pipe", parts.pipe);
-  add("data", parts.data);
-  add(parts.data.size() > 1 ? "data+context" : "context", parts.group);
-  if (parts.tensor.size() > 1) {
-    add(parts.group.size() > 1 ? "data+tensor" : "tensor", parts.stage);
-    add("pipe+tensor", parts.model_ranks);
-  }
-  for (const comm::Group& group : parts.sync->groups().every()) {
-    add("data", group);
-  }
-  if (parts.synced_norms) {
-    add("data", parts.synced_norms->group());
-  }
-  return bytes;
-}
-std::optional<offload::Traffic> Engine::offload_traffic() const {
-  return impl_->parts.offloaded ? std::optional(*impl_->parts.offloaded) : std::nullopt;
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
   if (!impl_->in_the_middle_of_a_step()) {

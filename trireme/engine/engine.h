@@ -80,7 +80,7 @@ struct StepTimes {
 /// get a PeerError that names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.
 /// Buffers of the model (BatchNorm's running_mean) are the first replica's before every step and evaluation ("broadcast_buffers").
 /// Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is
-/// AdamW, gradient_clipping is 1.0 unless said otherwise.
+/// AdamW, gradient_clipping is 1.0 unless said otherwise (with a torch optimizer 0).
 /// A parameter that no rank used in a step is not stepped: no weight decay, moments as they were, as PyTorch leaves out parameters without a
 /// gradient; the same at every ZeRO stage. Bias correction counts the optimizer's steps, not the parameter's. With step_in_backward, which
 /// does not wait for the other ranks' word, it is stepped with a gradient of zero. Weight decay acts on all parameters, biases and norms too, as
@@ -100,9 +100,13 @@ class Engine {
   /// The micro-batch's loss, in training mode, with its graph: train() is called where the model is in evaluation mode, which puts all its
   /// modules into training mode. Not for several pipeline stages.
   at::Tensor forward(const data::Batch& batch);
+  /// The only backward whose gradients the engine takes: those that other losses give the parameters are dropped, of another engine's model too.
   void backward(const at::Tensor& loss);
-  /// Acts at the boundary only, and counts the micro-batch.
+  /// Acts at the boundary only, and counts the micro-batch. Errors: InputError without backward().
   void step();
+  /// Forgets the gradients of the micro-batches since the last step: the next one is a step's first. On every rank alike. Not needed after
+  /// step(). Errors: InputError where some parameters have been stepped in backward.
+  void zero_grad();
 
   /// Mean loss of `batch` over its real samples and all ranks, in evaluation mode,
   /// without gradients, of the mean of the replicas where these differ ("parameter_averaging"); afterwards each module is in the mode it was in (a frozen BatchNorm stays frozen). Collective.
@@ -129,8 +133,8 @@ class Engine {
   /// step, where the others have finished the training meanwhile: the process ends with status 0.
   bool join_replicas();
   /// The last step is done, and the first of such replicas has saved the result: it says so, and who waits to take part ends. The others wait for that: true. False: the first one is lost, this one is the first now and has the
-  /// same model: it saves, and calls this again. True without such replicas. Errors: PeerError without the job's store.
-  bool finish_replicas();
+  /// same model: it saves, and calls this again. `saved` false: this is the first one, and another process of the job has taken its place: it waits too. True without such replicas. Errors: PeerError without the job's store.
+  bool finish_replicas(bool saved = true);
   /// Whether this one evaluates, saves and reports for all. Of replicas that come and go, of those of the last meeting, the one that has been there for longest; of workers of parameter servers, of those that are there, the one
   /// with the lowest number, as the servers said in the last step. True without either.
   bool is_first_replica() const;
@@ -142,6 +146,9 @@ class Engine {
   bool stop_agreed() const;
   /// Learning rate of the last step; that of a parameter group is this times its lr_factor.
   double get_lr() const;
+  /// The lr of all further steps, the same on every rank; checkpoints keep it. Errors: InputError where the configuration's "scheduler",
+  /// InitializeOptions::lr or a torch optimizer decides it.
+  void set_lr(double lr);
   /// Gradient norm before clipping of the last step; absent when clipping is off and
   /// want_grad_norm() was not asked for.
   std::optional<double> get_global_grad_norm() const;

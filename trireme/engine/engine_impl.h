@@ -45,6 +45,7 @@ class Engine::Impl {
   at::Tensor forward(const data::Batch& micro_batch);
   void backward(const at::Tensor& loss);
   void step();
+  void zero_grad();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
   /// Runs a part of a step. An exception ends the whole step: one rank drops what there is of it, and the next micro-batch is its first;
@@ -100,6 +101,7 @@ class Engine::Impl {
 
   at::Tensor loss_sum_; // of this step's micro-batches, float64 on the device; undefined: 0
   bool in_step_ = false; // from the first micro-batch on
+  bool went_back_ = false; // the micro-batch, by backward() or as a pipeline
   std::array<bool, 2> module_buffers_differ_ = {true, true}; // of Parts::module_buffers: a forward may have changed them since they were broadcast
   std::weak_ptr<ReplicaMean> replica_mean_;
   std::string failure_; // of a step on several ranks, which ended their groups

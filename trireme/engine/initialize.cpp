@@ -10,6 +10,7 @@
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
 #include <trireme/engine/engine_impl.h>
+#include <trireme/engine/followed_rates.h>
 #include <trireme/engine/make_activations.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
@@ -50,6 +51,9 @@ void announce(const config::EngineConfig& config) {
     const optim::AdamOptions adamw = std::get<optim::AdamOptions>(config.optimizer_or_adamw().rule);
     log::info("the configuration has no \"optimizer\": AdamW with lr ", adamw.lr, ", betas ", adamw.beta1, " and ", adamw.beta2, ", eps ", adamw.eps, ", weight_decay ", adamw.weight_decay);
   }
+  if (!config.gradient_clipping) {
+    log::info("the configuration has no \"gradient_clipping\": gradients are clipped to norm ", config.clipping(), "; 0 leaves them as they are");
+  }
   if (config.dump_state) {
     log::info(config::to_json(config).dump(2));
   }
@@ -72,6 +76,11 @@ void check_options(const InitializeOptions& options) {
   }
   if (options.optimizer && (options.config.optimizer || !options.parameter_groups.empty())) {
     throw InputError("engine", concat("initialize() got a torch optimizer beside ", options.config.optimizer ? "the configuration's \"optimizer\"" : "parameter_groups"),
+                     "Leave one of them out.");
+  }
+  const bool has_scheduler = options.config.schedule.kind != optim::ScheduleOptions::Kind::constant;
+  if (options.lr && (has_scheduler || options.optimizer)) {
+    throw InputError("engine", concat("initialize() got a function for the lr beside ", has_scheduler ? "the configuration's \"scheduler\"" : "a torch optimizer, whose groups have theirs"),
                      "Leave one of them out.");
   }
   if (options.optimizer && options.pipeline) {
@@ -98,6 +107,16 @@ void apply_pipeline(const InitializeOptions& options) {
   }
 }
 
+std::vector<const bucket::FlatParameters*> all_buffers(const Parts& parts) {
+  std::vector<const bucket::FlatParameters*> all;
+  for (const parallel::FlatBuffers* buffers : {&parts.buffers, &parts.frozen}) {
+    for (const auto& buffer : *buffers) {
+      all.push_back(buffer.get());
+    }
+  }
+  return all;
+}
+
 // Returns the configuration in use, whether it was read or built in code.
 nlohmann::ordered_json used_config(const InitializeOptions& options) {
   config::EngineConfig used = options.config;
@@ -106,6 +125,16 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
     used.pipeline = {pipeline.stages, pipeline.partition, pipeline.seed_layers, pipeline.activation_checkpoint_interval};
   }
   return config::to_json(used);
+}
+
+std::shared_ptr<optim::Schedule> make_schedule(const InitializeOptions& options, double optimizer_lr) {
+  if (options.lr) {
+    return optim::make_schedule(options.lr);
+  }
+  if (options.optimizer && options.config.schedule.kind == optim::ScheduleOptions::Kind::constant) {
+    return std::make_shared<FollowedRates>(options.optimizer);
+  }
+  return optim::make_schedule(options.config.schedule, optimizer_lr);
 }
 
 void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
@@ -311,6 +340,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     TorchOptimizer read = read_torch_optimizer(*options.optimizer);
     options.config.optimizer = read.options;
     options.parameter_groups = std::move(read.groups);
+    options.config.gradient_clipping = options.config.gradient_clipping.value_or(0); // as in a torch loop
   }
   check_same_options(options.mesh ? options.mesh->group() : world.group(), options);
   at::Device device = at::kCPU;
@@ -338,7 +368,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     parts.workers = options.replica->replicas;
   }
   parts.batch = config.batch_for(static_cast<int64_t>(parts.data.size()) * parts.workers);
-  parts.clipping = config.gradient_clipping;
+  parts.clipping = config.clipping();
   parts.seed = config.seed;
   parts.precision = config.precision;
   if (parts.precision.scales_loss()) {
@@ -393,7 +423,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",
                buffer->layout().buckets().size(), " buckets");
   }
+  for (const auto& buffer : parts.buffers) {
+    buffer->clear_grads(); // of backwards before initialize()
+  }
+  parts.unchanged.emplace(*parts.model, all_buffers(parts));
   parts.reducer = std::make_unique<parallel::Reducer>(buffers, *parts.sync);
+  parts.reducer->set_accepting(false); // but in the engine's own backward
   check_room_for_states(parts, options, buffers);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
@@ -429,7 +464,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     respect_ties(parts);
   }
   parts.num_parameters = count_parameters(parts);
-  parts.schedule = optim::make_schedule(config.schedule, optimizer.lr());
+  parts.schedule = make_schedule(options, optimizer.lr());
 
   for (const std::string& warning : parts.schedule->warnings()) {
     log::warning(warning);

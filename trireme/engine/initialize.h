@@ -58,8 +58,11 @@ struct InitializeOptions {
   std::vector<ParameterGroup> parameter_groups;
   /// Instead of an "optimizer" in `config`, for a model in one piece: its class, options and groups, with the same arithmetic. Accepted are
   /// AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose groups differ in lr and weight decay only. It is
-  /// read once, here: what is set in it afterwards, an lr for instance, has no effect, and it is not to be stepped.
+  /// read once, here, but for the lr of its groups: where `config` has no scheduler each step uses those that they have then, so torch::optim's
+  /// schedulers work on it. It is not to be stepped. Gradients are not clipped unless `config` says so.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
+  /// The lr of optimizer step number `step`, counted from 1, instead of a scheduler in `config`: the same on every rank.
+  std::function<double(int64_t step)> lr = nullptr;
   /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO, "step_in_backward" or "parameter_averaging".
   std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
   /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this rank alone, and it takes its part of the samples.

@@ -144,7 +144,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
       });
       if (group != groups.end()) {
         used[group - groups.begin()] = true;
-        found = {group->weight_decay.value_or(found.weight_decay), group->lr_factor};
+        found = {group->weight_decay.value_or(found.weight_decay), group->lr_factor, complete ? static_cast<int>(group - groups.begin()) : -1};
       } else if (complete) {
         refuse(concat("has no group with parameter \"", name, '"'), "Add it to a group, or freeze it: parameter.set_requires_grad(false).");
       }

@@ -156,9 +156,6 @@ void OptimizerStep::check_split_gradients() {
 // Every rank has the same loss, norm and scale, so all skip the step or none.
 // Without a norm, buckets are stepped while later ones are still being reduced.
 void OptimizerStep::run() {
-  if (!loss_was_sent()) {
-    throw InputError("engine", concat("step() of step ", state_.global_steps + 1, " without backward()"), "Call the engine's backward(loss) for each micro-batch, then step().");
-  }
   finish_delayed();
   check_split_gradients();
   const bool gradients_stay = parts_.sync->gradients_stay();
@@ -190,7 +187,8 @@ void OptimizerStep::run() {
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.several_reduce_groups);
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  const double lr = begun_in_backward ? lr_ : parts_.schedule->lr();
+  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered(), lr, 1.0}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -254,8 +252,17 @@ void OptimizerStep::run() {
     step_buckets();
   }
   exchange.wait();
+  check_same_lr(lr, sums[3].item<double>() / sums[4].item<double>());
   end_step(true);
   parts_.schedule->advance();
+}
+
+// Ranks with different rates drift apart.
+void OptimizerStep::check_same_lr(double lr, double mean_of_ranks) const {
+  if (std::abs(lr - mean_of_ranks) > 1e-9 * mean_of_ranks) {
+    throw InputError("engine", concat("the ranks have different learning rates in step ", state_.global_steps + 1, ": ", lr, " here, ", mean_of_ranks, " on average"),
+                     "Let what decides it see the same on every rank: the loss that train_batch() returns, or engine->loss(), not a rank's own.");
+  }
 }
 
 void OptimizerStep::end_step(bool taken) {
@@ -267,6 +274,9 @@ void OptimizerStep::end_step(bool taken) {
 void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Tensor& device_grad_scale) {
   begun_ = true;
   lr_ = parts_.schedule->lr();
+  if (parts_.optimizer->set_lr_factors(parts_.schedule->group_factors()) && parts_.server != nullptr) {
+    throw InputError("engine", "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own", "Change the lr of all groups by the same factor.");
+  }
   parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale, device_grad_scale);
   for (size_t b = 0; b < unused.size(); ++b) {
     parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);

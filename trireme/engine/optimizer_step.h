@@ -38,7 +38,7 @@ class OptimizerStep {
     return begun_;
   }
   /// Takes or skips the step. On a GPU loss, norm and clip factor come about there, and the kernels find in the factor whether there is a
-  /// step at all; the host waits for loss and norm once, while they run. Errors: InputError without send_loss(); Error after too many skipped steps.
+  /// step at all; the host waits for loss and norm once, while they run. Call it after send_loss(). Errors: InputError where the ranks have different learning rates; Error after too many skipped steps.
   void run();
   /// Forgets what there is of a step that ended, failed or was overwritten.
   void clear();
@@ -83,6 +83,7 @@ class OptimizerStep {
   void for_each_bucket(const F& f) const;
   void step_buckets();
   void step_bucket(int64_t buffer, int64_t bucket);
+  void check_same_lr(double lr, double mean_of_ranks) const;
   void end_step(bool taken);
   void skip();
 

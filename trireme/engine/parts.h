@@ -8,6 +8,7 @@
 #include <trireme/device/upload.h>
 #include <trireme/engine/claimed_model.h>
 #include <trireme/engine/engine.h>
+#include <trireme/engine/unchanged_model.h>
 #include <trireme/offload/rank_folder.h>
 #include <trireme/offload/traffic.h>
 #include <trireme/optim/flat_optimizer.h>
@@ -85,6 +86,7 @@ struct Parts {
   std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
   std::shared_ptr<offload::Traffic> offloaded; // null: nothing is in files
   parallel::FlatBuffers buffers;
+  std::optional<UnchangedModel> unchanged;
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::optional<parallel::SyncedBatchNorms> synced_norms;

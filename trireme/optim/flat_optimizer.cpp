@@ -223,6 +223,19 @@ void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double gra
   }
 }
 
+bool FlatOptimizer::set_lr_factors(std::span<const double> of_group) {
+  bool changed = false;
+  for (Shard& shard : shards_) {
+    for (ParameterOptions& options : shard.options) {
+      if (options.group >= 0 && options.group < std::ssize(of_group)) {
+        changed = changed || options.lr_factor != of_group[options.group];
+        options.lr_factor = of_group[options.group];
+      }
+    }
+  }
+  return changed;
+}
+
 void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gradient) {
   Shard& shard = shards_[buffer];
   const int64_t numel = shard.buffer->layout().buckets()[bucket].numel();

@@ -27,6 +27,8 @@ struct ParameterOptions {
   double weight_decay = 0;
   /// Multiplies the lr of the step.
   double lr_factor = 1;
+  /// Its group, if that may get another lr_factor later: set_lr_factors().
+  int group = -1;
   bool operator==(const ParameterOptions&) const = default;
 };
 
@@ -82,6 +84,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// Starts a step with these values and counts it; call it before step_bucket().
   /// The last two: ShardStep's.
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale = {});
+  /// Gives the parameters of ParameterOptions::group g lr_factor `of_group[g]`, before begin_step(). Returns whether one had another. Empty: nothing changes.
+  bool set_lr_factors(std::span<const double> of_group);
   /// The step that has begun turned out to change nothing, because its factor was NaN: it does not count.
   void cancel_step() {
     --steps_;

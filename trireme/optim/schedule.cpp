@@ -5,7 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <string>
+#include <utility>
 
 namespace trireme::optim {
 
@@ -25,6 +27,10 @@ std::optional<Betas> Schedule::betas_at(int64_t step) const {
 
 std::optional<Betas> Schedule::betas_of(int64_t) const {
   return std::nullopt;
+}
+
+void Schedule::set_lr(double lr) {
+  throw InputError("optim", concat("The learning rate cannot be set to ", lr, ": the schedule ", name(), " decides it."), "Leave the \"scheduler\" out of the configuration.");
 }
 
 nlohmann::json Schedule::state() const {
@@ -52,12 +58,37 @@ void Schedule::load_state(const nlohmann::json& state) {
 
 namespace {
 
+double check(double lr, int64_t step) {
+  if (!(lr >= 0) || !std::isfinite(lr)) {
+    throw InputError("optim", concat("The learning rate of step ", step, " is ", lr, '.'), "It must be a number of 0 or more.");
+  }
+  return lr;
+}
+
 class Constant final : public Schedule {
  public:
   explicit Constant(double lr) : lr_(lr) {}
 
   const char* name() const override {
     return "Constant";
+  }
+  void set_lr(double lr) override {
+    check(lr, steps_taken() + 1);
+    lr_ = lr;
+    was_set_ = true;
+  }
+  nlohmann::json state() const override {
+    nlohmann::json state = Schedule::state();
+    if (was_set_) {
+      state["lr"] = lr_;
+    }
+    return state;
+  }
+  void load_state(const nlohmann::json& state) override {
+    Schedule::load_state(state);
+    if (state.contains("lr") && state.at("lr").is_number()) {
+      set_lr(state.at("lr").get<double>());
+    }
   }
 
  private:
@@ -66,6 +97,24 @@ class Constant final : public Schedule {
   }
 
   double lr_;
+  bool was_set_ = false;
+};
+
+class Function final : public Schedule {
+ public:
+  explicit Function(std::function<double(int64_t)> lr_at) : lr_at_(std::move(lr_at)) {}
+
+  const char* name() const override {
+    return "Function";
+  }
+
+ private:
+  double lr_of(int64_t iteration) const override {
+    const int64_t step = iteration + 2;
+    return check(lr_at_(step), step);
+  }
+
+  std::function<double(int64_t)> lr_at_;
 };
 
 } // namespace
@@ -85,6 +134,10 @@ std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double o
       break;
   }
   return std::make_unique<Constant>(optimizer_lr);
+}
+
+std::unique_ptr<Schedule> make_schedule(std::function<double(int64_t)> lr_at) {
+  return std::make_unique<Function>(std::move(lr_at));
 }
 
 } // namespace trireme::optim

@@ -5,6 +5,7 @@
 #include <trireme/optim/options.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,14 @@ class Schedule : public Stateful {
     return betas_at(steps_taken_ + 1);
   }
 
+  /// The lr of each group of the optimizer relative to lr(), where they may change (ParameterOptions::group); empty: they stay as they are.
+  virtual std::vector<double> group_factors() const {
+    return {};
+  }
+
+  /// The lr of all further steps; saved in checkpoints. Errors: InputError where the schedule decides it.
+  virtual void set_lr(double lr);
+
   int64_t steps_taken() const {
     return steps_taken_;
   }
@@ -82,5 +91,8 @@ class Schedule : public Stateful {
 /// constant and warmup_cosine, and by warmup where warmup_max_lr is absent (warmup_decay: 0.001 then,
 /// as in DeepSpeed). Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double optimizer_lr);
+
+/// A schedule of the program's own: `lr_at` gives the lr of optimizer step number `step`, counted from 1. Errors of lr(): InputError when that is negative or not finite.
+std::unique_ptr<Schedule> make_schedule(std::function<double(int64_t step)> lr_at);
 
 } // namespace trireme::optim

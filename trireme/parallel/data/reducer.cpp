@@ -35,6 +35,9 @@ int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bu
   return place;
 }
 
+// A pointer to a parameter's AccumulateGrad.
+using GradAccumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::autograd::Variable&>()));
+
 } // namespace
 
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
@@ -53,6 +56,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   void install_hooks();
   void remove_hooks();
+  void set_accepting(bool on);
   void gradient_ready(size_t buffer, int64_t parameter);
   void end_of_backward();
   void reduce_without_backward();
@@ -102,6 +106,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   std::vector<Place> order_; // in which buckets start
   std::vector<comm::Work> works_; // of the first of order_: those that have started
   size_t handed_over_ = 0; // how many of them were given to on_final
+  bool accepting_ = true;
+  std::vector<GradAccumulator> gates_; // what DropHook is installed in; parameters refer to them weakly
   bool in_backward_ = false;
   bool failed_ = false; // a backward, and with it the group
   bool sharded_ = false; // buckets have memory only while they are under way
@@ -118,6 +124,18 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
 
  private:
   std::function<void()> ready_;
+};
+
+// Stands before a parameter's AccumulateGrad, which adds nothing where it gets no gradient.
+class DropHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit DropHook(std::function<bool()> drops) : drops_(std::move(drops)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    return drops_() ? torch::autograd::variable_list(gradients.size()) : gradients;
+  }
+
+ private:
+  std::function<bool()> drops_;
 };
 
 // Autograd drops the callbacks of a backward that fails: `failed` is called instead.
@@ -182,6 +200,22 @@ void Reducer::Impl::install_hooks() {
   }
 }
 
+void Reducer::Impl::set_accepting(bool on) {
+  accepting_ = on;
+  if (on || !gates_.empty()) {
+    return;
+  }
+  for (const Buffer& buffer : buffers_) {
+    for (int64_t i = 0; i < buffer.flat->count(); ++i) {
+      gates_.push_back(torch::autograd::impl::grad_accumulator(buffer.flat->parameter(i)));
+      gates_.back()->add_pre_hook(std::make_unique<DropHook>([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self && !self->accepting_;
+      }));
+    }
+  }
+}
+
 void Reducer::Impl::remove_hooks() {
   for (Buffer& buffer : buffers_) {
     for (int64_t i = 0; i < buffer.flat->count(); ++i) {
@@ -204,6 +238,9 @@ void Reducer::Impl::reset() {
 
 void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   Buffer& buffer = buffers_[b];
+  if (!accepting_) {
+    return;
+  }
   if (buffer.flat->parameter(parameter).grad().is_sparse()) {
     throw InputError("data parallel", concat("parameter ", buffer.flat->name(parameter), " has a sparse gradient"),
                      "Build the embedding without sparse(true).");
@@ -368,6 +405,9 @@ Reducer::~Reducer() {
   impl_->remove_hooks();
 }
 
+void Reducer::set_accepting(bool on) {
+  impl_->set_accepting(on);
+}
 void Reducer::set_synchronising(bool on) {
   impl_->synchronising = on;
 }

@@ -27,6 +27,9 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  /// Off: what any backward gives the parameters is dropped before it reaches their grad, and nothing is sent. On at first.
+  /// torch::autograd::grad() gives the same as ever.
+  void set_accepting(bool on);
   /// Off: backward only accumulates (all but the last micro-batch of a step).
   void set_synchronising(bool on);
   bool synchronising() const;

@@ -1,0 +1,130 @@
+#include <trireme/engine/engine_impl.h>
+
+#include <set>
+
+namespace trireme::engine {
+
+int64_t Engine::train_batch_size() const {
+  return impl_->parts.batch.train;
+}
+int64_t Engine::train_micro_batch_size_per_gpu() const {
+  return impl_->parts.batch.micro;
+}
+int64_t Engine::gradient_accumulation_steps() const {
+  return impl_->parts.batch.accumulation;
+}
+bool Engine::is_gradient_accumulation_boundary() const {
+  return impl_->at_boundary();
+}
+int64_t Engine::step_of_servers() const {
+  const Parts& parts = impl_->parts;
+  return parts.server != nullptr ? parts.server->step() : 0;
+}
+bool Engine::is_first_replica() const {
+  const Parts& parts = impl_->parts;
+  return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
+}
+int64_t Engine::global_steps() const {
+  return impl_->state.global_steps;
+}
+int64_t Engine::skipped_steps() const {
+  return impl_->state.skipped_steps;
+}
+int64_t Engine::global_samples() const {
+  return impl_->state.global_samples;
+}
+bool Engine::stop_agreed() const {
+  return impl_->optimizer_step.stop_agreed();
+}
+double Engine::get_lr() const {
+  return impl_->optimizer_step.lr();
+}
+std::optional<double> Engine::get_global_grad_norm() const {
+  return impl_->optimizer_step.grad_norm();
+}
+void Engine::want_grad_norm(bool on) {
+  impl_->optimizer_step.want_norm(on);
+}
+const StepTimes& Engine::times() const {
+  return impl_->clock.times();
+}
+int64_t Engine::host_syncs() const {
+  return impl_->clock.host_syncs();
+}
+std::optional<device::MemoryUse> Engine::device_memory() const {
+  return device::memory_use(device());
+}
+const std::optional<monitor::Straggler>& Engine::straggler() const {
+  return impl_->arrivals->straggler();
+}
+int64_t Engine::num_parameters() const {
+  return impl_->parts.num_parameters;
+}
+std::optional<double> Engine::loss_scale() const {
+  return impl_->parts.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
+}
+double Engine::loss() const {
+  return impl_->optimizer_step.mean_loss();
+}
+const activations::Activations* Engine::activations() const {
+  return impl_->parts.activations.get();
+}
+at::Device Engine::device() const {
+  return impl_->parts.device();
+}
+const comm::Group& Engine::group() const {
+  return impl_->parts.data;
+}
+const comm::Group& Engine::context_group() const {
+  return impl_->parts.context;
+}
+const comm::Group& Engine::tensor_group() const {
+  return impl_->parts.tensor;
+}
+const comm::Group& Engine::pipe_group() const {
+  return impl_->parts.pipe;
+}
+int64_t Engine::bytes_sent() const {
+  int64_t bytes = 0;
+  for (const auto& [axes, sent] : bytes_sent_by_axes()) {
+    bytes += sent;
+  }
+  return bytes;
+}
+std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
+  const Parts& parts = impl_->parts;
+  std::map<std::string, int64_t> bytes;
+  std::set<std::string> seen; // one group may be that of several axes; names of groups differ
+  const auto add = [&](const std::string& axes, const comm::Group& group) {
+    if (group.size() > 1 && seen.insert(group.name()).second) {
+      bytes[axes] += group.bytes_sent();
+    }
+  };
+  if (parts.server != nullptr) {
+    bytes["server"] = parts.server->bytes_sent();
+  }
+  if (parts.elastic != nullptr) {
+    bytes["data"] = parts.elastic->bytes_sent();
+  }
+  add("tensor", parts.tensor);
+  add("context", parts.context);
+  add("pipe", parts.pipe);
+  add("data", parts.data);
+  add(parts.data.size() > 1 ? "data+context" : "context", parts.group);
+  if (parts.tensor.size() > 1) {
+    add(parts.group.size() > 1 ? "data+tensor" : "tensor", parts.stage);
+    add("pipe+tensor", parts.model_ranks);
+  }
+  for (const comm::Group& group : parts.sync->groups().every()) {
+    add("data", group);
+  }
+  if (parts.synced_norms) {
+    add("data", parts.synced_norms->group());
+  }
+  return bytes;
+}
+std::optional<offload::Traffic> Engine::offload_traffic() const {
+  return impl_->parts.offloaded ? std::optional(*impl_->parts.offloaded) : std::nullopt;
+}
+
+} // namespace trireme::engine
