@@ -1,7 +1,10 @@
-# cmake --install: libraries, headers, both programs, and find_package(Trireme).
+# cmake --install: libraries, headers, both programs, and find_package(Trireme). It builds nothing: the target `installed` does, and ./quickstart builds it.
 include(CMakePackageConfigHelpers)
 
 get_property(trireme_libraries GLOBAL PROPERTY TRIREME_LIBRARIES)
+get_property(trireme_modules GLOBAL PROPERTY TRIREME_MODULES)
+add_custom_target(installed)
+add_dependencies(installed ${trireme_libraries} ${trireme_modules} trireme trireme-rank)
 install(TARGETS ${trireme_libraries} trireme_torch EXPORT TriremeTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 # Installed programs find libtorch where it was when they were linked, as those in the build do. INSTALL_RPATH_USE_LINK_PATH would

@@ -39,6 +39,7 @@ function(trireme_mpi_module kind flags)
   set_target_properties(trireme_${kind} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib/trireme" CXX_VISIBILITY_PRESET hidden)
   install(TARGETS trireme_${kind} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/trireme)
   set_property(GLOBAL APPEND PROPERTY TRIREME_MPI_MODULES trireme_${kind})
+  set_property(GLOBAL APPEND PROPERTY TRIREME_MODULES trireme_${kind})
 endfunction()
 
 function(trireme_mpi_modules)

@@ -1,6 +1,6 @@
 // Three ranks add their numbers: [1, 2, 3] + [10, 20, 30] + [4, 5, 6] = [15, 27, 39].
 //   trireme launch -n 3 --all-output -- all_reduce
-// TRIREME_BACKEND=shm, gloo or nccl (mpi, under mpirun) says what carries them; without it the fastest that suits.
+// TRIREME_BACKEND=shm or gloo (mpi, under mpirun) says what carries them; without it the fastest that suits.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <trireme/comm/world.h>
@@ -17,11 +17,10 @@ int main() {
     }
     constexpr float kNumbers[3][3] = {{1, 2, 3}, {10, 20, 30}, {4, 5, 6}};
 
-    at::Tensor sum = world.group().allocate(3, at::kFloat); // memory that suits the backend: shared, or a GPU's
+    at::Tensor sum = world.group().allocate(3, at::kFloat); // memory of the host that suits the backend: over shm the ranks share it
     sum.copy_(at::tensor(at::ArrayRef<float>(kNumbers[world.rank()])));
     world.group().all_reduce(sum).wait();
 
-    sum = sum.cpu();
     const float* value = sum.const_data_ptr<float>();
     std::printf("rank %d of 3 over %s: [%g, %g, %g]\n", world.rank(), world.group().backend(), value[0], value[1], value[2]);
     return 0;

@@ -66,6 +66,24 @@ TEST_F(ReferenceTest, ThePageOnDiskIsTheTables) {
       << "Run this program with TRIREME_WRITE_DOCS=1 and look at the difference.";
 }
 
+// "local_sgd: steps between two meetings": what begins a row keeps its case where it is a key or a value.
+TEST_F(ReferenceTest, NamesAtTheBeginningOfARowKeepTheirCase) {
+  const std::string page = configuration_page();
+  int seen = 0;
+  for (const Section& section : all_sections()) {
+    for (const Key& key : section.keys) {
+      const std::string text(key.text);
+      const std::string word = text.substr(0, text.find_first_of(" :,"));
+      const bool is_value = text[word.size()] == ':' || text[word.size()] == ',';
+      if (is_value || word.find('_') != std::string::npos) {
+        EXPECT_THAT(page, HasSubstr(concat("| ", text, " |"))) << section.path << '.' << key.name;
+        ++seen;
+      }
+    }
+  }
+  EXPECT_GT(seen, 25);
+}
+
 TEST_F(ReferenceTest, SchemaAndTableHaveTheSameKeys) {
   std::set<std::string> in_schema;
   collect(ordered_json::parse(read_file(kSchema)), "", in_schema);

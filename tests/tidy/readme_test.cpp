@@ -1,6 +1,7 @@
 // The README's five lines are the real difference between the two programs.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fstream>
@@ -41,6 +42,7 @@ TEST(ReadmeTest, FiveLinesMakeALoopDistributed) {
     EXPECT_THAT(readme, testing::HasSubstr("+" + line)) << "the README shows another difference";
   }
   const size_t begin = readme.find("```diff\n") + 8;
+  EXPECT_LT(std::count(readme.begin(), readme.begin() + static_cast<std::ptrdiff_t>(begin), '\n'), 60) << "the five lines come first";
   std::istringstream shown(readme.substr(begin, readme.find("```", begin) - begin));
   const std::string before = read("examples/fashion_mnist/train_one_process.cpp");
   for (std::string line; std::getline(shown, line);) {

@@ -1,4 +1,6 @@
 // What the pages and the messages name exists: commands, options, files, keys, variables.
+#include "pages.h"
+
 #include <tools/trireme/commands.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -18,35 +20,15 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
-
-const fs::path kRoot = TRIREME_SOURCE_DIR;
+using tidy::files_below;
+using tidy::kRoot;
+using tidy::pages;
 
 // A piece of text and where it stands.
 struct Piece {
   fs::path file;
   std::string text;
 };
-
-std::vector<fs::path> files_below(const fs::path& folder, const std::set<std::string>& extensions) {
-  std::vector<fs::path> out;
-  for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
-    if (entry.is_regular_file() && extensions.count(entry.path().extension()) == 1) {
-      out.push_back(entry.path());
-    }
-  }
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
-std::vector<fs::path> pages() {
-  std::vector<fs::path> out = {kRoot / "README.md", kRoot / "ARCHITECTURE.md", kRoot / "CONTRIBUTING.md"};
-  for (const char* folder : {"docs", "examples"}) {
-    for (const fs::path& file : files_below(folder, {".md"})) {
-      out.push_back(file);
-    }
-  }
-  return out;
-}
 
 // What stands in a page as code: fenced, indented by four, or between backticks.
 std::vector<Piece> code_of(const fs::path& page) {

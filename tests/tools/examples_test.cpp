@@ -30,26 +30,47 @@ TEST(ExamplesTest, ADeepSpeedFileTrainsAModelOfOnesOwn) {
   EXPECT_LT(std::stod(run.output.substr(last + 15)), 0.2) << "without learning 0.5, the variance of a sine";
 }
 
-// The README's run file for data of one's own, with a text and in the words around it.
-TEST_F(RunFolder, TheReadmesRunFileTrainsOnAText) {
-  const std::string readme = read_file(TRIREME_SOURCE_DIR "/README.md");
-  const size_t section = readme.find("## Your own data");
-  ASSERT_NE(section, std::string::npos);
-  const size_t begin = readme.find("```json\n", section);
-  const size_t end = readme.find("```", begin + 8);
-  ASSERT_NE(end, std::string::npos);
-  write_file_atomically(folder / "mine.json", readme.substr(begin + 8, end - begin - 8));
+// A text file of sentences, for bert_pipeline.
+TEST_F(RunFolder, BertAsAPipelineLearnsMaskedText) {
   std::string text;
-  for (int i = 0; i < 3000; ++i) {
-    text += concat("Line ", i, " of my own text.\n");
+  for (int i = 0; i < 2000; ++i) {
+    text += concat("It is line ", i, " of a text that repeats itself. ");
   }
-  write_file_atomically(folder / "mine.txt", text);
-  const Finished run = sh(concat("cd \"", folder.string(), "\" && ", kTrireme, " train mine.json -n 2 --out runs/mine --set training.steps=2"));
+  write_file_atomically(folder / "train.txt", text);
+  const std::string program = concat("\"" TRIREME_BINARY_DIR "/bin/bert_pipeline\" --text ", path("train.txt"),
+                                     " --steps 3 --layers 2 --hidden 32 --heads 2 --length 32 --batch 8");
+  std::vector<double> last; // the loss after three steps
+  for (const char* more : {" --stages 2", " --stages 2 --schedule naive --micro-batches 1", " --stages 1"}) {
+    const Finished run = sh(concat(kTrireme, " launch -n 2 -- ", program, more), 300);
+    ASSERT_EQ(run.status, 0) << run.output;
+    EXPECT_THAT(run.output, HasSubstr("rank 1: at most"));
+    const size_t at = run.output.find("step 3  loss ");
+    ASSERT_NE(at, std::string::npos) << run.output;
+    last.push_back(std::stod(run.output.substr(at + 13)));
+  }
+  EXPECT_NEAR(last[0], 5.58, 0.1) << "without learning log 258";
+  EXPECT_NEAR(last[1], last[0], 1e-3) << "the schedule changes no loss";
+  const Finished wrong = sh(concat(kTrireme, " launch -n 2 -- ", program, " --stage 2"));
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.output, HasSubstr("there is no option \"--stage\""));
+}
+
+// CIFAR-10's binary files: a label and 3 x 32 x 32 bytes for each image.
+TEST_F(RunFolder, AlexNetAsAPipelineTrainsOnImages) {
+  std::string images;
+  for (int i = 0; i < 40; ++i) {
+    images += static_cast<char>(i % 10);
+    images += std::string(3 * 32 * 32, static_cast<char>(i % 10 * 25));
+  }
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin"}) {
+    write_file_atomically(folder / name, images);
+  }
+  const Finished run = sh(concat(kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/alexnet_pipeline\" --cifar ", folder.string(),
+                                 " --stages 2 --steps 2 --micro 2 --micro-batches 2 --test 8"), 300);
   ASSERT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, HasSubstr("validation loss"));
-  const Finished generated = sh(concat("cd \"", folder.string(), "\" && ", kTrireme, " generate runs/mine --prompt \"Line \" --tokens 5"));
-  EXPECT_EQ(generated.status, 0) << generated.output;
-  EXPECT_THAT(generated.output, HasSubstr("Line "));
+  EXPECT_THAT(run.output, HasSubstr("step 2  loss "));
+  EXPECT_THAT(run.output, HasSubstr("accuracy on test images: "));
+  EXPECT_THAT(run.output, HasSubstr("rank 1: "));
 }
 
 } // namespace

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kProfiler = "it belongs to the profiler.";
 constexpr std::string_view kElastic = "it belongs to elasticity.";
-constexpr std::string_view kTensor = "it belongs to tensor parallelism.";
+constexpr std::string_view kAsItIs = "each tensor rank sends its tensors as they are to the same tensor rank of the next stage.";
 constexpr std::string_view kComms = "it belongs to the log of collectives.";
 
 std::vector<Section> pipeline_and_memory() {
@@ -17,8 +17,8 @@ std::vector<Section> pipeline_and_memory() {
       {"partition", H, "text", "\"best\"", "What is balanced over the stages: parameters, uniform, profile, memory, or type:REGEX on class names; best: the program's choice, else parameters."},
       {"seed_layers", H, "bool", "false", "Weights and dropout do not depend on the number of stages."},
       {"activation_checkpoint_interval", H, "int >= 0", "0", "So many layers together are computed again in backward instead of keeping their activations; 0: none."},
-      {"pipe_partitioned", N, "bool", "true", kTensor},
-      {"grad_partitioned", N, "bool", "true", kTensor},
+      {"pipe_partitioned", N, "bool", "true", kAsItIs},
+      {"grad_partitioned", N, "bool", "true", kAsItIs},
       {"use_reentrant", N, "bool", "true", "it is about Python's autograd."},
     }},
     {"engine.activation_checkpointing", "", "What becomes of the activations of a model's parts between forward and backward. Parts are the layers of a list, and of a model in one piece the modules that are zero::Sharded (the blocks of gpt) or called with activations::call(). DeepSpeed's keys turn no recomputation on; policy, choices, memory_budget, layers and nvme_path are ours. docs/memory.md; Chen et al. 2016, arXiv:1604.06174.", false, {
@@ -47,8 +47,8 @@ std::vector<Section> pipeline_and_memory() {
       {"autotp_size", H, "int >= 0", "0", "Ranks that share each layer; 0 and 1: each has whole layers. More need partition_config.", "[1]"},
       {"tp_size", H, "int >= 1", "1", "Another name of autotp_size."},
       {"tp_grain_size", H, "int >= 1", "1", "Parts by column and row are multiples of so many features. The width of a head keeps heads whole."},
-      {"dtype", N, "text", "\"fp16\"", kTensor},
-      {"tp_overlap_comm", N, "bool", "false", kTensor},
+      {"dtype", N, "text", "\"fp16\"", "weights keep the type of the model, or that of fp16 and bf16."},
+      {"tp_overlap_comm", N, "bool", "false", "a model that is split by rules waits for each sum; the gpt of parallel.tensor always overlaps its own with products."},
       {"partition_config", H, "object", "null", "Which weights are split, and how."},
       {"preset_model", L, "text", "null", "there are no rules for models of other libraries; partition_config has the program's."},
     }},

@@ -74,12 +74,14 @@ std::string default_text(const Key& key) {
   return key.default_value.empty() || key.default_value == "null" ? "" : code(key.default_value);
 }
 
+// The text with a capital, unless it begins with a name: metrics.jsonl, local_sgd, "nvme:", "server, stale:".
 std::string sentence(std::string_view text) {
   std::string out(text);
-  if (out.substr(0, out.find(' ')).find('.') != std::string::npos) {
-    return out; // a name: metrics.jsonl
+  const std::string_view word = text.substr(0, text.find(' '));
+  const bool is_name = word.substr(0, word.size() - 1).find_first_of("._") != std::string_view::npos || word.ends_with(':') || word.ends_with(',');
+  if (!is_name) {
+    out[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(out[0])));
   }
-  out[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(out[0])));
   return out;
 }
 
