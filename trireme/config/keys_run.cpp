@@ -48,7 +48,7 @@ std::vector<Section> data() {
     }},
     {"data", "text", "Text files.", false, {
       {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
-      {"train", H, "paths", "required", "Text files; several count as one."},
+      {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
       {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
