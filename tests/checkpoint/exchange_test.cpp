@@ -41,7 +41,8 @@ TEST(ProblemTest, OfSeveralRanksIsLabelledByTheFirst) {
   const Problem disk = Problem::of(Error("offload", "gone"));
   const Problem file = Problem::of(Error("safetensors", "full"));
   EXPECT_EQ(raised(joined({none, disk})), "[offload] rank 1: gone.");
-  EXPECT_EQ(raised(joined({disk, none, disk})), "[offload] rank 0: gone; rank 2: gone.");
+  EXPECT_EQ(raised(joined({disk, none, disk})), "[offload] ranks 0 and 2: gone.");
+  EXPECT_EQ(raised(joined({disk, file, disk, disk, file})), "[offload] ranks 0, 2 and 3: gone; ranks 1 and 4: [safetensors] full.");
   EXPECT_EQ(raised(joined({none, disk, file})), "[offload] rank 1: gone; rank 2: [safetensors] full.");
   EXPECT_FALSE(joined({none, none}));
 }

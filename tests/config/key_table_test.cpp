@@ -133,6 +133,9 @@ json another_value(const Section& section, const Key& key, const json& current) 
       if (key.name == "partition_dim") { // 1 is an error with the type of the base
         return 0;
       }
+      if (key.name == "token_bytes") { // 2 or 4
+        return 4;
+      }
       if (key.name == "mics_shard_size") { // ranks that hold a copy together: 2 at least
         return 2;
       }

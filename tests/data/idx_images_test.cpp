@@ -1,10 +1,10 @@
 #include <trireme/data/gzip.h>
 #include <trireme/data/idx_images.h>
 
+#include "pack.h"
 #include "temporary_folder.h"
 
 #include <gmock/gmock.h>
-#include <zlib.h>
 
 #include <cmath>
 #include <random>
@@ -29,14 +29,6 @@ std::string idx(const std::vector<uint32_t>& dims, const std::string& elements) 
 
 class IdxImagesTest : public TemporaryFolderTest {
  protected:
-  std::string pack(const std::string& content) const {
-    const auto path = folder_ / "packed.gz";
-    gzFile file = gzopen(path.c_str(), "wb");
-    gzwrite(file, content.data(), static_cast<unsigned>(content.size()));
-    gzclose(file);
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  }
   std::string pixels_{"\x00\x01\x02\x03\x04\xFF" "abcdefghijkl", 18}; // three of 2 x 3
   std::string images_ = idx({3, 2, 3}, pixels_);
   std::string labels_ = idx({3}, std::string("\x07\x00\xC8", 3));

@@ -1,5 +1,6 @@
 #include <trireme/data/text.h>
 
+#include "pack.h"
 #include "temporary_folder.h"
 
 #include <ATen/ops/equal.h>
@@ -91,6 +92,54 @@ TEST_F(TextDatasetTest, TooShortAndMissingTextIsTheUsersInput) {
   EXPECT_THAT(input_error([&] { read_texts({a, folder_ / "absent.txt"}); }), HasSubstr("absent.txt"));
   EXPECT_THAT(input_error([&] { read_texts({write("empty.txt", "")}); }), HasSubstr("empty.txt is empty"));
   EXPECT_THROW(read_texts({}), InputError);
+}
+
+TEST_F(TextDatasetTest, GzipIsUnpackedWhateverTheFileIsCalled) {
+  const std::string text = "the same words, the same words\n";
+  const std::string packed = pack(text);
+  EXPECT_EQ(read_texts({write("a.txt.gz", packed), write("b.txt", packed + pack("more\n")), write("c.txt", text)}), text + text + "more\n" + text);
+  EXPECT_EQ(read_texts({write("padded.gz", packed + std::string(512, '\0'))}), text);
+  EXPECT_THAT(input_error([&] { read_texts({write("empty.gz", pack(""))}); }), HasSubstr("empty.gz is empty"));
+}
+
+TEST_F(TextDatasetTest, DamagedGzipIsNamed) {
+  const std::string packed = pack(std::string(5000, 'x') + "and the end of it");
+  const auto refused = [&](const std::string& content) { return input_error([&] { read_texts({write("a.gz", content)}); }); };
+  for (size_t length = 2; length < packed.size(); ++length) {
+    EXPECT_THAT(refused(packed.substr(0, length)), HasSubstr("a.gz ends in the middle of its gzip stream")) << length;
+  }
+  std::string flipped = packed;
+  flipped[flipped.size() - 6] ^= 1;
+  EXPECT_THAT(refused(flipped), AllOf(HasSubstr("a.gz is damaged"), HasSubstr("incorrect data check")));
+  std::string second = pack("more");
+  EXPECT_THAT(refused(packed + second.substr(0, second.size() - 3)), HasSubstr("a.gz ends in the middle"));
+  second[0] ^= 1; // was dropped as if it were padding
+  EXPECT_THAT(refused(packed + second), HasSubstr(concat("a.gz is damaged: what begins at byte ", packed.size(), " is neither gzip nor padding")));
+}
+
+TEST_F(TextDatasetTest, OtherPackingsAreNamed) {
+  const struct {
+    std::string content;
+    const char* name;
+  } packings[] = {{"BZh91AY&SY.....", "bzip2"}, {{"\xFD" "7zXZ\0.....", 11}, "xz"}, {"\x28\xB5\x2F\xFD.....", "zstd"}, {"PK\x03\x04.....", "zip"}, {"7z\xBC\xAF\x27\x1C...", "7z"}};
+  for (const auto& packing : packings) {
+    EXPECT_THAT(input_error([&] { read_texts({write("a.txt", packing.content)}); }), AllOf(HasSubstr(concat("a.txt is packed with ", packing.name)), HasSubstr("Unpack it first")));
+  }
+  EXPECT_THAT(input_error([&] { read_texts({write("twice.gz", pack(pack("text")))}); }), HasSubstr("what is in "));
+  for (const std::string text : {"BZh is a name", "PK", "7z", "BZh9"}) {
+    EXPECT_EQ(read_texts({write("a.txt", text)}), text);
+  }
+}
+
+TEST_F(TextDatasetTest, TextIsUtf8WithoutItsMark) {
+  EXPECT_EQ(read_texts({write("a.txt", "\xEF\xBB\xBFone\n"), write("b.gz", pack("\xEF\xBB\xBFtwo"))}), "one\ntwo");
+  std::string wide = "\xFF\xFE";
+  for (const char c : std::string("some words")) {
+    wide += std::string{c, '\0'};
+  }
+  for (const std::string& content : {wide, wide.substr(2), pack(wide)}) {
+    EXPECT_THAT(input_error([&] { read_texts({write("w.txt", content)}); }), AllOf(HasSubstr("w.txt is "), HasSubstr("UTF-16"), HasSubstr("iconv -f UTF-16")));
+  }
 }
 
 TEST_F(TextDatasetTest, TheValidationPartIsTheEndAndCutsNoCharacter) {

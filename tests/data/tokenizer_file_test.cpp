@@ -153,6 +153,10 @@ TEST_F(TokenizerFileTest, NamesFileLineAndTokenOfWhatIsWrong) {
   const std::string vocab = write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
   write("merges.txt", "#version: 0.2\na b\nab c\n");
   EXPECT_THAT(complaint_of(vocab), AllOf(HasSubstr("merges.txt:3"), HasSubstr("\"c\"")));
+  write("merges.txt", "\xEF\xBB\xBF#version: 0.2\na b\nab c\n");
+  EXPECT_THAT(complaint_of(vocab), HasSubstr("merges.txt:3")) << "an editor's mark before the first line is no merge";
+  write("merges.txt", std::string("a\0 \0b\0\n\0", 8));
+  EXPECT_THAT(complaint_of(vocab), AllOf(HasSubstr("merges.txt is probably UTF-16LE"), HasSubstr("iconv")));
   write("merges.txt", "a b\n\nab a\n");
   EXPECT_THAT(complaint_of(vocab), HasSubstr("merges.txt:2"));
   write("vocab.json", "{}");

@@ -7,6 +7,9 @@
 
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+
 namespace trireme::launch {
 namespace {
 
@@ -51,6 +54,27 @@ TEST(HostfileTest, NamesFileAndLineOfAMistake) {
   EXPECT_THAT(complaint("# nothing\n\n"), HasSubstr("there is no host in it"));
   EXPECT_THAT(complaint("[fe80::1"), HasSubstr("no matching bracket"));
   EXPECT_THAT(complaint("no\xff" "de"), HasSubstr("is no host name"));
+}
+
+// As editors and shells of Windows write them.
+TEST(HostfileTest, AFileIsUtf8WithoutItsMark) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_hostfile_", ::getpid());
+  const auto write = [&](std::string_view content) { std::ofstream(file, std::ios::binary) << content; };
+  write("\xEF\xBB\xBFnode1 slots=4\r\nnode2\r\n");
+  const auto hosts = read_hostfile(file);
+  ASSERT_EQ(hosts.size(), 2u);
+  EXPECT_EQ(hosts[0].name, "node1");
+  EXPECT_EQ(hosts[0].slots, 4);
+  write("\xEF\xBB\xBF# only a comment\nnode1\n");
+  EXPECT_EQ(read_hostfile(file).size(), 1u);
+  write({"\xFF\xFEn\0" "1\0\n\0", 8});
+  try {
+    read_hostfile(file);
+    ADD_FAILURE();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr(file.string() + " is UTF-16"), HasSubstr("iconv -f UTF-16 -t UTF-8 " + file.string())));
+  }
+  std::filesystem::remove(file);
 }
 
 // Ranks would listen on all networks of the host.

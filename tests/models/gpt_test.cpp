@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 namespace trireme::models {
 namespace {
@@ -81,6 +82,78 @@ TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
   other.layers = 3;
   Gpt deep(other);
   EXPECT_THROW(load_gpt2(deep, folder_), InputError) << "missing tensors";
+}
+
+class TiedHeadTest : public Gpt2FilesTest {
+ protected:
+  // The weights of an untied model, with this head; without a prefix as the base model's files.
+  fs::path with_head(const at::Tensor& head, bool prefix = true) const {
+    Gpt model(small_gpt(true));
+    save_gpt2(model, folder_ / "tied.safetensors");
+    const auto tied = checkpoint::Safetensors::open(folder_ / "tied.safetensors");
+    std::vector<checkpoint::NamedTensor> tensors{{"lm_head.weight", head}};
+    for (const auto& info : tied.tensors()) {
+      tensors.push_back({prefix ? info.name : info.name.substr(std::string("transformer.").size()), tied.tensor(info.name)});
+    }
+    checkpoint::write_safetensors(folder_ / "model.safetensors", tensors);
+    return folder_ / "model.safetensors";
+  }
+  static at::Tensor embedding() {
+    return Gpt(small_gpt(true))->transformer->embedding->wte->weight.detach().clone();
+  }
+  static std::string complaint(const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Prefix, TiedHeadTest, testing::Bool());
+
+// A head of the file's own has nowhere to go in a model that has one weight for both.
+TEST_P(TiedHeadTest, OneThatDiffersIsRefused) {
+  const std::string name = GetParam() ? "transformer.wte.weight" : "wte.weight";
+  at::Tensor last = embedding();
+  last[49][15] += 1;
+  for (const at::Tensor& head : {last, at::zeros({50, 16}), at::zeros({51, 16}), embedding().to(at::kBFloat16)}) {
+    GptOptions from = small_gpt();
+    from.init_from = with_head(head, GetParam());
+    Gpt model(small_gpt());
+    const at::Tensor before = model->transformer->ln_f->weight.detach().clone().fill_(7);
+    torch::NoGradGuard no_grad;
+    model->transformer->ln_f->weight.fill_(7);
+    for (const std::string& said : {complaint([&] { load_gpt2(model, from.init_from); }), complaint([&] { Gpt started(from); })}) {
+      EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("\"lm_head.weight\" differs from \"" + name + '"'), testing::HasSubstr("model.safetensors"),
+                                       testing::HasSubstr("Set model.tie_embeddings to false")));
+    }
+    EXPECT_TRUE(model->transformer->ln_f->weight.equal(before)) << "nothing is loaded of what is refused";
+  }
+}
+
+TEST_P(TiedHeadTest, OneThatIsTheEmbeddingIsTaken) {
+  for (const at::Tensor& head : {embedding(), embedding().to(at::kDouble)}) {
+    GptOptions from = small_gpt();
+    from.init_from = with_head(head, GetParam());
+    EXPECT_EQ(complaint([&] { Gpt started(from); }), "");
+    Gpt model(small_gpt());
+    load_gpt2(model, from.init_from);
+    EXPECT_TRUE(model->transformer->embedding->wte->weight.equal(embedding()));
+  }
+}
+
+// As the sentence says.
+TEST_P(TiedHeadTest, AnUntiedModelTakesBoth) {
+  GptOptions from = small_gpt(false);
+  const at::Tensor head = at::randn({50, 16});
+  from.init_from = with_head(head, GetParam());
+  Gpt model(from);
+  EXPECT_TRUE(model->lm_head->weight.equal(head));
+  EXPECT_TRUE(model->transformer->embedding->wte->weight.equal(embedding()));
+  from.init_from = folder_ / "tied.safetensors";
+  EXPECT_THAT(complaint([&] { Gpt started(from); }), testing::AllOf(testing::HasSubstr("no tensor \"lm_head.weight\""), testing::HasSubstr("model.tie_embeddings to true")));
 }
 
 TEST(GptTest, TheSeedAloneDecidesTheWeights) {

@@ -60,7 +60,20 @@ TEST_F(BadInputTest, ATokenAboveTheVocabulary) {
   std::vector<uint16_t> tokens(6000, 7);
   tokens[1234] = 50;
   write_tokens("tokens.bin", tokens);
-  expect_refused(train("-n 2"), "token 1234 is 50");
+  const Finished run = train("-n 2 --set training.steps=5 --set data.shuffle=false"); // it would be read in a later step
+  expect_refused(run, "token 1234 is 50");
+  EXPECT_THAT(run.output, Not(HasSubstr("step 1/5")));
+}
+
+TEST_F(BadInputTest, TokensOf32Bits) {
+  std::vector<uint16_t> tokens;
+  for (uint16_t i = 0; i < 6000; ++i) {
+    tokens.insert(tokens.end(), {static_cast<uint16_t>(i * 7 % 50), 0});
+  }
+  write_tokens("tokens.bin", tokens);
+  expect_refused(train("-n 2"), "these are probably 32-bit tokens");
+  expect_refused(train("-n 2 --set model.vocab_size=65537 --set data.token_bytes=3"), "tokens have 2 or 4 bytes");
+  EXPECT_EQ(train("-n 1 --set training.steps=1 --set data.token_bytes=4").status, 0);
 }
 
 TEST_F(BadInputTest, ATokenAboveTheVocabularyInTheValidationIsFoundBeforeTheFirstStep) {

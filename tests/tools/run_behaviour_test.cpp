@@ -201,6 +201,11 @@ std::vector<KeyObserver> model_keys() {
 
 std::vector<KeyObserver> data_keys() {
   const std::string other = tokens_file("other.bin", 7);
+  std::string wide; // of 32-bit tokens
+  for (int i = 0; i < 600; ++i) {
+    wide += std::string{static_cast<char>(i * 3 % 50), '\0', '\0', '\0'};
+  }
+  const json from_wide = {{"data", {{"train", file("wide.bin", wide)}}}};
   const std::string text = text_file("a.txt", "ab abab b ");
   const std::string other_text = text_file("b.txt", "abab a bb ");
   const std::string images = images_file("images", 7);
@@ -213,6 +218,7 @@ std::vector<KeyObserver> data_keys() {
   return {
       {"data", "tokens", "train", (folder() / "tokens.bin").string(), other, training},
       {"data", "tokens", "validation", nullptr, other, training},
+      {"data", "tokens", "token_bytes", 2, 4, training, from_wide},
       {"data", "tokens", "tokenizer", nullptr, "bytes", tokenizer},
       {"data", "tokens", "sequence_length", 8, 4, whether_it_is_read},
       {"data", "tokens", "shuffle", true, false, training},

@@ -2,8 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/weight_files.h>
-#include <trireme/engine/evaluation_mode.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/engine/evaluation_mode.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt_layers.h>
@@ -71,6 +72,12 @@ Task cnn_task(const config::RunConfig& run) {
 }
 
 } // namespace
+
+data::Datasets open_data(const config::RunConfig& run, comm::World& world) {
+  data::Datasets datasets;
+  engine::check_together(world.group(), [&] { datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()}); });
+  return datasets;
+}
 
 void check_samples(const config::RunConfig& run, const data::Datasets& datasets) {
   if (run.model.kind != config::ModelConfig::Kind::cnn) {

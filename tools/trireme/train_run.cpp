@@ -65,7 +65,7 @@ class TrainRun {
         mesh_(make_mesh()),
         writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
         start_(start()),
-        datasets_(data::make_datasets(run_.data)),
+        datasets_(open_data(run_, world_)),
         task_(build_task()) {
     engine::InitializeOptions options;
     options.model = task_.model;

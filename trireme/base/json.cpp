@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/base/plain_text.h>
 #include <trireme/base/text.h>
 
 #include <nlohmann/json.hpp>
@@ -298,7 +299,7 @@ JsonNode JsonNode::parse(std::string_view text, const std::string& source) {
 }
 
 JsonNode JsonNode::parse_file(const std::filesystem::path& file) {
-  return parse(read_file(file), file.string());
+  return parse(plain_text("json", file.string(), read_file(file)), file.string());
 }
 
 void JsonNode::fail(const std::string& happened, const std::string& next) const {

@@ -2,13 +2,16 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/comm/explain.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 namespace trireme::checkpoint {
 namespace {
@@ -101,16 +104,24 @@ Problem problem_from(const nlohmann::json& json) {
 Problem joined(const std::vector<Problem>& of_ranks) {
   Problem all;
   all.is_input = true;
+  std::vector<std::pair<std::string, std::vector<int>>> who; // has what
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const Problem& one = of_ranks[rank];
     if (one) {
-      all.part = all ? all.part : one.part;
-      const std::string other = one.part == all.part || one.part.empty() ? "" : concat('[', one.part, "] ");
-      all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat("rank ", rank, ": ") : "", other, one.happened);
+      all.part = who.empty() ? one.part : all.part;
+      const std::string what = concat(one.part == all.part || one.part.empty() ? "" : concat('[', one.part, "] "), one.happened);
+      auto same = std::find_if(who.begin(), who.end(), [&](const auto& other) { return other.first == what; });
+      if (same == who.end()) {
+        same = who.insert(who.end(), {what, {}});
+      }
+      same->second.push_back(static_cast<int>(rank));
       all.next = one.next.empty() ? all.next : one.next;
       all.is_input = all.is_input && one.is_input;
       all.is_peer = all.is_peer || one.is_peer;
     }
+  }
+  for (const auto& [what, ranks] : who) {
+    all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat(comm::name_ranks(ranks), ": ") : "", what);
   }
   return all;
 }

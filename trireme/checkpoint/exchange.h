@@ -33,7 +33,7 @@ struct Problem {
 nlohmann::json to_json(const Problem& problem);
 Problem problem_from(const nlohmann::json& json);
 
-/// "rank 1: ...; rank 3: ..." of the reports that carry a problem; names no rank where there is only one. It is of the first one's part; one of another part is quoted with it.
+/// "rank 1: ...; ranks 2 and 3: ..." of the reports that carry a problem; names no rank where there is only one. It is of the first one's part; one of another part is quoted with it.
 Problem joined(const std::vector<Problem>& of_ranks);
 
 /// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision

@@ -41,14 +41,15 @@ std::vector<Section> data() {
   return {
     {"data", "tokens", "Tokens, ready made.", false, {
       {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
-      {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format); several count as one."},
+      {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones; several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
+      {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4. Without it 2, and files that do not look so are refused."},
       {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {
       {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
-      {"train", H, "paths", "required", "Text files; several count as one."},
+      {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
       {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},

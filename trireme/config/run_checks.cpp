@@ -60,6 +60,9 @@ void check_size(const JsonNode& root, const models::GptOptions& gpt) {
 }
 
 void check_gpt(const JsonNode& root, RunConfig& run) {
+  if (run.data.token_bytes == 3) {
+    place(root, "data", "token_bytes").fail("tokens have 2 or 4 bytes", "Set one of these, or leave it out.");
+  }
   models::GptOptions& gpt = run.model.gpt;
   check_size(root, gpt);
   if (gpt.hidden % gpt.heads != 0) {
@@ -320,6 +323,8 @@ ordered_json write_data(const data::DataOptions& data) {
   } else {
     if (data.kind == Kind::text) {
       out["validation_fraction"] = data.validation_fraction;
+    } else {
+      out["token_bytes"] = data.token_bytes == 0 ? ordered_json(nullptr) : ordered_json(data.token_bytes);
     }
     out["tokenizer"] = path_or_null(data.tokenizer);
     out["sequence_length"] = data.sequence_length;

@@ -110,6 +110,8 @@ data::DataOptions read_data(const JsonNode& root, const ModelConfig& model, cons
   out.kind = type == "text" ? data::DataOptions::Kind::text : data::DataOptions::Kind::tokens;
   if (type == "text") {
     out.validation_fraction = values.get("validation_fraction", out.validation_fraction);
+  } else {
+    out.token_bytes = values.get("token_bytes", out.token_bytes);
   }
   out.tokenizer = values.get<std::string>("tokenizer", type == "text" ? kBytes : "");
   if (!out.tokenizer.empty() && out.tokenizer != kBytes) {

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
+#include <trireme/base/plain_text.h>
 #include <trireme/base/text.h>
 
 #include <algorithm>
@@ -240,7 +241,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const fs::path& file) {
 std::unique_ptr<Tokenizer> read_vocab_and_merges(const fs::path& vocab, const fs::path& merges) {
   ModelBuilder builder;
   builder.add_vocab(JsonNode::parse_file(vocab));
-  std::vector<std::string> lines = split(read_file(merges), '\n');
+  std::vector<std::string> lines = split(plain_text("data", merges.string(), read_file(merges)), '\n');
   while (!lines.empty() && (lines.back().empty() || lines.back() == "\r")) {
     lines.pop_back();
   }

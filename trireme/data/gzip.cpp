@@ -61,8 +61,13 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
     used += given - stream->avail_in;
     filled += room - stream->avail_out;
     if (status == Z_STREAM_END) {
-      if (!is_gzip(content.substr(used))) {
-        break; // the end; what follows a gzip stream is padding by custom
+      const std::string_view rest = content.substr(used);
+      if (!is_gzip(rest)) {
+        if (const size_t strange = rest.find_first_not_of('\0'); strange != std::string_view::npos) { // NULs are padding by custom
+          throw InputError("data", concat(source, " is damaged: what begins at byte ", used + strange, " is neither gzip nor padding"),
+                           "Fetch or copy it again.");
+        }
+        break;
       }
       inflateReset(stream.get());
     } else if (status == Z_BUF_ERROR) { // there is room, so the input is at its end

@@ -27,18 +27,21 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t
   return tokenizer;
 }
 
-Datasets open_tokens(const DataOptions& options) {
+Datasets open_tokens(const DataOptions& options, Share checked) {
   Datasets result;
   int64_t vocab_size = options.vocab_size;
   if (!options.tokenizer.empty()) {
     result.tokenizer = open_tokenizer(options.tokenizer, vocab_size);
     vocab_size = vocab_size > 0 ? vocab_size : result.tokenizer->vocab_size();
   }
-  result.train = std::make_shared<TokensDataset>(options.train, options.sequence_length, vocab_size);
+  const auto open = [&](const std::vector<fs::path>& files) {
+    auto tokens = std::make_shared<TokensDataset>(files, options.sequence_length, vocab_size, options.token_bytes);
+    tokens->check(checked); // now, not in the last epoch
+    return tokens;
+  };
+  result.train = open(options.train);
   if (!options.validation.empty()) {
-    const auto validation = std::make_shared<TokensDataset>(options.validation, options.sequence_length, vocab_size);
-    validation->check(); // now, not after the last step
-    result.validation = validation;
+    result.validation = open(options.validation);
   }
   return result;
 }
@@ -85,13 +88,13 @@ Datasets open_images(const DataOptions& options) {
 
 } // namespace
 
-Datasets make_datasets(const DataOptions& options) {
+Datasets make_datasets(const DataOptions& options, Share checked) {
   if (options.train.empty()) {
     throw InputError("data", "no train files are named", "Set data.train in the run file.");
   }
   switch (options.kind) {
     case DataOptions::Kind::tokens:
-      return open_tokens(options);
+      return open_tokens(options, checked);
     case DataOptions::Kind::text:
       return open_text(options);
     case DataOptions::Kind::images:

@@ -3,6 +3,7 @@
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
 #include <trireme/data/options.h>
+#include <trireme/data/tokens.h>
 
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,9 @@ struct Datasets {
   std::optional<double> unigram_entropy_per_byte;
 };
 
-/// Opens the files of both splits; text is read and tokenized once.
+/// Opens the files of both splits; text is read and tokenized once, tokens are compared with the vocabulary once: this share of them.
 /// Errors: InputError naming the file or option.
-Datasets make_datasets(const DataOptions& options);
+Datasets make_datasets(const DataOptions& options, Share checked = {});
 
 /// Opens one split's files; null for validation data that the options do not name.
 std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split);

@@ -9,7 +9,7 @@ namespace trireme::data {
 
 /// The data of a run: files, how they become samples, and their order.
 struct DataOptions {
-  /// tokens: raw little-endian uint16 files; text: text files and a tokenizer; images: IDX (MNIST) files.
+  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX (MNIST) files.
   enum class Kind { tokens, text, images };
   Kind kind = Kind::text;
 
@@ -24,6 +24,11 @@ struct DataOptions {
   /// A token of at least this value is refused; 0: the tokenizer's size, if there is one. A tokenizer must not be larger.
   int64_t vocab_size = 0;
 
+  // tokens
+  /// Bytes of a token: 2 or 4. 0: 2, and what does not look so is refused (tokens.h).
+  int64_t token_bytes = 0;
+
+  // tokens, text
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
   /// Empty: "bytes" for text, none for tokens, which need one only to be converted to text.
   std::string tokenizer{};

@@ -2,7 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/base/plain_text.h>
 #include <trireme/base/units.h>
+#include <trireme/data/packed.h>
 #include <trireme/data/windows.h>
 
 #include <algorithm>
@@ -71,7 +73,7 @@ std::string read_texts(const std::vector<std::filesystem::path>& files) {
   }
   std::string text;
   for (const auto& file : files) {
-    const std::string part = read_file(file);
+    const std::string part = plain_text("data", file.string(), unpack(read_file(file), file.string()));
     if (part.empty()) {
       throw InputError("data", concat(file.string(), " is empty"), "Name files with text in them.");
     }

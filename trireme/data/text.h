@@ -47,7 +47,8 @@ class TextDataset : public Dataset {
   std::vector<int32_t> wide_;
 };
 
-/// Reads text files one after the other. Errors: InputError for a missing or empty one.
+/// Reads text files one after the other, gzip unpacked, without the mark that UTF-8 may begin with.
+/// Errors: InputError naming a file that is missing, empty, cut off, packed in another way, in UTF-16 or no text.
 std::string read_texts(const std::vector<std::filesystem::path>& files);
 
 /// Finds the byte where the validation text, the last `fraction` of `text`, begins; never inside a UTF-8 character.

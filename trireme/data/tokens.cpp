@@ -1,96 +1,37 @@
 #include <trireme/data/tokens.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/data/mapped_tokens.h>
 #include <trireme/data/windows.h>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace trireme::data {
+namespace {
+
 namespace fs = std::filesystem;
 
-class TokensDataset::MappedFile {
- public:
-  MappedFile(fs::path path, int64_t first_token) : path_(std::move(path)), first_token_(first_token) {
-    const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat status {};
-    if (fd < 0 || ::fstat(fd, &status) != 0) {
-      fail(fd, std::strerror(errno), "Check the path.");
-    }
-    if (!S_ISREG(status.st_mode)) {
-      fail(fd, "not a file", "Name the files of tokens themselves.");
-    }
-    bytes_ = static_cast<size_t>(status.st_size);
-    if (bytes_ == 0) {
-      fail(fd, "it is empty");
-    }
-    if (bytes_ % 2 != 0) {
-      fail(fd, concat("it is ", bytes_, " bytes long, an odd number"),
-           "Tokens are 2 bytes each (uint16); the file is cut off or another format.");
-    }
-    void* address = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
-    if (address == MAP_FAILED) {
-      fail(fd, concat("mmap: ", std::strerror(errno)));
-    }
-    ::close(fd);
-    data_ = static_cast<const unsigned char*>(address);
-    // What fits easily is read ahead whole. In larger files a sample is a few pages anywhere, for which the
-    // system's usual read-ahead of 128 kB would read mostly in vain.
-    constexpr size_t kReadAhead = size_t{256} << 20;
-    ::madvise(address, bytes_, bytes_ <= kReadAhead ? MADV_WILLNEED : MADV_RANDOM);
-  }
-  ~MappedFile() {
-    ::munmap(const_cast<unsigned char*>(data_), bytes_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+constexpr int64_t kMost16Bit = 65536;
 
-  const fs::path& path() const {
-    return path_;
-  }
-  int64_t first_token() const {
-    return first_token_;
-  }
-  int64_t num_tokens() const {
-    return static_cast<int64_t>(bytes_ / 2);
-  }
-  void read(int64_t start, std::span<int64_t> out) const {
-    const unsigned char* from = data_ + 2 * start;
-    for (int64_t& token : out) {
-      token = from[0] | from[1] << 8;
-      from += 2;
-    }
-  }
+} // namespace
 
- private:
-  [[noreturn]] void fail(int fd, const std::string& why, const std::string& next = "") const {
-    if (fd >= 0) {
-      ::close(fd);
-    }
-    throw InputError("data", concat("cannot read tokens from ", path_.string(), ": ", why), next);
-  }
-
-  fs::path path_;
-  int64_t first_token_;
-  const unsigned char* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequence_length, int64_t vocab_size)
-    : sequence_length_(sequence_length), vocab_size_(vocab_size) {
+TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequence_length, int64_t vocab_size, int64_t token_bytes)
+    : sequence_length_(sequence_length), vocab_size_(vocab_size), token_bytes_(token_bytes) {
   if (files.empty()) {
     throw InputError("data", "no files of tokens are named");
   }
+  if (token_bytes != 0 && token_bytes != 2 && token_bytes != 4) {
+    throw InputError("data", concat("data.token_bytes must be 2 or 4, got ", token_bytes));
+  }
   for (const auto& path : files) {
-    files_.push_back(std::make_unique<MappedFile>(path, num_tokens_));
+    files_.push_back(std::make_unique<MappedTokens>(path, num_tokens_, token_bytes));
     num_tokens_ += files_.back()->num_tokens();
+  }
+  if (token_bytes == 0 && vocab_size > kMost16Bit) {
+    throw InputError("data", concat(files[0].string(), " is read as 16-bit tokens, which are below ", kMost16Bit, ", and the vocabulary has ", vocab_size),
+                     concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ", kMost16Bit, " or set data.token_bytes to 2."));
   }
   size_ = count_windows(num_tokens_, sequence_length, files.size() == 1 ? files[0].string() : concat(files.size(), " files together"));
 }
@@ -107,9 +48,7 @@ void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
     (*file)->read(offset, part);
     if (vocab_size_ > 0 && *std::max_element(part.begin(), part.end()) >= vocab_size_) {
       const auto first = std::find_if(part.begin(), part.end(), [this](int64_t token) { return token >= vocab_size_; });
-      throw InputError("data", concat((*file)->path().string(), ": token ", offset + (first - part.begin()), " is ", *first,
-                                      ", the vocabulary has ", vocab_size_, " (0 to ", vocab_size_ - 1, ')'),
-                       "Raise the model's vocab_size or make the tokens with the right tokenizer.");
+      refuse(**file, offset + (first - part.begin()), *first);
     }
     out = out.subspan(count);
     start += static_cast<int64_t>(count);
@@ -117,13 +56,34 @@ void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
   }
 }
 
-void TokensDataset::check() const {
+void TokensDataset::refuse(const MappedTokens& file, int64_t position, int64_t token) const {
+  throw InputError("data", concat(file.path().string(), ": token ", position, " is ", token, ", the vocabulary has ", vocab_size_, " (0 to ", vocab_size_ - 1, ')'),
+                   concat("Raise the model's vocab_size or make the tokens with the right tokenizer.",
+                          token_bytes_ == 4 ? " If these are 16-bit tokens, leave data.token_bytes out." : ""));
+}
+
+void TokensDataset::check(Share share) const {
   if (vocab_size_ == 0) {
     return;
   }
-  std::vector<int64_t> part(1 << 16);
-  for (int64_t start = 0; start < num_tokens_; start += std::ssize(part)) {
-    read(start, std::span(part).first(static_cast<size_t>(std::min<int64_t>(std::ssize(part), num_tokens_ - start))));
+  if (constexpr int64_t kMany = int64_t{1} << 30; num_tokens_ >= kMany) {
+    log::info("comparing ", format_count(static_cast<double>(num_tokens_)), " tokens with the vocabulary");
+  }
+  int64_t before = 0; // blocks of the files before: shares of many small files are equal too
+  for (const auto& file : files_) {
+    const int64_t first = ((share.part - before) % share.parts + share.parts) % share.parts;
+    for (int64_t block = first; block < file->num_blocks(); block += share.parts) {
+      if (file->largest_in(block, block + share.parts) < vocab_size_) {
+        continue;
+      }
+      std::vector<int64_t> part(1 << 16);
+      const int64_t length = file->tokens_per_block();
+      const int64_t end = std::min((block + 1) * length, file->num_tokens());
+      for (int64_t start = block * length; start < end; start += std::ssize(part)) { // throws at the first one
+        read(file->first_token() + start, std::span(part).first(static_cast<size_t>(std::min<int64_t>(std::ssize(part), end - start))));
+      }
+    }
+    before += file->num_blocks();
   }
 }
 

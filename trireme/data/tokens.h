@@ -10,16 +10,26 @@
 
 namespace trireme::data {
 
-/// Reads raw little-endian uint16 tokens (nanoGPT's .bin) from memory-mapped files, several as one.
+class MappedTokens;
+
+/// One of `parts` equal shares of a work: ranks of a host divide it.
+struct Share {
+  int64_t part = 0;
+  int64_t parts = 1;
+};
+
+/// Reads raw little-endian tokens of 2 bytes (uint16, nanoGPT's .bin) or 4 from memory-mapped files, several as one.
 ///
 /// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later.
 /// Cost: no memory of its own; pages are read when touched and shared between ranks of a host.
-/// Errors: InputError for a file that is missing, empty or of odd length, and for fewer than L + 1
+/// Errors: InputError for a file that is missing, empty or of a length that is no whole number of tokens, and for fewer than L + 1
 /// tokens; `get` throws InputError naming file, position and value for a token >= vocab_size
 /// (0: not checked). A file must not be shortened while in use: the system then ends the program.
 class TokensDataset : public Dataset {
  public:
-  TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0);
+  /// `token_bytes` is 2 or 4. 0: 2, and an InputError for what cannot be 16-bit tokens: a vocabulary above 65,536, a file that seems to hold wider
+  /// ones (suggested_token_bytes() of its first MiB), that is packed or that np.save has written.
+  TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0, int64_t token_bytes = 0);
   ~TokensDataset() override;
 
   int64_t size() const override {
@@ -31,17 +41,19 @@ class TokensDataset : public Dataset {
   int64_t num_tokens() const {
     return num_tokens_;
   }
-  /// Reads everything once, if there is a vocabulary. Errors: InputError naming the first token that is not in the vocabulary.
-  void check() const;
+  /// Compares this share of the tokens with the vocabulary, if there is one. Errors: InputError naming the first token of the share that is not in it.
+  /// Cost: one read of the share; what this process has read of a file that has not changed is not read again. Leaves no pages in its memory.
+  void check(Share share = {}) const;
 
  private:
-  class MappedFile;
   void read(int64_t start, std::span<int64_t> out) const;
+  [[noreturn]] void refuse(const MappedTokens& file, int64_t position, int64_t token) const;
 
   /// In order; each knows the number of its first token.
-  std::vector<std::unique_ptr<MappedFile>> files_;
+  std::vector<std::unique_ptr<MappedTokens>> files_;
   int64_t sequence_length_;
   int64_t vocab_size_;
+  int64_t token_bytes_;
   int64_t num_tokens_ = 0;
   int64_t size_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <trireme/base/address.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
+#include <trireme/base/plain_text.h>
 #include <trireme/base/text.h>
 
 #include <ifaddrs.h>
@@ -140,7 +141,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& sourc
 }
 
 std::vector<Host> read_hostfile(const std::filesystem::path& file) {
-  return parse_hostfile(read_file(file), file.string());
+  return parse_hostfile(plain_text("launch", file.string(), read_file(file)), file.string());
 }
 
 bool is_this_machine(const std::string& address) {

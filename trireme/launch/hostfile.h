@@ -27,7 +27,7 @@ struct Host {
 /// `source` is the name for messages. Errors: InputError "hosts:3: ..." for a line that is none of these, or when no host is left.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& source);
 
-/// The same from a file.
+/// The same from a file in UTF-8, with or without its byte order mark. Errors: InputError for UTF-16 too.
 std::vector<Host> read_hostfile(const std::filesystem::path& file);
 
 /// Whether `address` is this machine: localhost, its host name, or an address of one of its interfaces.

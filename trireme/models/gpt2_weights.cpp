@@ -13,6 +13,8 @@ namespace trireme::models {
 namespace {
 
 constexpr std::string_view kPrefix = "transformer.";
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbedding = "transformer.wte.weight";
 
 // GPT-2's linear layers inside the blocks are Conv1D modules: weight [in, out].
 bool is_transposed(const std::string& name, const at::Tensor& parameter) {
@@ -32,6 +34,32 @@ std::string name_in(const checkpoint::WeightFiles& files, const std::string& par
   return !files.has(parameter) && parameter.rfind(kPrefix, 0) == 0 ? parameter.substr(kPrefix.size()) : parameter;
 }
 
+// By values, whatever their types. A block of rows at a time: no copy of the whole.
+bool are_equal(const at::Tensor& a, const at::Tensor& b) {
+  constexpr int64_t kRows = 1024;
+  if (a.sizes() != b.sizes() || a.dim() == 0) {
+    return false;
+  }
+  for (int64_t row = 0; row < a.size(0); row += kRows) {
+    const auto block = [&](const at::Tensor& whole) { return whole.slice(0, row, row + kRows).to(at::kDouble); };
+    if (!block(a).equal(block(b))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A tied model has one weight for both: it can take a head only that is the embedding.
+void check_tied_head(const checkpoint::WeightFiles& files, const std::filesystem::path& weights) {
+  const std::string embedding = name_in(files, kEmbedding);
+  if (files.has(kHead) && files.has(embedding) && !are_equal(files.tensor(kHead), files.tensor(embedding))) {
+    throw InputError("gpt",
+                     concat(weights.string(), ": tensor \"", kHead, "\" differs from \"", embedding,
+                            "\", and with model.tie_embeddings true the model has one weight for both: the head would be lost"),
+                     concat("Set model.tie_embeddings to false to start from both, or take \"", kHead, "\" out of the file to start from the embedding alone."));
+  }
+}
+
 } // namespace
 
 void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
@@ -40,8 +68,8 @@ void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, 
   const std::string name = name_in(files, parameter);
   if (!files.has(name)) {
     throw InputError("gpt", concat(weights.string(), " has no tensor \"", parameter, '"'),
-                     parameter == "lm_head.weight" ? "Set model.tie_embeddings to true if the file has tied embeddings."
-                                                   : "Check layers in \"model\"; names must be those of Hugging Face's GPT-2.");
+                     parameter == kHead ? "Set model.tie_embeddings to true if the file has tied embeddings."
+                                        : "Check layers in \"model\"; names must be those of Hugging Face's GPT-2.");
   }
   const bool transposed = is_transposed(parameter, value);
   at::Tensor source = files.tensor(name);
@@ -63,20 +91,25 @@ void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint:
     places.insert(name_in(files, parameter));
   }
   for (const std::string& name : files.names()) {
-    if (places.count(name) == 0 && !is_constant(name) && name != "lm_head.weight") {
+    if (places.count(name) == 0 && !is_constant(name) && name != kHead) {
       throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'), "Check layers in \"model\".");
     }
+  }
+  if (parameters.count(kHead) == 0) {
+    check_tied_head(files, weights);
   }
 }
 
 void load_gpt2(Gpt& model, const std::filesystem::path& weights) {
   const auto files = checkpoint::WeightFiles::open(weights);
   std::set<std::string> parameters;
-  for (const auto& item : model->named_parameters()) {
-    load_gpt2_parameter(item.key(), item.value(), files, weights);
-    parameters.insert(item.key());
+  for (const std::string& name : model->named_parameters().keys()) {
+    parameters.insert(name);
   }
   check_gpt2_names(parameters, files, weights);
+  for (const auto& item : model->named_parameters()) {
+    load_gpt2_parameter(item.key(), item.value(), files, weights);
+  }
 }
 
 void save_gpt2(const Gpt& model, const std::filesystem::path& file) {

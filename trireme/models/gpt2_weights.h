@@ -12,14 +12,16 @@ namespace trireme::models {
 /// Copies weights with Hugging Face GPT-2 names into `model`: a safetensors file, a folder
 /// with one, or an index of several. Names with and without "transformer." are
 /// understood; linear weights are [in, out] there (Conv1D) and transposed here.
-/// Errors: InputError naming the tensor that is missing or has another shape, and the
-/// tensors that the model has no place for.
+/// A model whose head is its embedding takes a file with a head where the two are equal.
+/// Errors: InputError naming the tensor that is missing or has another shape, the
+/// tensors that the model has no place for, and a head that a tied model would lose.
 void load_gpt2(Gpt& model, const std::filesystem::path& weights);
 
 /// Writes `model` as one safetensors file with Hugging Face GPT-2 names and layouts.
 void save_gpt2(const Gpt& model, const std::filesystem::path& file);
 
-/// Errors: InputError naming a tensor of `files`, which are in `weights`, that is none of `parameters`, named as in Gpt.
+/// Errors: InputError naming a tensor of `files`, which are in `weights`, that is none of `parameters`, named as in Gpt; a head that differs from the
+/// embedding where there is no parameter for it. Cost: where there is a head but no parameter for it, one read of head and embedding.
 void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files, const std::filesystem::path& weights);
 
 /// Fills one parameter, named as in Gpt, from the files.

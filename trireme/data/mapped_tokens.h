@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::data {
+
+/// A memory-mapped file of little-endian tokens of 2 or 4 bytes.
+class MappedTokens {
+ public:
+  /// As TokensDataset; the first token of the file has number `first_token` in the data set.
+  MappedTokens(std::filesystem::path path, int64_t first_token, int64_t token_bytes);
+  ~MappedTokens();
+  MappedTokens(const MappedTokens&) = delete;
+  MappedTokens& operator=(const MappedTokens&) = delete;
+
+  const std::filesystem::path& path() const {
+    return path_;
+  }
+  int64_t first_token() const {
+    return first_token_;
+  }
+  int64_t num_tokens() const {
+    return static_cast<int64_t>(bytes_) / token_bytes_;
+  }
+  int64_t num_bytes() const {
+    return static_cast<int64_t>(bytes_);
+  }
+  void read(int64_t start, std::span<int64_t> out) const;
+
+  /// Tokens of a block of largest_in(); the last block has what is left.
+  int64_t tokens_per_block() const {
+    return kBlockBytes / token_bytes_;
+  }
+  int64_t num_blocks() const {
+    return (static_cast<int64_t>(bytes_) + kBlockBytes - 1) / kBlockBytes;
+  }
+  /// The largest token of a block. Reads it once in the life of the process, unless the file changes; `next` is the block to be read after it (past the end: none).
+  int64_t largest_in(int64_t block, int64_t next) const;
+
+ private:
+  static constexpr int64_t kBlockBytes = 8 << 20;
+
+  [[noreturn]] void fail(int fd, const std::string& why, const std::string& next = "") const;
+  void refuse_other_formats() const;
+  std::span<const unsigned char> block(int64_t index) const;
+
+  std::filesystem::path path_;
+  int64_t first_token_;
+  int64_t token_bytes_;
+  const unsigned char* data_ = nullptr;
+  size_t bytes_ = 0;
+  /// The largest tokens of its blocks; -1: not read yet. Of all objects of this file.
+  std::shared_ptr<std::vector<std::atomic<int64_t>>> largest_;
+};
+
+} // namespace trireme::data
