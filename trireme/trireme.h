@@ -64,6 +64,7 @@ using engine::Preemption;
 using engine::read_config;
 using mesh::Mesh;
 using parallel::DataParallel;
+using parallel::DataParallelOptions;
 using parallel::manual_seed;
 using parallel::SyncBatchNorm;
 using parallel::SyncedBatchNorms;

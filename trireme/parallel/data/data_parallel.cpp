@@ -210,6 +210,17 @@ class DataParallel::Impl : public AllReduceSync {
     late_.broadcast(group(), best);
   }
 
+  at::Tensor mean(const at::Tensor& value) const {
+    if (!value.defined() || !value.is_floating_point()) {
+      throw InputError("DataParallel", concat("mean() of ", value.defined() ? concat("a tensor of type ", value.scalar_type()) : "an undefined tensor"),
+                       "Give it a loss: a tensor of a floating type.");
+    }
+    const torch::NoGradGuard no_grad;
+    at::Tensor sum = value.detach().clone(at::MemoryFormat::Contiguous);
+    group().all_reduce(sum, comm::ReduceOp::sum, "mean of a value").wait();
+    return sum.div_(group().size());
+  }
+
   void zero_grad() {
     for (const auto& buffer : buffers_) {
       buffer->clear_grads();
@@ -300,6 +311,9 @@ DataParallel& DataParallel::operator=(DataParallel&&) noexcept = default;
 
 void DataParallel::zero_grad() {
   impl_->zero_grad();
+}
+at::Tensor DataParallel::mean(const at::Tensor& value) const {
+  return impl_->mean(value);
 }
 void DataParallel::join() {
   impl_->join();

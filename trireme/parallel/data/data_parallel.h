@@ -68,6 +68,11 @@ class DataParallel {
   /// Forgets all gradients without touching memory; faster than the optimizer's zero_grad().
   void zero_grad();
 
+  /// The mean of a value over the ranks, for what has to go one way on all of them: the loss that a closure gives LBFGS, ReduceLROnPlateau or a program that
+  /// stops early. The same shape and floating type, without a graph. Collective: each rank calls it as often, so not when some have called join().
+  /// Errors: InputError for another type.
+  at::Tensor mean(const at::Tensor& value) const;
+
   /// Collective end of the data; see above. No backward() after it.
   void join();
 

@@ -61,7 +61,7 @@ bool LateParameters::has_gradient(size_t i, const Reducer& reducer) const {
   const auto& [name, tensor, reduced] = frozen_[i];
   const bool found = trained(tensor) && reducer.watches(tensor);
   if (found && tensor.grad().is_sparse()) {
-    throw InputError("data parallel", concat("parameter ", name, " has a sparse gradient"), "Build the embedding without sparse(true).");
+    refuse_sparse_gradient(name);
   }
   return found;
 }

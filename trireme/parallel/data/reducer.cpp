@@ -151,6 +151,11 @@ class AtEnd {
 
 } // namespace
 
+void refuse_sparse_gradient(const std::string& parameter) {
+  throw InputError("data parallel", concat("parameter ", parameter, " has a sparse gradient"),
+                   "Build the embedding without sparse(true), or train in a loop of your own with trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
+}
+
 // All buckets in the order in which they are expected to be complete; those of one buffer keep their order.
 std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
   std::vector<Place> order;
@@ -237,8 +242,7 @@ void Reducer::Impl::reset() {
 void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   Buffer& buffer = buffers_[b];
   if (buffer.flat->parameter(parameter).grad().is_sparse()) {
-    throw InputError("data parallel", concat("parameter ", buffer.flat->name(parameter), " has a sparse gradient"),
-                     "Build the embedding without sparse(true).");
+    refuse_sparse_gradient(buffer.flat->name(parameter));
   }
   buffer.flat->attach_grad(parameter);
   if (in_backward_ && buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {

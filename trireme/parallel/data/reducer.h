@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace trireme::parallel {
+
+/// Throws the InputError for a sparse gradient, which has no place in a bucket.
+[[noreturn]] void refuse_sparse_gradient(const std::string& parameter);
 
 /// Sends gradients bucket by bucket while backward is still computing the rest.
 ///
