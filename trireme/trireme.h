@@ -34,6 +34,7 @@
 #include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/data_parallel.h>
 #include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/manual_seed.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/pipeline/module.h>
@@ -63,6 +64,8 @@ using engine::Preemption;
 using engine::read_config;
 using mesh::Mesh;
 using parallel::DataParallel;
+using parallel::DataParallelOptions;
+using parallel::manual_seed;
 using parallel::SyncBatchNorm;
 using parallel::SyncedBatchNorms;
 

@@ -4,6 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
+
 #include <sstream>
 
 namespace trireme::data {
@@ -80,6 +83,107 @@ TEST(TorchSamplerTest, AnotherNumberOfRanksGoesOn) {
   TorchSampler after(40, 0, 1, {.shuffle = false});
   load(after, saved(before));
   EXPECT_EQ(pass_of(after).front(), (std::vector<size_t>{8, 9, 10, 11}));
+}
+
+// The numbers of its samples.
+class Numbers : public torch::data::datasets::Dataset<Numbers, int64_t> {
+ public:
+  int64_t get(size_t index) override {
+    return static_cast<int64_t>(index);
+  }
+  std::optional<size_t> size() const override {
+    return 50;
+  }
+};
+
+// A loader that reads by a copy of the sampler.
+auto loader_by(const TorchSampler& sampler) {
+  return torch::data::make_data_loader(Numbers(), sampler, 4);
+}
+
+template <typename Loader>
+std::vector<int64_t> samples_of(Loader& loader) {
+  std::vector<int64_t> all;
+  for (const auto& batch : loader) {
+    all.insert(all.end(), batch.begin(), batch.end());
+  }
+  return all;
+}
+
+TEST(TorchSamplerTest, SavesAndLoadsThePlaceOfTheLoaderThatHasACopy) {
+  TorchSampler whole(50, 1, 2);
+  const auto loader = loader_by(whole);
+  samples_of(*loader);
+  std::vector<int64_t> rest;
+  std::string state;
+  int batches = 0;
+  for (const auto& batch : *loader) {
+    if (++batches == 2) {
+      state = saved(whole);
+    } else if (batches > 2) {
+      rest.insert(rest.end(), batch.begin(), batch.end());
+    }
+  }
+
+  TorchSampler resumed(50, 1, 2);
+  const auto other = loader_by(resumed); // before the load
+  load(resumed, state);
+  EXPECT_EQ(samples_of(*other), rest);
+  EXPECT_EQ(rest.size(), 16u);
+  EXPECT_EQ(samples_of(*other), samples_of(*loader)) << "the epoch after it";
+}
+
+TEST(TorchSamplerTest, AMovedOneStillHasThePlace) {
+  TorchSampler sampler(50, 0, 2);
+  TorchSampler taken = std::move(sampler);
+  pass_of(taken);
+  EXPECT_EQ(sampler.sampler().position(), 48);
+}
+
+TEST(TorchSamplerTest, TwoLoadersAtATimeNeedTwo) {
+  const TorchSampler sampler(50, 0, 1);
+  TorchSampler a = sampler, b = sampler;
+  a.reset();
+  a.next(4);
+  b.reset();
+  b.next(4);
+  EXPECT_THAT(input_error([&] { a.next(4); }), HasSubstr("Make a TorchSampler for each loader"));
+  EXPECT_EQ(pass_of(a).size(), 12u) << "one after the other";
+}
+
+TEST(TorchSamplerTest, EpochsMayBeSaid) {
+  TorchSampler one(50, 0, 2), other(50, 0, 2);
+  const Batches first = pass_of(one), second = pass_of(one);
+  EXPECT_NE(first, second);
+  other.set_epoch(1);
+  EXPECT_EQ(pass_of(other), second);
+  other.set_epoch(0);
+  EXPECT_EQ(pass_of(other), first);
+
+  one.reset();
+  one.next(4);
+  TorchSampler resumed(50, 0, 2);
+  load(resumed, saved(one));
+  resumed.set_epoch(2); // the one that was loaded goes on
+  EXPECT_EQ(pass_of(resumed), rest_of(one));
+  load(resumed, saved(one));
+  resumed.set_epoch(0);
+  EXPECT_EQ(pass_of(resumed), first);
+  EXPECT_THAT(input_error([&] { one.set_epoch(-1); }), HasSubstr("Epochs count from 0"));
+}
+
+TEST(TorchSamplerTest, StartsBehindBatchesThatWereCounted) {
+  TorchSampler whole(50, 1, 2), resumed(50, 1, 2);
+  pass_of(whole);
+  whole.reset();
+  whole.next(4);
+  whole.next(4);
+  resumed.start_at(1, 2, 4);
+  EXPECT_EQ(pass_of(resumed), rest_of(whole));
+  EXPECT_EQ(pass_of(resumed), pass_of(whole)) << "the epoch after it";
+  resumed.start_at(0, 6, 4);
+  EXPECT_TRUE(pass_of(resumed).empty());
+  EXPECT_THAT(input_error([&] { resumed.start_at(0, 7, 4); }), HasSubstr("start_at(epoch 0, 7 batches of 4) of 50 samples for 2 ranks"));
 }
 
 TEST(TorchSamplerTest, RefusesWhatIsNotItsOwn) {

@@ -307,6 +307,37 @@ TEST(DistributedOptimizerWaysTest, StatesOfTheRootReplaceTheOthers) {
               IsEmpty());
 }
 
+// With momentum a gradient of zero is not the same as none.
+TEST(DistributedOptimizerWaysTest, ParametersMayBeFrozenAndUnfrozenOnTheWay) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          const Job job(world);
+                          nn::Sequential net = make_net(), whole = make_net();
+                          const auto freeze = [&](int layer, bool frozen) {
+                            for (nn::Sequential* of : {&net, &whole}) {
+                              for (at::Tensor& parameter : (*of)[static_cast<size_t>(layer)]->parameters()) {
+                                parameter.set_requires_grad(!frozen);
+                              }
+                            }
+                          };
+                          freeze(0, true);
+                          const auto options = torch::optim::SGDOptions(0.05).momentum(0.9);
+                          torch::optim::SGD sgd(net->parameters(), options), reference(whole->parameters(), options);
+                          DistributedOptimizer optimizer(sgd, net->named_parameters());
+                          for (int step = 0; step < 9; ++step) {
+                            if (step == 3) {
+                              freeze(0, false);
+                            }
+                            if (step == 6) {
+                              freeze(2, true);
+                            }
+                            step_both(net, optimizer, whole, reference, step);
+                          }
+                          EXPECT_LT(difference(*net, *whole), 1e-12);
+                        }),
+              IsEmpty());
+}
+
 // A GPT on the same samples: the engine, DataParallel and Horovod.
 TEST(DistributedOptimizerWaysTest, EqualsTheEngineAndDataParallel) {
   EXPECT_THAT(run_ranks(2,

@@ -72,9 +72,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& tensor : group.params()) {
-        if (tensor.requires_grad()) {
-          add(tensor, names_of_tensors);
-        }
+        add(tensor, names_of_tensors); // frozen ones too, which may be unfrozen later
       }
     }
   }
@@ -113,14 +111,14 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
       throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients", "Call step() alone.");
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].travels()) {
+      if (!parameters_[i].travels() && parameters_[i].tensor.requires_grad()) {
         send(i);
       }
     }
     for (Parameter& parameter : parameters_) {
       if (parameter.rows) {
         parameter.tensor.mutable_grad() = horovod::synchronize(*std::exchange(parameter.rows, std::nullopt));
-      } else {
+      } else if (parameter.handle != nullptr) {
         synchronize_all(std::exchange(parameter.handle, nullptr));
       }
     }
@@ -245,18 +243,22 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
 
   void step_adasum() {
     const at::NoGradGuard no_grad;
+    std::vector<const Parameter*> trained;
     std::vector<at::Tensor> before;
     for (const Parameter& parameter : parameters_) {
-      before.push_back(parameter.tensor.detach().clone());
+      if (parameter.tensor.requires_grad()) {
+        trained.push_back(&parameter);
+        before.push_back(parameter.tensor.detach().clone());
+      }
     }
     optimizer_.step();
     std::vector<Handle> handles;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor change = parameters_[i].tensor.detach() - before[i];
-      handles.push_back(allreduce_async_(change, reduction("change." + parameters_[i].name)));
+    for (size_t i = 0; i < trained.size(); ++i) {
+      const at::Tensor change = trained[i]->tensor.detach() - before[i];
+      handles.push_back(allreduce_async_(change, reduction("change." + trained[i]->name)));
     }
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      parameters_[i].tensor.copy_(before[i] + horovod::synchronize(handles[i]));
+    for (size_t i = 0; i < trained.size(); ++i) {
+      trained[i]->tensor.copy_(before[i] + horovod::synchronize(handles[i]));
     }
   }
 

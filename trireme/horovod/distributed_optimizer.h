@@ -29,7 +29,7 @@ struct DistributedOptimizerOptions {
 ///   ... optimizer.zero_grad(); loss.backward(); optimizer.step();
 ///
 /// The parameters of the optimizer's groups travel, one whose gradient another rank has and this one has not with zeros (without rows, if its gradients
-/// have been sparse before; all ranks have the first sparse one in the same step). Learning-rate schedulers act on the torch optimizer. Lives no longer than the
+/// have been sparse before; all ranks have the first sparse one in the same step). Frozen ones do not, until they are unfrozen on all ranks. Learning-rate schedulers act on the torch optimizer. Lives no longer than the
 /// optimizer; the parameters may live longer. Parameters' hooks after accumulation are its own while it lives.
 class DistributedOptimizer {
  public:

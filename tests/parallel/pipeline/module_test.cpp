@@ -46,6 +46,55 @@ TEST(PipelineModuleTest, IsTheSequentialItIsMadeFrom) {
   EXPECT_THAT(names(model), ElementsAre("0.weight", "0.bias", "2.weight", "2.bias"));
 }
 
+struct StackImpl : nn::SequentialImpl {
+  explicit StackImpl(int64_t width) {
+    note = register_module("note", nn::Linear(1, 1)); // beside the sequence
+    push_back("first", nn::Linear(4, width));
+    push_back(nn::ReLU());
+    push_back("last", nn::Linear(width, 2));
+  }
+  nn::Linear note{nullptr};
+};
+TORCH_MODULE(Stack);
+
+struct DoublingStackImpl : StackImpl {
+  using StackImpl::StackImpl;
+  at::Tensor forward(const at::Tensor& x) {
+    return 2 * StackImpl::forward(x);
+  }
+};
+TORCH_MODULE(DoublingStack);
+
+struct GenericStackImpl : StackImpl {
+  using StackImpl::StackImpl;
+  template <typename Result = at::Tensor, typename T>
+  Result forward(T&& x) {
+    return 3 * StackImpl::forward(std::forward<T>(x));
+  }
+};
+TORCH_MODULE(GenericStack);
+
+// A class without a forward() of its own is the list of its layers; one that has one does something with what they return.
+TEST(PipelineModuleTest, ClassesThatDeriveFromSequential) {
+  const at::Tensor x = torch::randn({3, 4});
+  Stack stack(8);
+  EXPECT_EQ(LayerList(stack).size(), 3);
+  EXPECT_EQ(LayerList(stack.ptr()).size(), 3);
+  EXPECT_EQ(LayerList(LayerList{nn::Linear(4, 4), stack}).size(), 4);
+  PipelineModule model{LayerList(stack)};
+  EXPECT_TRUE(model.forward(x).equal(stack->forward(x)));
+  EXPECT_THAT(names(model), ElementsAre("first.weight", "first.bias", "last.weight", "last.bias"));
+
+  DoublingStack doubling(8);
+  GenericStack generic(8);
+  EXPECT_EQ(LayerList(doubling).size(), 1);
+  EXPECT_EQ(LayerList(doubling.ptr()).size(), 1);
+  EXPECT_EQ(LayerList(generic).size(), 1);
+  PipelineModule doubled{LayerList(doubling)}, tripled{LayerList(generic)};
+  EXPECT_TRUE(doubled.forward(x).equal(doubling->forward(x)));
+  EXPECT_TRUE(tripled.forward(x).equal(generic->forward(x)));
+}
+
 TEST(PipelineModuleTest, NestedListsLambdasAndNames) {
   PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerList{nn::ReLU(), [](const at::Tensor& x) { return x * 2; }},
                                  Layer(LayerSpec<nn::Linear>(4, 3)).name("head.out")});

@@ -64,6 +64,8 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void end();
   void abandon() noexcept;
   void hold(const std::vector<at::Tensor>& parameters);
+  void watch(std::vector<at::Tensor> parameters);
+  bool has_hook_on(const at::Tensor& parameter) const;
   void wait(int64_t buffer, int64_t bucket) {
     wait(buffers_[buffer].position[bucket]);
   }
@@ -89,6 +91,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     std::vector<size_t> position; // of bucket b, in order_
   };
 
+  void begin_unless_begun();
   static std::vector<Place> order_of(const std::vector<bucket::FlatParameters*>& buffers);
   void wait(size_t position);
   void reset();
@@ -104,6 +107,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   GradientSync& sync_;
   std::vector<Buffer> buffers_;
   std::vector<Place> order_; // in which buckets start
+  std::vector<at::Tensor> watched_; // begin a backward, and are sent by somebody else
   std::vector<comm::Work> works_; // of the first of order_: those that have started
   size_t handed_over_ = 0; // how many of them were given to on_final
   bool accepting_ = true;
@@ -117,12 +121,16 @@ namespace {
 
 class ReadyHook : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
+  ReadyHook(const void* reducer, std::function<void()> ready) : reducer_(reducer), ready_(std::move(ready)) {}
   void operator()(const torch::autograd::Variable&) override {
     ready_();
   }
+  bool is_of(const void* reducer) const {
+    return reducer_ == reducer;
+  }
 
  private:
+  const void* reducer_;
   std::function<void()> ready_;
 };
 
@@ -161,6 +169,11 @@ class AtEnd {
 
 } // namespace
 
+void refuse_sparse_gradient(const std::string& parameter) {
+  throw InputError("data parallel", concat("parameter ", parameter, " has a sparse gradient"),
+                   "Build the embedding without sparse(true), or train in a loop of your own with trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
+}
+
 // All buckets in the order in which they are expected to be complete; those of one buffer keep their order.
 std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
   std::vector<Place> order;
@@ -195,7 +208,7 @@ void Reducer::Impl::install_hooks() {
           self->gradient_ready(b, i);
         }
       };
-      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i), std::make_unique<ReadyHook>(std::move(ready)));
+      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i), std::make_unique<ReadyHook>(this, std::move(ready)));
     }
   }
 }
@@ -216,11 +229,35 @@ void Reducer::Impl::set_accepting(bool on) {
   }
 }
 
+bool Reducer::Impl::has_hook_on(const at::Tensor& parameter) const {
+  const auto* hook = dynamic_cast<const ReadyHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  return hook != nullptr && hook->is_of(this);
+}
+
+// A reducer that was made later has hooks of its own on the same parameters.
 void Reducer::Impl::remove_hooks() {
+  const auto remove = [&](const at::Tensor& parameter) {
+    if (has_hook_on(parameter)) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+    }
+  };
   for (Buffer& buffer : buffers_) {
     for (int64_t i = 0; i < buffer.flat->count(); ++i) {
-      torch::autograd::impl::set_post_acc_grad_hooks(buffer.flat->parameter(i), nullptr);
+      remove(buffer.flat->parameter(i));
     }
+  }
+  std::for_each(watched_.begin(), watched_.end(), remove);
+}
+
+void Reducer::Impl::watch(std::vector<at::Tensor> parameters) {
+  watched_ = std::move(parameters);
+  for (const at::Tensor& parameter : watched_) {
+    auto ready = [weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self && self->synchronising) {
+        self->begin_unless_begun();
+      }
+    };
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<ReadyHook>(this, std::move(ready)));
   }
 }
 
@@ -242,8 +279,7 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
     return;
   }
   if (buffer.flat->parameter(parameter).grad().is_sparse()) {
-    throw InputError("data parallel", concat("parameter ", buffer.flat->name(parameter), " has a sparse gradient"),
-                     "Build the embedding without sparse(true).");
+    refuse_sparse_gradient(buffer.flat->name(parameter));
   }
   buffer.flat->attach_grad(parameter);
   if (in_backward_ && buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {
@@ -254,25 +290,30 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   if (!synchronising || (!buffer.held.empty() && buffer.held[parameter])) {
     return;
   }
-  if (!in_backward_) {
-    begin();
-    const auto at_end = std::make_shared<AtEnd>(
-        [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) {
-            self->end_of_backward();
-          }
-        },
-        [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) {
-            self->abandon();
-          }
-        });
-    recompute::queue_at_end([at_end] { at_end->run(); });
-  }
+  begin_unless_begun();
   if (!buffer.ready[parameter]) {
     mark_ready(buffer, parameter);
     start(false);
   }
+}
+
+void Reducer::Impl::begin_unless_begun() {
+  if (in_backward_) {
+    return;
+  }
+  begin();
+  const auto at_end = std::make_shared<AtEnd>(
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) {
+          self->end_of_backward();
+        }
+      },
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) {
+          self->abandon();
+        }
+      });
+  recompute::queue_at_end([at_end] { at_end->run(); });
 }
 
 void Reducer::Impl::mark_ready(Buffer& buffer, int64_t parameter) {
@@ -428,6 +469,12 @@ void Reducer::hold(const std::vector<at::Tensor>& parameters) {
 }
 void Reducer::on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback) {
   impl_->on_final = std::move(callback);
+}
+void Reducer::watch(std::vector<at::Tensor> parameters) {
+  impl_->watch(std::move(parameters));
+}
+bool Reducer::watches(const at::Tensor& parameter) const {
+  return impl_->has_hook_on(parameter);
 }
 void Reducer::wait(int64_t buffer, int64_t bucket) {
   impl_->wait(buffer, bucket);

@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace trireme::parallel {
+
+/// Throws the InputError for a sparse gradient, which has no place in a bucket.
+[[noreturn]] void refuse_sparse_gradient(const std::string& parameter);
 
 /// Sends gradients bucket by bucket while backward is still computing the rest.
 ///
@@ -44,6 +48,10 @@ class Reducer {
   void abandon() noexcept;
   /// These parameters' gradients are final at end() only: something else is added to them before.
   void hold(const std::vector<at::Tensor>& parameters);
+  /// A gradient of one of these begins a backward too, though somebody else sends it.
+  void watch(std::vector<at::Tensor> parameters);
+  /// Whether no other reducer has taken such a parameter over since.
+  bool watches(const at::Tensor& parameter) const;
 
   /// Called in a synchronising backward for each bucket in the order of all, as soon as its sum is there: while backward computes the
   /// rest. Buckets that were not handed over by its end are not any more.

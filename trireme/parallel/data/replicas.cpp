@@ -34,11 +34,19 @@ int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
 } // namespace
 
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty) {
+  bucket::NamedTensors parameters;
+  for (const auto& item : model.named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  return trainable_parameters(parameters, may_be_empty);
+}
+
+bucket::NamedTensors trainable_parameters(const bucket::NamedTensors& parameters, bool may_be_empty) {
   bucket::NamedTensors found;
   std::set<const void*> seen;
-  for (const auto& item : model.named_parameters()) {
-    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      found.emplace_back(item.key(), item.value());
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      found.emplace_back(name, parameter);
     }
   }
   if (found.empty() && !may_be_empty) {
@@ -107,22 +115,29 @@ void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups
 }
 
 void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root) {
+  bucket::NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) {
+    if (!item.value().requires_grad()) { // what is sharded has been agreed on, and has no memory
+      tensors.emplace_back(item.key(), item.value());
+    }
+  }
+  for (const auto& item : model.named_buffers()) {
+    tensors.emplace_back(item.key(), item.value());
+  }
+  broadcast_tensors(tensors, group, root);
+}
+
+void broadcast_tensors(const bucket::NamedTensors& tensors, const comm::Group& group, int root) {
   if (group.size() == 1) {
     return;
   }
   const torch::NoGradGuard no_grad;
-  const auto broadcast = [&](const std::string& name, at::Tensor tensor) {
-    at::Tensor whole = tensor.detach().contiguous();
-    group.broadcast(whole, root, name).wait();
-    tensor.detach().copy_(whole);
-  };
-  for (const auto& item : model.named_parameters()) {
-    if (!item.value().requires_grad() && bucket::has_memory(item.value())) { // what is sharded has been agreed on
-      broadcast(item.key(), item.value());
+  for (const auto& [name, tensor] : tensors) {
+    if (bucket::has_memory(tensor)) {
+      at::Tensor whole = tensor.detach().contiguous();
+      group.broadcast(whole, root, name).wait();
+      tensor.detach().copy_(whole);
     }
-  }
-  for (const auto& item : model.named_buffers()) {
-    broadcast(item.key(), item.value());
   }
 }
 

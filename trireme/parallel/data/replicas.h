@@ -19,6 +19,7 @@ using bucket::FlatBuffers;
 /// The parameters that require a gradient, each once, under their first name
 /// (a tied weight has two). Errors: InputError when there are none, unless `may_be_empty` (a pipeline stage).
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
+bucket::NamedTensors trainable_parameters(const bucket::NamedTensors& parameters, bool may_be_empty = false);
 
 /// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `divisible`: each bucket
 /// divides by the number of ranks that hold one copy (ReduceGroups::shards). Where flat_options.size is not 1, a buffer's plan() is theirs.
@@ -32,5 +33,7 @@ void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups);
 void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups, int root = 0);
 /// The same for what is not trained: frozen parameters and the module's buffers.
 void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root = 0);
+/// The same for any tensors that have memory.
+void broadcast_tensors(const bucket::NamedTensors& tensors, const comm::Group& group, int root = 0);
 
 } // namespace trireme::parallel

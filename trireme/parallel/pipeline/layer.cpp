@@ -277,17 +277,26 @@ LayerList::LayerList(std::initializer_list<LayerList> lists) {
   }
 }
 
-LayerList::LayerList(torch::nn::Sequential sequential) {
-  const auto names = sequential->named_children().keys();
-  size_t i = 0;
+LayerList::LayerList(torch::nn::Sequential sequential) : LayerList(flatten(detail::sequential_of(std::move(sequential)))) {}
+
+LayerList LayerList::flatten(const std::shared_ptr<torch::nn::SequentialImpl>& sequential) {
+  if (sequential == nullptr) {
+    return Layer(torch::nn::AnyModule()); // says so
+  }
+  const auto children = sequential->named_children(); // a derived class may have registered others too
+  LayerList list;
   for (const torch::nn::AnyModule& child : *sequential) {
     Layer layer(child);
-    const std::string& name = names.at(i++);
-    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) {
-      layer.name(name);
+    for (const auto& item : children) {
+      const std::string& name = item.key();
+      if (item.value() == child.ptr() && !std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+        layer.name(name);
+        break;
+      }
     }
-    layers_.push_back(std::move(layer));
+    list.layers_.push_back(std::move(layer));
   }
+  return list;
 }
 
 void LayerList::push_back(LayerList list) {

@@ -165,8 +165,44 @@ class TiedLayerSpec : public Layer {
   }
 };
 
+namespace detail {
+
+template <typename M>
+struct PointeeOf {
+  using Type = typename ImplOf<M>::Type;
+};
+template <typename M>
+struct PointeeOf<std::shared_ptr<M>> {
+  using Type = M;
+};
+
+template <typename Result, typename Class, typename... Arguments>
+std::type_identity<Class> class_of(Result (Class::*)(Arguments...));
+
+/// Whether a class derives from SequentialImpl, or is it, and has no forward() of its own.
+template <typename Impl>
+concept InheritsForward = std::is_base_of_v<torch::nn::SequentialImpl, Impl> && requires {
+  { class_of(&Impl::template forward<at::Tensor, at::Tensor>) } -> std::same_as<std::type_identity<torch::nn::SequentialImpl>>;
+};
+/// A holder of such a module, a pointer to one, or one.
+template <typename F>
+concept IsSequential = InheritsForward<typename PointeeOf<F>::Type>;
+
+template <typename F>
+std::shared_ptr<torch::nn::SequentialImpl> sequential_of(F one) {
+  if constexpr (is_holder<F>) {
+    return one.is_empty() ? nullptr : one.ptr();
+  } else if constexpr (is_module<F>) {
+    return std::make_shared<F>(std::move(one));
+  } else {
+    return one;
+  }
+}
+
+} // namespace detail
+
 /// Layers in order. Lists within lists and Sequentials flatten; a Sequential's child with a name that is not a
-/// number keeps it.
+/// number keeps it. So does a class of one's own that derives from SequentialImpl and leaves forward() to it; one with a forward() of its own is one layer.
 ///
 ///   LayerList{LayerSpec<torch::nn::Linear>(8, 8), torch::nn::ReLU(), [](at::Tensor x) { return x.flatten(1); }}
 class LayerList {
@@ -176,8 +212,8 @@ class LayerList {
   template <typename F>
     requires(std::is_base_of_v<Layer, F> || detail::Eager<F> || detail::Callable<F>)
   LayerList(F one) {
-    if constexpr (std::is_same_v<F, std::shared_ptr<torch::nn::SequentialImpl>>) {
-      push_back(LayerList(torch::nn::Sequential(std::move(one))));
+    if constexpr (detail::IsSequential<F>) {
+      push_back(flatten(detail::sequential_of(std::move(one))));
     } else {
       layers_.emplace_back(std::move(one));
     }
@@ -201,6 +237,8 @@ class LayerList {
   }
 
  private:
+  static LayerList flatten(const std::shared_ptr<torch::nn::SequentialImpl>& sequential);
+
   std::vector<Layer> layers_;
 };
 
