@@ -116,6 +116,16 @@ TEST_F(ElasticTrainTest, AnotherOneTakesOverWhenTheFirstIsKilled) {
   EXPECT_EQ(rows("on").begin()->first, 1001);
 }
 
+// Before, its replicas were started again and trained all of it anew until no restart was left.
+TEST_F(ElasticTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
+  write_elastic("run2.json", true, 20);
+  std::filesystem::create_directories(folder / "out");
+  write_file_atomically(folder / "out/checkpoints", "no folder");
+  const Finished run = train("run2.json", "out", 2);
+  EXPECT_EQ(run.status, 1) << run.output;
+  EXPECT_THAT(run.output, testing::AllOf(testing::HasSubstr("could not save the result"), testing::Not(testing::HasSubstr("starting it again"))));
+}
+
 TEST_F(ElasticTrainTest, AReplicaThatIsLostForGoodIsDoneWithout) {
   write_elastic("elastic.json", true, 100);
   const Finished killed = train("elastic.json", "out", 2, "--max-restarts 1", "TRIREME_FAULT=\"rank=1,step=25,phase=backward,kind=kill;rank=1,phase=data,kind=kill,attempt=1\" ");

@@ -98,6 +98,17 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   EXPECT_EQ(losses("on").begin()->first, 31);
 }
 
+// Before, worker 1's good end made the job's: status 0, and nothing was saved.
+TEST_F(ServersTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
+  write_servers(R"({"kind": "server", "servers": 1})", 6);
+  std::filesystem::create_directories(folder / "out");
+  write_file_atomically(folder / "out/checkpoints", "no folder");
+  const Finished run = train("servers.json", "out");
+  EXPECT_EQ(run.status, 1) << run.output;
+  EXPECT_THAT(run.output, AllOf(HasSubstr("the last checkpoint could not be saved"), HasSubstr("worker 0 has trained to the end and could not save the result")));
+  EXPECT_THAT(run.output, testing::Not(HasSubstr("starting it again")));
+}
+
 // It is late at every step, and at the last one nobody is there any more. The others' steps are its own: a run of 40 steps has 40 updates.
 TEST_F(ServersTrainTest, AWorkerThatIsAlwaysLateEndsWithTheOthers) {
   write_servers(R"({"kind": "server", "servers": 2, "mode": "hybrid", "timeout_s": 0.01})", 40);

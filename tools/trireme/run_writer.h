@@ -2,8 +2,10 @@
 
 #include "run_log.h"
 
+#include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/run_token.h>
+#include <trireme/launch/exit_codes.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +14,20 @@
 #include <string>
 
 namespace trireme::tools {
+
+/// Says where the training can be gone on with once its last checkpoint can be saved.
+class NotSavedError : public Error {
+ public:
+  /// `is_worker`: one of several worlds, each of which ends by itself.
+  NotSavedError(const std::string& why, const std::string& next, bool is_worker)
+      : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next), is_worker_(is_worker) {}
+  int exit_code() const noexcept override {
+    return is_worker_ ? launch::kNotSaved : 1;
+  }
+
+ private:
+  bool is_worker_;
+};
 
 /// A process's part in writing the run folder: nothing, or all of it, once it has claimed the folder
 /// (base/run_token.h).

@@ -466,7 +466,7 @@ int TrainRun::train() {
       }
       writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
       if (failed_save_) {
-        throw Error("train", concat("training is done but the last checkpoint could not be saved: ", *failed_save_), next_run());
+        throw NotSavedError(*failed_save_, next_run(), worker_.has_value());
       }
     }
     if (engine_->finish_replicas(!writer_.handed_over())) { // all is saved: who waits to take part ends

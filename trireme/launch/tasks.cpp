@@ -1,6 +1,7 @@
 #include <trireme/launch/tasks.h>
 
 #include <trireme/base/error.h>
+#include <trireme/launch/exit_codes.h>
 
 #include <algorithm>
 #include <csignal>
@@ -10,7 +11,6 @@
 namespace trireme::launch {
 namespace {
 
-constexpr int kWrongInput = 2;
 
 class Tasks {
  public:

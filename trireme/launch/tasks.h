@@ -14,7 +14,7 @@ std::vector<Host> hosts_of_tasks(const std::vector<Host>& hosts, int workers, in
 ///
 /// A task is started again by itself while max_restarts, for all together, lasts. Afterwards a worker that ends is dropped, and a server that ends is the end of the
 /// job; so is exit code 2 (the user's input) of any. A task of a lost host is not started again. When no worker runs, the servers are asked to end by SIGTERM. The exit code
-/// is 0 when a worker ended with 0 and no server failed at the end.
+/// is 0 when a worker ended with 0, no server failed at the end, and none ended with kNotSaved (then it is 1).
 /// Addresses: a socket for each server is open before any task starts and for as long as the job lives, so that workers find a server again that was started again:
 /// who connects in between waits. Variables, besides those of environment.h for a world of one rank:
 ///   all      TRIREME_SERVERS=tcp://HOST:PORT,...  in order (LaunchOptions::server_scheme)
