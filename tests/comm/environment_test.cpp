@@ -171,6 +171,24 @@ TEST(EnvironmentTest, AgentsStoreIsSharedByRestarts) {
   EXPECT_FALSE(read(variables).store_of_agent);
 }
 
+TEST(EnvironmentTest, TriremeLaunchNamesItsStoreBesideThePortOfTheProgram) {
+  Variables variables = {{"RANK", "0"},  {"WORLD_SIZE", "2"},     {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "20001"}, {"TRIREME_LISTEN_FD", "9"},
+                         {"TRIREME_STORE_ADDR", "node1"}, {"TRIREME_STORE_PORT", "40001"}, {"TRIREME_RUN_ID", "a"}, {"TORCHELASTIC_RUN_ID", "a"}};
+  EXPECT_EQ(read(variables).host, "node1");
+  EXPECT_EQ(read(variables).port, 40001);
+  EXPECT_EQ(read(variables).listen_fd, 9);
+  variables["TRIREME_STORE_PORT"] = "0";
+  EXPECT_THAT(refusal(variables), HasSubstr("TRIREME_STORE_PORT must be a port"));
+  // torchrun, started by trireme launch, starts ranks of its own.
+  variables["TORCHELASTIC_RUN_ID"] = "b";
+  EXPECT_EQ(read(variables).host, "node0");
+  EXPECT_EQ(read(variables).port, 20001);
+  EXPECT_EQ(read(variables).listen_fd, std::nullopt);
+  variables["TORCHELASTIC_RUN_ID"] = "a";
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(read(variables).port, 20001);
+}
+
 TEST(EnvironmentTest, OnlyRankZeroTakesTheLaunchersSocket) {
   Variables variables = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"TRIREME_LISTEN_FD", "9"}};
   EXPECT_EQ(read(variables).listen_fd, 9);

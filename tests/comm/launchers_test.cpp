@@ -1,4 +1,5 @@
 #include <trireme/base/env.h>
+#include <trireme/base/file.h>
 #include <trireme/base/text.h>
 
 #include "tests/support/command.h"
@@ -16,6 +17,7 @@ namespace {
 
 using test::free_port;
 using test::run_command;
+using testing::IsSupersetOf;
 using testing::UnorderedElementsAre;
 
 const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
@@ -54,6 +56,41 @@ TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
     const std::string one = "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]";
     ASSERT_THAT(lines_of(output), UnorderedElementsAre(zero, zero, one, one)) << "turn " << turn;
   }
+}
+
+// torch.distributed opens a store of its own at MASTER_PORT, beside ours.
+TEST(LaunchersTest, AProgramOfPythonBesideOneOfOurs) {
+  const std::string python = TRIREME_SOURCE_DIR "/.venv/bin/python";
+  if (run_command("\"" + python + "\" -c 'import torch.distributed'").first != 0) {
+    GTEST_SKIP() << "there is no torch in .venv (libtorch comes from elsewhere)";
+  }
+  const std::string script = testing::TempDir() + "/trireme_ddp.py";
+  write_file_atomically(script, R"(
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.Linear(3, 1)
+start = model.weight.detach().clone()
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    parallel(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+assert not torch.equal(start, model.weight)
+print(torch.cat([p.detach().flatten() for p in model.parameters()]).tolist())
+dist.destroy_process_group()
+)");
+  const auto [status, output] = run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- sh -c '" + kDemo + " & \"" + python +
+                                            "\" " + script + " && wait $!' 2>&1");
+  EXPECT_EQ(status, 0) << output;
+  const auto lines = lines_of(output);
+  const auto parameters = [&](const std::string& rank) {
+    const auto line = std::find_if(lines.begin(), lines.end(), [&](const std::string& one) { return one.starts_with(rank + "["); });
+    return line == lines.end() ? "none of " + rank : line->substr(rank.size());
+  };
+  EXPECT_EQ(parameters("[rank 0] "), parameters("[rank 1] ")) << output;
+  EXPECT_THAT(lines, IsSupersetOf({"[rank 0] rank 0 of 2 (local 0 of 2): [11, 22, 33]", "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]"})) << output;
 }
 
 TEST(LaunchersTest, Torchrun) {

@@ -93,13 +93,20 @@ void read_address(const Variables& variables, const std::string& host_name, cons
   }
 }
 
+/// Whether `trireme launch` has started the launcher that started this process: what it says of its own store is not for these ranks.
+bool of_inner_launcher(const Variables& variables) {
+  const auto run = variables.text("TORCHELASTIC_RUN_ID");
+  const auto of_trireme = variables.text("TRIREME_RUN_ID");
+  return run && of_trireme && *run != *of_trireme;
+}
+
 void read_plain(const Variables& variables, Environment& environment) {
   environment.source = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
   environment.rank = variables.require("RANK", "WORLD_SIZE");
   environment.size = variables.require("WORLD_SIZE", "RANK");
   environment.local_rank = variables.integer("LOCAL_RANK").value_or(-1);
   environment.local_size = variables.integer("LOCAL_WORLD_SIZE").value_or(-1);
-  environment.listen_fd = environment.rank == 0 ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
+  environment.listen_fd = environment.rank == 0 && !of_inner_launcher(variables) ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
   environment.store_of_agent = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto restart = variables.text("TORCHELASTIC_RESTART_COUNT");
@@ -295,6 +302,9 @@ Environment read_environment(const Lookup& lookup) {
     read_tf_config(*config, environment);
   }
   read_address(variables, "MASTER_ADDR", "MASTER_PORT", environment);
+  if (both && !environment.store_of_agent && !of_inner_launcher(variables)) {
+    read_address(variables, "TRIREME_STORE_ADDR", "TRIREME_STORE_PORT", environment);
+  }
   check(environment, variables);
   if (environment.size == 1) {
     environment.local_rank = std::max(environment.local_rank, 0);

@@ -148,11 +148,11 @@ void Attempt::assemble() {
   }
   if (!listening_) {
     listening_ = true;
-    if (!task_ || !members_.front().place.port()) {
+    if (!task_ || !members_.front().place.ports()) {
       members_.front().place.listen(address_, ranks);
     }
   }
-  if (members_.front().place.port() && released_ && Clock::now() >= not_before_) {
+  if (members_.front().place.ports() && released_ && Clock::now() >= not_before_) {
     start_all();
   }
 }
@@ -180,7 +180,7 @@ void Attempt::start_all() {
   share.restarts = number_;
   share.max_restarts = options.max_restarts;
   share.address = address_;
-  share.port = members_.front().place.port().value();
+  share.ports = members_.front().place.ports().value();
   share.command = command_;
   if (task_) {
     share.variables = task_->variables;

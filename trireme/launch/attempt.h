@@ -82,7 +82,7 @@ class Attempt : private PlaceEvents {
 
   /// Whether its ranks could be started.
   bool assembled() const {
-    return listening_ && members_.front().place.port().has_value();
+    return listening_ && members_.front().place.ports().has_value();
   }
   /// Lets a task start, with these variables too.
   void release(const Variables& variables);
