@@ -9,6 +9,7 @@
 namespace trireme::comm {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -114,6 +115,25 @@ const Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Table, EnvironmentTest, testing::ValuesIn(kCases), [](const auto& info) { return std::string(info.param.name); });
+
+// Of a step with a terminal task 0 may be a shell, whatever its name, or the program itself.
+TEST(EnvironmentTest, WhatIsTypedInAShellOfSlurmIsAlone) {
+  const Variables step = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_NAME", "train"}, {"SLURM_STEP_ID", "3"}, {"SLURM_PTY_PORT", "35479"}, {"SLURM_JOB_ID", "4"},
+                          {"SLURM_STEP_NODELIST", "a1"}, {"SLURM_TASK_PID", "4711"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "8"}};
+  const auto size = [](const Variables& variables, bool as_task) {
+    return read_environment([&](const std::string& name) { return variables.contains(name) ? std::optional(variables.at(name)) : std::nullopt; },
+                            [&](int task) { return task == 4711 && as_task; });
+  };
+  EXPECT_EQ(size(step, false).size, 1);
+  EXPECT_THAT(size(step, false).note, AllOf(HasSubstr("task 0 of 8 (SLURM_NTASKS)"), HasSubstr("srun")));
+  EXPECT_EQ(size(step, true).size, 8);
+  EXPECT_EQ(size(step, true).note, "");
+  Variables other = step;
+  other.erase("SLURM_PTY_PORT");
+  EXPECT_EQ(size(other, false).size, 8) << "a step without a terminal is no shell";
+  other["SLURM_STEP_ID"] = "4294967290";
+  EXPECT_EQ(size(other, true).size, 1) << "the shell of salloc";
+}
 
 TEST(EnvironmentErrorTest, ContradictionsNameTheVariable) {
   EXPECT_THAT(refusal({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set, but RANK is"));

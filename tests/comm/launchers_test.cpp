@@ -17,6 +17,8 @@ namespace {
 
 using test::free_port;
 using test::run_command;
+using testing::AllOf;
+using testing::HasSubstr;
 using testing::IsSupersetOf;
 using testing::UnorderedElementsAre;
 
@@ -55,6 +57,15 @@ TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
     const std::string zero = "[rank 0] rank 0 of 2 (local 0 of 2): [11, 22, 33]";
     const std::string one = "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]";
     ASSERT_THAT(lines_of(output), UnorderedElementsAre(zero, zero, one, one)) << "turn " << turn;
+  }
+}
+
+// Both end at about the same time, rank 0 with an error that says only that rank 1 has ended.
+TEST(LaunchersTest, TheRankThatFailedIsShown) {
+  for (int turn = 0; turn < 5; ++turn) {
+    const auto [status, output] = run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 3 -- " + kDemo + " --throw-on 1 2>&1");
+    EXPECT_EQ(status, 1);
+    ASSERT_THAT(output, AllOf(HasSubstr("[launch] rank 1 ended with exit code 1 (pid "), HasSubstr(" after start: [demo] fails on purpose.\n"))) << "turn " << turn;
   }
 }
 
@@ -108,6 +119,20 @@ TEST(LaunchersTest, Mpirun) {
   }
   const bool open_mpi = run_command("mpirun --version").second.find("Open MPI") != std::string::npos;
   expect_three_ranks(open_mpi ? "mpirun --allow-run-as-root --oversubscribe -n 3 " + kDemo : "mpirun -n 3 " + kDemo);
+}
+
+TEST(LaunchersTest, AShellOfSlurmIsNoTask) {
+  const std::string step = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_JOB_ID=4711 SLURM_JOB_NAME=train SLURM_STEP_NODELIST=$(hostname) ";
+  const auto [status, output] = run_command(step + "SLURM_PTY_PORT=44263 SLURM_TASK_PID=1 timeout 20 " + kDemo + " 2>&1");
+  EXPECT_EQ(status, 0) << output;
+  EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 1 "), HasSubstr("SLURM_NTASKS")));
+}
+
+TEST(LaunchersTest, RankZeroSoonSaysForWhomItWaits) {
+  const auto [status, output] = run_command("SLURM_PROCID=0 SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_JOB_ID=" + std::to_string(free_port() % 10000) +
+                                            " SLURM_STEP_NODELIST=$(hostname) TRIREME_TIMEOUT=7 " + kDemo + " 2>&1");
+  EXPECT_EQ(status, 1) << output;
+  EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 3 (Slurm: SLURM_PROCID and SLURM_NTASKS) waits for ranks 1 and 2 at 127.0.0.1:"), HasSubstr("unset SLURM_STEP_ID")));
 }
 
 TEST(LaunchersTest, WrongVariablesExitWithTwo) {

@@ -51,12 +51,12 @@ TEST(LastWordsTest, FindsTheException) {
   EXPECT_EQ(exception_in({"[rank1]: Traceback (most recent call last):", "[rank1]:   File \"a.py\", line 3, in <module>", "[rank1]: ValueError: no such column"}),
             "ValueError: no such column");
   EXPECT_EQ(exception_in({"step 5", "[rank 1] error: [data] the file is empty. Write one.", ""}), "[data] the file is empty. Write one.");
-  EXPECT_EQ(exception_in({"step 5", "[data] the file is empty. Write one."}), "[data] the file is empty. Write one.");
+  EXPECT_EQ(exception_in({"step 5", "[data] the file is empty. Write one.", "step 6, which stdout kept"}), "[data] the file is empty. Write one.");
   EXPECT_EQ(exception_in({"  what():  " + std::string(1000, 'x')}), std::string(300, 'x') + "...");
 }
 
 TEST(LastWordsTest, OrdinaryLinesAreNoException) {
-  EXPECT_EQ(exception_in({"[rank 1] error: [checkpoint] failed, training goes on.", "step 5"}), "");
+  EXPECT_EQ(exception_in({"[rank 1] error: [checkpoint] failed, training goes on.", "step 5", "step 6", "step 7", "step 8", "step 9"}), "");
   EXPECT_EQ(exception_in({"[train] step 5"}), "");
   EXPECT_EQ(exception_in({"Traceback (most recent call last):", "  File \"a.py\", line 3, in <module>"}), "");
   EXPECT_EQ(exception_in({}), "");

@@ -1,6 +1,7 @@
 #include <trireme/comm/environment.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/slurm.h>
 #include <trireme/base/text.h>
 
 #include <nlohmann/json.hpp>
@@ -68,18 +69,6 @@ constexpr Family kMpiFamilies[] = {
     {"MPI (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"MPI (PMIx)", "PMIX_RANK", "PMIX_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
-
-/// A shell that `srun --pty` or an interactive allocation gave somebody: the first step, with a terminal. What that shell starts is no task.
-bool in_slurm_shell(const Variables& variables) {
-  const std::string name = variables.text("SLURM_JOB_NAME").value_or("");
-  const bool shell = name == "interactive" || name == "bash" || name == "sh" || name == "zsh";
-  return shell && variables.has("SLURM_PTY_PORT") && variables.text("SLURM_STEP_ID") == "0";
-}
-
-/// A batch script and what it starts without srun have SLURM_PROCID=0 and the job's SLURM_NTASKS too, but no step.
-bool in_slurm_step(const Variables& variables) {
-  return variables.has("SLURM_PROCID") && variables.has("SLURM_NTASKS") && variables.has("SLURM_STEP_ID") && !in_slurm_shell(variables);
-}
 
 void read_address(const Variables& variables, const std::string& host_name, const std::string& port_name, Environment& environment) {
   if (const auto host = variables.text(host_name)) {
@@ -275,13 +264,14 @@ void check(const Environment& environment, const Variables& variables) {
 
 } // namespace
 
-Environment read_environment(const Lookup& lookup) {
+Environment read_environment(const Lookup& lookup, const std::function<bool(int task)>& run_as_task) {
   const Variables variables(lookup);
+  const SlurmPlace slurm = slurm_place(lookup, run_as_task ? run_as_task : runs_as_task);
   Environment environment;
   const Family* mpi = nullptr;
   for (const auto& family : kMpiFamilies) {
-    // srun sets PMI_* too, but only Slurm's own variables then say where to meet; Hydra sets the local ones.
-    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && in_slurm_step(variables) && !variables.has(family.local_size);
+    // srun sets PMI_* too, but only Slurm's own variables then say where to meet, or that this is no task; Hydra sets the local ones.
+    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && slurm != SlurmPlace::none && !variables.has(family.local_size);
     if (mpi == nullptr && variables.has(family.rank) && variables.has(family.size) && !of_srun) {
       mpi = &family;
     }
@@ -292,7 +282,7 @@ Environment read_environment(const Lookup& lookup) {
     read_plain(variables, environment);
   } else if (mpi != nullptr) {
     read_mpi(variables, *mpi, environment);
-  } else if (in_slurm_step(variables)) {
+  } else if (slurm == SlurmPlace::task) {
     read_slurm(variables, environment);
   } else if (one) {
     read_plain(variables, environment); // says which one is missing
@@ -306,6 +296,10 @@ Environment read_environment(const Lookup& lookup) {
     read_address(variables, "TRIREME_STORE_ADDR", "TRIREME_STORE_PORT", environment);
   }
   check(environment, variables);
+  if (slurm == SlurmPlace::shell && environment.source.empty() && variables.text("SLURM_NTASKS") != "1") {
+    environment.note = concat("this program is one rank alone: it was typed in a shell, which is task 0 of ", *variables.text("SLURM_NTASKS"),
+                              " (SLURM_NTASKS) of a step of Slurm. Start ranks with srun; with RANK and WORLD_SIZE set it is one of them.");
+  }
   if (environment.size == 1) {
     environment.local_rank = std::max(environment.local_rank, 0);
     environment.local_size = 1;

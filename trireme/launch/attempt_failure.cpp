@@ -21,7 +21,7 @@ constexpr int kInputError = 2;
 // All ranks mostly meet the same bad input at the same time: rank 0 gets this long to say it in its own words.
 constexpr milliseconds kRankZeroSpeaks{500};
 // A rank whose error ends the others may end after them: it leaves its groups, and then its threads, its memory, perhaps a core dump.
-constexpr milliseconds kBlamedEnds{2000};
+constexpr milliseconds kBlamedEnds{5000};
 
 } // namespace
 
@@ -62,7 +62,7 @@ bool Attempt::wrong_input(size_t number) const {
 }
 
 Blame Attempt::blame_of(size_t number) const {
-  return blame_in(ranks_[number].output.last_lines().lines(), static_cast<int>(number), static_cast<int>(ranks_.size()));
+  return !says_why(number) ? Blame() : blame_in(ranks_[number].output.last_lines().lines(), static_cast<int>(number), static_cast<int>(ranks_.size()));
 }
 
 // Of the ranks that this one's error blames those that have failed or, if `living`, still run.
@@ -89,7 +89,7 @@ size_t Attempt::culprit() const {
     }
     // Of several, one that was killed, or one that blames nobody itself.
     const auto likelihood = [this](size_t i) {
-      return says_why(i) ? (blame_of(i).others ? 0 : 1) : 2;
+      return !says_why(i) ? 2 : blame_of(i).others ? 0 : 1;
     };
     way.push_back(*std::max_element(next.begin(), next.end(), [&](size_t a, size_t b) { return likelihood(a) < likelihood(b); }));
   }
@@ -132,8 +132,9 @@ void Attempt::note_lost_places() {
       job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
     }
     const auto blamed_there = [&] {
-      const std::vector<int> blamed = blame_of(culprit()).ranks;
-      return std::any_of(blamed.begin(), blamed.end(), [&](int rank) { return ranks_[static_cast<size_t>(rank)].member == i; });
+      const Blame blame = blame_of(culprit());
+      const bool named = std::any_of(blame.ranks.begin(), blame.ranks.end(), [&](int rank) { return ranks_[static_cast<size_t>(rank)].member == i; });
+      return named || (blame.others && blame.ranks.empty());
     };
     if (of_ours && (!failure_ || (report_due_ && blamed_there()))) {
       report_due_ = false;

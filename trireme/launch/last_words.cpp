@@ -8,6 +8,8 @@ namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongest = 300;
+/// An error that ends a program is among its last lines: what it has printed may come later than what it says on stderr.
+constexpr size_t kLastOnes = 5;
 constexpr std::string_view kOfComm = "[comm] ";
 constexpr std::string_view kWhat = "  what():  ";
 /// What gloo and NCCL say when the process at the other end is gone. They do not know its rank.
@@ -68,7 +70,7 @@ std::string_view without_rank(std::string_view line) {
   return line.starts_with("[rank") && end != std::string_view::npos ? line.substr(end + 3) : line;
 }
 
-/// "[part] ..." as trireme::Error writes it: what the log or a main() says last.
+/// "[part] ..." as trireme::Error writes it, by the log or a main().
 std::string_view error_in(std::string_view line) {
   if (const size_t at = line.find("error: ["); at != std::string_view::npos) {
     line.remove_prefix(at + 7);
@@ -108,7 +110,7 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
 }
 
 std::string exception_in(const std::deque<std::string>& lines) {
-  bool last = true;
+  size_t seen = 0;
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
     const std::string_view text = without_rank(*line);
     if (text.starts_with(kWhat)) {
@@ -122,10 +124,10 @@ std::string exception_in(const std::deque<std::string>& lines) {
       });
       return after == lines.end() ? "" : shortened(without_rank(*after));
     }
-    if (const std::string_view error = last ? error_in(text) : ""; !error.empty()) {
+    if (const std::string_view error = seen < kLastOnes ? error_in(text) : ""; !error.empty()) {
       return shortened(error);
     }
-    last = last && text.empty();
+    seen += text.empty() ? 0 : 1;
   }
   return "";
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kLongestLine = 64 * 1024;
 // "[rank0]: " may stand before a frame.
-constexpr size_t kIndent = 16;
+constexpr size_t kIndent = 24;
 
 } // namespace
 
