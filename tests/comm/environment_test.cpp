@@ -9,6 +9,7 @@
 namespace trireme::comm {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -115,6 +116,25 @@ const Case kCases[] = {
 
 INSTANTIATE_TEST_SUITE_P(Table, EnvironmentTest, testing::ValuesIn(kCases), [](const auto& info) { return std::string(info.param.name); });
 
+// Of a step with a terminal task 0 may be a shell, whatever its name, or the program itself.
+TEST(EnvironmentTest, WhatIsTypedInAShellOfSlurmIsAlone) {
+  const Variables step = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_NAME", "train"}, {"SLURM_STEP_ID", "3"}, {"SLURM_PTY_PORT", "35479"}, {"SLURM_JOB_ID", "4"},
+                          {"SLURM_STEP_NODELIST", "a1"}, {"SLURM_TASK_PID", "4711"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "8"}};
+  const auto size = [](const Variables& variables, bool as_task) {
+    return read_environment([&](const std::string& name) { return variables.contains(name) ? std::optional(variables.at(name)) : std::nullopt; },
+                            [&](int task) { return task == 4711 && as_task; });
+  };
+  EXPECT_EQ(size(step, false).size, 1);
+  EXPECT_THAT(size(step, false).note, AllOf(HasSubstr("task 0 of 8 (SLURM_NTASKS)"), HasSubstr("srun")));
+  EXPECT_EQ(size(step, true).size, 8);
+  EXPECT_EQ(size(step, true).note, "");
+  Variables other = step;
+  other.erase("SLURM_PTY_PORT");
+  EXPECT_EQ(size(other, false).size, 8) << "a step without a terminal is no shell";
+  other["SLURM_STEP_ID"] = "4294967290";
+  EXPECT_EQ(size(other, true).size, 1) << "the shell of salloc";
+}
+
 TEST(EnvironmentErrorTest, ContradictionsNameTheVariable) {
   EXPECT_THAT(refusal({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set, but RANK is"));
   EXPECT_THAT(refusal({{"WORLD_SIZE", "2"}}), HasSubstr("RANK is not set, but WORLD_SIZE is"));
@@ -169,6 +189,24 @@ TEST(EnvironmentTest, AgentsStoreIsSharedByRestarts) {
   EXPECT_NE(read(variables).key_prefix, second);
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   EXPECT_FALSE(read(variables).store_of_agent);
+}
+
+TEST(EnvironmentTest, TriremeLaunchNamesItsStoreBesideThePortOfTheProgram) {
+  Variables variables = {{"RANK", "0"},  {"WORLD_SIZE", "2"},     {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "20001"}, {"TRIREME_LISTEN_FD", "9"},
+                         {"TRIREME_STORE_ADDR", "node1"}, {"TRIREME_STORE_PORT", "40001"}, {"TRIREME_RUN_ID", "a"}, {"TORCHELASTIC_RUN_ID", "a"}};
+  EXPECT_EQ(read(variables).host, "node1");
+  EXPECT_EQ(read(variables).port, 40001);
+  EXPECT_EQ(read(variables).listen_fd, 9);
+  variables["TRIREME_STORE_PORT"] = "0";
+  EXPECT_THAT(refusal(variables), HasSubstr("TRIREME_STORE_PORT must be a port"));
+  // torchrun, started by trireme launch, starts ranks of its own.
+  variables["TORCHELASTIC_RUN_ID"] = "b";
+  EXPECT_EQ(read(variables).host, "node0");
+  EXPECT_EQ(read(variables).port, 20001);
+  EXPECT_EQ(read(variables).listen_fd, std::nullopt);
+  variables["TORCHELASTIC_RUN_ID"] = "a";
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(read(variables).port, 20001);
 }
 
 TEST(EnvironmentTest, OnlyRankZeroTakesTheLaunchersSocket) {

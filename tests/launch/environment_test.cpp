@@ -21,7 +21,7 @@ RankPlace place_of(int rank, int ranks) {
   place.share.ranks = ranks;
   place.share.local_ranks = ranks;
   place.share.address = "127.0.0.1";
-  place.share.port = 4711;
+  place.share.ports = {4711, 4712};
   place.secret_fd = 8;
   place.run_id = "0123456789abcdef";
   place.lifeline_fd = 7;
@@ -36,7 +36,7 @@ TEST(EnvironmentTest, TellsARankWhereItStands) {
   place.share.max_restarts = 5;
   EXPECT_THAT(rank_environment(place, {}, {}),
               UnorderedElementsAre("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0",
-                                   "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0",
+                                   "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4712", "TRIREME_STORE_ADDR=127.0.0.1", "TRIREME_STORE_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0",
                                    "TORCHELASTIC_MAX_RESTARTS=5", "TORCHELASTIC_RUN_ID=0123456789abcdef",
                                    "TRIREME_RUN_ID=0123456789abcdef", "TRIREME_LIFELINE_FD=7", "TRIREME_SECRET_FD=8", "TRIREME_LISTEN_FD=9",
                                    "TRIREME_TTY=97", "OMP_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"));
@@ -55,7 +55,7 @@ TEST(EnvironmentTest, TellsARankOfSeveralHostsWhereItStands) {
 }
 
 TEST(EnvironmentTest, OtherHostsGetWhatHoldsThereToo) {
-  const auto chosen = portable_variables({"TRIREME_TIMEOUT=9", "TRIREME_LISTEN_FD=4", "TRIREME_SECRET_FD=5", "OMP_NUM_THREADS=2", "HOME=/root",
+  const auto chosen = portable_variables({"TRIREME_TIMEOUT=9", "TRIREME_LISTEN_FD=4", "TRIREME_STORE_ADDR=node7", "TRIREME_STORE_PORT=9", "TRIREME_SECRET_FD=5", "OMP_NUM_THREADS=2", "HOME=/root",
                                           "GLOO_SOCKET_IFNAME=eth1", "LD_LIBRARY_PATH=/opt/a=b", "LD_LIBRARY_PATHS=/x", "odd"});
   EXPECT_EQ(chosen, (Variables{{"TRIREME_TIMEOUT", "9"}, {"OMP_NUM_THREADS", "2"}, {"GLOO_SOCKET_IFNAME", "eth1"}, {"LD_LIBRARY_PATH", "/opt/a=b"}}));
 }
@@ -81,9 +81,9 @@ TEST(EnvironmentTest, KeepsTheUsersVariables) {
 TEST(EnvironmentTest, TakesOutWhatAnOuterLauncherSaid) {
   const auto inner = rank_environment(place_of(1, 2),
                                       {"RANK=5", "WORLD_SIZE=9", "TRIREME_LISTEN_FD=12", "TRIREME_RESTART=1",
-                                       "TRIREME_HOST=x", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
+                                       "TRIREME_HOST=x", "TRIREME_STORE_ADDR=node7", "TRIREME_STORE_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
                                       {});
-  EXPECT_THAT(inner, IsSupersetOf({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1"}));
+  EXPECT_THAT(inner, IsSupersetOf({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "TRIREME_STORE_ADDR=127.0.0.1", "TRIREME_STORE_PORT=4711"}));
   EXPECT_THAT(inner, Not(Contains("RANK=5")));
   for (const char* name : {"TRIREME_LISTEN_FD", "TRIREME_RESTART", "TRIREME_HOST", "TORCHELASTIC_USE_AGENT_STORE"}) {
     EXPECT_THAT(inner, Not(Contains(StartsWith(name)))) << name;

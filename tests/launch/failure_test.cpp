@@ -75,6 +75,58 @@ TEST_F(FailureTest, AKillIsTheCauseAnExitCodeTheConsequence) {
   EXPECT_THAT(launch.err(), StartsWith("[launch] rank 1 was killed by SIGSEGV"));
 }
 
+// The error that rank 0 gets is there before rank 1 has ended: it waits for its threads, or for its core dump.
+TEST_F(FailureTest, TheRankThatTheErrorNamesIsTheCause) {
+  const std::string error = "[comm] barrier #2 in group \"world\" failed on rank 0 of 3: rank 1 has ended with an error: see its output. Look at the output of rank 1.\n";
+  LaunchProcess launch(probes(3, {"1:err=terminate called after throwing an instance of 'c10::Error'\n  what():  shapes differ\nframe #0: f\nframe #1: g\n", "1:pid",
+                                  "0:await=pid.rank.1.0", "0:err=" + error, "0:exit=1", "1:sleep=700", "1:kill=6", "2:sleep=60000"}),
+                       folder());
+  EXPECT_EQ(launch.wait(), 134);
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 1 was killed by SIGABRT (pid "), HasSubstr(" after start: shapes differ\n"),
+                                  HasSubstr("[launch] |   what():  shapes differ\n[launch] | frame #0: f (and 1 more frame)\n"), Not(HasSubstr("[launch] rank 0"))));
+}
+
+TEST_F(FailureTest, ErrorsAreFollowedToTheirEnd) {
+  LaunchProcess launch(probes(4, {"*:pid", "3:await=pid.rank.0.0", "3:err=[comm] send failed on rank 3 of 4: rank 2 does not answer. Look at the output of rank 2.\n", "3:exit=1",
+                                  "2:sleep=300", "2:err=[comm] send failed on rank 2 of 4: rank 1 does not answer. Look at the output of rank 1.\n", "2:exit=1", "1:sleep=600",
+                                  "1:kill=9", "0:sleep=60000"}),
+                       folder());
+  EXPECT_EQ(launch.wait(), 137);
+  EXPECT_THAT(launch.err(), AllOf(StartsWith("[launch] rank 1 was killed by SIGKILL (pid "), Not(HasSubstr("rank 2")), Not(HasSubstr("rank 3"))));
+}
+
+// Those of gloo do not know whose connection was lost.
+TEST_F(FailureTest, ALostConnectionIsNotTheCause) {
+  const std::string lost = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711\n";
+  LaunchProcess launch(probes(3, {"0:err=" + lost, "0:exit=1", "2:sleep=200", "2:err=" + lost, "2:exit=1", "1:sleep=700",
+                                  "1:err=Traceback (most recent call last):\n  File \"a.py\", line 1\nKeyError: 7\n", "1:exit=3"}),
+                       folder());
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 1 ended with exit code 3 (pid "), HasSubstr(" after start: KeyError: 7\n")));
+}
+
+// It hangs, so the error says more than it does.
+TEST_F(FailureTest, ARankThatRunsOnIsOnlyNamed) {
+  const auto start = std::chrono::steady_clock::now();
+  LaunchProcess launch(probes(2, {"1:sleep=60000", "0:err=[comm] recv is not done after 60 s on rank 0 of 2: rank 1 has not come. Look at what rank 1 is doing instead.\n",
+                                  "0:exit=1"}),
+                       folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 0 ended with exit code 1 (pid "),
+                                  HasSubstr(concat("[launch] rank 1, which it names, still runs; all it wrote: ", (folder() / "logs/rank1.log").string(), "\n"))));
+}
+
+// Its exit code says that nothing is to be tried again.
+TEST_F(FailureTest, WrongInputOfTheRankThatTheErrorNames) {
+  LaunchOptions options = probes(2, {"1:pid", "0:await=pid.rank.1.0", "0:err=[comm] barrier failed on rank 0 of 2: rank 1 has ended with an error. Look at the output of rank 1.\n",
+                                     "0:exit=1", "1:sleep=400", "1:err=shard 1 is missing\n", "1:exit=2"});
+  options.max_restarts = 3;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 2);
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 1 ended with exit code 2: shard 1 is missing\n"), Not(HasSubstr("starting all ranks again"))));
+}
+
 TEST_F(FailureTest, TheOthersMayTidyUp) {
   LaunchProcess launch(probes(2, {"0:answer=15", "0:pid", "1:await=pid.rank.0.0", "1:exit=4", "0:sleep=60000"}), folder());
   EXPECT_EQ(launch.wait(), 4);

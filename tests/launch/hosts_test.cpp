@@ -22,7 +22,7 @@ using testing::Not;
 
 TEST_F(HostsTest, RanksAreNumberedInTheOrderOfTheHosts) {
   LaunchOptions options = on_hosts(2, 2, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
-                                          "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_HOST", "*:env=TRIREME_LISTEN_FD",
+                                          "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT", "*:env=TRIREME_HOST", "*:env=TRIREME_LISTEN_FD",
                                           "*:env=TRIREME_RUN_ID"});
   options.hosts[0].slots = 3;
   LaunchProcess launch(options, folder());
@@ -36,6 +36,9 @@ TEST_F(HostsTest, RanksAreNumberedInTheOrderOfTheHosts) {
     EXPECT_EQ(value(rank, "TRIREME_HOST"), rank < 3 ? "a" : "b");
     EXPECT_EQ(value(rank, "MASTER_ADDR"), "127.0.0.2");
     EXPECT_EQ(value(rank, "MASTER_PORT"), value(0, "MASTER_PORT"));
+    EXPECT_EQ(value(rank, "TRIREME_STORE_ADDR"), "127.0.0.2");
+    EXPECT_EQ(value(rank, "TRIREME_STORE_PORT"), value(0, "TRIREME_STORE_PORT"));
+    EXPECT_NE(value(rank, "TRIREME_STORE_PORT"), value(rank, "MASTER_PORT"));
     EXPECT_EQ(value(rank, "TRIREME_RUN_ID"), value(0, "TRIREME_RUN_ID"));
     EXPECT_EQ(value(rank, "TRIREME_LISTEN_FD") == "missing", rank != 0);
   }
@@ -58,7 +61,7 @@ TEST_F(HostsTest, AnAgentThatTellsOfARankOfNobodysIsLost) {
   std::ofstream(folder() / "rsh") << "#!/bin/sh\n"
                                      "echo '{\"is\":\"ready\",\"protocol\":" << kProtocol << "}'\n"
                                      "while read -r order; do case $order in\n"
-                                     "*'\"do\":\"listen\"'*) echo '{\"is\":\"listening\",\"port\":29999}' ;;\n"
+                                     "*'\"do\":\"listen\"'*) echo '{\"is\":\"listening\",\"port\":29999,\"program_port\":29998}' ;;\n"
                                      "*'\"do\":\"start\"'*) echo '{\"is\":\"output\",\"rank\":7,\"stream\":0,\"text\":\"x\"}' ;;\n"
                                      "esac; done\n";
   LaunchProcess launch(on_hosts(1, 2, {"*:exit=0"}), folder());
@@ -80,7 +83,7 @@ TEST_F(HostsTest, RankZeroListensOnItsHostsAddressOnly) {
   LaunchOptions options = on_hosts(2, 1, {});
   options.command = {fs::path(TRIREME_SOURCE_DIR) / ".venv/bin/python", "-c", R"(
 import os, socket
-port = int(os.environ["MASTER_PORT"])
+port = int(os.environ["TRIREME_STORE_PORT"])
 if os.environ["RANK"] == "0":
     listener = socket.socket(fileno=int(os.environ["TRIREME_LISTEN_FD"]))
     assert listener.getsockname() == ("127.0.0.2", port), listener.getsockname()
@@ -92,7 +95,7 @@ else:
         assert False
     except ConnectionRefusedError:
         pass
-    with socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=20) as s:
+    with socket.create_connection((os.environ["TRIREME_STORE_ADDR"], port), timeout=20) as s:
         s.sendall(b"rank 1 was here")
 )"};
   LaunchProcess launch(options, folder());

@@ -34,7 +34,7 @@ class LauncherTest : public LaunchTest {
 
 TEST_F(LauncherTest, TellsRanksWhereTheyStand) {
   LaunchProcess launch(probes(3, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
-                                  "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_RUN_ID", "*:env=TORCHELASTIC_RUN_ID",
+                                  "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT", "*:env=TRIREME_RUN_ID", "*:env=TORCHELASTIC_RUN_ID",
                                   "*:env=TORCHELASTIC_RESTART_COUNT", "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_TTY",
                                   "*:env=TRIREME_RESTART", "*:env=TRIREME_LISTEN_FD"}),
                        folder());
@@ -49,6 +49,9 @@ TEST_F(LauncherTest, TellsRanksWhereTheyStand) {
     EXPECT_EQ(value(rank, "MASTER_ADDR"), "127.0.0.1");
     EXPECT_EQ(value(rank, "MASTER_PORT"), value(0, "MASTER_PORT"));
     EXPECT_GT(std::stoi(value(rank, "MASTER_PORT")), 0);
+    EXPECT_EQ(value(rank, "TRIREME_STORE_ADDR"), "127.0.0.1");
+    EXPECT_EQ(value(rank, "TRIREME_STORE_PORT"), value(0, "TRIREME_STORE_PORT"));
+    EXPECT_NE(value(rank, "TRIREME_STORE_PORT"), value(rank, "MASTER_PORT"));
     EXPECT_EQ(value(rank, "TRIREME_RUN_ID").size(), 16u);
     EXPECT_EQ(value(rank, "TRIREME_RUN_ID"), value(0, "TORCHELASTIC_RUN_ID"));
     EXPECT_EQ(value(rank, "TORCHELASTIC_RESTART_COUNT"), "0");
@@ -88,7 +91,7 @@ TEST_F(LauncherTest, TheListeningSocketIsTheMeetingPoint) {
   // Rank 0 asks the kernel about the descriptor, rank 1 knocks at the port.
   options.command = {fs::path(TRIREME_SOURCE_DIR) / ".venv/bin/python", "-c", R"(
 import os, socket
-port = int(os.environ["MASTER_PORT"])
+port = int(os.environ["TRIREME_STORE_PORT"])
 if os.environ["RANK"] == "0":
     listener = socket.socket(fileno=int(os.environ["TRIREME_LISTEN_FD"]))
     assert listener.getsockname() == ("127.0.0.1", port), listener.getsockname()
@@ -101,6 +104,38 @@ else:
   LaunchProcess launch(options, folder());
   EXPECT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_EQ(launch.out(), "rank 1 was here\n");
+}
+
+// As torch.distributed and many others do; without SO_REUSEADDR, with which more is allowed. A restart finds another port.
+TEST_F(LauncherTest, TheProgramsRankZeroCanListenOnMasterPort) {
+  LaunchOptions options = probes(2, {});
+  options.max_restarts = 1;
+  options.command = {fs::path(TRIREME_SOURCE_DIR) / ".venv/bin/python", "-c", R"(
+import os, socket, sys, time
+address = ("" if os.environ["RANK"] == "0" else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.socket() as listener:
+        listener.bind(address)
+        listener.listen()
+        peer, _ = listener.accept()
+        print(address[1], peer.recv(100).decode(), flush=True)
+        time.sleep(60 if "TRIREME_RESTART" not in os.environ else 0)
+else:
+    for attempt in range(1000):
+        try:
+            with socket.create_connection(address, timeout=20) as s:
+                s.sendall(b"rank 1 was here")
+            sys.exit(3 if "TRIREME_RESTART" not in os.environ else 0)
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+)"};
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 0) << launch.err();
+  const auto words = split(launch.out(), '\n');
+  ASSERT_EQ(words.size(), 3u) << launch.out();
+  EXPECT_THAT(words[0], testing::EndsWith(" rank 1 was here"));
+  EXPECT_THAT(words[1], testing::EndsWith(" rank 1 was here"));
+  EXPECT_NE(words[0], words[1]) << "another port";
 }
 
 TEST_F(LauncherTest, AllRanksHoldTheSecretAndNobodySeesIt) {
@@ -271,21 +306,22 @@ TEST_F(LauncherTest, JobsSideBySideDoNotMeet) {
     for (const char* name : {"a", "b"}) {
       folders.push_back(folder() / concat(name, round));
       fs::create_directories(folders.back());
-      LaunchOptions options = probes(2, {"*:env=MASTER_PORT", concat("*:out=", name), "0:await=go" + std::to_string(round)});
+      LaunchOptions options = probes(2, {"*:env=TRIREME_STORE_PORT", "*:env=MASTER_PORT", concat("*:out=", name), "0:await=go" + std::to_string(round)});
       options.log_dir = folders.back();
       jobs.push_back(std::make_unique<LaunchProcess>(options, folders.back()));
     }
-    const auto port_of = [](const fs::path& log) {
-      const std::string text = fs::exists(log) ? read_file(log) : "";
-      return text.find('\n') == std::string::npos ? "" : text.substr(0, text.find('\n'));
+    const auto ports_of = [](const fs::path& log) {
+      const auto lines = split(fs::exists(log) ? read_file(log) : "", '\n');
+      return lines.size() < 3 ? std::vector<std::string>() : std::vector(lines.begin(), lines.begin() + 2);
     };
-    // Both jobs are alive here, so both sockets are held.
-    ASSERT_TRUE(eventually([&] { return !port_of(folders[0] / "rank0.log").empty() && !port_of(folders[1] / "rank0.log").empty(); }));
-    EXPECT_NE(port_of(folders[0] / "rank0.log"), port_of(folders[1] / "rank0.log"));
+    // Both jobs are alive here, so both sockets and both ports for programs are held.
+    ASSERT_TRUE(eventually([&] { return !ports_of(folders[0] / "rank0.log").empty() && !ports_of(folders[1] / "rank0.log").empty(); }));
+    EXPECT_NE(ports_of(folders[0] / "rank0.log")[0], ports_of(folders[1] / "rank0.log")[0]);
+    EXPECT_NE(ports_of(folders[0] / "rank0.log")[1], ports_of(folders[1] / "rank0.log")[1]);
     touch("go" + std::to_string(round));
     EXPECT_EQ(jobs[0]->wait(), 0) << jobs[0]->err();
     EXPECT_EQ(jobs[1]->wait(), 0) << jobs[1]->err();
-    EXPECT_EQ(port_of(folders[0] / "rank0.log"), port_of(folders[0] / "rank1.log"));
+    EXPECT_EQ(ports_of(folders[0] / "rank0.log"), ports_of(folders[0] / "rank1.log"));
   }
 }
 

@@ -50,6 +50,21 @@ TEST(LastLinesTest, KeepsTwenty) {
   EXPECT_EQ(last.lines().back(), "line 25");
 }
 
+// What libtorch writes below an error would push the error out.
+TEST(LastLinesTest, AStackCountsAsOneLine) {
+  LastLines last;
+  last.add("  what():  the error");
+  for (int frame = 0; frame < 40; ++frame) {
+    last.add("frame #" + std::to_string(frame) + ": f" + std::to_string(frame) + "() + 0x1 (0x7f in libc10.so)");
+  }
+  last.add("between");
+  last.add("[rank0]: frame #0: g()");
+  last.add("[rank0]: frame #1: main");
+  last.add("afterwards there is no frame #2");
+  EXPECT_THAT(last.lines(), ElementsAre("  what():  the error", "frame #0: f0() + 0x1 (0x7f in libc10.so) (and 39 more frames)", "between",
+                                        "[rank0]: frame #0: g() (and 1 more frame)", "afterwards there is no frame #2"));
+}
+
 TEST(LastLinesTest, FindsTheLastWords) {
   LastLines last;
   last.add("the reason");

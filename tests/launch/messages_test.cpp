@@ -57,7 +57,7 @@ TEST(MessagesTest, SharesSurviveTheTrip) {
   share.restarts = 3;
   share.max_restarts = 5;
   share.address = "node1";
-  share.port = 4711;
+  share.ports = {4711, 4712};
   share.terminal_columns = 80;
   share.command = {"/bin/prog\xff", "", "a b", "\n"};
   const Share back = unpack_share(Message::parse(pack_share(share).dump()));
@@ -69,7 +69,8 @@ TEST(MessagesTest, SharesSurviveTheTrip) {
   EXPECT_EQ(back.restarts, 3);
   EXPECT_EQ(back.max_restarts, 5);
   EXPECT_EQ(back.address, "node1");
-  EXPECT_EQ(back.port, 4711);
+  EXPECT_EQ(back.ports.store, 4711);
+  EXPECT_EQ(back.ports.program, 4712);
   EXPECT_EQ(back.terminal_columns, 80);
   EXPECT_EQ(back.command, share.command);
 }

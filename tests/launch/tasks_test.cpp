@@ -45,7 +45,7 @@ class TasksTest : public LaunchTest {
 };
 
 TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
-  LaunchProcess launch(tasks(2, 2, {"*:env=TRIREME_WORKER", "w:env=TRIREME_LOCAL_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS", "*:env=RANK", "*:env=WORLD_SIZE", "*:env=MASTER_PORT", "s:out=up\n",
+  LaunchProcess launch(tasks(2, 2, {"*:env=TRIREME_WORKER", "w:env=TRIREME_LOCAL_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS", "*:env=RANK", "*:env=WORLD_SIZE", "*:env=TRIREME_STORE_PORT", "s:out=up\n",
                                     "w:await=go"}),
                        folder());
   ASSERT_TRUE(all_started(2, 2));
@@ -68,12 +68,12 @@ TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
     EXPECT_EQ(log.find("TRIREME_LOCAL_WORKER=" + place) != std::string::npos, task.starts_with("worker")) << "both are on this host";
     EXPECT_EQ(log.ends_with("got 15\n"), task.starts_with("server")) << log;
   }
-  EXPECT_THAT(servers, HasSubstr(":" + line(log_of("server0"), "MASTER_PORT").substr(12) + ","));
+  EXPECT_THAT(servers, HasSubstr(":" + line(log_of("server0"), "TRIREME_STORE_PORT").substr(19) + ","));
   EXPECT_TRUE(nothing_runs());
 }
 
 TEST_F(TasksTest, AKilledServerIsStartedAgainAtItsAddress) {
-  LaunchProcess launch(tasks(1, 2, {"*:env=MASTER_PORT", "*:env=TRIREME_SERVERS", "*:env=TRIREME_RESTART", "w:await=go"}, 2), folder());
+  LaunchProcess launch(tasks(1, 2, {"*:env=TRIREME_STORE_PORT", "*:env=TRIREME_SERVERS", "*:env=TRIREME_RESTART", "w:await=go"}, 2), folder());
   ASSERT_TRUE(all_started(1, 2));
   // Its socket's port and all addresses, as often as it was started.
   ASSERT_TRUE(eventually([&] { return log_of("server1").find("TRIREME_RESTART") != std::string::npos; }));

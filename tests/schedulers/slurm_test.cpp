@@ -80,6 +80,19 @@ sbatch --wait --nodes=2 "$SLURM_EXAMPLES/launcher.sbatch" run.json && echo third
   }
 }
 
+// Both have a terminal, and the same variables but for SLURM_TASK_PID.
+TEST_F(SlurmTest, WhatIsTypedInAShellIsAloneAndAProgramOfTasksIsNot) {
+  if (sh("command -v script").status != 0) {
+    GTEST_SKIP() << "script is not installed (package bsdutils)";
+  }
+  const Finished run = on_slurm("demo=\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"" R"sh(
+script -qec "srun -n 2 --job-name=x --pty $demo" tasks.txt </dev/null
+( printf '%s; touch typed\nexit\n' "$demo"; until test -e typed; do sleep 0.2; done; sleep 1 ) | script -qec "srun -n 2 --job-name=x --pty bash --norc" shell.txt
+)sh");
+  EXPECT_THAT(read_file(folder / "tasks.txt"), HasSubstr("rank 0 of 2 ")) << run.output;
+  EXPECT_THAT(read_file(folder / "shell.txt"), HasSubstr("rank 0 of 1 ")) << run.output;
+}
+
 TEST_F(SlurmTest, AKilledRankIsRequeuedAndResumesByItself) {
   const std::string settings = "--set training.steps=400 --set training.checkpoint_every=40";
   const Finished run = on_slurm(concat("settings=\"", settings, "\"\n", R"sh(

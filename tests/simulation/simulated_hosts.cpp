@@ -182,7 +182,7 @@ void SimulatedHosts::obey(const std::shared_ptr<Agent>& agent, const Message& or
     agent->guardian_until = agent->lease.until() + launch::kGuardianLater;
   } else if (what == "listen") {
     if (!simulator_.random().chance(0.01)) { // a name server that does not answer
-      tell(agent, {{"is", "listening"}, {"port", 29000}});
+      tell(agent, {{"is", "listening"}, {"port", 29000}, {"program_port", 29001}});
     }
   } else if (what == "start") {
     if (options_.leases && !agent->lease.held(host_time(host))) {

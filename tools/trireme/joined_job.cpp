@@ -4,6 +4,7 @@
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
+#include <trireme/base/slurm.h>
 
 #include <charconv>
 
@@ -37,12 +38,16 @@ constexpr Names kLaunchers[] = {{"torchrun or another launcher", "WORLD_SIZE", "
 } // namespace
 
 std::optional<JoinedJob> joined_job() {
+  const SlurmPlace slurm = slurm_place();
   for (const Names& names : kLaunchers) {
     if (!env::text(names.ranks) || !env::text(names.rank)) {
       continue;
     }
-    if (std::string(names.launcher) == "srun" && !env::text("SLURM_STEP_ID")) {
-      continue; // the batch script runs once, and has the number of the job's tasks
+    if (std::string(names.launcher) == "srun" && slurm != SlurmPlace::task) {
+      continue; // a batch script runs once, what is typed in a shell too, and both have the number of the tasks
+    }
+    if (std::string(names.ranks) == "PMI_SIZE" && slurm == SlurmPlace::shell && !env::text("MPI_LOCALNRANKS")) {
+      continue; // srun's too, for the shell
     }
     if (std::string(names.launcher) == "Kubeflow" && env::text(names.ranks)->find(':') != std::string::npos) {
       throw InputError("trireme", concat("PET_NNODES=", *env::text(names.ranks), " lets the number of hosts change, which torchrun can do"),

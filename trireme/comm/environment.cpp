@@ -1,6 +1,7 @@
 #include <trireme/comm/environment.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/slurm.h>
 #include <trireme/base/text.h>
 
 #include <nlohmann/json.hpp>
@@ -69,18 +70,6 @@ constexpr Family kMpiFamilies[] = {
     {"MPI (PMIx)", "PMIX_RANK", "PMIX_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
-/// A shell that `srun --pty` or an interactive allocation gave somebody: the first step, with a terminal. What that shell starts is no task.
-bool in_slurm_shell(const Variables& variables) {
-  const std::string name = variables.text("SLURM_JOB_NAME").value_or("");
-  const bool shell = name == "interactive" || name == "bash" || name == "sh" || name == "zsh";
-  return shell && variables.has("SLURM_PTY_PORT") && variables.text("SLURM_STEP_ID") == "0";
-}
-
-/// A batch script and what it starts without srun have SLURM_PROCID=0 and the job's SLURM_NTASKS too, but no step.
-bool in_slurm_step(const Variables& variables) {
-  return variables.has("SLURM_PROCID") && variables.has("SLURM_NTASKS") && variables.has("SLURM_STEP_ID") && !in_slurm_shell(variables);
-}
-
 void read_address(const Variables& variables, const std::string& host_name, const std::string& port_name, Environment& environment) {
   if (const auto host = variables.text(host_name)) {
     environment.host = *host;
@@ -93,13 +82,20 @@ void read_address(const Variables& variables, const std::string& host_name, cons
   }
 }
 
+/// Whether `trireme launch` has started the launcher that started this process: what it says of its own store is not for these ranks.
+bool of_inner_launcher(const Variables& variables) {
+  const auto run = variables.text("TORCHELASTIC_RUN_ID");
+  const auto of_trireme = variables.text("TRIREME_RUN_ID");
+  return run && of_trireme && *run != *of_trireme;
+}
+
 void read_plain(const Variables& variables, Environment& environment) {
   environment.source = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
   environment.rank = variables.require("RANK", "WORLD_SIZE");
   environment.size = variables.require("WORLD_SIZE", "RANK");
   environment.local_rank = variables.integer("LOCAL_RANK").value_or(-1);
   environment.local_size = variables.integer("LOCAL_WORLD_SIZE").value_or(-1);
-  environment.listen_fd = environment.rank == 0 ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
+  environment.listen_fd = environment.rank == 0 && !of_inner_launcher(variables) ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
   environment.store_of_agent = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto restart = variables.text("TORCHELASTIC_RESTART_COUNT");
@@ -268,13 +264,14 @@ void check(const Environment& environment, const Variables& variables) {
 
 } // namespace
 
-Environment read_environment(const Lookup& lookup) {
+Environment read_environment(const Lookup& lookup, const std::function<bool(int task)>& run_as_task) {
   const Variables variables(lookup);
+  const SlurmPlace slurm = slurm_place(lookup, run_as_task ? run_as_task : runs_as_task);
   Environment environment;
   const Family* mpi = nullptr;
   for (const auto& family : kMpiFamilies) {
-    // srun sets PMI_* too, but only Slurm's own variables then say where to meet; Hydra sets the local ones.
-    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && in_slurm_step(variables) && !variables.has(family.local_size);
+    // srun sets PMI_* too, but only Slurm's own variables then say where to meet, or that this is no task; Hydra sets the local ones.
+    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && slurm != SlurmPlace::none && !variables.has(family.local_size);
     if (mpi == nullptr && variables.has(family.rank) && variables.has(family.size) && !of_srun) {
       mpi = &family;
     }
@@ -285,7 +282,7 @@ Environment read_environment(const Lookup& lookup) {
     read_plain(variables, environment);
   } else if (mpi != nullptr) {
     read_mpi(variables, *mpi, environment);
-  } else if (in_slurm_step(variables)) {
+  } else if (slurm == SlurmPlace::task) {
     read_slurm(variables, environment);
   } else if (one) {
     read_plain(variables, environment); // says which one is missing
@@ -295,7 +292,14 @@ Environment read_environment(const Lookup& lookup) {
     read_tf_config(*config, environment);
   }
   read_address(variables, "MASTER_ADDR", "MASTER_PORT", environment);
+  if (both && !environment.store_of_agent && !of_inner_launcher(variables)) {
+    read_address(variables, "TRIREME_STORE_ADDR", "TRIREME_STORE_PORT", environment);
+  }
   check(environment, variables);
+  if (slurm == SlurmPlace::shell && environment.source.empty() && variables.text("SLURM_NTASKS") != "1") {
+    environment.note = concat("this program is one rank alone: it was typed in a shell, which is task 0 of ", *variables.text("SLURM_NTASKS"),
+                              " (SLURM_NTASKS) of a step of Slurm. Start ranks with srun; with RANK and WORLD_SIZE set it is one of them.");
+  }
   if (environment.size == 1) {
     environment.local_rank = std::max(environment.local_rank, 0);
     environment.local_size = 1;

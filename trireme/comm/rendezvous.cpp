@@ -25,6 +25,10 @@ using store::Endpoint;
 /// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more, so it comes first.
 constexpr milliseconds kAfterOperations{1000};
 
+/// Ranks of a job come within seconds of each other.
+constexpr milliseconds kSayWhoIsMissing{5000};
+constexpr size_t kNamedRanks = 8;
+
 /// Where to meet and what to say there.
 struct Place {
   Endpoint endpoint;
@@ -206,18 +210,46 @@ std::vector<std::string> hosts_of(Store& store, const Environment& environment) 
   return hosts;
 }
 
-void wait_for_all(Store& store, const Environment& environment, Clock::time_point deadline, milliseconds timeout) {
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-  if (store.wait(here_keys(environment), std::max(left, milliseconds(1)))) {
-    return;
-  }
+std::vector<int> missing_ranks(Store& store, const Environment& environment) {
   const std::vector<std::string> hosts = hosts_of(store, environment);
   std::vector<int> missing;
   for (int rank = 0; rank < environment.size; ++rank) {
-    if (hosts[rank].empty()) {
+    if (hosts[static_cast<size_t>(rank)].empty()) {
       missing.push_back(rank);
     }
   }
+  return missing;
+}
+
+/// Rank 0 says for whom it waits: a person who meant to train alone would otherwise learn it after the time-out.
+void say_who_is_missing(Store& store, const Environment& environment, const Place& place, milliseconds timeout) {
+  const std::vector<int> missing = environment.rank == 0 ? missing_ranks(store, environment) : std::vector<int>();
+  if (missing.empty()) {
+    return;
+  }
+  const bool slurm = environment.source == "Slurm";
+  const std::string who = missing.size() <= kNamedRanks ? name_ranks(missing) : concat(missing.size(), " ranks");
+  log::warning("rank 0 of ", environment.size, environment.source.empty() ? "" : concat(" (", environment.source, slurm ? ": SLURM_PROCID and SLURM_NTASKS)" : ")"),
+               " waits for ", who, " at ", place.endpoint.host, ":", place.endpoint.port, ", for ", format_seconds(static_cast<double>(timeout.count()) / 1000), " in all.",
+               slurm ? " To train alone, unset SLURM_STEP_ID; srun starts ranks." : "");
+}
+
+void wait_for_all(Store& store, const Environment& environment, const Place& place, Clock::time_point deadline, milliseconds timeout) {
+  const auto wait_until = [&](Clock::time_point until) {
+    const auto left = std::chrono::duration_cast<milliseconds>(std::min(until, deadline) - Clock::now());
+    return store.wait(here_keys(environment), std::max(left, milliseconds(1)));
+  };
+  const auto soon = Clock::now() + kSayWhoIsMissing;
+  if (soon < deadline) {
+    if (wait_until(soon)) {
+      return;
+    }
+    say_who_is_missing(store, environment, place, timeout);
+  }
+  if (wait_until(deadline)) {
+    return;
+  }
+  const std::vector<int> missing = missing_ranks(store, environment);
   throw PeerError("comm", concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
                                  format_seconds(static_cast<double>(timeout.count()) / 1000), "; ", environment.size - missing.size(), " of ",
                                  environment.size, " ranks are here."),
@@ -239,7 +271,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   }
   Store store = open_store(place, environment, deadline, timeout);
   claim(store, environment);
-  wait_for_all(store, environment, deadline, timeout);
+  wait_for_all(store, environment, place, deadline, timeout);
   if (environment.host.empty()) {
     note = {}; // everybody has read it; a rank that meets again must wait for the next one
   }

@@ -64,6 +64,9 @@ class World::Impl {
       : environment_(std::move(environment)), timeout_(timeout_from(options)),
         backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
     log::set_rank(environment_.rank, environment_.size);
+    if (!environment_.note.empty()) {
+      log::info(environment_.note);
+    }
     fault::arm_from_environment(environment_.rank, environment_.size);
     if (backend_ != "auto") {
       find_backend(backend_); // complains before anybody waits

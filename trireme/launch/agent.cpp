@@ -152,7 +152,8 @@ class Agent : private PlaceEvents {
       place_->lease_until(lease_.until() + kGuardianLater);
     } else if (what == "listen") {
       place_->listen(to_bytes(order.at("address")), order.at("ranks"));
-      tell({{"is", "listening"}, {"port", place_->port().value()}});
+      const Ports ports = place_->ports().value();
+      tell({{"is", "listening"}, {"port", ports.store}, {"program_port", ports.program}});
     } else if (what == "start") {
       if (!lease_.held(host_time())) { // the order is so late that the ranks may have been started elsewhere
         over_ = true;

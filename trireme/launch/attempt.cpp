@@ -16,20 +16,10 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-// A rank that refuses the user's input ends with this; so do most command lines.
-constexpr int kInputError = 2;
-// All ranks mostly meet the same bad input at the same time: rank 0 gets this long to say it in its own words.
-constexpr milliseconds kRankZeroSpeaks{500};
 // timeout(1) and some shells signal a process and then its whole group: the same request, not a second one.
 constexpr milliseconds kSameRequest{300};
-// After a failure the ranks that are left have nothing to save.
-constexpr double kFailureGrace = 5;
 // A task that was asked to end may have much to save.
 constexpr double kLastWork = 60;
-
-Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(duration<double>(seconds));
-}
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -148,11 +138,11 @@ void Attempt::assemble() {
   }
   if (!listening_) {
     listening_ = true;
-    if (!task_ || !members_.front().place.port()) {
+    if (!task_ || !members_.front().place.ports()) {
       members_.front().place.listen(address_, ranks);
     }
   }
-  if (members_.front().place.port() && released_ && Clock::now() >= not_before_) {
+  if (members_.front().place.ports() && released_ && Clock::now() >= not_before_) {
     start_all();
   }
 }
@@ -180,7 +170,7 @@ void Attempt::start_all() {
   share.restarts = number_;
   share.max_restarts = options.max_restarts;
   share.address = address_;
-  share.port = members_.front().place.port().value();
+  share.ports = members_.front().place.ports().value();
   share.command = command_;
   if (task_) {
     share.variables = task_->variables;
@@ -270,122 +260,6 @@ void Attempt::say(std::string_view words) {
   job_.screen.say(words);
 }
 
-void Attempt::note_ends() {
-  const std::vector<size_t> ended = std::exchange(ended_, {});
-  if (phase_ == Phase::stopping && preempting()) {
-    const bool failed = std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
-    if (failed) {  // the others cannot save without it
-      deadline_ = std::min(deadline_, after(std::min(grace_, kFailureGrace)));
-    }
-  }
-  if (failure_ || phase_ != Phase::running) {
-    return;
-  }
-  for (const size_t i : ended) {
-    const int status = ranks_[i].end.wait_status;
-    // When several ended since the last look, a killed one is more likely the cause than one with an exit code.
-    if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
-      failure_ = Failure{i, ranks_[i].member};
-    }
-  }
-  if (!failure_ || received_signal_ != 0) {
-    return;
-  }
-  ended_at_ = stop_at_ = Clock::now();
-  if (exit_code_of(ranks_[*failure_->rank].end.wait_status) != kInputError) {
-    report_rank(*failure_->rank);
-  } else if (!shown(*failure_->rank) && ranks_[0].live) {
-    stop_at_ += kRankZeroSpeaks;
-  }
-}
-
-void Attempt::note_lost_places() {
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const Member& member = members_[i];
-    if (lost_[i] || member.place.state() != Place::State::lost) {
-      continue;
-    }
-    lost_[i] = true;
-    std::vector<size_t> there;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank].member == i) {
-        there.push_back(rank);
-        live_ -= ranks_[rank].live ? 1 : 0;
-        ranks_[rank].live = false;
-      }
-    }
-    const bool of_ours = phase_ == Phase::assembling || phase_ == Phase::running;
-    std::string ranks;
-    if (task_) {
-      ranks = concat(" (", name(0), ")");
-    } else if (!there.empty()) {
-      ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
-    }
-    if (received_signal_ == 0) {
-      job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
-    }
-    if (of_ours && !failure_) {
-      failure_ = Failure{std::nullopt, i};
-      ended_at_ = stop_at_ = Clock::now();
-    }
-  }
-}
-
-bool Attempt::shown(size_t number) const {
-  return task_ ? task_->shown != Shown::not_at_all : number == 0 || job_.options.all_output;
-}
-
-std::string Attempt::name(size_t number) const {
-  return task_ ? concat(task_->kind, " ", task_->number) : concat("rank ", number);
-}
-
-std::string Attempt::describe(size_t number) const {
-  const RankEnd& end = ranks_[number].end;
-  const std::string& host = members_[ranks_[number].member].name;
-  const std::string who = concat(name(number), host.empty() ? "" : concat(" on ", host), " ");
-  const std::string held = format_bytes(static_cast<double>(end.peak_rss_bytes));
-  switch (end.out_of_memory) {
-    case OutOfMemory::yes:
-      return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ", held, ")");
-    case OutOfMemory::perhaps:
-      return concat(who, describe_end(end.wait_status), " (it had held up to ", held,
-                    "; a process of its control group, perhaps this one, was killed by the kernel because memory ran out)");
-    case OutOfMemory::no:
-      break;
-  }
-  return who + describe_end(end.wait_status);
-}
-
-std::string Attempt::describe_failure() const {
-  if (!failure_) {
-    return "";
-  }
-  const Member& member = members_[failure_->member];
-  return failure_->rank ? describe(*failure_->rank) : concat("host ", member.name, " was lost: ", member.place.why_lost());
-}
-
-void Attempt::report_rank(size_t number) {
-  const Rank& rank = ranks_[number];
-  job_.screen.say(concat(describe(number), " (pid ", rank.end.pid, ") ", format_seconds(duration<double>(ended_at_ - started_at_).count()),
-                         " after start"));
-  if (rank.end.out_of_memory != OutOfMemory::no) {
-    job_.screen.say("give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, offload");
-  }
-  for (const std::string& line : rank.output.last_lines().lines()) {
-    job_.screen.say(concat("| ", line));
-  }
-  job_.screen.say(concat("all it wrote: ", rank.output.log().string()));
-}
-
-void Attempt::report_input_error() {
-  const size_t number = *failure_->rank;
-  if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kInputError)) {
-    return;  // the person has read it
-  }
-  const std::string words = ranks_[number].output.last_lines().last();
-  job_.screen.say(words.empty() ? describe(number) : concat(describe(number), ": ", words));
-}
-
 bool Attempt::anything_left() const {
   return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.place.state() == Place::State::running; });
 }
@@ -406,7 +280,7 @@ void Attempt::advance() {
   if (phase_ == Phase::assembling && (failure_ || received_signal_ != 0)) {
     stop();
   }
-  if (phase_ == Phase::running && (received_signal_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !ranks_[0].live)))) {
+  if (phase_ == Phase::running && (received_signal_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !others_may_explain())))) {
     stop();
   }
   if (phase_ == Phase::stopping) {
@@ -436,12 +310,11 @@ void Attempt::stop() {
   stop_signal_ = interrupt ? SIGINT : received_signal_ == SIGUSR1 ? SIGUSR1 : SIGTERM;
   grace_ = received_signal_ == 0 ? std::min(options.grace_seconds, kFailureGrace) : options.grace_seconds;
   grace_ = asked_to_end_ ? std::max(grace_, kLastWork) : grace_;
-  deadline_ = after(grace_);
+  deadline_ = in_seconds(grace_);
   if (!failure_ || received_signal_ != 0) {
     ended_at_ = Clock::now();
-  } else if (failure_->rank && exit_code_of(ranks_[*failure_->rank].end.wait_status) == kInputError) {
-    report_input_error();
   }
+  report_failure();
   for (const Member& member : members_) {
     if (preempting()) {  // their children go on until the ranks have saved
       member.place.signal(stop_signal_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/launch/last_words.h>
 #include <trireme/launch/launcher.h>
 #include <trireme/launch/place.h>
 #include <trireme/launch/rank_output.h>
@@ -82,7 +83,7 @@ class Attempt : private PlaceEvents {
 
   /// Whether its ranks could be started.
   bool assembled() const {
-    return listening_ && members_.front().place.port().has_value();
+    return listening_ && members_.front().place.ports().has_value();
   }
   /// Lets a task start, with these variables too.
   void release(const Variables& variables);
@@ -121,6 +122,14 @@ class Attempt : private PlaceEvents {
   void start_all();
   void note_ends();
   void note_lost_places();
+  bool says_why(size_t number) const;
+  bool wrong_input(size_t number) const;
+  Blame blame_of(size_t number) const;
+  std::vector<size_t> blamed_by(size_t number, bool living) const;
+  size_t culprit() const;
+  bool others_may_explain() const;
+  std::string exception_of(size_t number) const;
+  void report_failure();
   void report_rank(size_t number);
   void report_input_error();
   void stop();
@@ -156,7 +165,14 @@ class Attempt : private PlaceEvents {
   Phase phase_ = Phase::assembling;
   bool listening_ = false;
   bool started_ = false;
+  /// After a failure the ranks that are left have nothing to save.
+  static constexpr double kFailureGrace = 5;
+  static Clock::time_point in_seconds(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
   std::optional<Failure> failure_;
+  /// A rank has failed, and nothing was said of it yet.
+  bool report_due_ = false;
   Clock::time_point ended_at_{};
   Clock::time_point stop_at_{};
   Clock::time_point deadline_{};

@@ -17,7 +17,8 @@ namespace {
 constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
                                     "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST",
                                     "TRIREME_SERVERS",   "TRIREME_SERVER",               "TRIREME_WORKER",
-                                    "TRIREME_LOCAL_WORKER", "TRIREME_RUN_ATTEMPT"};
+                                    "TRIREME_LOCAL_WORKER", "TRIREME_RUN_ATTEMPT",          "TRIREME_STORE_ADDR",
+                                    "TRIREME_STORE_PORT"};
 // The same on every machine of a job.
 constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
 
@@ -60,7 +61,9 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   set("LOCAL_WORLD_SIZE", share.local_ranks);
   set("GROUP_RANK", share.node);
   set("MASTER_ADDR", share.address);
-  set("MASTER_PORT", share.port);
+  set("MASTER_PORT", share.ports.program);
+  set("TRIREME_STORE_ADDR", share.address);
+  set("TRIREME_STORE_PORT", share.ports.store);
   set("TORCHELASTIC_RESTART_COUNT", share.restarts);
   set("TORCHELASTIC_MAX_RESTARTS", share.max_restarts);
   set("TORCHELASTIC_RUN_ID", place.run_id);

@@ -32,7 +32,9 @@ inline constexpr const char* kSpinCount = "2000";
 /// The whole environment of one rank, each as NAME=value:
 /// - the launcher's own environment (`inherited`, NAME=value), then `extra`; later values replace earlier ones;
 /// - RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
-///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them);
+///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them). Nobody listens on MASTER_PORT:
+///   a program's own rank 0 can;
+/// - TRIREME_STORE_ADDR and TRIREME_STORE_PORT: where Trireme's own ranks meet;
 /// - TRIREME_RUN_ID, TRIREME_LIFELINE_FD, TRIREME_SECRET_FD, TRIREME_TTY, rank 0: TRIREME_LISTEN_FD, after a restart:
 ///   TRIREME_RESTART=1, in a job on several hosts: TRIREME_HOST;
 /// - OMP_NUM_THREADS = usable cores / (ranks of the place and their neighbours), at least 1, unless it is set;

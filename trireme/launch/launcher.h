@@ -87,7 +87,7 @@ struct JobReport {
 
 /// Starts the ranks, watches them, and returns when no process of them is left.
 ///
-/// Exit code: 0 when all ranks ended with 0; otherwise the first failing rank's exit code, 128 + signal when a signal ended
+/// Exit code: 0 when all ranks ended with 0; otherwise the exit code of the first failing rank, or of the one that its error leads to, 128 + signal when a signal ended
 ///   it (137 for SIGKILL), 1 for a lost host; 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the launcher.
 /// Ranks: see environment.h for their variables. Each has a session (and so a process group) of its own; rank 0 keeps
 ///   the launcher's standard input on one machine, the others read /dev/null. They inherit no other descriptor than

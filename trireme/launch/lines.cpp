@@ -1,11 +1,15 @@
 #include <trireme/launch/lines.h>
 
+#include <trireme/base/error.h>
+
 #include <algorithm>
 
 namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongestLine = 64 * 1024;
+// "[rank0]: " may stand before a frame.
+constexpr size_t kIndent = 24;
 
 } // namespace
 
@@ -40,6 +44,11 @@ std::string_view last_drawing(std::string_view line) {
 
 void LastLines::add(std::string_view line) {
   const std::string_view shown = last_drawing(line);
+  frames_ = shown.substr(0, kIndent).find("frame #") != std::string_view::npos ? frames_ + 1 : 0;
+  if (frames_ > 1) {
+    lines_.back() = concat(first_frame_, " (and ", frames_ - 1, frames_ == 2 ? " more frame)" : " more frames)");
+    return;
+  }
   lines_.emplace_back(shown.substr(0, kBytes));
   if (shown.size() > kBytes) {
     lines_.back() += "...";
@@ -47,6 +56,7 @@ void LastLines::add(std::string_view line) {
   if (lines_.size() > kLines) {
     lines_.pop_front();
   }
+  first_frame_ = frames_ == 1 ? lines_.back() : "";
 }
 
 std::string LastLines::last() const {

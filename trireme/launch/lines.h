@@ -23,7 +23,8 @@ class LineSplitter {
 /// What a terminal shows of a line that was redrawn with carriage returns: the last drawing.
 std::string_view last_drawing(std::string_view line);
 
-/// Keeps the last 20 lines, at most 2000 bytes of each.
+/// Keeps the last 20 lines, at most 2000 bytes of each. A stack of libtorch's ("frame #0: ...", "frame #1: ...") counts as one line: its
+/// first frame, and how many follow.
 class LastLines {
  public:
   static constexpr size_t kLines = 20;
@@ -38,6 +39,9 @@ class LastLines {
 
  private:
   std::deque<std::string> lines_;
+  /// Of the stack that the last line belongs to, and that line without what was added.
+  size_t frames_ = 0;
+  std::string first_frame_;
 };
 
 } // namespace trireme::launch

@@ -25,10 +25,11 @@ const std::string& LocalPlace::why_lost() const {
 
 void LocalPlace::listen(const std::string& address, int ranks) {
   meeting_ = open_meeting_point(address, ranks);
+  program_port_ = reserve_port();
 }
 
-std::optional<int> LocalPlace::port() const {
-  return meeting_.socket ? std::optional(meeting_.port) : std::nullopt;
+std::optional<Ports> LocalPlace::ports() const {
+  return meeting_.socket ? std::optional(Ports{meeting_.port, program_port_.port}) : std::nullopt;
 }
 
 void LocalPlace::start(const Share& share, PlaceEvents& events) {

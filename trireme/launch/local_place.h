@@ -4,6 +4,7 @@
 #include <trireme/launch/descriptor.h>
 #include <trireme/launch/guardian.h>
 #include <trireme/launch/place.h>
+#include <trireme/launch/reserved_port.h>
 #include <trireme/launch/secret.h>
 #include <trireme/launch/signals.h>
 
@@ -44,7 +45,7 @@ class LocalPlace : public Place {
   }
   const std::string& why_lost() const override;
   void listen(const std::string& address, int ranks) override;
-  std::optional<int> port() const override;
+  std::optional<Ports> ports() const override;
   void start(const Share& share, PlaceEvents& events) override;
   void signal(int number) override;
   void stop(int number) override;
@@ -86,6 +87,7 @@ class LocalPlace : public Place {
   const SecretMemory secret_;
   std::vector<std::string> environment_;
   MeetingPoint meeting_;
+  ReservedPort program_port_;
 
   PlaceEvents* events_ = nullptr;
   int first_rank_ = 0;

@@ -92,8 +92,8 @@ Message pack_share(const Share& share) {
   }
   return {{"first_rank", share.first_rank}, {"local_ranks", share.local_ranks}, {"ranks", share.ranks},
           {"node", share.node}, {"nodes", share.nodes}, {"restarts", share.restarts},
-          {"max_restarts", share.max_restarts}, {"address", to_text(share.address)}, {"port", share.port},
-          {"terminal_columns", share.terminal_columns}, {"command", command}, {"variables", pack_variables(share.variables)},
+          {"max_restarts", share.max_restarts}, {"address", to_text(share.address)}, {"port", share.ports.store},
+          {"program_port", share.ports.program}, {"terminal_columns", share.terminal_columns}, {"command", command}, {"variables", pack_variables(share.variables)},
           {"neighbours", share.neighbours}, {"keeps_socket", share.keeps_socket}};
 }
 
@@ -107,7 +107,7 @@ Share unpack_share(const Message& message) {
   share.restarts = whole(message, "restarts");
   share.max_restarts = whole(message, "max_restarts");
   share.address = to_bytes(message.at("address"));
-  share.port = whole(message, "port");
+  share.ports = {whole(message, "port"), whole(message, "program_port")};
   share.terminal_columns = whole(message, "terminal_columns");
   for (const Message& word : message.at("command")) {
     share.command.push_back(to_bytes(word));

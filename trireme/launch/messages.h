@@ -14,7 +14,7 @@ namespace trireme::launch {
 using Message = nlohmann::json;
 
 /// Changes with every change that an agent of another build would misunderstand.
-inline constexpr int kProtocol = 4;
+inline constexpr int kProtocol = 5;
 
 /// Converts any bytes to JSON text and back: each byte becomes the character with that number.
 std::string to_text(std::string_view bytes);

@@ -44,6 +44,14 @@ class PlaceEvents {
   virtual void say(std::string_view words) = 0;
 };
 
+/// Ports of rank 0's host.
+struct Ports {
+  /// The socket at which the ranks meet, which rank 0 inherits.
+  int store = 0;
+  /// Nobody listens on it: the program's own, for what its rank 0 opens (MASTER_PORT).
+  int program = 0;
+};
+
 /// One place's part in a start of all ranks.
 struct Share {
   int first_rank = 0;
@@ -58,7 +66,7 @@ struct Share {
   int max_restarts = 0;
   /// Where the ranks meet.
   std::string address;
-  int port = 0;
+  Ports ports;
   /// Columns of the terminal that shows rank 0's stderr, 0 when none does.
   int terminal_columns = 0;
   /// The program and its arguments.
@@ -83,9 +91,10 @@ class Place {
   virtual State state() const = 0;
   /// Why the place was lost.
   virtual const std::string& why_lost() const = 0;
-  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port; see port().
+  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port, and finds another port for the
+  /// program; see ports().
   virtual void listen(const std::string& address, int ranks) = 0;
-  virtual std::optional<int> port() const = 0;
+  virtual std::optional<Ports> ports() const = 0;
   /// Errors: InputError and Error from here or, once the program has been tried, from advance().
   virtual void start(const Share& share, PlaceEvents& events) = 0;
   /// Sends the signal to the ranks themselves.

@@ -33,9 +33,8 @@ void RankOutput::take(int stream_number, std::string_view bytes) {
   write_log(bytes);
   if (shown_ == Shown::as_it_is) {
     stream.outlet->write(bytes);
-  } else {
-    stream.splitter.add(bytes, [&](std::string_view line) { take_line(stream, line); });
   }
+  stream.splitter.add(bytes, [&](std::string_view line) { take_line(stream, line); });
 }
 
 void RankOutput::end_lines() {
@@ -50,8 +49,8 @@ void RankOutput::finish() {
 }
 
 void RankOutput::take_line(Stream& stream, std::string_view line) {
-  if (shown_ == Shown::not_at_all) {
-    last_lines_.add(line);
+  last_lines_.add(line);
+  if (shown_ != Shown::with_prefix) {
     return;
   }
   // Trireme's own log lines already begin so.

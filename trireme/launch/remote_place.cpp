@@ -39,7 +39,7 @@ void RemotePlace::send(const Message& order) {
 }
 
 void RemotePlace::listen(const std::string& address, int ranks) {
-  port_.reset();
+  ports_.reset();
   listen_at_ = Clock::now();
   send({{"do", "listen"}, {"address", to_text(address)}, {"ranks", ranks}});
 }
@@ -131,7 +131,7 @@ void RemotePlace::handle(const Message& event) {
   } else if (is == "gone") {
     gone_ = true;
   } else if (is == "listening") {
-    port_ = whole(event, "port");
+    ports_ = Ports{whole(event, "port"), whole(event, "program_port")};
     listen_at_.reset();
   } else if (is == "refused") {
     const std::string text = concat("on host ", setup_.host, ": ", to_bytes(event.at("text")));

@@ -48,8 +48,8 @@ class RemotePlace : public Place {
     return why_lost_;
   }
   void listen(const std::string& address, int ranks) override;
-  std::optional<int> port() const override {
-    return port_;
+  std::optional<Ports> ports() const override {
+    return ports_;
   }
   void start(const Share& share, PlaceEvents& events) override;
   void signal(int number) override;
@@ -81,7 +81,7 @@ class RemotePlace : public Place {
   State state_ = State::connecting;
   std::string why_lost_;
   std::exception_ptr refusal_;
-  std::optional<int> port_;
+  std::optional<Ports> ports_;
   PlaceEvents* events_ = nullptr;
   Share share_;
   bool held_ = false;

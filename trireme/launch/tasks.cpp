@@ -103,7 +103,7 @@ class Tasks {
     for (const One& one : tasks_) {
       if (one.server) {
         const bool brackets = one.address.find(':') != std::string::npos;
-        servers_ += concat(servers_.empty() ? "" : ",", job_.options.server_scheme, "://", brackets ? "[" : "", one.address, brackets ? "]" : "", ":", *one.place.place.port());
+        servers_ += concat(servers_.empty() ? "" : ",", job_.options.server_scheme, "://", brackets ? "[" : "", one.address, brackets ? "]" : "", ":", one.place.place.ports()->store);
       }
     }
     for (One& one : tasks_) {

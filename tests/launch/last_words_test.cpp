@@ -1,0 +1,66 @@
+#include <trireme/launch/last_words.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace trireme::launch {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+const std::string kRankOneFailed = "[comm] all_reduce #6 (\"gradients\", 4.00 kB) in group \"world\" failed on rank 0 of 4: rank 1 has ended with an error: an exception "
+                                   "ended it; see its output. Look at the output of rank 1; restart from the last checkpoint.";
+
+TEST(LastWordsTest, BlamesWhomTheAdviceNames) {
+  const Blame blame = blame_in({"step 5", kRankOneFailed, "bye"}, 0, 4);
+  EXPECT_TRUE(blame.others);
+  EXPECT_THAT(blame.ranks, ElementsAre(1));
+  EXPECT_THAT(blame_in({"terminate called after throwing an instance of 'trireme::PeerError'", "  what():  " + kRankOneFailed}, 0, 4).ranks, ElementsAre(1));
+  EXPECT_THAT(blame_in({"[rank 2] error: [comm] recv #1 failed on rank 2 of 4: ranks 1, 0 and 3 do not answer any more: killed (rank 3 waits for rank 2). Look at the "
+                        "output of ranks 1, 0 and 3 and for a lack of memory on that host."},
+                       2, 4)
+                  .ranks,
+              ElementsAre(1, 0, 3));
+}
+
+TEST(LastWordsTest, BlamesAllThatAreNamedWithoutAnAdvice) {
+  EXPECT_THAT(blame_in({"[comm] ranks 2 and 3 have not come within 60 s; 2 of 4 ranks are here. Look at the output of the missing ones."}, 0, 4).ranks, ElementsAre(2, 3));
+  EXPECT_THAT(blame_in({"[comm] rank 3 of 4: nobody listens on 127.0.0.1:4711, so rank 0 has not come."}, 3, 4).ranks, ElementsAre(0));
+}
+
+TEST(LastWordsTest, NobodyIsBlamedByOtherWords) {
+  for (const char* line : {"rank 1 is slow", "ValueError: rank 1", "[comm] a tensor of rank 0 has no elements.", "[comm] rank 9 has ended.", "[comm] frank 1 and ranking 2", ""}) {
+    EXPECT_FALSE(blame_in({line}, 0, 4).others) << line;
+  }
+  EXPECT_FALSE(blame_in({}, 0, 4).others);
+}
+
+TEST(LastWordsTest, ALostConnectionBlamesSomebody) {
+  const std::deque<std::string> lines = {"RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"};
+  EXPECT_TRUE(blame_in(lines, 0, 2).others);
+  EXPECT_THAT(blame_in(lines, 0, 2).ranks, IsEmpty());
+  EXPECT_FALSE(blame_in(lines, 0, 1).others) << "there is nobody else";
+}
+
+TEST(LastWordsTest, FindsTheException) {
+  EXPECT_EQ(exception_in({"terminate called after throwing an instance of 'c10::Error'", "  what():  mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+                          "Exception raised from meta at LinearAlgebra.cpp:194 (most recent call first):", "frame #0: c10::Error (and 30 more frames)", ""}),
+            "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)");
+  EXPECT_EQ(exception_in({"Traceback (most recent call last):", "  File \"a.py\", line 3, in <module>", "    f()", "ValueError: no such column"}), "ValueError: no such column");
+  EXPECT_EQ(exception_in({"[rank1]: Traceback (most recent call last):", "[rank1]:   File \"a.py\", line 3, in <module>", "[rank1]: ValueError: no such column"}),
+            "ValueError: no such column");
+  EXPECT_EQ(exception_in({"step 5", "[rank 1] error: [data] the file is empty. Write one.", ""}), "[data] the file is empty. Write one.");
+  EXPECT_EQ(exception_in({"step 5", "[data] the file is empty. Write one.", "step 6, which stdout kept"}), "[data] the file is empty. Write one.");
+  EXPECT_EQ(exception_in({"  what():  " + std::string(1000, 'x')}), std::string(300, 'x') + "...");
+}
+
+TEST(LastWordsTest, OrdinaryLinesAreNoException) {
+  EXPECT_EQ(exception_in({"[rank 1] error: [checkpoint] failed, training goes on.", "step 5", "step 6", "step 7", "step 8", "step 9"}), "");
+  EXPECT_EQ(exception_in({"[train] step 5"}), "");
+  EXPECT_EQ(exception_in({"Traceback (most recent call last):", "  File \"a.py\", line 3, in <module>"}), "");
+  EXPECT_EQ(exception_in({}), "");
+}
+
+} // namespace
+} // namespace trireme::launch
