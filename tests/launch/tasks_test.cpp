@@ -120,6 +120,15 @@ TEST_F(TasksTest, WithoutAWorkerTheJobHasFailed) {
   EXPECT_TRUE(nothing_runs());
 }
 
+// The signal that ends a server is not the job's failure.
+TEST_F(TasksTest, TheCodeIsTheWorkersWhereServersHaveNoHandler) {
+  LaunchOptions options = probes(1, {"s:sleep=60000", "w0:exit=3"});
+  options.servers = 1;
+  LaunchProcess launch(options, folder());
+  EXPECT_EQ(launch.wait(), 3) << launch.err();
+  EXPECT_TRUE(nothing_runs());
+}
+
 TEST_F(TasksTest, AServerThatCannotBeStartedAgainEndsTheJob) {
   LaunchProcess launch(tasks(2, 2, {"w:sleep=60000"}), folder());
   ASSERT_TRUE(all_started(2, 2));

@@ -221,7 +221,8 @@ class Tasks {
     for (const One& one : tasks_) {
       any_well = any_well || (!one.server && one.end->exit_code == 0);
       outcome.not_begun = outcome.not_begun || (!one.server && one.end->not_begun);
-      if (one.end->exit_code != 0 && (one.server || outcome.exit_code == 0)) {
+      const bool by_us = servers_asked_ && one.end->exit_code == 128 + SIGTERM; // it has no handler for the signal that ends it
+      if (one.end->exit_code != 0 && ((one.server && !by_us) || outcome.exit_code == 0)) {
         outcome.exit_code = one.end->exit_code;
         outcome.cause = one.end->cause;
       }
