@@ -123,7 +123,8 @@ TEST(LaunchersTest, Mpirun) {
 
 TEST(LaunchersTest, AShellOfSlurmIsNoTask) {
   const std::string step = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_JOB_ID=4711 SLURM_JOB_NAME=train SLURM_STEP_NODELIST=$(hostname) ";
-  const auto [status, output] = run_command(step + "SLURM_PTY_PORT=44263 SLURM_TASK_PID=1 timeout 20 " + kDemo + " 2>&1");
+  // With set -m bash treats its commands as at a terminal.
+  const auto [status, output] = run_command(step + "SLURM_PTY_PORT=44263 bash -c 'set -m; export SLURM_TASK_PID=$$; " + kDemo + "; exit $?' 2>&1");
   EXPECT_EQ(status, 0) << output;
   EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 1 "), HasSubstr("SLURM_NTASKS")));
 }
