@@ -6,8 +6,9 @@
 
 int main() {
   auto world = trireme::World::connect();
+  trireme::manual_seed(1, world);
   torch::nn::Linear model(4, 1);
-  trireme::DataParallel parallel(*model, world.group());
+  trireme::DataParallel parallel(*model, world.group(), trireme::DataParallelOptions());
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   trireme::TorchSampler sampler(100, world);
   sampler.reset();

@@ -23,6 +23,9 @@
 namespace trireme::parallel {
 namespace {
 
+/// A walk over a model's parameters takes a millisecond for 300 of them.
+constexpr int64_t kBackwardsBetweenLooks = 32;
+
 // What DataParallel works on, of a module or as it was named.
 struct Tensors {
   bucket::NamedTensors parameters; // frozen ones too
@@ -183,7 +186,9 @@ class DataParallel::Impl : public AllReduceSync {
   }
 
   void backward_ended() override {
-    late_.refuse_new();
+    if (steps_ % kBackwardsBetweenLooks == 0) {
+      late_.refuse_new();
+    }
     finish_reduction();
     ++steps_;
   }

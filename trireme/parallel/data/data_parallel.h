@@ -38,7 +38,7 @@ namespace trireme::parallel {
 class DataParallel {
  public:
   /// Errors: InputError when no parameter requires a gradient, two share memory, or ranks built different models
-  /// or have different options. The next backward throws one for a parameter that was added to the model later: make DataParallel anew.
+  /// or have different options. One of the next 32 backwards throws one for a parameter that was added to the model later: make DataParallel anew.
   DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options = {});
   /// Of tensors by name, the same on every rank and in the same order: a TorchScript module's named_parameters(), a module's and learnable tensors beside it. Those that
   /// require no gradient are made equal and may be unfrozen. `buffers` are treated as a module's are. An optimizer steps no other tensors alike on all ranks.

@@ -21,7 +21,7 @@ class Reducer;
 /// Parameters that were frozen when DataParallel was made, and get gradients nevertheless: they were unfrozen later.
 ///
 /// Their gradients are summed one by one when backward is over, for those of them that any rank has a gradient of.
-/// Cost: a look at each of them and at the model's list of parameters once a backward; an all-reduce for each that is unfrozen.
+/// Cost: a look at each of them once a backward; an all-reduce for each that is unfrozen.
 class LateParameters {
  public:
   /// `frozen`: tensors that may be unfrozen, the same on every rank; `in_buckets`: those that have a place there already.
@@ -37,7 +37,7 @@ class LateParameters {
   /// Sums the gradients of those that are `wanted` (the same on all ranks), multiplied by `before`, the sums by `after`. Without `active`
   /// this rank adds nothing. Collective.
   void reduce(const std::function<bool(size_t i)>& wanted, const comm::Group& group, bool active, double before, double after);
-  /// Throws InputError for a parameter of the model that has a gradient and was not there at construction.
+  /// Throws InputError for a parameter of the model that has a gradient and was not there at construction. Cost: Module::named_parameters().
   void refuse_new() const;
   /// Makes those that were ever reduced the root's. Collective.
   void broadcast(const comm::Group& group, int root) const;
