@@ -119,9 +119,7 @@ TEST_F(ElasticTrainTest, AnotherOneTakesOverWhenTheFirstIsKilled) {
 // Before, its replicas were started again and trained all of it anew until no restart was left.
 TEST_F(ElasticTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
   write_elastic("run2.json", true, 20);
-  std::filesystem::create_directories(folder / "out");
-  write_file_atomically(folder / "out/checkpoints", "no folder");
-  const Finished run = train("run2.json", "out", 2);
+  const Finished run = train("run2.json", "out", 2, "", "trap \"\" XFSZ; ulimit -f 32; "); // as a full disk
   EXPECT_EQ(run.status, 1) << run.output;
   EXPECT_THAT(run.output, testing::AllOf(testing::HasSubstr("could not save the result"), testing::Not(testing::HasSubstr("starting it again"))));
 }

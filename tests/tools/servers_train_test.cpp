@@ -101,9 +101,7 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
 // Before, worker 1's good end made the job's: status 0, and nothing was saved.
 TEST_F(ServersTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
   write_servers(R"({"kind": "server", "servers": 1})", 6);
-  std::filesystem::create_directories(folder / "out");
-  write_file_atomically(folder / "out/checkpoints", "no folder");
-  const Finished run = train("servers.json", "out");
+  const Finished run = train("servers.json", "out", "", "trap \"\" XFSZ; ulimit -f 32; "); // as a full disk
   EXPECT_EQ(run.status, 1) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("the last checkpoint could not be saved"), HasSubstr("worker 0 has trained to the end and could not save the result")));
   EXPECT_THAT(run.output, testing::Not(HasSubstr("starting it again")));

@@ -135,6 +135,11 @@ class Tasks {
       fail(outcome);
       return;
     }
+    if (outcome.exit_code == kNotSaved && !one.server) {
+      job_.screen.say(concat(who, " has trained to the end and could not save the result: it is not started again"));
+      one.end = outcome;
+      return;
+    }
     const bool reachable = one.place.place.state() != Place::State::lost;
     if (reachable && restarts_ < job_.options.max_restarts) {
       ++restarts_;
@@ -226,6 +231,12 @@ class Tasks {
         outcome.exit_code = one.end->exit_code;
         outcome.cause = one.end->cause;
       }
+    }
+    const auto not_saved = std::find_if(tasks_.begin(), tasks_.end(), [](const One& one) { return !one.server && one.end->exit_code == kNotSaved; });
+    if (not_saved != tasks_.end()) { // whatever the others have come to
+      outcome.exit_code = 1;
+      outcome.cause = not_saved->end->cause;
+      return outcome;
     }
     const bool servers_well = std::all_of(tasks_.begin(), tasks_.end(), [](const One& one) { return !one.server || one.end->exit_code == 0; });
     if (any_well && servers_well) {
