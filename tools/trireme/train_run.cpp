@@ -13,6 +13,7 @@
 #include "traffic_meter.h"
 
 #include <trireme/base/env.h>
+#include <trireme/base/fault.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
@@ -37,10 +38,7 @@
 
 #include <malloc.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <map>
 #include <optional>
 
 namespace trireme::tools {
@@ -494,6 +492,7 @@ int train(const TrainCommand& command) {
 }
 
 int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
+  fault::set_step(0); // what ranks exchange before the first step is no part of one
   return TrainRun(command, world, device).train();
 }
 

@@ -465,6 +465,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   parts.num_parameters = count_parameters(parts);
   parts.schedule = make_schedule(options, optimizer.lr());
+  parts.rates_may_differ = options.lr || options.optimizer;
 
   for (const std::string& warning : parts.schedule->warnings()) {
     log::warning(warning);

@@ -188,7 +188,11 @@ void OptimizerStep::run() {
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.several_reduce_groups);
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
   const double lr = begun_in_backward ? lr_ : parts_.schedule->lr();
-  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered(), lr, 1.0}, torch::kFloat64);
+  std::vector<double> numbers = {norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()};
+  if (parts_.rates_may_differ) {
+    numbers.insert(numbers.end(), {lr, 1});
+  }
+  at::Tensor sums = torch::tensor(numbers, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -252,7 +256,9 @@ void OptimizerStep::run() {
     step_buckets();
   }
   exchange.wait();
-  check_same_lr(lr, sums[3].item<double>() / sums[4].item<double>());
+  if (parts_.rates_may_differ) {
+    check_same_lr(lr, sums[3].item<double>() / sums[4].item<double>());
+  }
   end_step(true);
   parts_.schedule->advance();
 }

@@ -99,6 +99,7 @@ struct Parts {
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
   std::shared_ptr<optim::Schedule> schedule;
+  bool rates_may_differ = false; // between ranks: the program decides them, not the configuration
   std::shared_ptr<data::RepeatingLoader> loader;
   std::unique_ptr<activations::Activations> activations; // null: they stay where they are
   nlohmann::json chosen_ways; // what "auto" has chosen for activations, for checkpoints; null: nothing
