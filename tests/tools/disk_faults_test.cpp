@@ -171,15 +171,17 @@ class DiskFaultsTest : public RunFolder {
         codes = {codes[static_cast<size_t>(chosen++) % codes.size()]};
       }
       for (const std::string& code : codes) {
-        for (size_t i = 0; i < wanted.size(); ++i) {
+        int tries = 0;
+        for (size_t i = 0; i < wanted.size();) {
           SCOPED_TRACE(concat(wanted[i].text(), ": ", code));
           const Finished run = train("faulty", "", wanted[i].failing(code), traced);
           const std::string injected = first_injected(log());
           SCOPED_TRACE(concat(injected, '\n', run.output));
-          ++runs;
-          // With ranks that wait for each other the n-th call of one run may be another one in the next, that of a file which is no part of the run.
+          // With ranks that wait for each other the n-th call of one run may be another one in the next, that of a file which is no part of the run:
+          // it is aimed at again, twice.
           const auto names = [&](const fs::path& path) { return injected.find(path.string()) != std::string::npos; };
-          hits += names(disk_ / wanted[i].place) || names(out("faulty") / wanted[i].place) ? 1 : 0;
+          const bool is_hit = names(disk_ / wanted[i].place) || names(out("faulty") / wanted[i].place);
+          hits += is_hit ? 1 : 0;
           ended += run.status != 0 ? 1 : 0;
           expect_right("faulty", run, kReasons.at(code), names(disk_) || names(out("faulty")));
           if (wanted[i].call.find("unlink") == std::string::npos && wanted[i].call != "rmdir") {
@@ -189,6 +191,11 @@ class DiskFaultsTest : public RunFolder {
             expect_goes_on("faulty");
           }
           remove_all_of("faulty");
+          if (is_hit || ++tries == 3) {
+            ++runs;
+            ++i;
+            tries = 0;
+          }
         }
       }
       if (tests_all()) {
@@ -197,7 +204,7 @@ class DiskFaultsTest : public RunFolder {
     }
     std::cout << calls.size() << " calls of " << kinds.size() << " kinds on " << disk_ << ", " << ranks_ << " ranks, rank " << traced << ": " << runs << " runs with a fault, " << hits << " hit a file of the run, "
               << ended << " ended with an error, the others went on rightly" << std::endl;
-    EXPECT_GE(hits * 2, runs) << "calls are not the same in each run"; // nearly: ranks wait for each other
+    EXPECT_GE(hits * 4, runs * 3) << "calls are not the same in each run"; // nearly: ranks wait for each other
     EXPECT_GE(kinds.size(), 12u);
     EXPECT_EQ(left_in_shared_memory(shared_memory), "");
   }
