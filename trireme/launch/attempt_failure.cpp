@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
+#include <trireme/launch/exit_codes.h>
 #include <trireme/launch/process.h>
 
 #include <signal.h>
@@ -16,8 +17,6 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-// A rank that refuses the user's input ends with this; so do most command lines.
-constexpr int kInputError = 2;
 // All ranks mostly meet the same bad input at the same time: rank 0 gets this long to say it in its own words.
 constexpr milliseconds kRankZeroSpeaks{500};
 // A rank whose error ends the others may end after them: it leaves its groups, and then its threads, its memory, perhaps a core dump.
@@ -58,7 +57,7 @@ bool Attempt::says_why(size_t number) const {
 }
 
 bool Attempt::wrong_input(size_t number) const {
-  return exit_code_of(ranks_[number].end.wait_status) == kInputError;
+  return exit_code_of(ranks_[number].end.wait_status) == kWrongInput;
 }
 
 Blame Attempt::blame_of(size_t number) const {
@@ -223,7 +222,7 @@ void Attempt::report_rank(size_t number) {
 
 void Attempt::report_input_error() {
   const size_t number = *failure_->rank;
-  if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kInputError)) {
+  if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kWrongInput)) {
     return;  // the person has read it
   }
   const std::string words = ranks_[number].output.last_lines().last();
