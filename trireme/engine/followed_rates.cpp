@@ -8,7 +8,9 @@
 #include <cmath>
 
 namespace trireme::engine {
+namespace {
 
+// Of each group.
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) {
@@ -19,6 +21,8 @@ std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   }
   return rates;
 }
+
+} // namespace
 
 double FollowedRates::lr_of(int64_t) const {
   return std::ranges::max(rates_of(*optimizer_));

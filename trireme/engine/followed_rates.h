@@ -29,7 +29,4 @@ class FollowedRates final : public optim::Schedule {
   std::shared_ptr<const torch::optim::Optimizer> optimizer_;
 };
 
-/// The learning rate of each group of `optimizer`.
-std::vector<double> rates_of(const torch::optim::Optimizer& optimizer);
-
 } // namespace trireme::engine
