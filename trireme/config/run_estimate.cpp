@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/overloaded.h>
+#include <trireme/base/text.h>
 #include <trireme/estimate/activation_choice.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
@@ -233,6 +234,21 @@ void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
 
 } // namespace
 
+std::string note_on_absent_data(const RunConfig& run) {
+  if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files count nothing
+    return "";
+  }
+  std::vector<std::string> missing;
+  for (const auto* files : {&run.data.train, &run.data.train_labels, &run.data.validation, &run.data.validation_labels}) {
+    for (const auto& file : *files) {
+      if (std::find(run.absent_files.begin(), run.absent_files.end(), file) != run.absent_files.end()) {
+        missing.push_back(file.string());
+      }
+    }
+  }
+  return missing.empty() ? "" : concat("there is no file ", join(missing, ", "), ": the memory of what is in ", missing.size() == 1 ? "it" : "them", " is not counted");
+}
+
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   RunEstimate out;
   Run& e = out.run;
@@ -288,6 +304,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   }
   e.clips = run.engine.clipping() > 0;
   e.data_bytes = data_bytes(run, e);
+  if (std::string note = note_on_absent_data(run); !note.empty()) {
+    out.notes.push_back(std::move(note));
+  }
   check_choices(e);
   check_budget(run, vocab_size, e);
   check_offload(run, out);
