@@ -15,6 +15,9 @@ struct RunEstimate {
   std::vector<std::string> notes;
 };
 
+/// What an engine's configuration alone decides of a run: types, optimizer, ZeRO, buckets, offload. A model's shape and the ranks are the caller's.
+void set_engine(const EngineConfig& engine, estimate::Run& out);
+
 /// A note on data files that do not exist and would count in an estimate (Files::may_be_absent); empty: there are none.
 std::string note_on_absent_data(const RunConfig& run);
 
