@@ -14,8 +14,8 @@ class Module;
 
 namespace trireme::engine {
 
-/// What parameters, gradients and optimizer states of a module need at a ZeRO stage: as DeepSpeed's estimate_zero2_model_states_mem_needs_all_live() and ..zero3.. say it, with the
-/// numbers of `trireme estimate`. Activations, data and libtorch itself are not in it.
+/// What parameters, gradients and optimizer states of a module need at a ZeRO stage, with the numbers of `trireme estimate`. Activations, data and libtorch itself are not in it.
+/// DeepSpeed's are estimate_zero2_model_states_mem_needs_all_live() and estimate_zero3_model_states_mem_needs_all_live().
 struct ZeroMemory {
   struct Row {
     offload::Place states = offload::Place::device; ///< "offload_optimizer"
