@@ -1,5 +1,6 @@
 #include <trireme/base/error.h>
 #include <trireme/bucket/flat_parameters.h>
+#include <trireme/device/absent_memory.h>
 
 #include <gmock/gmock.h>
 #include <torch/nn/modules/linear.h>
@@ -57,7 +58,7 @@ TEST_F(ParameterShardsTest, EachUnitHasABucketAndTheRestComesLast) {
 TEST_F(ParameterShardsTest, ReleasedParametersHaveNoMemoryButTheirShape) {
   const at::Tensor scale_before = scale.clone();
   move_in_all();
-  EXPECT_FALSE(has_memory(first->weight));
+  EXPECT_FALSE(device::has_memory(first->weight));
   EXPECT_EQ(first->weight.sizes(), (at::IntArrayRef{7, 5}));
   EXPECT_TRUE(scale.equal(scale_before));
   const at::Tensor view = first->weight.detach().t(); // fine until it is read
@@ -80,9 +81,9 @@ TEST_F(ParameterShardsTest, ViewsSeeTheValuesAgainOnceGathered) {
   EXPECT_TRUE(flat->owned_data(1, mine).equal(both.slice(0, mine.begin - bucket.begin, mine.end - bucket.begin)));
   const at::Tensor view = first->weight.t();
   flat->release(1);
-  EXPECT_FALSE(has_memory(view));
+  EXPECT_FALSE(device::has_memory(view));
   flat->bucket_data(1).copy_(both);
-  EXPECT_FALSE(has_memory(view)) << "values may still be on their way";
+  EXPECT_FALSE(device::has_memory(view)) << "values may still be on their way";
   EXPECT_THROW(view.sum(), c10::Error);
   flat->publish(1);
   EXPECT_TRUE(view.equal(expected.t()));

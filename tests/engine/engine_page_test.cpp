@@ -7,6 +7,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
+#include <torch/serialize.h>
+
+#include <filesystem>
+#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -102,6 +106,30 @@ TEST(EnginePageTest, ProgramsWithSeveralModels) {
   makes->train_batch(next);  // (judge(maker(noise)) - 1)^2: what it gives the judge is dropped
   EXPECT_TRUE(judge->weight.equal(judged));
   EXPECT_FALSE(judge->weight.grad().defined());
+}
+
+// tests/engine/gathered_model_test.cpp has stages, shards and tensor ranks.
+TEST(EnginePageTest, SavesAWholeModel) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / concat("trireme_engine_page_", ::getpid());
+  std::filesystem::create_directories(folder);
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder);
+  comm::World world = comm::World::connect();
+  HeadedNet net;
+  InitializeOptions options;
+  options.model = net.ptr();
+  options.loss = [net](const data::Batch& batch) mutable { return torch::cross_entropy_loss(net->forward(batch.input()), batch.target()); };
+  options.config = small_config(8, 1);
+  const auto engine = initialize(world, options).engine;
+  const std::shared_ptr<torch::nn::Module> whole = engine->gather_model(); // on every rank
+  if (world.rank() == 0) {
+    torch::save(whole, "model.pt");
+  }
+  HeadedNet loaded;
+  torch::load(loaded, "model.pt");
+  EXPECT_TRUE(loaded->head->weight.equal(net->head->weight));
+  std::filesystem::current_path(before);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(EnginePageTest, ThePageShowsThisCode) {

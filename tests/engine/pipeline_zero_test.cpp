@@ -2,6 +2,7 @@
 #include "layered_run.h"
 
 #include <trireme/base/error.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/zero/init.h>
 
 #include <tests/support/run_ranks.h>
@@ -82,7 +83,7 @@ TEST_P(PipelinesAtStageThree, TrainAsWithoutZeroAndAsOneProcess) {
                           }
                           const auto a = plain.model->named_parameters();
                           for (const auto& item : sharded.model->named_parameters()) {
-                            EXPECT_EQ(bucket::has_memory(item.value()), item.value().numel() < 40) << item.key() << " after a step";
+                            EXPECT_EQ(device::has_memory(item.value()), item.value().numel() < 40) << item.key() << " after a step";
                           }
                           const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
                           for (const auto& item : sharded.model->named_parameters()) {
@@ -122,7 +123,7 @@ struct Counter {
   void look() {
     int64_t whole = 0;
     for (const at::Tensor& parameter : model.lock()->parameters()) {
-      whole += bucket::has_memory(parameter) ? parameter.numel() : 0;
+      whole += device::has_memory(parameter) ? parameter.numel() : 0;
     }
     most = std::max(most, whole);
   }

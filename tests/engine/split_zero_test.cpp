@@ -1,7 +1,7 @@
 // ZeRO where layers or the tokens of a sample are split among ranks: stage 3 in pipelines, hybrid sharding, frozen parameters, first values.
 #include "split_run.h"
 
-#include <trireme/bucket/parameter_shards.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/parallel/tensor/split_module.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ constexpr context::Kind kAllToAll = context::Kind::ulysses;
 // The last norm of a Gpt in one piece belongs to no unit.
 void expect_that_shards_stay(SplitRun& run) {
   for (const auto& item : run.module().named_parameters()) {
-    EXPECT_EQ(bucket::has_memory(item.value()), run.gpt() != nullptr && item.key().starts_with("transformer.ln_f.")) << item.key();
+    EXPECT_EQ(device::has_memory(item.value()), run.gpt() != nullptr && item.key().starts_with("transformer.ln_f.")) << item.key();
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <trireme/base/file.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/models/gpt_layers.h>
 #include <trireme/recompute/recompute.h>
 #include <trireme/zero/init.h>
@@ -177,7 +178,7 @@ struct LiveTiles {
   void look() {
     int64_t now = 0;
     for (const at::Tensor& parameter : parameters) {
-      now += bucket::has_memory(parameter) ? parameter.numel() : 0;
+      now += device::has_memory(parameter) ? parameter.numel() : 0;
     }
     most = std::max(most, now);
     ++looks;
@@ -265,7 +266,7 @@ TEST(TiledLinearEngineTest, InitBuildsTheSameModel) {
                             std::optional<zero::Init> init(std::in_place, world);
                             TiledNet net(TiledKind{true, 2});
                             for (const auto& item : net->named_parameters()) {
-                              EXPECT_FALSE(bucket::has_memory(item.value())) << item.key();
+                              EXPECT_FALSE(device::has_memory(item.value())) << item.key();
                             }
                             init.reset();
                             TiledRun early(world, net, tiled_config(stage));

@@ -1,6 +1,7 @@
 #include "small_run.h"
 
 #include <trireme/base/error.h>
+#include <trireme/device/absent_memory.h>
 
 #include <trireme/models/gpt_layers.h>
 #include <trireme/zero/init.h>
@@ -145,7 +146,7 @@ TEST(ZeroTest, InitBuildsTheSameModel) {
                             SmallRun plain(world, config);
                             std::optional<zero::Init> init(std::in_place, world);
                             models::Gpt model(small_gpt());
-                            EXPECT_FALSE(bucket::has_memory(model->transformer->h[0]->parameters()[0]));
+                            EXPECT_FALSE(device::has_memory(model->transformer->h[0]->parameters()[0]));
                             init.reset();
                             InitializeOptions options;
                             options.model = model.ptr();
@@ -254,7 +255,7 @@ TEST(ZeroTest, LayersOfAListAreUnits) {
                             const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
                             for (int step = 0; step < 8; ++step) {
                               EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
-                              EXPECT_FALSE(bucket::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
+                              EXPECT_FALSE(device::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
                             }
                             data::SamplerOptions split;
                             split.rank = world.rank();

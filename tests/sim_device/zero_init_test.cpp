@@ -3,7 +3,7 @@
 
 #include <tests/support/run_ranks.h>
 
-#include <trireme/bucket/parameter_shards.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/device/choose.h>
 #include <trireme/zero/init.h>
 
@@ -79,7 +79,7 @@ TEST(SimDeviceZeroInitMemory, NoMoreThanAModuleIsWholeOnTheDevice) {
                           }
                           for (const at::Tensor& parameter : model->transformer->h[0]->parameters()) {
                             EXPECT_EQ(parameter.device(), sim::device());
-                            EXPECT_FALSE(bucket::has_memory(parameter));
+                            EXPECT_FALSE(device::has_memory(parameter));
                             block += parameter.numel() * 4;
                           }
                           EXPECT_LE(sim::memory().bytes, whole / 4 + block);

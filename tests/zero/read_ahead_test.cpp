@@ -1,6 +1,7 @@
 // Shards that are elsewhere are read two stages ahead of their use, in the order of the pass.
 #include <trireme/base/error.h>
 #include <trireme/bucket/state_store.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/zero/parameter_coordinator.h>
 
 #include <tests/support/recording_store.h>
@@ -126,7 +127,7 @@ TEST(ReadAheadTest, ARankAloneComputesWithTheMemoryOfTheStore) {
                           units.coordinator->enter(*units.modules[0]);
                           EXPECT_EQ(weight.const_data_ptr(), shard_of_first(units)) << "was copied";
                           units.coordinator->release_all();
-                          EXPECT_FALSE(bucket::has_memory(weight));
+                          EXPECT_FALSE(device::has_memory(weight));
                         }),
               IsEmpty());
 }

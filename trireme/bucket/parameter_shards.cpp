@@ -3,9 +3,9 @@
 #include <trireme/base/error.h>
 #include <trireme/bucket/gradient_shards.h>
 #include <trireme/bucket/state_store.h>
+#include <trireme/device/absent_memory.h>
 
 #include <torch/utils.h>
-#include <torch/version.h>
 
 #include <utility>
 
@@ -24,27 +24,7 @@ void drop_tensor(void* tensor) {
   delete static_cast<at::Tensor*>(tensor);
 }
 
-/// Takes back what release_data_and_set_meta_custom_data_ptr_error_msg_() has said. Until libtorch 2.11 nothing public does; an explicit instantiation may name the private flag.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
-void allow_reading(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::*refuses>
-struct Reading {
-  friend void allow_reading(c10::StorageImpl& storage) {
-    storage.*refuses = false;
-  }
-};
-template struct Reading<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-#else
-void allow_reading(c10::StorageImpl& storage) {
-  storage.clear_data_ptr_access_error_msg_();
-}
-#endif
-
 } // namespace
-
-bool has_memory(const at::Tensor& tensor) {
-  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
-}
 
 ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
                                  std::shared_ptr<MemoryPool> pool)
@@ -108,7 +88,7 @@ void ParameterShards::publish(int64_t b) {
   c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
   if (storage._mutable_data_ptr_no_checks().get() == nullptr) {
     auto* const holder = new at::Tensor(whole_[b]);
-    allow_reading(storage);
+    device::allow_reading(storages_[b]);
     storage.set_data_ptr_noswap(at::DataPtr(whole_[b].mutable_data_ptr(), holder, &drop_tensor, device_));
   }
 }
@@ -161,12 +141,11 @@ void ParameterShards::release(int64_t b) {
 void ParameterShards::empty_storage(int64_t b) {
   const Bucket& bucket = layout_.buckets()[b];
   const std::string& first = layout_.tensors()[layout_.slots()[bucket.first_slot].tensor].name;
-  c10::StorageImpl& storage = *storages_[b].unsafeGetStorageImpl();
-  storage.set_data_ptr_noswap(at::DataPtr(nullptr, device_));
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+  device::drop_memory(
+      storages_[b], device_,
       concat("the parameters from \"", first, "\" on (", bucket.last_slot - bucket.first_slot,
              " tensors) are sharded among the ranks (ZeRO stage 3) and not gathered now. Read them while a "
-             "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded."));
+             "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded. To save the model, save what Engine::gather_model() returns."));
 }
 
 void ParameterShards::prefetch(int64_t b) {

@@ -118,7 +118,4 @@ class ParameterShards {
   std::vector<c10::Storage> storages_; // by bucket
 };
 
-/// Whether a tensor's values can be read: not those of a sharded parameter that is not gathered.
-bool has_memory(const at::Tensor& tensor);
-
 } // namespace trireme::bucket

@@ -7,6 +7,7 @@
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/checkpoint/safetensors.h>
+#include <trireme/checkpoint/shard_report.h>
 #include <trireme/checkpoint/size_signal.h>
 #include <trireme/checkpoint/staging.h>
 
@@ -79,18 +80,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
   std::vector<NamedTensor> tensors;
   std::set<std::string> keys;
   for (const TensorShard& shard : mine) {
-    const auto fail = [&](const std::string& happened) {
-      throw InputError("checkpoint", concat("tensor \"", shard.name, "\": ", happened));
-    };
-    check_storable(json(shard.name), "a tensor's name");
-    check_storable(json(shard.kind), "a tensor's kind");
-    if (!shard.data.defined() || shard.name.empty()) {
-      fail(shard.name.empty() ? "a tensor needs a name" : "is undefined");
-    }
-    const Region region{shard.box_offset, shard.box_size, shard.begin, shard.begin + shard.data.numel()};
-    if (const std::string problem = region_problem(region, shard.global_shape); !problem.empty()) {
-      fail(problem);
-    }
+    check_shard(shard);
     // A whole tensor keeps its name and shape, so that any reader of safetensors can use the file.
     const bool is_whole = shard.box_size.empty() && shard.data.numel() == checked_numel(shard.global_shape);
     std::string key = is_whole ? shard.name : concat(shard.name, '@', shard.begin);
@@ -98,14 +88,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
       key += '\'';
     }
     tensors.push_back({key, is_whole ? shard.data.reshape(shard.global_shape) : shard.data, shard.lent});
-    report["shards"].push_back({{"name", shard.name},
-                                {"kind", shard.kind},
-                                {"dtype", dtype_name(shard.data.scalar_type())},
-                                {"shape", shard.global_shape},
-                                {"key", key},
-                                {"range", {region.begin, region.end}},
-                                {"offset", shard.box_offset},
-                                {"size", shard.box_size}});
+    report["shards"].push_back(report_of(shard, key));
   }
   if (!tensors.empty()) {
     make_private_folders(folder);
@@ -122,24 +105,6 @@ void remove_own_file(const fs::path& folder, int rank) noexcept {
   std::error_code ignored;
   fs::remove(folder / file_name(rank), ignored);
   fs::remove(folder, ignored); // where it is empty now
-}
-
-void add_shard(Manifest& manifest, const json& shard, size_t file, size_t rank) {
-  const std::string name = shard.at("name");
-  const auto [at, is_new] = manifest.tensors.try_emplace(name);
-  TensorEntry& tensor = at->second;
-  TensorEntry given{name, shard.at("kind"), shard.at("dtype"), shard.at("shape").get<std::vector<int64_t>>(), {}};
-  if (is_new) {
-    tensor = given;
-  } else if (tensor.kind != given.kind || tensor.dtype != given.dtype || tensor.shape != given.shape) {
-    const auto text = [](const TensorEntry& one) { return concat(one.kind, ' ', one.dtype, ' ', json(one.shape).dump()); };
-    throw InputError("checkpoint", concat("tensor \"", name, "\" is ", text(tensor), " on one rank and ", text(given), " on rank ", rank));
-  }
-  StoredShard stored;
-  stored.file = file;
-  stored.key = shard.at("key");
-  stored.region = {shard.at("offset"), shard.at("size"), shard.at("range").at(0), shard.at("range").at(1)};
-  tensor.shards.push_back(std::move(stored));
 }
 
 // Second exchange, after all files are written: makes the checkpoint visible.
@@ -171,7 +136,7 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
       manifest.files.push_back({name, static_cast<int>(rank), report["bytes"], report.at("hash")});
     }
     for (const json& shard : report.at("shards")) {
-      add_shard(manifest, shard, manifest.files.size() - 1, rank);
+      add_shard(manifest.tensors, shard, manifest.files.size() - 1, rank);
     }
   }
   for (const auto& [name, tensor] : manifest.tensors) {

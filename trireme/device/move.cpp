@@ -1,16 +1,13 @@
 #include <trireme/device/move.h>
 
 #include <trireme/base/error.h>
+#include <trireme/device/absent_memory.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
 namespace trireme::device {
 namespace {
-
-bool has_memory(const at::Tensor& tensor) {
-  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
-}
 
 void move(at::Tensor tensor, const std::string& name, at::Device device) {
   if (!tensor.defined() || tensor.device() == device) {

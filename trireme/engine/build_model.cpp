@@ -2,8 +2,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/bucket/parameter_shards.h>
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/device/move.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
@@ -73,7 +73,7 @@ void refuse_early_shards_in_stages(const Parts& parts) {
   for (int64_t i = 0; i < parts.layers->layers().size() && parts.pipe.size() > 1; ++i) {
     const auto module = parts.layers->layers()[i].given_module();
     for (const at::Tensor& parameter : module ? module->parameters() : std::vector<at::Tensor>()) {
-      if (!bucket::has_memory(parameter)) {
+      if (!device::has_memory(parameter)) {
         throw InputError("engine", concat("layer ", i, " was made under zero::Init, and the pipeline has ", parts.pipe.size(), " stages"),
                          "Make the layers with LayerSpec: each stage builds its own, and at ZeRO stage 3 shards each as soon as it is built.");
       }
@@ -146,7 +146,7 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
 // zero::Init has made the first rank's values those of all data ranks.
 void refuse_early_shards_of_some_ranks(const torch::nn::Module& model, const InitializeOptions& options) {
   for (const auto& item : model.named_parameters()) {
-    if (options.placement && !bucket::has_memory(item.value()) && options.placement(item.key(), item.value()).reduce_group != 0) {
+    if (options.placement && !device::has_memory(item.value()) && options.placement(item.key(), item.value()).reduce_group != 0) {
       throw InputError("engine", concat("parameter \"", item.key(), "\" has a reduce_group of its own, and zero::Init has sharded it among all data ranks"),
                        "Build its module after zero::Init has ended.");
     }
@@ -177,7 +177,7 @@ void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at
 
 // The same among the tensor ranks for what is not trained: a frozen parameter, which lies in a flat buffer with split ones or in none, or a module buffer.
 void agree_on_untrained(const Parts& parts, const at::Tensor& tensor) {
-  if (!tensor.requires_grad() && parts.tensor.size() > 1 && parts.split.count(tensor.unsafeGetTensorImpl()) == 0 && bucket::has_memory(tensor)) {
+  if (!tensor.requires_grad() && parts.tensor.size() > 1 && parts.split.count(tensor.unsafeGetTensorImpl()) == 0 && device::has_memory(tensor)) {
     at::Tensor values = tensor.detach().contiguous();
     parts.tensor.broadcast(values, 0, "frozen parameter or module buffer").wait();
     tensor.detach().copy_(values);

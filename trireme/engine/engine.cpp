@@ -372,6 +372,10 @@ std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<
   }
   return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
 }
+std::shared_ptr<torch::nn::Module> Engine::gather_model() {
+  impl_->check_whole("gather_model()");
+  return TrainingState(*impl_).gather_model();
+}
 std::shared_ptr<void> Engine::mean_of_replicas() {
   impl_->check_whole("mean_of_replicas()");
   return impl_->replica_mean();

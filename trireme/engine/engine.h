@@ -197,6 +197,11 @@ class Engine {
   /// at both ends. See zero/gathered_parameters.h.
   std::unique_ptr<zero::GatheredParameters> gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank = std::nullopt);
 
+  /// The whole model on rank 0, as a module with its parameters and buffers by their names, on the CPU, in the type that is computed in; null on the other
+  /// ranks. For torch::save(engine->gather_model(), file), which torch::load() of the same model in one process reads: a pipeline's stages, the shards of
+  /// ZeRO stage 3 and the parts of tensor ranks are put together. Collective. Cost: rank 0 needs memory for all of it; save_checkpoint() does not.
+  /// Errors: InputError as of save_checkpoint().
+  std::shared_ptr<torch::nn::Module> gather_model();
   /// Where replicas step by themselves ("parameter_averaging") and differ now: makes this rank's model their mean while what it returns lives, with the
   /// module buffers of the first replica; elsewhere null. For what a program computes with the model between two meetings; evaluate() and eval_batch() do
   /// it by themselves. Replicas that may be lost and come are each alone between two meetings: theirs is no mean. Collective at its begin; no step while it lives. See parallel/averaging/mean_parameters.h.

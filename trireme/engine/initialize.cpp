@@ -4,8 +4,8 @@
 #include <trireme/base/fault.h>
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
-#include <trireme/bucket/parameter_shards.h>
 #include <trireme/config/deepspeed_json.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
@@ -176,7 +176,7 @@ void check_split(const InitializeOptions& options) {
                      "It would add up gradients that are the same on all tensor ranks: leave it out.");
   }
   for (const at::Tensor& parameter : options.model->parameters()) {
-    if (!bucket::has_memory(parameter)) {
+    if (!device::has_memory(parameter)) {
       throw InputError("engine", "tensor_parallel with a model made under zero::Init, which has sharded its parameters already", "Build the model after zero::Init has ended.");
     }
   }

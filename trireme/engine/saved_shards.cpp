@@ -13,32 +13,30 @@
 #include <set>
 
 namespace trireme::engine {
-namespace {
 
-// Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
-class Balance {
- public:
-  explicit Balance(const comm::Group& group) : rank_(group.rank()), bytes_(group.size(), 0) {}
-  bool is_mine(int64_t bytes) {
-    const auto least = std::min_element(bytes_.begin(), bytes_.end());
-    *least += bytes;
-    return least - bytes_.begin() == rank_;
-  }
+TrainingState::Balance::Balance(const comm::Group& group) : rank_(group.rank()), bytes_(group.size(), 0) {}
 
- private:
-  int rank_;
-  std::vector<int64_t> bytes_;
-};
+bool TrainingState::Balance::is_mine(int64_t bytes) {
+  const auto least = std::min_element(bytes_.begin(), bytes_.end());
+  *least += bytes;
+  return least - bytes_.begin() == rank_;
+}
 
-} // namespace
-
-std::vector<checkpoint::TensorShard> TrainingState::shards() {
-  std::vector<checkpoint::TensorShard> mine;
-  std::vector<Balance> balances; // the ranks that have the same tensors share the work of saving them
+// The ranks that have the same tensors share the work of saving them.
+std::vector<TrainingState::Balance> TrainingState::balances() const {
+  std::vector<Balance> all;
   for (const comm::Group& group : engine_.parts.sync->groups().all()) {
-    balances.emplace_back(group);
+    all.emplace_back(group);
   }
-  const auto has_first_copy = [&](const bucket::TensorInfo& tensor) { return engine_.parts.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0; };
+  return all;
+}
+
+bool TrainingState::has_first_copy(const bucket::TensorInfo& tensor) const {
+  return engine_.parts.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0;
+}
+
+std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Balance>& balances) {
+  std::vector<checkpoint::TensorShard> mine;
   std::set<const void*> seen; // a tied weight is saved once, under its first name
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
@@ -74,6 +72,13 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       add(info, item.key(), "buffer", 0, item.value().detach());
     }
   }
+  return mine;
+}
+
+std::vector<checkpoint::TensorShard> TrainingState::shards() {
+  std::vector<Balance> balances = this->balances();
+  std::vector<checkpoint::TensorShard> mine = model_shards(balances);
+  const auto append = [&](std::vector<checkpoint::TensorShard> shards) { std::move(shards.begin(), shards.end(), std::back_inserter(mine)); };
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, bool> is_mine;
   for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.optimizer->state_buckets()) {
@@ -100,7 +105,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   }
   engine_.parts.sync->for_each_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
     if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
-      add(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values);
+      append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));
     }
   });
   append(random_states(engine_.parts));

@@ -126,20 +126,24 @@ nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) con
   return own;
 }
 
-void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
-                         const checkpoint::SaveOptions& options) {
+void TrainingState::make_ready(const char* wanted) {
   if (engine_.in_the_middle_of_a_step()) {
     throw InputError("engine",
-                     concat("save_checkpoint() in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation, " of ",
+                     concat(wanted, " in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation, " of ",
                             engine_.parts.batch.accumulation, " micro-batches are done"),
                      "Save after the step at the accumulation boundary.");
   }
   if (!engine_.parts.sync->replicas_are_equal()) {
     const int64_t next = engine_.state.global_steps + engine_.parts.sync->steps_until_equal();
-    throw InputError("engine", concat("save_checkpoint() after step ", engine_.state.global_steps, ": the ranks are between two meetings and have different parameters"),
+    throw InputError("engine", concat(wanted, " after step ", engine_.state.global_steps, ": the ranks are between two meetings and have different parameters"),
                      concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
   engine_.optimizer_step.finish_delayed();
+}
+
+void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
+                         const checkpoint::SaveOptions& options) {
+  make_ready("save_checkpoint()");
   if (engine_.parts.server != nullptr) {
     engine_.parts.server->fetch_states();
   }

@@ -25,17 +25,39 @@ class TrainingState {
   explicit TrainingState(Engine::Impl& engine);
 
   void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
+  /// Engine::gather_model().
+  std::shared_ptr<torch::nn::Module> gather_model();
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
   /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`: its module buffers at every meeting.
   static parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
+  /// Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.
+  class Balance {
+   public:
+    explicit Balance(const comm::Group& group);
+    bool is_mine(int64_t bytes);
+
+   private:
+    int rank_;
+    std::vector<int64_t> bytes_;
+  };
+
+  /// Refuses what has no one model to save now, and brings what is under way. `wanted`: by whom.
+  void make_ready(const char* wanted);
   void for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const;
   /// The sharded parameters, by TensorImpl.
   std::map<const void*, const bucket::TensorInfo*> sharded() const;
   /// What this rank saves. Masters, states and sharded parameters are lent, a bucket at a time.
   std::vector<checkpoint::TensorShard> shards();
+  /// Parameters and module buffers of it.
+  std::vector<checkpoint::TensorShard> model_shards(std::vector<Balance>& balances);
+  std::vector<Balance> balances() const;
+  /// Names of this rank's modules, buffers, and second names of tensors: what a module of the whole model needs beside its tensors.
+  nlohmann::json names_here() const;
+  /// Whether this rank saves what all replicas have.
+  bool has_first_copy(const bucket::TensorInfo& tensor) const;
   bool is_saved_here(const bucket::TensorInfo& tensor) const;
   /// Whether each replica saves such a state of the optimizer, because it steps by itself.
   bool is_of_each_replica(const std::string& state) const;

@@ -1,7 +1,7 @@
 #include <trireme/precision/overflow_report.h>
 
 #include <trireme/base/text.h>
-#include <trireme/bucket/parameter_shards.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/precision/found_inf.h>
 
 #include <nlohmann/json.hpp>
@@ -64,7 +64,7 @@ std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, in
     if (static_cast<int64_t>(out.size()) >= most) {
       break;
     }
-    if (tensor.defined() && tensor.numel() > 0 && bucket::has_memory(tensor) && !all_finite(tensor)) {
+    if (tensor.defined() && tensor.numel() > 0 && device::has_memory(tensor) && !all_finite(tensor)) {
       out.push_back(count(name, tensor, rank));
     }
   }

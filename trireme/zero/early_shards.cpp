@@ -1,5 +1,6 @@
 #include <trireme/zero/early_shards.h>
 
+#include <trireme/device/absent_memory.h>
 #include <trireme/zero/gather_bucket.h>
 
 #include <torch/nn/module.h>
@@ -15,7 +16,7 @@ bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
   bucket::NamedTensors found;
   std::set<const void*> seen;
   for (const auto& item : module.named_parameters()) {
-    if (bucket::has_memory(item.value()) && seen.insert(item.value().unsafeGetTensorImpl()).second) {
+    if (device::has_memory(item.value()) && seen.insert(item.value().unsafeGetTensorImpl()).second) {
       found.emplace_back(item.key(), item.value());
     }
   }

@@ -7,6 +7,9 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
+#include <torch/serialize.h>
+
+#include <sstream>
 
 namespace trireme::parallel {
 namespace {
@@ -146,11 +149,16 @@ TEST_P(DataParallelTest, UnusedParametersTakePartWithZeros) {
               IsEmpty());
 }
 
-TEST_P(DataParallelTest, RanksThatRunOutOfDataJoinTheRest) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
+void expect_that_ranks_join(int ranks, bool loads) {
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::World& world) {
                           Toy model(1);
                           DataParallel parallel(*model, world.group(), small_buckets());
+                          if (loads) {
+                            std::stringstream saved;
+                            torch::save(Toy(1), saved);
+                            torch::load(model, saved);
+                          }
                           torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05));
                           const auto batches_of = [](int rank) { return 3 + 2 * rank; };
                           for (int step = 0; step < batches_of(world.rank()); ++step) {
@@ -182,6 +190,15 @@ TEST_P(DataParallelTest, RanksThatRunOutOfDataJoinTheRest) {
                           EXPECT_LT(largest_difference(*model, *reference), 1e-5);
                         }),
               IsEmpty());
+}
+
+TEST_P(DataParallelTest, RanksThatRunOutOfDataJoinTheRest) {
+  expect_that_ranks_join(GetParam(), false);
+}
+
+// Parameters have memory of their own after it.
+TEST_P(DataParallelTest, RanksThatHaveLoadedAModelJoinTheRest) {
+  expect_that_ranks_join(GetParam(), true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DataParallelTest, testing::Values(1, 2, 3, 4));

@@ -211,7 +211,11 @@ class DataParallel::Impl : public AllReduceSync {
       active = finish_reduction();
     }
     const int best = best_rank(steps_);
-    broadcast_parameters(buffers_, group(), best);
+    bucket::NamedTensors trained; // torch::load() may have given them memory of their own
+    for (const at::Tensor& parameter : trained_parameters()) {
+      trained.emplace_back("parameters", parameter);
+    }
+    broadcast_tensors(trained, group(), best);
     late_.broadcast(group(), best);
   }
 

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
+#include <trireme/device/absent_memory.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -133,7 +134,7 @@ void broadcast_tensors(const bucket::NamedTensors& tensors, const comm::Group& g
   }
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : tensors) {
-    if (bucket::has_memory(tensor)) {
+    if (device::has_memory(tensor)) {
       at::Tensor whole = tensor.detach().contiguous();
       group.broadcast(whole, root, name).wait();
       tensor.detach().copy_(whole);

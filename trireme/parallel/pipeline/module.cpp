@@ -4,9 +4,10 @@
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/notes.h>
-#include <trireme/base/text.h>
 #include <trireme/bucket/shared_memory.h>
+#include <trireme/device/absent_memory.h>
 #include <trireme/parallel/pipeline/message.h>
+#include <trireme/parallel/pipeline/module_tree.h>
 #include <trireme/recompute/recompute.h>
 
 #include <torch/nn/module.h>
@@ -153,6 +154,26 @@ void PipelineModule::join_given_modules(const comm::Group& pipe) {
   }
 }
 
+// Other stages train their own copies of these. Nobody shall save or use this rank's without a word, and it needs no memory for them.
+void PipelineModule::drop_foreign_modules() {
+  std::set<const void*> own;
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    const auto module = stage_of(i) == stage_ ? layers_[i].given_module() : nullptr;
+    for (const auto& [name, tensor] : module ? bucket::tensors_of(*module) : bucket::NamedTensors()) {
+      own.insert(tensor.unsafeGetTensorImpl());
+    }
+  }
+  for (int64_t i = 0; i < layers_.size(); ++i) {
+    const auto module = layers_[i].given_module();
+    for (const auto& [name, tensor] : module ? bucket::tensors_of(*module, name_of(i) + ".") : bucket::NamedTensors()) {
+      if (own.insert(tensor.unsafeGetTensorImpl()).second) {
+        device::take_memory(tensor, concat("\"", name, "\" is on stage ", stage_of(i), " of the pipeline, and this rank is stage ", stage_,
+                                           ": layer ", i, " (", layers_[i].type(), ") was not trained here. To save the model, save what Engine::gather_model() returns."));
+      }
+    }
+  }
+}
+
 void PipelineModule::build(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   if (stages_ != 0) {
     throw Error("pipeline", "build() was called twice on one PipelineModule", "initialize() builds the module itself.");
@@ -166,6 +187,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches, const com
   }
   choose_partition(pipe, micro_batches, replicas);
   join_given_modules(pipe);
+  drop_foreign_modules();
   for (int chunk = 0; chunk < options_.chunks; ++chunk) {
     chunks_.emplace_back();
     const size_t virtual_stage = static_cast<size_t>(chunk) * stages_ + stage_;
@@ -275,17 +297,6 @@ const std::string& PipelineModule::saved_name(const std::string& parameter) cons
   return found == saved_names_.end() ? parameter : found->second;
 }
 
-// The tree of names alone: "transformer.h.0" needs not be a module of its own anywhere.
-torch::nn::Module& PipelineModule::node(const std::string& path) {
-  torch::nn::Module* at = this;
-  for (const std::string& name : split(path, '.')) {
-    const auto children = at->named_children();
-    const auto* found = children.find(name);
-    at = found != nullptr ? found->get() : at->register_module(name, std::make_shared<torch::nn::Module>()).get();
-  }
-  return *at;
-}
-
 void PipelineModule::register_tensors(const std::string& prefix, const torch::nn::Module& module) {
   // Layers of one stage that share a tensor use one name for it.
   const auto is_new = [&](const at::Tensor& tensor) {
@@ -298,7 +309,7 @@ void PipelineModule::register_tensors(const std::string& prefix, const torch::nn
   const auto place = [&](const std::string& key) {
     const std::string whole = prefix + "." + key;
     const size_t dot = whole.rfind('.');
-    return std::pair<torch::nn::Module*, std::string>(&node(whole.substr(0, dot)), whole.substr(dot + 1));
+    return std::pair<torch::nn::Module*, std::string>(&module_at(*this, whole.substr(0, dot)), whole.substr(dot + 1));
   };
   for (const auto& item : module.named_parameters()) {
     if (is_new(item.value())) {
@@ -312,6 +323,26 @@ void PipelineModule::register_tensors(const std::string& prefix, const torch::nn
       parent->register_buffer(name, item.value());
     }
   }
+}
+
+void PipelineModule::save(torch::serialize::OutputArchive& archive) const {
+  if (stages_ > 1) {
+    throw InputError("pipeline", concat("torch::save() of a model in ", stages_, " stages: this rank is stage ", stage_, " and has a part of its layers"),
+                     "Save what Engine::gather_model() returns, on rank 0, or use Engine::save_checkpoint().");
+  }
+  Module::save(archive);
+}
+
+std::vector<std::string> PipelineModule::module_names() const {
+  std::vector<std::string> names;
+  for (const auto& chunk : chunks_) {
+    for (const Part& part : chunk) {
+      for (const auto& item : part.built.module ? part.built.module->named_modules(name_of(part.index)) : torch::OrderedDict<std::string, std::shared_ptr<Module>>()) {
+        names.push_back(item.key());
+      }
+    }
+  }
+  return names;
 }
 
 void PipelineModule::train(bool on) {

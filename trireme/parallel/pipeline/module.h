@@ -123,7 +123,16 @@ class PipelineModule : public torch::nn::Module {
   /// Layer, type, stage, parameters and cost of every layer as a table.
   std::string describe() const;
 
+  /// The names of the modules of this stage's layers and of the modules within them, as parameters begin with them.
+  std::vector<std::string> module_names() const;
+  /// Further names of tensors that this stage saves under another one, with that one.
+  const std::map<std::string, std::string>& saved_names() const {
+    return saved_names_;
+  }
+
   void train(bool on = true) override;
+  /// What torch::save() calls. Errors: InputError in several stages, where this rank has a part of the model: see Engine::gather_model().
+  void save(torch::serialize::OutputArchive& archive) const override;
 
  private:
   struct Part {
@@ -136,10 +145,10 @@ class PipelineModule : public torch::nn::Module {
   void choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas);
   std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
   void join_given_modules(const comm::Group& pipe);
+  void drop_foreign_modules();
   void build_layer(int64_t index, std::vector<Part>& chunk);
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
-  torch::nn::Module& node(const std::string& path);
   std::string name_of(int64_t layer) const;
   Tensors run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch) const;
   Tensors call(const Part& part, const Tensors& inputs, int64_t micro_batch) const;
