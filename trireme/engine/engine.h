@@ -101,6 +101,7 @@ class Engine {
   /// modules into training mode. Not for several pipeline stages.
   at::Tensor forward(const data::Batch& batch);
   /// The only backward whose gradients the engine takes: those that other losses give the parameters are dropped, of another engine's model too.
+  /// Once for each micro-batch: add losses up. Errors: InputError for a second one before step().
   void backward(const at::Tensor& loss);
   /// Acts at the boundary only, and counts the micro-batch. Errors: InputError without backward().
   void step();
@@ -146,7 +147,7 @@ class Engine {
   bool stop_agreed() const;
   /// Learning rate of the last step; that of a parameter group is this times its lr_factor.
   double get_lr() const;
-  /// The lr of all further steps, the same on every rank; checkpoints keep it. Errors: InputError where the configuration's "scheduler",
+  /// The lr of all further steps; checkpoints keep it. Collective. Errors: InputError where ranks give different ones, and where the configuration's "scheduler",
   /// InitializeOptions::lr or a torch optimizer decides it.
   void set_lr(double lr);
   /// Gradient norm before clipping of the last step; absent when clipping is off and
