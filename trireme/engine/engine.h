@@ -212,10 +212,10 @@ class Engine {
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: InputError between two meetings of "parameter_averaging", naming the next; Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
-  /// The same with a state of the client's own, and only the newest `keep_last` checkpoints of the folder stay (0: all).
+  /// The same with a state of the client's own, rank 0's, and only the newest `keep_last` checkpoints of the folder stay (0: all).
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last = 0);
   /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
-  /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
+  /// Returns the client state that rank 0 saved, on every rank; nullopt, and nothing is loaded, when nothing was saved there yet. Collective.
   /// With the same number of ranks the run goes on bit for bit as if never interrupted.
   std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
 
