@@ -28,6 +28,7 @@
 #include <trireme/engine/parameter_groups.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/zero_memory.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/options.h>
@@ -58,11 +59,15 @@ using comm::World;
 using config::EngineConfig;
 using data::TorchSampler;
 using engine::Engine;
+using engine::estimate_zero2_memory;
+using engine::estimate_zero3_memory;
 using engine::initialize;
 using engine::InitializeOptions;
 using engine::ParameterGroup;
 using engine::Preemption;
 using engine::read_config;
+using engine::ZeroMemory;
+using engine::ZeroMemoryOptions;
 using mesh::Mesh;
 using parallel::DataParallel;
 using parallel::DataParallelOptions;

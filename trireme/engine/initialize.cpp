@@ -314,7 +314,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
-  note_what_is_not_moved(parts, options);
+  note_offload(parts, options);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
     parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
