@@ -66,6 +66,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     return version_;
   }
   void follow_device() override;
+  std::optional<GroupProgress::Waiting> waiting() const override;
+  void give_up(const GroupProgress::Waiting& wait) override;
   void interrupt() override {
     routes_->interrupt();
   }
@@ -87,13 +89,20 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   };
 
  private:
-  /// On a thread of its own: the failure of an operation that none waits for, which ends all groups of this rank.
-  void report_device(const Ticket& ticket, const Trouble& trouble) noexcept;
+  /// Explains and reports on a thread of its own what the watch has found, and ends all groups of this rank: the watch's thread collects the answers
+  /// of the other ranks. With the lock held. `waited`: how long the operation has lasted.
+  void start_report(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited);
+  void report(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited) noexcept;
+  PeerError explained(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited);
+  /// Nothing is left to report. With the lock held.
+  bool over() const {
+    return closed_ || !broken_.empty() || explaining_ || reporter_.joinable();
+  }
   /// progress_ has changed: the caller holds the lock.
   void changed() {
     version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  std::optional<Hang> hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const;
+  std::optional<Hang> hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const;
 
   const std::string name_;
   /// The name for records, which outlive the group.
@@ -122,7 +131,6 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   DeviceOperations device_operations_;
   /// A thread looks for the cause of a failure.
   std::atomic<bool> explaining_{false};
-  /// Explains and reports what the watch's thread found: that thread collects the answers of the other ranks.
   std::thread reporter_;
 };
 
