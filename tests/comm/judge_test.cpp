@@ -76,6 +76,14 @@ TEST(JudgeTest, AnOperationThatAllHaveJoinedIsStuck) {
   EXPECT_EQ(judged({{0, at(2, 61, true)}, {1, at(2, 61, true)}, {2, at(2, 61, true)}}).kind, Kind::hopeless);
 }
 
+// The bytes of an operation may be on their way when the last rank has come.
+TEST(JudgeTest, AnOperationThatTheLastHasJustJoinedIsOpen) {
+  EXPECT_EQ(judged({{0, at(2, 0.5)}, {1, at(2, 61)}, {2, at(2, 61)}}).kind, Kind::open);
+  EXPECT_EQ(judged({{0, at(2, 0.5, true)}, {1, at(2, 61, true)}, {2, at(2, 61, true)}}).kind, Kind::open);
+  PeerView behind = also(at(1, 0), "pair", {1, 2}, 0, 0);
+  EXPECT_EQ(judged({{0, behind}, {1, at(2, 61)}, {2, at(2, 61)}}).kind, Kind::late);
+}
+
 TEST(JudgeTest, RanksThatWaitForEachOtherAreADeadlock) {
   const auto ranks = [](double other) {
     return std::map<int, PeerView>{{0, also(at(1), "norms", {0, 1}, 1, other)}, {1, also(at(2, 61), "norms", {0, 1}, 0, 0)}, {2, at(1)}};

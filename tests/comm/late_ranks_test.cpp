@@ -128,6 +128,32 @@ TEST_P(LateRanksTest, EachLateEvaluationIsNamed) {
   EXPECT_EQ(count("is late"), 2) << printed();
 }
 
+// One thread waits for long, while another one's waits in the same group come and go.
+TEST_P(LateRanksTest, EachThreadThatWaitsIsSeen) {
+  constexpr int kLong = 7, kShort = 1;
+  EXPECT_THAT(run(2,
+                  [](World& world) {
+                    auto late = torch::ones({4}), often = torch::ones({4});
+                    if (world.rank() == 1) {
+                      for (int i = 0; i < 30; ++i) {
+                        std::this_thread::sleep_for(milliseconds(100));
+                        world.group().send(often, 0, kShort).wait();
+                      }
+                      world.group().send(late, 0, kLong).wait();
+                      return;
+                    }
+                    auto expected = world.group().recv(late, 1, kLong, "the late one");
+                    std::thread waits([&] { expected.wait(); });
+                    for (int i = 0; i < 30; ++i) {
+                      world.group().recv(often, 1, kShort).wait();
+                    }
+                    waits.join();
+                  }),
+              IsEmpty());
+  EXPECT_EQ(count("is late"), 1) << printed();
+  EXPECT_THAT(printed(), HasSubstr("recv #1 from rank 1 (\"the late one\", 16 B) in group \"world\" is not done after 1."));
+}
+
 TEST_P(LateRanksTest, LongAnEvaluationMayTakeLongerThanAMinute) {
   if (!env::flag("TRIREME_LONG_TESTS")) {
     GTEST_SKIP() << "takes a minute; set TRIREME_LONG_TESTS=1";

@@ -6,6 +6,7 @@
 #include <trireme/base/notes.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
+#include <trireme/comm/late_ranks.h>
 
 #include <ATen/ATen.h>
 
@@ -107,30 +108,39 @@ void Group::State::follow_device() {
     device_operations_.clear();
   } else if (!over()) {
     Recorder::process().change(late.record, OpState::failed);
-    start_report(late.op, trouble, timeout_);
+    start_report({late.op, trouble, timeout_});
   }
 }
 
 // A thread that waits for it gets the error when its group is interrupted.
-void Group::State::give_up(const GroupProgress::Waiting& wait) {
+void Group::State::give_up(const GroupProgress::Waiting& wait, double limit) {
   const GroupProgress now = progress();
   const OpSummary* const op = now.awaited();
   const std::lock_guard lock(mutex_);
   if (op != nullptr && op->number == wait.number && op->is_message() == wait.message && !over()) {
     const auto kind = wait.on_device ? Trouble::Kind::on_device : Trouble::Kind::deadline;
-    start_report(*op, Trouble(kind, "not done in time"), std::chrono::milliseconds(static_cast<int64_t>(wait.seconds * 1000)));
+    start_report({*op, Trouble(kind, "not done in time"), std::chrono::milliseconds(static_cast<int64_t>(wait.seconds * 1000)), limit});
   }
 }
 
-void Group::State::start_report(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited) {
-  reporter_ = std::thread([this, op, trouble, waited] { report(op, trouble, waited); });
+void Group::State::start_report(const Failure& failure) {
+  if (reporter_.joinable()) { // what it was to report was over
+    reporter_.join();
+  }
+  reporting_ = true;
+  reporter_ = std::thread([this, failure] {
+    report(failure);
+    reporting_ = false;
+  });
 }
 
-void Group::State::report(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited) noexcept {
+void Group::State::report(const Failure& failure) noexcept {
   try {
-    watch_->fail_groups(explained(op, trouble, waited).what());
+    if (const auto error = explained(failure)) {
+      watch_->fail_groups(error->what());
+    }
   } catch (const std::exception& error) {
-    log::error(describe(op), " in group \"", name_, "\": ", trouble.happened, ", and no report can be made: ", error.what());
+    log::error(describe(failure.op), " in group \"", name_, "\": ", failure.trouble.happened, ", and no report can be made: ", error.what());
     interrupt();
   }
 }
@@ -157,10 +167,11 @@ void Group::State::abandoned(const Ticket& ticket) {
 
 PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
   Recorder::process().change(ticket.record, OpState::failed);
-  return explained(ticket.op, trouble, timeout_);
+  return *explained({ticket.op, trouble, timeout_});
 }
 
-PeerError Group::State::explained(const OpSummary& op, const Trouble& trouble, std::chrono::milliseconds waited) {
+std::optional<PeerError> Group::State::explained(const Failure& failure) {
+  const auto& [op, trouble, waited, limit] = failure;
   // One roll call explains the failure of all operations under way.
   const std::lock_guard failing(failing_);
   explaining_ = true;
@@ -187,6 +198,10 @@ PeerError Group::State::explained(const OpSummary& op, const Trouble& trouble, s
     roll_call = watch_->roll_call(asked, key_, late ? kPatienceAtDeadline : kPatienceForLost, late);
   }
   const Asker asker{name_, members_, members_[rank()], world_size_, waited, progress()};
+  if (limit > 0 && roll_call.store_answers && !is_hopeless(asker, failure, roll_call)) {
+    explaining_ = false;
+    return std::nullopt;
+  }
   const PeerError error = explain(asker, op, trouble, roll_call);
   {
     const std::lock_guard lock(mutex_);
@@ -203,6 +218,15 @@ PeerError Group::State::explained(const OpSummary& op, const Trouble& trouble, s
     watch_->report(error.what(), silent, late ? hang(asker, op, roll_call) : std::nullopt);
   }
   return error;
+}
+
+bool Group::State::is_hopeless(const Asker& asker, const Failure& failure, const RollCall& roll_call) const {
+  const GroupProgress own = progress();
+  const OpSummary* const op = own.awaited();
+  std::map<int, PeerView> ranks = roll_call.peers;
+  ranks[asker.world_rank] = roll_call.own;
+  return op != nullptr && same(*op, failure.op) &&
+         judge(ranks, asker.world_rank, key_, failure.limit).kind == Outlook::Kind::hopeless;
 }
 
 std::optional<Hang> Group::State::hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const {
@@ -246,13 +270,22 @@ void Group::State::check(const Ticket& ticket) {
   }
 }
 
-Group::State::Waiting::Waiting(State& state, const Ticket& ticket) : state_(state) {
-  state_.awaited_since_ns_.store(coarse_now_ns(), std::memory_order_relaxed);
-  state_.awaited_.store(2 * ticket.op.number + (ticket.op.is_message() ? 1 : 0), std::memory_order_relaxed);
+Group::State::Waiting::Waiting(State& state, const Ticket& ticket) {
+  for (Awaited& place : state.awaited_) {
+    int64_t free = 0;
+    if (place.what.compare_exchange_strong(free, -1, std::memory_order_relaxed)) {
+      place.since_ns.store(coarse_now_ns(), std::memory_order_relaxed);
+      place.what.store(2 * ticket.op.number + (ticket.op.is_message() ? 1 : 0), std::memory_order_release);
+      place_ = &place;
+      return;
+    }
+  }
 }
 
 Group::State::Waiting::~Waiting() {
-  state_.awaited_.store(0, std::memory_order_relaxed);
+  if (place_ != nullptr) {
+    place_->what.store(0, std::memory_order_release);
+  }
 }
 
 GroupProgress Group::State::progress() const {
@@ -268,9 +301,20 @@ GroupProgress Group::State::progress() const {
 }
 
 std::optional<GroupProgress::Waiting> Group::State::waiting() const {
-  if (const int64_t awaited = awaited_.load(std::memory_order_relaxed); awaited != 0) {
-    const int64_t since = awaited_since_ns_.load(std::memory_order_relaxed);
-    return GroupProgress::Waiting{awaited / 2, awaited % 2 != 0, static_cast<double>(std::max<int64_t>(0, coarse_now_ns() - since)) * 1e-9};
+  std::optional<GroupProgress::Waiting> longest;
+  for (const Awaited& place : awaited_) {
+    const int64_t what = place.what.load(std::memory_order_acquire);
+    const int64_t since = place.since_ns.load(std::memory_order_acquire);
+    if (what <= 0 || place.what.load(std::memory_order_relaxed) != what) {
+      continue;
+    }
+    const double seconds = static_cast<double>(std::max<int64_t>(0, coarse_now_ns() - since)) * 1e-9;
+    if (!longest || seconds > longest->seconds) {
+      longest = GroupProgress::Waiting{what / 2, what % 2 != 0, seconds};
+    }
+  }
+  if (longest) {
+    return longest;
   }
   if (const auto oldest = device_operations_.oldest()) {
     const auto& [op, since] = *oldest;

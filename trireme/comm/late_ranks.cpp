@@ -36,6 +36,28 @@ std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
   return seen;
 }
 
+/// Whether all that have joined this operation and not finished it wait for long, too: one that has just come may be about to.
+bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Waits& waits, int rank, double seconds) {
+  const Wait& own = waits.at(rank);
+  for (const int member : ranks.at(rank).groups.at(own.key).members) {
+    const auto view = ranks.find(member);
+    const auto theirs = view == ranks.end() ? std::map<std::string, GroupView>::const_iterator() : view->second.groups.find(own.key);
+    if (view == ranks.end() || theirs == view->second.groups.end()) {
+      continue;
+    }
+    const OpSummary* const op = theirs->second.progress.collective(own.op.number);
+    if (op == nullptr || op->done) {
+      continue;
+    }
+    const auto anywhere = waits.find(member);
+    const std::optional<Wait> here = wait_in(ranks, member, own.key);
+    if ((here ? here->seconds : anywhere == waits.end() ? 0 : anywhere->second.seconds) < seconds) {
+      return false;
+    }
+  }
+  return true;
+}
+
 } // namespace
 
 Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string& key, double seconds) {
@@ -47,16 +69,19 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
   waits.insert_or_assign(from, *own);
   const auto lasts = [&](const Wait& wait) { return wait.seconds >= seconds; };
   const auto blocks = [&](const Wait& wait) { return lasts(wait) && !wait.on_device; };
-  const auto is_stuck = [&](const Wait& wait) { return lasts(wait) && wait.for_ranks.empty(); };
+  const auto is_stuck = [&](int rank) {
+    const auto wait = waits.find(rank);
+    return wait != waits.end() && lasts(wait->second) && wait->second.for_ranks.empty() && all_wait_for_long(ranks, waits, rank, seconds);
+  };
 
   const std::set<int> awaited = reached(waits, from, lasts);
-  bool hopeless = is_stuck(*own);
-  bool all_wait = true;
+  bool hopeless = is_stuck(from);
+  bool all_wait = !awaited.empty();
   bool threads_wait = !own->on_device;
   for (const int rank : awaited) {
     const auto view = ranks.find(rank);
     const auto wait = waits.find(rank);
-    hopeless = hopeless || view == ranks.end() || will_never_come(view->second) || (wait != waits.end() && is_stuck(wait->second));
+    hopeless = hopeless || view == ranks.end() || will_never_come(view->second) || is_stuck(rank);
     all_wait = all_wait && wait != waits.end() && lasts(wait->second);
     threads_wait = threads_wait || (wait != waits.end() && blocks(wait->second));
     // Threads that wait for each other. Where a device waits, a thread may be on its way.

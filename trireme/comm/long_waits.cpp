@@ -100,7 +100,7 @@ void LongWaits::conclude(Store& store, const Look& look, const View& view) const
     if (const auto group = look.group.lock()) {
       GroupProgress::Waiting now = look.wait;
       now.seconds = wait->seconds;
-      group->give_up(now);
+      group->give_up(now, in_seconds(limits_.warn_after));
     }
   } else if (outlook.kind == Outlook::Kind::late && store.add(concat("late/operation/", name_of(look.key, look.wait)), 1) == 1) {
     warn_once(store, what_they_do(ranks, outlook.late), ranks, describe_late(look, ranks, outlook.late));

@@ -39,7 +39,7 @@ class Opening : public Watched {
   std::optional<GroupProgress::Waiting> waiting() const override {
     return GroupProgress::Waiting{1, false, seconds()};
   }
-  void give_up(const GroupProgress::Waiting& /*wait*/) override {
+  void give_up(const GroupProgress::Waiting& /*wait*/, double /*limit*/) override {
     over_ = true;
   }
   void follow_device() override {}

@@ -71,7 +71,7 @@ std::optional<Wait> wait_in(const std::map<int, PeerView>& ranks, int rank, cons
   const GroupView& group = found->second;
   const OpSummary& op = *group.progress.awaited();
   return Wait{group.name, op, group.progress.waiting->seconds, group.progress.waiting->on_device,
-              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, key, group, rank)};
+              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, key, group, rank), key};
 }
 
 WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {

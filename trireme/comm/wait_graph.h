@@ -18,6 +18,8 @@ struct Wait {
   bool on_device = false;
   /// World ranks that it waits for; empty if all have joined and something else is wrong.
   std::vector<int> for_ranks;
+  /// Of the group.
+  std::string key;
 };
 
 /// Which rank waits for which, as far as known: an operation waits for the other side of a message, or for
