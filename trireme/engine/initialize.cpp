@@ -21,6 +21,7 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/tensor/split.h>
 
 #include <nlohmann/json.hpp>
@@ -319,6 +320,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
     parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
   }
+  parallel::name_norms(*parts.model);
   if (config.data_parallel.sync_batch_norm) {
     synchronise_norms(parts, options.sequence_parallel ? parts.stage : parts.group);
   }

@@ -8,6 +8,7 @@
 #include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
+#include <trireme/parallel/data/sync_batch_norm.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -176,6 +177,9 @@ class DataParallel::Impl : public AllReduceSync {
     }
     if (options.broadcast_buffers) {
       module_buffers_.emplace(tensors.buffer_tensors(), group());
+    }
+    if (tensors.model != nullptr) {
+      name_norms(*tensors.model);
     }
     if (options.sync_batch_norm) {
       if (tensors.model == nullptr) {
