@@ -31,13 +31,15 @@ CONTRASTS = """(() => {
   const walk = document.createTreeWalker(document.body ?? document.documentElement, NodeFilter.SHOW_TEXT);
   for (let node; node = walk.nextNode();) {
     const element = node.parentElement, text = node.textContent.trim();
-    if (!text || element.closest("script, style, clipPath, title") || !element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    if (!text || element.closest("script, style, clipPath, title")) continue;
+    if (!element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
     const style = getComputedStyle(element), range = document.createRange();
     range.selectNodeContents(node);
     const boxes = [...range.getClientRects()];
     const ground = behind(element), colour = over(parse(element instanceof SVGElement ? style.fill : style.color), ground);
     const [a, b] = [luminance(colour), luminance(ground)].sort((x, y) => y - x);
-    found.push({text: text.slice(0, 60), ratio: (a + .05) / (b + .05), size: parseFloat(style.fontSize), in: element.tagName + "." + element.getAttribute("class"),
+    found.push({text: text.slice(0, 60), ratio: (a + .05) / (b + .05), size: parseFloat(style.fontSize),
+                in: element.tagName + "." + element.getAttribute("class"),
                 drawn: boxes.some(box => box.width > 0 && box.height > 0)});
   }
   return found;
@@ -51,21 +53,25 @@ OVERFLOW = """(() => {
     const panel = element.closest(".panel, .card, header"), box = element.getBoundingClientRect(), outer = panel.getBoundingClientRect();
     if (element.closest("script, clipPath, svg *, input") || box.width === 0) continue;
     let scrolls = false;
-    for (let at = element.parentElement; at && at !== panel; at = at.parentElement) scrolls ||= /auto|scroll|hidden/.test(getComputedStyle(at).overflowX);
-    if (!scrolls && (box.left < outer.left - 1 || box.right > outer.right + 1)) found.push(`${element.tagName}.${element.className} sticks out of ${panel.className}`);
+    for (let at = element.parentElement; at && at !== panel; at = at.parentElement)
+      scrolls ||= /auto|scroll|hidden/.test(getComputedStyle(at).overflowX);
+    if (!scrolls && (box.left < outer.left - 1 || box.right > outer.right + 1))
+      found.push(`${element.tagName}.${element.className} sticks out of ${panel.className}`);
   }
   return found;
 })()"""
 
 # Texts of a drawing that lie on each other or leave it; how large they are on the screen.
 DRAWN_TEXTS = """[...document.querySelectorAll("svg")].filter(svg => svg.checkVisibility()).map(svg => {
-  const scale = svg.getBoundingClientRect().width / (svg.viewBox.baseVal.width || svg.width.baseVal.value), outer = svg.getBoundingClientRect();
-  const texts = [...svg.querySelectorAll("text")].map(text => ({box: text.getBoundingClientRect(), text: text.textContent, size: parseFloat(getComputedStyle(text).fontSize) * scale}));
+  const outer = svg.getBoundingClientRect(), scale = outer.width / (svg.viewBox.baseVal.width || svg.width.baseVal.value);
+  const texts = [...svg.querySelectorAll("text")].map(text => ({box: text.getBoundingClientRect(), text: text.textContent,
+                                                               size: parseFloat(getComputedStyle(text).fontSize) * scale}));
   const clashes = [];
-  texts.forEach((a, i) => {
-    if (a.box.left < outer.left - 1 || a.box.right > outer.right + 1 || a.box.top < outer.top - 1 || a.box.bottom > outer.bottom + 1) clashes.push(`${a.text} leaves the drawing`);
-    for (const b of texts.slice(i + 1))
-      if (a.box.left < b.box.right - 1 && b.box.left < a.box.right - 1 && a.box.top < b.box.bottom - 2 && b.box.top < a.box.bottom - 2) clashes.push(`${a.text} lies on ${b.text}`);
+  texts.forEach(({box: a, text}, i) => {
+    const inside = a.left >= outer.left - 1 && a.right <= outer.right + 1 && a.top >= outer.top - 1 && a.bottom <= outer.bottom + 1;
+    if (!inside) clashes.push(`${text} leaves the drawing`);
+    for (const {box: b, text: other} of texts.slice(i + 1))
+      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2) clashes.push(`${text} lies on ${other}`);
   });
   return {title: svg.getAttribute("aria-label") ?? "", clashes, smallest: Math.min(...texts.map(t => t.size), 99)};
 })"""
