@@ -21,6 +21,7 @@
 #include <trireme/data/loader.h>
 #include <trireme/data/options.h>
 #include <trireme/data/sampler.h>
+#include <trireme/data/from_torch.h>
 #include <trireme/data/torch_sampler.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/initialize.h>
