@@ -22,6 +22,7 @@ TEST(TextTest, AnErrorThatQuotesAnotherHasOneFullStop) {
   EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner, '.'), "Look there.").what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one. Look there."));
   EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner)).what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one."));
   EXPECT_EQ(Error("comm", "and so on...").what(), std::string("[comm] and so on..."));
+  EXPECT_EQ(Error("comm", "it says: and so on....", "Look.").what(), std::string("[comm] it says: and so on... Look."));
   EXPECT_EQ(Error("comm", "go on?").what(), std::string("[comm] go on?"));
 }
 
