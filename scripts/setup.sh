@@ -10,8 +10,11 @@ torch_version=2.13.0
 torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
 system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev liburing-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
-# What only tests use: several hosts on one machine, calls to the system that fail, file systems, an MPI, gRPC and certificates for it, a Slurm (tests of all but the first are skipped, visibly, without them).
-test_packages=(iproute2 procps strace e2fsprogs mount openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client xfsprogs)
+# What only tests use: several hosts on one machine, calls to the system that fail, file systems, an MPI, gRPC and certificates for it, a Slurm, OpenSSH, a browser, a fresh Debian
+# (tests of all but the first are skipped, visibly, without them). Those with ? are left out where the sources of apt have none: Ubuntu has no package chromium.
+test_packages=(iproute2 procps strace e2fsprogs mount openmpi-bin libopenmpi-dev libgrpc++-dev openssl slurmctld slurmd slurm-client xfsprogs
+               openssh-client '?chromium' '?debootstrap')
+[ -d /run/systemd/system ] || test_packages+=(openssh-server) # in a container; on a machine it would open port 22
 
 [ -e /proc/self/fd/0 ] || exec </dev/null # closed: the first file that a program opens would be its input
 
@@ -38,24 +41,39 @@ as_root() {
   fi
 }
 
-install_system_packages() {
+add_optional() { # to `missing`, those of `optional` that the lists of apt have
+  local package
+  for package in ${optional[@]+"${optional[@]}"}; do
+    if apt-cache show "$package" >/dev/null 2>&1; then missing+=("$package"); else say "$package is not to be had here: the tests that need it are skipped"; fi
+  done
+  optional=()
+}
+
+install_system_packages() { # those that begin with ? if they are to be had
   [ "${TRIREME_PACKAGES:-}" != no ] || return 0
   missing=()
-  local package log
+  local package log optional=()
   for package in "$@"; do
     # A compiler, CMake or Python from elsewhere is as good as the package.
     case $package in
       g++ | cmake | ccache | python3) command -v "$package" >/dev/null && continue ;;
       ninja-build) command -v ninja >/dev/null && continue ;;
       python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null && continue ;;
+      '?chromium') { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && continue ;;
     esac
+    if [[ $package == '?'* ]]; then
+      dpkg-query -W -f='${Status}' "${package#\?}" 2>/dev/null | grep -q 'ok installed' || optional+=("${package#\?}")
+      continue
+    fi
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
+  [ ${#missing[@]} != 0 ] || add_optional
   [ ${#missing[@]} = 0 ] && return
   command -v apt-get >/dev/null || stop "this is not Debian or Ubuntu." "Install these (or what they are called here): ${missing[*]}" \
     "Then type: TRIREME_PACKAGES=no $0"
   step "installing packages" "1 to 3 minutes: ${missing[*]}"
   as_root apt-get update -qq || say "apt-get update failed, trying with the lists at hand"
+  add_optional
   log=$(mktemp)
   if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1; then
     tail -n 5 "$log" >&2

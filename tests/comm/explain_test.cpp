@@ -1,3 +1,4 @@
+#include <trireme/comm/call_advice.h>
 #include <trireme/comm/explain.h>
 
 #include <gmock/gmock.h>
@@ -6,6 +7,7 @@
 namespace trireme::comm {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -82,9 +84,34 @@ TEST(ExplainTest, TheGoneAndTheFailed) {
   scene.roll_call.peers[1] = {.answered = false, .left = true, .error = "", .progress = doing(bucket(1206), true)};
   scene.roll_call.peers[2] = {.answered = true, .left = false, .error = "[data] out of samples", .progress = doing(bucket(1206), true)};
   EXPECT_THAT(scene.lost(), HasSubstr("rank 2 reports: [data] out of samples"));
-  EXPECT_THAT(scene.lost(), HasSubstr("rank 1 has left already (rank 1 last did all_reduce #1206"));
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 1 has ended without an error (rank 1 last did all_reduce #1206"));
   scene.roll_call.peers[2].left = true;
   EXPECT_THAT(scene.lost(), HasSubstr("rank 2 has ended with an error: [data] out of samples"));
+}
+
+TEST(ExplainTest, AProcessThatIsGoneHasEnded) {
+  Scene scene;
+  scene.roll_call.peers[1] = {.answered = false, .left = false, .error = "", .progress = doing(bucket(1206), true), .process = 4711, .state = kProcessEnded};
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 1 has ended without closing its world (process 4711; rank 1 last did all_reduce #1206"));
+  EXPECT_THAT(scene.lost(), HasSubstr("Look at the output of rank 1"));
+  EXPECT_THAT(scene.lost(), Not(HasSubstr("not answer")));
+  scene.roll_call.peers[1].state = "is stopped (state T: SIGSTOP, or Ctrl-Z)";
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 1 does not answer any more: its process 4711 is stopped"));
+}
+
+TEST(ExplainTest, AGroupMayHaveAnAdviceOfItsOwn) {
+  Scene scene;
+  scene.asker.group = "norms";
+  scene.roll_call.peers[1].progress = doing(bucket(1206));
+  EXPECT_THAT(scene.late(), HasSubstr("TRIREME_TIMEOUT"));
+  set_advice("norms", "Call it on all ranks.");
+  EXPECT_THAT(scene.late(), EndsWith("Call it on all ranks."));
+  scene.roll_call.peers[2] = {};
+  EXPECT_THAT(scene.late(), HasSubstr("Look at the output of rank 2")) << "a rank that is lost comes first";
+  // Another rank says it to those who wait for it elsewhere.
+  Scene other;
+  other.roll_call.peers[2].error = scene.late() + " Call it on all ranks.";
+  EXPECT_THAT(other.late(), EndsWith("Call it on all ranks."));
 }
 
 TEST(ExplainTest, AMessageConcernsItsPeerOnly) {
@@ -102,6 +129,12 @@ TEST(ExplainTest, ADeadMeetingPointIsItsHost) {
   scene.roll_call.store_answers = false;
   scene.roll_call.store_host = 0;
   EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, does not answer any more"));
+  scene.roll_call.store_host_state = kProcessEnded;
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, has ended without closing its world"));
+  scene.roll_call.store_host_left = true;
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, has ended without an error"));
+  scene.roll_call.store_host_state = "";
+  scene.roll_call.store_host_left = false;
   scene.roll_call.store_host = -1;
   EXPECT_THAT(scene.lost(), HasSubstr("the launcher"));
 }

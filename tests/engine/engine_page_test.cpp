@@ -1,9 +1,12 @@
 // The code of docs/engine.md, line by line, in programs that run.
 #include "small_run.h"
 
+#include <trireme/data/from_torch.h>
+
 #include <tests/support/page_code.h>
 
 #include <gmock/gmock.h>
+#include <torch/data/datasets/tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -106,6 +109,19 @@ TEST(EnginePageTest, ProgramsWithSeveralModels) {
   makes->train_batch(next);  // (judge(maker(noise)) - 1)^2: what it gives the judge is dropped
   EXPECT_TRUE(judge->weight.equal(judged));
   EXPECT_FALSE(judge->weight.grad().defined());
+}
+
+TEST(EnginePageTest, ADataSetOfTorch) {
+  comm::World world = comm::World::connect();
+  HeadedNet model;
+  const at::Tensor points = torch::ones({16, 6});
+  InitializeOptions options;
+  options.model = model.ptr();
+  options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).square().mean(); };
+  options.config = small_config(8, 1);
+  options.training_data = data::from_torch(torch::data::datasets::TensorDataset(points));
+  const Initialized made = initialize(world, options);
+  EXPECT_GT(made.engine->train_batch().item<double>(), 0);
 }
 
 // tests/engine/gathered_model_test.cpp has stages, shards and tensor ranks.

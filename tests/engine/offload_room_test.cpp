@@ -2,6 +2,8 @@
 #include "layered_run.h"
 
 #include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/base/text.h>
 #include <trireme/estimate/model.h>
 
 #include <tests/support/run_ranks.h>
@@ -16,8 +18,10 @@ namespace fs = std::filesystem;
 using offload::Place;
 using test::run_ranks;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 models::GptOptions wide_gpt() {
   models::GptOptions options = small_gpt();
@@ -55,6 +59,25 @@ offload::Options in_files(const fs::path& states, const fs::path& parameters) {
   options.parameters.max_in_cpu = 0;
   options.optimizer.buffer_count = options.parameters.buffer_count = 3;
   return options;
+}
+
+/// What rank 0 of two says of offload while it starts.
+std::vector<std::string> said(const offload::Options& offload, const fs::path& folder) {
+  const fs::path file = folder / "said.txt";
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          std::string lines;
+                          log::set_sink([&](const std::string& line) { lines += line.find("offload") != std::string::npos ? line : ""; });
+                          outcome(world, offload, 3, optim::StateType::fp32);
+                          log::set_sink(nullptr);
+                          if (world.rank() == 0) {
+                            write_file_atomically(file, lines, 0600);
+                          }
+                        }),
+              IsEmpty());
+  std::vector<std::string> lines = split(read_file(file), '\n');
+  lines.pop_back();
+  return lines;
 }
 
 class OffloadRoomTest : public testing::Test {
@@ -99,6 +122,21 @@ TEST_F(OffloadRoomTest, ParametersAloneAreThereTwice) {
   const auto parameters = [](const fs::path& disk) { return in_files("", disk / "nvme"); };
   expect(7.5, parameters, 3, HasSubstr("files of 2 ranks need "));
   expect(8.5, parameters, 3, "trained");
+}
+
+// DeepSpeed's defaults keep parameters in memory, and buffers may hold all that is in files: what is where, how many bytes, and which key keeps it.
+TEST_F(OffloadRoomTest, SaysWhatIsWhereAndWhatStays) {
+  const fs::path folder = scratch_.path / "nvme";
+  offload::Options options = in_files(folder, folder);
+  options.parameters.max_in_cpu = offload::ParameterOptions().max_in_cpu;
+  EXPECT_THAT(said(options, scratch_.path),
+              ElementsAre(AllOf(HasSubstr("offload, a rank: masters and optimizer states "), HasSubstr(concat(" in files in ", folder.string())), HasSubstr(" of buffers in memory); gradients "), HasSubstr("; parameters "),
+                                HasSubstr(" in memory, none in files")),
+                          AllOf(HasSubstr("offload_param to \"nvme\": all "), HasSubstr("MB, stay in memory, because max_in_cpu is 1000000000. To have them in files: \"max_in_cpu\": 0"))));
+  options.parameters.max_in_cpu = 0;
+  EXPECT_THAT(said(options, scratch_.path), ElementsAre(AllOf(HasSubstr("; parameters "), Not(HasSubstr("none in files")))));
+  options.optimizer.buffer_count = 100;
+  EXPECT_THAT(said(options, scratch_.path), ElementsAre(HasSubstr("offload, a rank: "), AllOf(HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers (buffer_count) hold all "), HasSubstr("\"buffer_count\": 3"))));
 }
 
 } // namespace

@@ -442,6 +442,121 @@ TEST(TorchProgramsTest, RanksWithDifferentRatesAreToldSo) {
               IsEmpty());
 }
 
+// What one rank's program decides for itself, in each way that it can. A refusal ends the ranks' groups.
+void expect_rates_compared(const std::function<std::string(comm::World&, double own)>& refused, const std::string& where) {
+  EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(refused(world, world.rank() == 0 ? 0.1 : 0.2), HasSubstr("the ranks have different learning rates in " + where)); }), IsEmpty());
+}
+
+std::string refused_in_a_step(comm::World& world, const InitializeOptions& options) {
+  const auto engine = initialize(world, options).engine;
+  return refusal([&] { engine->train_batch([] { return batch_of(rows_of(0, 0, 3)); }); });
+}
+
+TEST(TorchProgramsTest, RatesAreComparedWhateverDecidesThem) {
+  const auto of_the_smaller_group = [](comm::World& world, double own) {
+    TwoLayers model(3, 2, 1);
+    InitializeOptions options = options_for(model, 0);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(model->first->parameters(), std::make_unique<torch::optim::SGDOptions>(0.5));
+    groups.emplace_back(model->last->parameters(), std::make_unique<torch::optim::SGDOptions>(0.1));
+    const auto optimizer = std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.5));
+    options.optimizer = optimizer;
+    const auto engine = initialize(world, options).engine;
+    optimizer->param_groups()[1].options().set_lr(own);
+    return refusal([&] { engine->train_batch([&] { return batch_of(rows_of(0, world.rank(), 3)); }); });
+  };
+  expect_rates_compared(of_the_smaller_group, "step 1, of parameter group 1: from 0.1 to 0.2");
+  const auto stepped_in_backward = [](comm::World& world, double own) {
+    InitializeOptions options = options_for(TwoLayers(3, 2, 1), 1);
+    options.config.gradient_clipping = 0;
+    options.config.step_in_backward = true;
+    options.lr = [=](int64_t) { return own; };
+    return refused_in_a_step(world, options);
+  };
+  expect_rates_compared(stepped_in_backward, "step 1: from 0.1 to 0.2");
+  const auto in_stages = [](comm::World& world, double own) {
+    pipeline::PipelineOptions how;
+    how.stages = 2;
+    InitializeOptions options = options_for(TwoLayers(3, 2, 1), 0);
+    options.model = nullptr;
+    options.loss = nullptr;
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(
+        pipeline::LayerList{pipeline::LayerSpec<torch::nn::Linear>(3, 4), pipeline::LayerSpec<torch::nn::Linear>(4, 3)},
+        [](const pipeline::Tensors& y, const pipeline::Tensors& target) { return at::mse_loss(y.at(0), target.at(0)); }, how);
+    options.lr = [=](int64_t) { return own; };
+    return refused_in_a_step(world, options);
+  };
+  expect_rates_compared(in_stages, "step 1: from 0.1 to 0.2");
+  const auto set = [](comm::World& world, double own) {
+    const auto engine = initialize(world, options_for(TwoLayers(3, 2, 1), 0)).engine;
+    return refusal([&] { engine->set_lr(own); });
+  };
+  expect_rates_compared(set, "set_lr(): from 0.1 to 0.2");
+}
+
+TEST(TorchProgramsTest, AModelInDoubleIsRefusedAtTheStart) {
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          TwoLayers model(3, 2, 1);
+                          model->to(torch::kDouble);
+                          EXPECT_THAT(refusal([&] { initialize(world, options_for(model, 0)); }), AllOf(HasSubstr("\"first.weight\" is of type Double"), HasSubstr("model->to(torch::kFloat32)")));
+                        }),
+              IsEmpty());
+}
+
+// A language model's targets in one row have several for each sample.
+TEST(TorchProgramsTest, AnEvaluationTakesTensorsWithSeveralRowsForEachSample) {
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          TwoLayers model(3, 2, 1);
+                          InitializeOptions options = options_for(model, 0);
+                          options.loss = [model](const data::Batch& batch) mutable { return at::mse_loss(model->forward(batch.input()).reshape({-1}), batch.target()); };
+                          const auto engine = initialize(world, options).engine;
+                          const at::Tensor x = rows_of(0, 0, 3), targets = torch::arange(2.0 * kRows);
+                          const torch::NoGradGuard no_grad;
+                          const auto expected = [&](int64_t rows) { return at::mse_loss(model->forward(x.narrow(0, 0, rows)).reshape({-1}), targets.narrow(0, 0, 2 * rows)).item<double>(); };
+                          EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows}).item<double>(), expected(kRows), 1e-6);
+                          EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows - 1}).item<double>(), expected(kRows - 1), 1e-6);
+                          EXPECT_THAT(refusal([&] { engine->eval_batch({{x}, {targets}, 0}); }), HasSubstr("set Batch::samples"));
+                        }),
+              IsEmpty());
+}
+
+TEST(TorchProgramsTest, ASecondBackwardBeforeStepIsRefused) {
+  for (const int stage : {0, 1, 2, 3}) {
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            TwoLayers model(3, 2, 1);
+                            const auto engine = initialize(world, options_for(model, stage)).engine;
+                            const data::Batch batch = batch_of(rows_of(0, world.rank(), 3));
+                            engine->backward(engine->forward(batch));
+                            EXPECT_THAT(refusal([&] { engine->backward(engine->forward(batch)); }), AllOf(HasSubstr("a second backward() of one micro-batch in step 1"), HasSubstr("Add the losses")));
+                            engine->step();
+                            engine->backward(engine->forward(batch));
+                            engine->step();
+                            EXPECT_EQ(engine->global_steps(), 2);
+                          }),
+                IsEmpty());
+  }
+}
+
+// Not only the next step: what is saved and evaluated would be other values than those that are trained.
+TEST(TorchProgramsTest, AModelThatWasLoadedIsNotSavedOrEvaluated) {
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          TwoLayers model(3, 2, 1);
+                          const auto engine = initialize(world, options_for(model, 0)).engine;
+                          std::stringstream saved;
+                          torch::save(TwoLayers(3, 2, 9), saved);
+                          torch::load(model, saved);
+                          const auto told = AllOf(HasSubstr("no longer lies in the engine's memory"), HasSubstr("before initialize()"));
+                          EXPECT_THAT(refusal([&] { engine->save_checkpoint("nowhere"); }), told);
+                          EXPECT_THAT(refusal([&] { engine->gather_model(); }), told);
+                          EXPECT_THAT(refusal([&] { engine->eval_batch(batch_of(rows_of(0, 0, 3))); }), told);
+                        }),
+              IsEmpty());
+}
+
 } // namespace
 } // namespace torch_programs
 } // namespace trireme::engine

@@ -61,9 +61,33 @@ TEST(RunEstimateTest, SaysWhatMaxInCpuKeepsOutOfFiles) {
                          concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n")", most, "}")})
         .notes;
   };
-  EXPECT_THAT(notes(""), ElementsAre(testing::AllOf(testing::HasSubstr("all "), testing::HasSubstr("stay in memory, because max_in_cpu is 1000000000"), testing::HasSubstr("\"max_in_cpu\": 0"))));
-  EXPECT_THAT(notes(R"(, "max_in_cpu": 20000)"), ElementsAre(testing::HasSubstr(" of the ")));
+  EXPECT_THAT(notes(""), ElementsAre(testing::AllOf(testing::HasSubstr("all "), testing::HasSubstr(" kB, stay in memory, because max_in_cpu is 1000000000"), testing::HasSubstr("\"max_in_cpu\": 0"))));
+  EXPECT_THAT(notes(R"(, "max_in_cpu": 20000)"), ElementsAre(testing::HasSubstr(" of the "), testing::HasSubstr("hold all 4 buckets of parameters")));
   EXPECT_THAT(notes(R"(, "max_in_cpu": 0)"), testing::IsEmpty());
+}
+
+// Files save memory only where there are more buckets than buffers.
+TEST(RunEstimateTest, SaysThatBuffersHoldAllThatIsInFiles) {
+  const auto notes = [](const std::string& more) {
+    return described(2, {"engine.zero_optimization.stage=1", concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n")", more)}).notes;
+  };
+  EXPECT_THAT(notes("}"), ElementsAre(testing::AllOf(testing::HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers (buffer_count) hold all 1 bucket of masters and states, "),
+                                                     testing::EndsWith(". To save some: a smaller \"reduce_bucket_size\""))));
+  const std::vector<std::string> small = {"engine.zero_optimization.stage=1", "engine.zero_optimization.reduce_bucket_size=1000",
+                                          R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n"})"};
+  EXPECT_THAT(described(2, small).notes, testing::IsEmpty());
+  std::vector<std::string> many = small;
+  many.emplace_back("engine.zero_optimization.offload_optimizer.buffer_count=1000");
+  EXPECT_THAT(described(2, many).notes, ElementsAre(testing::HasSubstr("To save some: \"buffer_count\": 3, or a smaller")));
+}
+
+TEST(RunEstimateTest, SaysThatNoBucketLiesWithinTheRatio) {
+  const auto notes = [](const char* ratio) {
+    return described(1, {"training.device=cuda", concat(R"(engine.zero_optimization.offload_optimizer={"device": "cpu", "ratio": )", ratio, "}")}).notes;
+  };
+  EXPECT_THAT(notes("0.2"), ElementsAre(testing::HasSubstr("offload_optimizer moves nothing: buckets move whole, and none lies in the first 0.2 of the parameters (ratio)")));
+  EXPECT_THAT(notes("0.8"), testing::IsEmpty());
+  EXPECT_THAT(notes("0"), testing::IsEmpty()) << "as asked";
 }
 
 TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {

@@ -68,6 +68,23 @@ for time in first second; do
     "$(readlink "$toolkit/lib64") $(readlink "$toolkit/lib/libcudart.so") $(readlink "$toolkit/lib/libnvrtc.so")"
 done
 
+# Packages with ? are asked for where apt's lists have them, and nothing is installed where no other is missing.
+mkdir apt
+printf '#!/bin/sh\necho 0\n' >apt/id
+printf '#!/bin/sh\nexit 1\n' >apt/dpkg-query
+printf '#!/bin/sh\n[ "$2" = known ]\n' >apt/apt-cache
+printf '#!/bin/sh\necho "$*" >>"%s/calls"\n' "$PWD" >apt/apt-get
+chmod +x apt/*
+optional() { # optional PACKAGES...: what is asked for
+  rm -f calls
+  said=$(PATH=$PWD/apt:$PATH TRIREME_PACKAGES='' bash -c "set -euo pipefail; source '$setup'; install_system_packages $*" 2>&1)
+  sed -n 's/^install .*recommends //p' calls 2>/dev/null
+}
+check "packages that are to be had" "missing known" "$(optional missing "'?known'" "'?strange'")"
+check "alone" "known" "$(optional "'?known'" "'?strange'")"
+check "none" "" "$(optional "'?strange'")"
+check "says so" "== strange is not to be had here: the tests that need it are skipped" "$(optional "'?strange'"; echo "$said")"
+
 # Without root and sudo it says what to type; a closed input does not matter.
 mkdir programs
 for program in bash dpkg-query grep apt-get; do ln -s "$(command -v $program || echo /bin/true)" programs/; done

@@ -1,5 +1,6 @@
 #include "scratch.h"
 
+#include <trireme/base/file.h>
 #include <trireme/monitor/metrics_writer.h>
 #include <trireme/monitor/report.h>
 
@@ -124,6 +125,19 @@ TEST_F(ReportTest, ARunOnADeviceShowsItsMemoryAndWaits) {
 
 TEST_F(ReportTest, AMillionStepsStaySmall) {
   EXPECT_LT(render_report({}, run_of(200000)).size(), 500'000u);
+}
+
+TEST_F(ReportTest, ARunThatCouldNotSayHowItEndedHasEnded) {
+  RunSummary summary = full_summary();
+  summary.status = "running, step 20";
+  check(summary, run_of(20));
+  end_report(folder_ / "report.html", "failed <&>");
+  EXPECT_THAT(read_file(folder_ / "report.html"), HasSubstr("<span class=\"badge bad\">failed &lt;&amp;&gt;, step 20</span>"));
+  EXPECT_THAT(check(full_summary(), run_of(20)), HasSubstr("finished"));
+  end_report(folder_ / "report.html", "failed");
+  EXPECT_THAT(read_file(folder_ / "report.html"), HasSubstr("<span class=\"badge\">finished</span>"));
+  end_report(folder_ / "none.html", "failed");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none.html"));
 }
 
 TEST_F(ReportTest, OneStepAndNoneStillMakeAPage) {

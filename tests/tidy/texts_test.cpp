@@ -319,7 +319,7 @@ bool key_exists(const std::string& path) {
 TEST(TextsTest, KeysExist) {
   static const std::regex dotted(R"((^|[^A-Za-z0-9_./-])((engine|training|parallel|model|data|pipeline|zero_optimization|optimizer|scheduler|fp16|bf16|checkpoint|activation_checkpointing)(\.[a-z][a-z0-9_]*)+)(\(|/)?)");
   static const std::regex quoted("\"([a-z][a-z0-9_]*)\": ");
-  const std::set<std::string> endings = {"json", "md", "h", "cpp", "py", "txt", "safetensors"};
+  const std::set<std::string> endings = {"json", "md", "h", "cpp", "pt", "py", "txt", "safetensors"};
   int seen = 0;
   const auto check = [&](const Piece& piece) {
     for_each_match(piece.text, dotted, [&](const std::smatch& match) {

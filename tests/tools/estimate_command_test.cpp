@@ -53,6 +53,22 @@ TEST_F(EstimateCommandTest, SaysTheNumbersAsJson) {
   EXPECT_FALSE(all.contains("measured"));
 }
 
+// A run is estimated before its data is there, if the vocabulary is known. A run that is measured reads the data.
+TEST_F(EstimateCommandTest, NeedsNoDataFiles) {
+  const std::string text = with(R"(data={"type": "text", "train": ["absent.txt"], "validation": ["absent.val"], "tokenizer": "absent.tok"})");
+  const json none = estimate_json("-n 2 --set model.vocab_size=300 --set model.init_from=absent.safetensors" + text);
+  EXPECT_THAT(none.at("notes").dump(), testing::AllOf(HasSubstr("there is no file "), HasSubstr("absent.txt"), HasSubstr("absent.val"), HasSubstr("not counted")));
+  EXPECT_EQ(none.at("parameters"), 300 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
+  const json tokens = estimate_json("-n 2" + with(R"(data={"type": "tokens", "train": ["absent.bin"]})"));
+  EXPECT_EQ(tokens.at("notes").dump().find("absent"), std::string::npos) << "of mapped files nothing is counted anyway: " << tokens.at("notes");
+  const Finished unknown = estimate("-n 2 --set model.vocab_size=null" + text);
+  EXPECT_EQ(unknown.status, 2) << unknown.output;
+  EXPECT_THAT(unknown.output, testing::AllOf(HasSubstr("there is no file"), HasSubstr("absent.tok (data.tokenizer)"), HasSubstr("--set model.vocab_size=")));
+  const Finished measured = estimate("-n 2 --measure 2 --set model.vocab_size=300" + text);
+  EXPECT_NE(measured.status, 0);
+  EXPECT_THAT(measured.output, HasSubstr("data.train: there is no file"));
+}
+
 TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
   const std::string files = with(concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ")", path("nvme"), R"(", "pipeline_read": true})"));
   const json all = estimate_json("-n 2 --set engine.zero_optimization.stage=1 --set engine.zero_optimization.reduce_bucket_size=100" + files + " --probe");

@@ -41,6 +41,16 @@ class PlanCommandTest : public RunFolder {
   }
 };
 
+TEST_F(PlanCommandTest, NeedsNoDataFiles) {
+  const Finished tokens = plan(with(R"(data={"type": "tokens", "train": ["absent.bin"]})"));
+  EXPECT_EQ(tokens.status, 0) << tokens.output;
+  EXPECT_THAT(tokens.output, testing::Not(HasSubstr("absent")));
+  write_cluster(1e9, R"(, "device": "host")");
+  const Finished text = plan(with(R"(data={"type": "text", "train": ["absent.txt"], "tokenizer": "absent.tok"})"));
+  EXPECT_EQ(text.status, 0) << text.output;
+  EXPECT_THAT(text.output, HasSubstr("absent.txt: the memory of what is in it is not counted"));
+}
+
 // Scripts rely on these names.
 TEST_F(PlanCommandTest, RowsAsJson) {
   const Finished finished = plan("--json");

@@ -1,6 +1,5 @@
 #include "collective_check.h"
 
-#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/comm/world.h>
@@ -123,11 +122,7 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
 }
 
 int check_collectives_as_rank(const std::string& device) {
-  comm::WorldOptions options;
-  if (!env::text("TRIREME_TIMEOUT")) {
-    options.timeout = kTimeout;
-  }
-  comm::World world = comm::World::connect(options);
+  comm::World world = comm::World::connect(comm::with_timeout({}, kTimeout));
   const at::Device own = device::choose(device, world.local_rank(), world.local_size());
   if (!own.is_cpu()) {
     c10::impl::VirtualGuardImpl(own.type()).setDevice(own);

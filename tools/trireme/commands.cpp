@@ -63,7 +63,7 @@ struct Parser {
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
     app.require_subcommand(1);
-    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of the rank that failed first.\nHelp for one command: trireme COMMAND --help");
+    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of the rank that failed first or that its error leads to.\nHelp for one command: trireme COMMAND --help");
     add_train();
     add_estimate();
     add_plan();

@@ -5,15 +5,17 @@
 #include <trireme/config/run_file.h>
 #include <trireme/data/tokenizer.h>
 
+#include <algorithm>
+
 namespace trireme::tools {
 
-config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file, std::vector<std::string>& overrides) {
+config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file, std::vector<std::string>& overrides, config::Files files) {
   const auto asked = env::text("TRIREME_DEVICE");
   if (!asked || run.training.device != "auto" || !asked->starts_with("cuda")) {
     return run;
   }
   overrides.push_back("training.device=" + *asked);
-  return config::read_run_file(run_file, overrides);
+  return config::read_run_file(run_file, overrides, files);
 }
 
 int64_t ranks_of_replica(const config::RunConfig& run) {
@@ -42,6 +44,9 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
 
 config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
   const bool asks = run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
+  if (asks && std::find(run.absent_files.begin(), run.absent_files.end(), run.data.tokenizer) != run.absent_files.end()) {
+    throw InputError("estimate", concat("there is no file ", run.data.tokenizer, " (data.tokenizer), and the model takes the size of its vocabulary from it"), "Give the size: --set model.vocab_size=50257");
+  }
   return config::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
 }
 

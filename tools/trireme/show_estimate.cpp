@@ -354,7 +354,8 @@ void print_rest(const Shown& shown) {
 int show_estimate(const EstimateCommand& command) {
   Shown shown;
   std::vector<std::string> overrides = command.overrides;
-  shown.config = with_device(config::read_run_file(command.run_file, overrides), command.run_file, overrides);
+  const auto files = command.measured_steps > 0 ? config::Files::must_exist : config::Files::may_be_absent;
+  shown.config = with_device(config::read_run_file(command.run_file, overrides, files), command.run_file, overrides, files);
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   config::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);

@@ -288,7 +288,7 @@ void check_description(const PlanCommand& command) {
 } // namespace
 
 int show_plan(const PlanCommand& command) {
-  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent);
   for (const std::string& note : run.notes) {
     log::info(note);
   }
@@ -312,6 +312,9 @@ int show_plan(const PlanCommand& command) {
   }
   if (run.engine.zero.shard_size) {
     log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");
+  }
+  if (const std::string note = config::note_on_absent_data(run); cluster.on_host && !note.empty()) {
+    log::info(command.run_file.string(), ": ", note);
   }
   const plan::Job job = job_of(run, command.run_file.string(), cluster.ranks());
   const auto start = std::chrono::steady_clock::now();

@@ -6,6 +6,7 @@
 #include "join_traces.h"
 #include "offload_check.h"
 #include "run_estimate.h"
+#include "run_start.h"
 #include "run_writer.h"
 #include "sample.h"
 #include "server_roles.h"
@@ -50,9 +51,6 @@ namespace fs = std::filesystem;
 // model of many layers left as much as it has parameters.
 constexpr int64_t kBlocksOfModules = 128 << 10;
 
-// Key in a checkpoint's client state for the job that saved it, restarts included.
-constexpr const char* kJob = "job";
-
 class TrainRun {
  public:
   TrainRun(const TrainCommand& command, comm::World& world, std::optional<at::Device> device)
@@ -62,7 +60,7 @@ class TrainRun {
         device_(device ? *device : choose_device()),
         mesh_(make_mesh()),
         writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
-        start_(start()),
+        start_(begin()),
         datasets_(open_data(run_, world_)),
         task_(build_task()) {
     engine::InitializeOptions options;
@@ -123,20 +121,15 @@ class TrainRun {
   bool shards_parameters() const {
     return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
   }
-  struct Start {
-    fs::path from;
-    bool elsewhere; // not in the run folder
-  };
   at::Device choose_device();
   mesh::Mesh make_mesh();
-  std::optional<Start> start() const;
   void prepare_room();
   static void return_blocks_of(int64_t bytes) {
     ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
   }
   Task build_task();
+  std::optional<RunStart> begin() const;
   void resume();
-  std::optional<fs::path> saved_by_this_job() const;
   void save();
   monitor::StepMetrics metrics();
   void evaluate(monitor::StepMetrics& metrics);
@@ -158,7 +151,7 @@ class TrainRun {
   int64_t returned_blocks_ = 0; // while it trains; 0: as malloc likes
   mesh::Mesh mesh_;
   RunWriter writer_;
-  std::optional<Start> start_; // absent: from the beginning
+  std::optional<RunStart> start_; // absent: from the beginning
   data::Datasets datasets_;
   Task task_;
   std::shared_ptr<engine::Engine> engine_;
@@ -226,35 +219,14 @@ Task TrainRun::build_task() {
   return make_task(run_, datasets_, ranks);
 }
 
-// The newest checkpoint of the run folder, if it is this job's and not one that lay there before.
-std::optional<fs::path> TrainRun::saved_by_this_job() const {
-  const fs::path folder = command_.out / "checkpoints";
-  if (job_.empty() || !checkpoint::find_newest(folder, world_.group())) {
-    return std::nullopt;
-  }
-  const auto newest = checkpoint::Checkpoint::open(folder, "", world_.group());
-  const nlohmann::json client = newest.state().value("client", nlohmann::json::object());
-  return client.value(kJob, "") == job_ ? std::optional(newest.folder()) : std::nullopt;
-}
-
-// A restart continues from its job's last checkpoint, or from where the job began. The run folder is claimed before: a
-// training that lives on elsewhere saves no more.
-std::optional<TrainRun::Start> TrainRun::start() const {
+// The run folder is claimed before anything is read: a training that lives on elsewhere saves no more.
+std::optional<RunStart> TrainRun::begin() const {
   engine::check_together(world_.group(), [&] {
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
       writer_.token()->claim();
     }
   });
-  const bool restarted = env::flag("TRIREME_RESTART");
-  if (!command_.resume && !restarted) {
-    return std::nullopt;
-  }
-  const bool from_path = command_.resume && command_.resume_from != "auto";
-  const auto own = from_path && restarted ? saved_by_this_job() : std::nullopt;
-  if (from_path && !own) {
-    return Start{command_.resume_from, true};
-  }
-  return Start{own.value_or(command_.out / "checkpoints"), false};
+  return find_start(command_, job_, world_.group());
 }
 
 void TrainRun::resume() {
@@ -399,7 +371,7 @@ bool TrainRun::is_done_by_others() const {
   if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->is_first_replica()) {
     return false;
   }
-  const auto saved = saved_by_this_job();
+  const auto saved = saved_by(job_, command_.out / "checkpoints", world_.group());
   return saved && checkpoint::Checkpoint::open(*saved, "", world_.group()).step() >= run_.training.steps;
 }
 

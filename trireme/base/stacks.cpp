@@ -93,7 +93,7 @@ const char* thread_state(char letter) {
     case 'Z':
     case 'X':
     case '\0':
-      return "has ended";
+      return kProcessEnded;
     default:
       return "";
   }
@@ -214,7 +214,7 @@ std::string process_state(int64_t process) {
     case '\0':
     case 'Z':
     case 'X':
-      return "has ended";
+      return kProcessEnded;
     case 'T':
       return "is stopped (state T: SIGSTOP, or Ctrl-Z)";
     case 't':

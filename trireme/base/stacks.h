@@ -29,7 +29,9 @@ ThreadStack capture_stack(int64_t thread);
 /// Captures the stacks of all threads, the main one first, at most 64.
 std::vector<ThreadStack> capture_stacks();
 
-/// The kernel's state of a process of this machine: "is stopped (SIGSTOP)", "has ended", "runs", ...; "" if unknown.
+/// The state of a process that is gone, or of which only the exit status is left.
+inline constexpr const char* kProcessEnded = "has ended";
+/// The kernel's state of a process of this machine: "is stopped (SIGSTOP)", kProcessEnded, "runs", ...; "" if unknown.
 std::string process_state(int64_t process);
 
 /// Identifies the process namespace: two processes see the same process numbers if their texts are equal.

@@ -2,6 +2,7 @@
 
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/comm/call_advice.h>
 #include <trireme/comm/wait_graph.h>
 
 #include <algorithm>
@@ -52,6 +53,7 @@ std::string shorten(std::string text) {
 /// The members sorted by what is wrong with them.
 struct Findings {
   std::vector<int> silent;
+  std::vector<int> vanished;
   std::vector<int> failed;
   std::vector<int> left;
   std::vector<int> different;
@@ -118,7 +120,7 @@ Findings look(const Scene& scene) {
     const PeerView& peer = entry->second;
     const bool came = op.is_message() ? rank != op.peer : peer.progress && peer.progress->collectives >= op.number;
     if (!peer.answered && !peer.left) {
-      found.silent.push_back(rank);
+      (peer.vanished() ? found.vanished : found.silent).push_back(rank);
     } else if (difference(scene, peer)) {
       found.different.push_back(rank);
     } else if (!peer.error.empty()) {
@@ -137,7 +139,7 @@ std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
   std::vector<int> hidden;
   for (const int root : scene.graph.roots) {
     bool named = root == scene.asker.world_rank;
-    for (const auto* ranks : {&found.silent, &found.failed, &found.left, &found.different, &found.absent}) {
+    for (const auto* ranks : {&found.silent, &found.vanished, &found.failed, &found.left, &found.different, &found.absent}) {
       named = named || std::find(ranks->begin(), ranks->end(), root) != ranks->end();
     }
     if (!named && scene.roll_call.peers.count(root) != 0) {
@@ -147,34 +149,51 @@ std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
   return hidden;
 }
 
-/// "does not answer any more" with what the kernel says, where it says something.
+/// Ranks that were killed, or called exit().
+std::string vanishing(const Scene& scene, const std::vector<int>& ranks) {
+  return concat(name_ranks(ranks), ranks.size() == 1 ? " has" : " have", " ended without closing ", ranks.size() == 1 ? "its world" : "their worlds", " (",
+                ranks.size() == 1 ? concat("process ", scene.roll_call.peers.at(ranks.front()).process, "; ") : "", each(scene, ranks), ")");
+}
+
+/// "does not answer any more" with what the kernel says, where it says something; ranks that have ended.
 std::string silence(const Scene& scene, const std::vector<int>& ranks) {
   const PeerView& first = scene.roll_call.peers.at(ranks.front());
+  if (ranks.size() == 1 && first.vanished()) {
+    return vanishing(scene, ranks);
+  }
   const bool known = ranks.size() == 1 && !first.state.empty();
   return concat(name_ranks(ranks), ranks.size() == 1 ? " does" : " do", " not answer any more: ",
                 known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (",
                 each(scene, ranks), ")");
 }
 
-} // namespace
-
-std::string name_ranks(const std::vector<int>& ranks) {
-  std::vector<std::string> names;
-  for (const int rank : ranks) {
-    names.push_back(std::to_string(rank));
+/// What to do about the calls of this operation's group, or of one that ranks wait in meanwhile; "" if no group has an advice of its own.
+std::string own_advice(const Scene& scene) {
+  std::string advice = advice_for(scene.asker.group);
+  for (const auto& [rank, wait] : scene.graph.waits) {
+    advice = advice.empty() ? advice_for(wait.group) : advice;
   }
-  if (names.size() == 1) {
-    return "rank " + names[0];
-  }
-  const std::string last = names.empty() ? "" : names.back();
-  if (!names.empty()) {
-    names.pop_back();
-  }
-  return "ranks " + join(names, ", ") + " and " + last;
+  return advice;
 }
 
+PeerError without_store(const std::string& head, const RollCall& roll_call) {
+  const std::string host = roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";
+  const std::string look = concat("Look at the output of ", roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher");
+  if (roll_call.store_host_left) {
+    return PeerError("comm", concat(head, host, "has ended without an error."), "Every rank must take the same number of steps: look for a shorter data set or an early return there.");
+  }
+  if (roll_call.store_host_state == kProcessEnded) {
+    return PeerError("comm", concat(head, host, "has ended without closing its world."), look + "; restart from the last checkpoint.");
+  }
+  return PeerError("comm", concat(head, host, "does not answer any more (",
+                                  roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable" : "its process " + roll_call.store_host_state, ")."),
+                   look + "; restart from the last checkpoint.");
+}
+
+} // namespace
+
 PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call) {
-  const double seconds = static_cast<double>(asker.timeout.count()) / 1000;
+  const double seconds = static_cast<double>(asker.waited.count()) / 1000;
   const std::string head =
       concat(describe(op), " in group \"", asker.group, "\" ",
              trouble.kind == Trouble::Kind::deadline    ? concat("is not done after ", format_seconds(seconds))
@@ -188,13 +207,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."), "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
   }
   if (!roll_call.store_answers) {
-    const std::string host =
-        roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";
-    return PeerError("comm", concat(head, host, "does not answer any more (",
-                                    roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable"
-                                                                       : "its process " + roll_call.store_host_state, ")."),
-                     concat("Look at the output of ", roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher",
-                            "; restart from the last checkpoint."));
+    return without_store(head, roll_call);
   }
   std::map<int, PeerView> ranks = roll_call.peers;
   ranks[asker.world_rank] = roll_call.own;
@@ -207,17 +220,23 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
       next = advice;
     }
   };
+  const std::string own = own_advice(scene);
+  const auto advise_calls = [&](const std::string& advice) { advise(own.empty() ? advice : own); };
   for (const int rank : hidden_culprits(scene, found)) {
     const PeerView& peer = roll_call.peers.at(rank);
     const std::string activity = describe_activity(peer);
     causes.push_back(!peer.answered && !peer.left
                          ? silence(scene, {rank})
                          : concat("rank ", rank, " holds up the others, it is ", activity.empty() ? "in no operation" : activity));
-    advise(concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
+    advise_calls(concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }
   if (!scene.graph.circle.empty()) {
     causes.push_back(name_ranks(scene.graph.circle) + " wait for each other");
-    advise("Let one of them send before it receives, or use the asynchronous calls and wait afterwards.");
+    advise_calls("Let one of them send before it receives, or use the asynchronous calls and wait afterwards.");
+  }
+  if (!found.vanished.empty()) {
+    causes.push_back(vanishing(scene, found.vanished));
+    advise(concat("Look at the output of ", name_ranks(found.vanished), ": a process that was killed, for a lack of memory perhaps, or that called exit(). Restart from the last checkpoint."));
   }
   if (!found.silent.empty()) {
     causes.push_back(silence(scene, found.silent));
@@ -230,7 +249,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   for (const int rank : found.different) {
     const Difference two = *difference(scene, roll_call.peers.at(rank));
     causes.push_back(concat("rank ", rank, " called ", with_type(two.theirs), " where this rank called ", with_type(two.mine)));
-    advise("All ranks of a group must call the same operations with the same sizes in the same order: look at what differs between them.");
+    advise_calls("All ranks of a group must call the same operations with the same sizes in the same order: look at what differs between them.");
   }
   for (const auto& [rank, peer] : roll_call.peers) {
     // Names alone prove nothing: they count where something is known to be wrong between these two ranks.
@@ -240,24 +259,25 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     }
     if (const std::string skip = suspect ? left_out(scene, rank, peer) : ""; !skip.empty()) {
       causes.push_back(skip);
-      advise("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception "
+      advise_calls("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception "
              "that only some ranks meet.");
     }
   }
   for (const int rank : found.failed) {
     const PeerView& peer = roll_call.peers.at(rank);
     causes.push_back(concat("rank ", rank, peer.left ? " has ended with an error: " : " reports: ", shorten(peer.error)));
-    advise(concat("Look at the output of rank ", rank, "; restart from the last checkpoint."));
+    const std::string same = advice_in(peer.error);
+    advise(same.empty() ? concat("Look at the output of rank ", rank, "; restart from the last checkpoint.") : same);
   }
   if (!found.left.empty()) {
-    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " left already (",
+    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " ended without an error (",
                             each(scene, found.left), ")"));
-    advise("Every rank must take the same number of steps: look for a shorter data set or an early return there.");
+    advise_calls("Every rank must take the same number of steps: look for a shorter data set or an early return there.");
   }
   if (!found.absent.empty()) {
     causes.push_back(concat(name_ranks(found.absent), found.absent.size() == 1 ? " has" : " have", " not come (",
                             each(scene, found.absent), ")"));
-    advise(concat("Look at what ", name_ranks(found.absent),
+    advise_calls(concat("Look at what ", name_ranks(found.absent),
                   found.absent.size() == 1 ? " is" : " are", " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }
   if (causes.empty() && trouble.kind == Trouble::Kind::on_device) {

@@ -16,7 +16,8 @@ struct Asker {
   std::vector<int> members;
   int world_rank = 0;
   int world_size = 1;
-  std::chrono::milliseconds timeout{0};
+  /// How long the operation has lasted, if it is not done in time.
+  std::chrono::milliseconds waited{0};
   /// What this rank itself did in the group.
   GroupProgress own = {};
 };
@@ -25,8 +26,5 @@ struct Asker {
 /// or in another operation, which ranks block those, and what to do next. Ranks are world ranks.
 /// Pure: depends on the arguments only.
 PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call);
-
-/// "rank 5", "ranks 5 and 7", "ranks 1, 2 and 3".
-std::string name_ranks(const std::vector<int>& ranks);
 
 } // namespace trireme::comm

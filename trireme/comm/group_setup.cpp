@@ -17,7 +17,7 @@ std::vector<std::string> exchange(GroupSetup& setup, const std::string& key, con
     keys.push_back(concat(key, "/", member));
   }
   setup.store.set(keys[static_cast<size_t>(setup.rank)], mine);
-  if (!setup.store.wait(keys, setup.timeout)) {
+  if (!setup.store.wait(keys, setup.patience)) {
     throw Trouble(Trouble::Kind::deadline, "a member did not come in time");
   }
   std::vector<std::string> values;

@@ -29,6 +29,8 @@ struct GroupSetup {
   std::string address = "127.0.0.1";
   /// A single operation may take this long.
   std::chrono::milliseconds timeout{60'000};
+  /// Members that have come to open the group answer each other within this long.
+  std::chrono::milliseconds patience{60'000};
 
   /// The device whose tensors are to be moved; its number where it is known.
   c10::Device device = c10::kCPU;

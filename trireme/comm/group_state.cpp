@@ -6,6 +6,7 @@
 #include <trireme/base/notes.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
+#include <trireme/comm/late_ranks.h>
 
 #include <ATen/ATen.h>
 
@@ -88,7 +89,6 @@ void Group::State::on_device(const Ticket& ticket) {
 }
 
 void Group::State::follow_device() {
-  const auto over = [this] { return closed_ || !broken_.empty() || explaining_ || reporter_.joinable(); };
   {
     const std::lock_guard lock(mutex_);
     if (over()) {
@@ -107,15 +107,40 @@ void Group::State::follow_device() {
   if (trouble.kind == Trouble::Kind::interrupted) { // who interrupted the group knows why
     device_operations_.clear();
   } else if (!over()) {
-    reporter_ = std::thread([this, late, trouble] { report_device(late, trouble); });
+    Recorder::process().change(late.record, OpState::failed);
+    start_report({late.op, trouble, timeout_});
   }
 }
 
-void Group::State::report_device(const Ticket& ticket, const Trouble& trouble) noexcept {
+// A thread that waits for it gets the error when its group is interrupted.
+void Group::State::give_up(const GroupProgress::Waiting& wait, double limit) {
+  const GroupProgress now = progress();
+  const OpSummary* const op = now.awaited();
+  const std::lock_guard lock(mutex_);
+  if (op != nullptr && op->number == wait.number && op->is_message() == wait.message && !over()) {
+    const auto kind = wait.on_device ? Trouble::Kind::on_device : Trouble::Kind::deadline;
+    start_report({*op, Trouble(kind, "not done in time"), std::chrono::milliseconds(static_cast<int64_t>(wait.seconds * 1000)), limit});
+  }
+}
+
+void Group::State::start_report(const Failure& failure) {
+  if (reporter_.joinable()) { // what it was to report was over
+    reporter_.join();
+  }
+  reporting_ = true;
+  reporter_ = std::thread([this, failure] {
+    report(failure);
+    reporting_ = false;
+  });
+}
+
+void Group::State::report(const Failure& failure) noexcept {
   try {
-    watch_->fail_groups(failed(ticket, trouble).what());
+    if (const auto error = explained(failure)) {
+      watch_->fail_groups(error->what());
+    }
   } catch (const std::exception& error) {
-    log::error(describe(ticket.op), " in group \"", name_, "\": ", trouble.happened, ", and no report can be made: ", error.what());
+    log::error(describe(failure.op), " in group \"", name_, "\": ", failure.trouble.happened, ", and no report can be made: ", error.what());
     interrupt();
   }
 }
@@ -142,19 +167,24 @@ void Group::State::abandoned(const Ticket& ticket) {
 
 PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
   Recorder::process().change(ticket.record, OpState::failed);
+  return *explained({ticket.op, trouble, timeout_});
+}
+
+std::optional<PeerError> Group::State::explained(const Failure& failure) {
+  const auto& [op, trouble, waited, limit] = failure;
   // One roll call explains the failure of all operations under way.
   const std::lock_guard failing(failing_);
   explaining_ = true;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      return PeerError("comm", concat(describe(ticket.op), " in group \"", name_, "\" was ended by the end of its world."));
+      return PeerError("comm", concat(describe(op), " in group \"", name_, "\" was ended by the end of its world."));
     }
-    if (first_error_ && same(first_error_->first, ticket.op)) { // which the watch has found
+    if (first_error_ && same(first_error_->first, op)) { // which the watch has found
       return first_error_->second;
     }
     if (!broken_.empty()) {
-      return PeerError("comm", concat(describe(ticket.op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
+      return PeerError("comm", concat(describe(op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
     }
   }
   const bool late = trouble.kind == Trouble::Kind::deadline || trouble.kind == Trouble::Kind::on_device;
@@ -167,12 +197,16 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
     }
     roll_call = watch_->roll_call(asked, key_, late ? kPatienceAtDeadline : kPatienceForLost, late);
   }
-  const Asker asker{name_, members_, members_[rank()], world_size_, timeout_, progress()};
-  const PeerError error = explain(asker, ticket.op, trouble, roll_call);
+  const Asker asker{name_, members_, members_[rank()], world_size_, waited, progress()};
+  if (limit > 0 && roll_call.store_answers && !is_hopeless(asker, failure, roll_call)) {
+    explaining_ = false;
+    return std::nullopt;
+  }
+  const PeerError error = explain(asker, op, trouble, roll_call);
   {
     const std::lock_guard lock(mutex_);
     broken_ = error.what();
-    first_error_.emplace(ticket.op, error);
+    first_error_.emplace(op, error);
   }
   if (watch_) {
     std::vector<int> silent;
@@ -181,12 +215,21 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
         silent.push_back(rank);
       }
     }
-    watch_->report(error.what(), silent, late ? hang(asker, ticket, roll_call) : std::nullopt);
+    watch_->report(error.what(), silent, late ? hang(asker, op, roll_call) : std::nullopt);
   }
   return error;
 }
 
-std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const {
+bool Group::State::is_hopeless(const Asker& asker, const Failure& failure, const RollCall& roll_call) const {
+  const GroupProgress own = progress();
+  const OpSummary* const op = own.awaited();
+  std::map<int, PeerView> ranks = roll_call.peers;
+  ranks[asker.world_rank] = roll_call.own;
+  return op != nullptr && same(*op, failure.op) &&
+         judge(ranks, asker.world_rank, key_, failure.limit).kind == Outlook::Kind::hopeless;
+}
+
+std::optional<Hang> Group::State::hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const {
   std::map<int, PeerView> ranks = roll_call.peers;
   if (!roll_call.store_answers && roll_call.store_host >= 0) {
     ranks[roll_call.store_host].state = roll_call.store_host_state;
@@ -194,9 +237,9 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const Ticket& ticket,
   ranks[asker.world_rank] = roll_call.own;
   Hang hang;
   hang.alone = !roll_call.store_answers;
-  const std::string after = format_seconds(static_cast<double>(timeout_.count()) / 1000);
+  const std::string after = format_seconds(static_cast<double>(asker.waited.count()) / 1000);
   hang.text = hang_text(ranks, asker.world_rank,
-                        concat(describe(ticket.op), " in group \"", name_, "\" is not done after ", after, " on rank ", asker.world_rank,
+                        concat(describe(op), " in group \"", name_, "\" is not done after ", after, " on rank ", asker.world_rank,
                                " of ", world_size_));
   hang.printer = asker.world_rank;
   for (const auto& [rank, view] : ranks) {
@@ -227,29 +270,57 @@ void Group::State::check(const Ticket& ticket) {
   }
 }
 
-Group::State::Waiting::Waiting(State& state, const Ticket& ticket) : state_(state) {
-  state_.awaited_since_ns_.store(coarse_now_ns(), std::memory_order_relaxed);
-  state_.awaited_.store(2 * ticket.op.number + (ticket.op.is_message() ? 1 : 0), std::memory_order_relaxed);
+Group::State::Waiting::Waiting(State& state, const Ticket& ticket) {
+  for (Awaited& place : state.awaited_) {
+    int64_t free = 0;
+    if (place.what.compare_exchange_strong(free, -1, std::memory_order_relaxed)) {
+      place.since_ns.store(coarse_now_ns(), std::memory_order_relaxed);
+      place.what.store(2 * ticket.op.number + (ticket.op.is_message() ? 1 : 0), std::memory_order_release);
+      place_ = &place;
+      return;
+    }
+  }
 }
 
 Group::State::Waiting::~Waiting() {
-  state_.awaited_.store(0, std::memory_order_relaxed);
+  if (place_ != nullptr) {
+    place_->what.store(0, std::memory_order_release);
+  }
 }
 
 GroupProgress Group::State::progress() const {
   const std::lock_guard lock(mutex_);
   GroupProgress progress = progress_;
-  if (const int64_t awaited = awaited_.load(std::memory_order_relaxed); awaited != 0) {
-    const int64_t since = awaited_since_ns_.load(std::memory_order_relaxed);
-    progress.waiting = {awaited / 2, awaited % 2 != 0, static_cast<double>(std::max<int64_t>(0, coarse_now_ns() - since)) * 1e-9};
-  } else if (const auto oldest = device_operations_.oldest()) {
-    const auto& [op, since] = *oldest;
-    progress.waiting = {op.number, op.is_message(), std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
-    if (progress.awaited() == nullptr) { // the host is far ahead
-      progress.recent.push_front(op);
+  progress.waiting = waiting();
+  if (progress.waiting && progress.waiting->on_device && progress.awaited() == nullptr) { // the host is far ahead
+    if (const auto oldest = device_operations_.oldest()) {
+      progress.recent.push_front(oldest->first);
     }
   }
   return progress;
+}
+
+std::optional<GroupProgress::Waiting> Group::State::waiting() const {
+  std::optional<GroupProgress::Waiting> longest;
+  for (const Awaited& place : awaited_) {
+    const int64_t what = place.what.load(std::memory_order_acquire);
+    const int64_t since = place.since_ns.load(std::memory_order_acquire);
+    if (what <= 0 || place.what.load(std::memory_order_relaxed) != what) {
+      continue;
+    }
+    const double seconds = static_cast<double>(std::max<int64_t>(0, coarse_now_ns() - since)) * 1e-9;
+    if (!longest || seconds > longest->seconds) {
+      longest = GroupProgress::Waiting{what / 2, what % 2 != 0, seconds};
+    }
+  }
+  if (longest) {
+    return longest;
+  }
+  if (const auto oldest = device_operations_.oldest()) {
+    const auto& [op, since] = *oldest;
+    return GroupProgress::Waiting{op.number, op.is_message(), std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
+  }
+  return std::nullopt;
 }
 
 // Groups with different members may be named alike: the key has the numbers of the group and of those it was made from, "tie/0.1.2",

@@ -7,6 +7,7 @@
 #include <trireme/comm/routes.h>
 #include <trireme/comm/watch.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -66,6 +67,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     return version_;
   }
   void follow_device() override;
+  std::optional<GroupProgress::Waiting> waiting() const override;
+  void give_up(const GroupProgress::Waiting& wait, double limit) override;
   void interrupt() override {
     routes_->interrupt();
   }
@@ -74,7 +77,11 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// Opens a group of some of the members, given by world rank.
   Group open(const std::vector<int>& ranks, const std::string& name);
 
-  /// Marks the operation as waited for while the object lives: two relaxed stores and a clock read.
+ private:
+  struct Awaited;
+
+ public:
+  /// Marks the operation as waited for while the object lives: three stores, an exchange and a clock read.
   class Waiting {
    public:
     Waiting(State& state, const Ticket& ticket);
@@ -83,17 +90,36 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     Waiting& operator=(const Waiting&) = delete;
 
    private:
-    State& state_;
+    Awaited* place_ = nullptr;
   };
 
  private:
-  /// On a thread of its own: the failure of an operation that none waits for, which ends all groups of this rank.
-  void report_device(const Ticket& ticket, const Trouble& trouble) noexcept;
+  /// How an operation failed.
+  struct Failure {
+    OpSummary op;
+    Trouble trouble;
+    /// How long it has lasted.
+    std::chrono::milliseconds waited;
+    /// Above 0: given up by the watch, and a failure only if judge() still finds it hopeless. A rank may have come since.
+    double limit = 0;
+  };
+  /// Explains and reports on a thread of its own what the watch has found, and ends all groups of this rank: the watch's thread collects the answers
+  /// of the other ranks. With the lock held.
+  void start_report(const Failure& failure);
+  void report(const Failure& failure) noexcept;
+  /// nullopt: it is not hopeless.
+  std::optional<PeerError> explained(const Failure& failure);
+  /// Nothing is left to report. With the lock held.
+  bool over() const {
+    return closed_ || !broken_.empty() || explaining_ || reporting_;
+  }
   /// progress_ has changed: the caller holds the lock.
   void changed() {
     version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  std::optional<Hang> hang(const Asker& asker, const Ticket& ticket, const RollCall& roll_call) const;
+  /// Whether the other ranks say that none will complete what this one waits for.
+  bool is_hopeless(const Asker& asker, const Failure& failure, const RollCall& roll_call) const;
+  std::optional<Hang> hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const;
 
   const std::string name_;
   /// The name for records, which outlive the group.
@@ -110,9 +136,14 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   mutable std::mutex mutex_;
   GroupProgress progress_;
   std::atomic<int64_t> version_{0};
-  /// Twice the number of the operation that a thread waits for, plus 1 for a message; 0: none.
-  std::atomic<int64_t> awaited_{0};
-  std::atomic<int64_t> awaited_since_ns_{0};
+  /// An operation that a thread waits for.
+  struct Awaited {
+    /// Twice its number, plus 1 for a message; 0: none, -1: about to be set.
+    std::atomic<int64_t> what{0};
+    std::atomic<int64_t> since_ns{0};
+  };
+  /// Of as many threads; those beyond are not seen.
+  std::array<Awaited, 4> awaited_;
   const bool checks_;
   std::mutex failing_;
   /// The first failure, "" without one, and that of the operation that failed first.
@@ -122,7 +153,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   DeviceOperations device_operations_;
   /// A thread looks for the cause of a failure.
   std::atomic<bool> explaining_{false};
-  /// Explains and reports what the watch's thread found: that thread collects the answers of the other ranks.
+  /// The reporter is at work.
+  std::atomic<bool> reporting_{false};
   std::thread reporter_;
 };
 

@@ -45,24 +45,6 @@ std::string last_operation(const PeerView& view) {
   return concat(last.done ? "last did " : "has begun ", describe(last), " of group \"", newest->name, '"');
 }
 
-std::string culprit_line(int rank, const PeerView& view) {
-  std::string text = concat("rank ", rank);
-  if (!view.error.empty()) {
-    return concat(text, view.left ? " has ended with an error: " : " reports: ", view.error.substr(0, 200));
-  }
-  if (view.left) {
-    return text + " has left already; it " + last_operation(view);
-  }
-  if (!view.answered) {
-    text += view.state.empty() ? " does not answer (killed, stopped or unreachable)"
-                               : concat(" does not answer: its process ", view.process > 0 ? concat(view.process, ' ') : "", view.state);
-    const std::string activity = describe_activity(view);
-    return text + "; it was " + (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
-  }
-  const std::string activity = describe_activity(view);
-  return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
-}
-
 int64_t status_kib(const std::string& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -112,13 +94,31 @@ nlohmann::json read_dump(const fs::path& file) {
 
 } // namespace
 
+std::string describe_rank(int rank, const PeerView& view) {
+  std::string text = concat("rank ", rank);
+  if (!view.error.empty()) {
+    return concat(text, view.left ? " has ended with an error: " : " reports: ", view.error.substr(0, 200));
+  }
+  if (view.left) {
+    return text + " has ended without an error; it " + last_operation(view);
+  }
+  const std::string activity = describe_activity(view);
+  if (!view.answered) {
+    text += view.vanished()     ? concat(" has ended without closing its world (process ", view.process, ')')
+            : view.state.empty() ? " does not answer (killed, stopped or unreachable)"
+                                 : concat(" does not answer: its process ", view.process > 0 ? concat(view.process, ' ') : "", view.state);
+    return text + "; it was " + (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
+  }
+  return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
+}
+
 std::string hang_text(const std::map<int, PeerView>& ranks, int from, const std::string& headline) {
   const WaitGraph graph = follow_waits(ranks, from);
   std::string text = "hang report: " + headline;
   for (const int root : graph.roots) {
     const auto view = ranks.find(root);
     const PeerView culprit = view == ranks.end() ? PeerView() : view->second;
-    text += "\n  held up by: " + culprit_line(root, culprit);
+    text += "\n  held up by: " + describe_rank(root, culprit);
     for (size_t frame = 0; frame < std::min(culprit.stack.size(), kFramesShown); ++frame) {
       text += "\n      " + culprit.stack[frame];
     }
@@ -250,7 +250,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
   const bool complete = silent.empty() && report.compare(0, kBegin.size(), kBegin) == 0;
   std::string text = complete ? hang_text(views, from, report.substr(kBegin.size(), report.find('\n') - kBegin.size())) : report;
   for (const auto& [rank, view] : views) {
-    text += "\n  dump of " + culprit_line(rank, view);
+    text += "\n  dump of " + describe_rank(rank, view);
   }
   text += silent.empty() ? "\n" : concat("\n  no dump of ", name_ranks(silent), ": dead, stopped, or on another host\n");
   all["report"] = text;

@@ -9,6 +9,9 @@
 
 namespace trireme::comm {
 
+/// Says what a rank does, or how it ended: "rank 2 is in layer 7 (ReLU), for 12.0 s; it last did recv #4 ...". Pure.
+std::string describe_rank(int rank, const PeerView& view);
+
 /// Says in a few lines which rank blocks which: the culprits first, with what they do and their stack, then the ranks that wait for them.
 /// `headline` is the first line, `from` the rank that noticed. Pure.
 std::string hang_text(const std::map<int, PeerView>& ranks, int from, const std::string& headline);

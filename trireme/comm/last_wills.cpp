@@ -8,6 +8,7 @@ namespace {
 
 constexpr const char* kPulse = "pulse";
 constexpr const char* kGone = "gone";
+constexpr const char* kHostLeft = "host_left";
 
 std::string gone_key(int rank) {
   return "gone/" + std::to_string(rank);
@@ -22,9 +23,9 @@ LastWills::Seen LastWills::look(Store& store) {
   if (!*kept_) {
     return {.pulse = store.add(kPulse, 0)};
   }
-  const auto counters = store.find_all({kPulse, kGone});
+  const auto counters = store.find_all({kPulse, kGone, kHostLeft});
   const auto number = [](const std::optional<std::string>& text) { return text ? std::stoll(*text) : int64_t{0}; };
-  Seen seen{.pulse = number(counters[0])};
+  Seen seen{.pulse = number(counters[0]), .host_left = counters[2].has_value()};
   const int64_t gone = number(counters[1]);
   if (gone == seen_) {
     return seen;
@@ -43,9 +44,12 @@ LastWills::Seen LastWills::look(Store& store) {
   return seen;
 }
 
-void LastWills::take_back(Store& store) {
+void LastWills::take_back(Store& store, bool is_host) {
   if (kept_.value_or(false)) {
     store.last_will("", "");
+  }
+  if (is_host) {
+    store.set(kHostLeft, "1");
   }
 }
 

@@ -20,11 +20,13 @@ class LastWills {
     int64_t pulse = 0;
     /// Ranks that ended since the last look.
     std::set<int> gone = {};
+    /// The rank that hosts the store leaves.
+    bool host_left = false;
   };
   /// Cost: one round trip, one more when somebody has gone. Leaves this rank's will the first time.
   Seen look(Store& store);
-  /// Removes this rank's will: it leaves normally.
-  void take_back(Store& store);
+  /// Removes this rank's will: it leaves normally. The host of the store says that it does, because afterwards nobody can be asked.
+  void take_back(Store& store, bool is_host);
 
  private:
   int rank_;

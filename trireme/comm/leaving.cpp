@@ -17,10 +17,15 @@ bool Leaving::step(int64_t left, const std::set<int>& dead, bool failed) {
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
     farewell_ = roll_calls_.add(all, "", now + kSilentLeaver, false);
-  } else if (!done_ && farewell_->answered && now >= farewell_->deadline) {
+  } else if (!done_ && farewell_->answered) {
+    if (now < farewell_->deadline) {
+      others_ = others_.empty() ? farewell_->result.peers : others_;
+      return done_;
+    }
     for (const auto& [rank, peer] : farewell_->result.peers) {
       done_ = done_ || (!peer.answered && !peer.left);
     }
+    others_ = farewell_->result.peers;
     farewell_.reset();
   }
   return done_;

@@ -2,6 +2,7 @@
 
 #include <trireme/comm/roll_calls.h>
 
+#include <map>
 #include <set>
 
 namespace trireme::comm {
@@ -18,6 +19,7 @@ class Leaving {
     begun_ = true;
     waits_ = waits;
     deadline_ = deadline;
+    since_ = Clock::now();
   }
   bool begun() const {
     return begun_;
@@ -31,6 +33,13 @@ class Leaving {
   Clock::time_point deadline() const {
     return deadline_;
   }
+  Clock::time_point since() const {
+    return since_;
+  }
+  /// The other ranks at the last roll call.
+  const std::map<int, PeerView>& others() const {
+    return others_;
+  }
 
   /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is useless. Now and
   /// then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
@@ -43,6 +52,8 @@ class Leaving {
   bool waits_ = true;
   bool done_ = false;
   Clock::time_point deadline_;
+  Clock::time_point since_;
+  std::map<int, PeerView> others_;
   std::shared_ptr<RollCalls::Question> farewell_;
 };
 

@@ -8,6 +8,21 @@
 
 namespace trireme::comm {
 
+std::string name_ranks(const std::vector<int>& ranks) {
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    names.push_back(std::to_string(rank));
+  }
+  if (names.size() == 1) {
+    return "rank " + names[0];
+  }
+  const std::string last = names.empty() ? "" : names.back();
+  if (!names.empty()) {
+    names.pop_back();
+  }
+  return "ranks " + join(names, ", ") + " and " + last;
+}
+
 std::string describe(const OpSummary& op) {
   std::string text = concat(op.op, " #", op.number);
   if (op.is_message()) {

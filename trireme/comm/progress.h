@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/base/notes.h>
+#include <trireme/base/stacks.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -13,6 +14,9 @@
 #include <vector>
 
 namespace trireme::comm {
+
+/// "rank 5", "ranks 5 and 7", "ranks 1, 2 and 3".
+std::string name_ranks(const std::vector<int>& ranks);
 
 /// One operation of a group, as ranks report it to each other. Made for every operation: only `what` may allocate.
 struct OpSummary {
@@ -101,6 +105,11 @@ struct PeerView {
   std::string place = "";
   /// What the kernel of this host says of a process that does not answer: "is stopped (...)".
   std::string state = "";
+
+  /// Its process is gone, and it has not closed its world before: it was killed, or called exit().
+  bool vanished() const {
+    return !answered && !left && state == kProcessEnded;
+  }
 };
 
 /// What ranks publish about themselves. The reader fills in `answered` and `progress`.
@@ -117,6 +126,8 @@ struct RollCall {
   int store_host = -1;
   /// What the kernel says of the store's process if it runs on this machine.
   std::string store_host_state = "";
+  /// The store's host has closed its world.
+  bool store_host_left = false;
   /// By world rank, without this one.
   std::map<int, PeerView> peers = {};
   /// This rank as the others see it.

@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/comm/explain.h>
 
 #include <algorithm>
 #include <iterator>
@@ -58,16 +57,22 @@ std::optional<Wait> wait_of(const std::map<int, PeerView>& ranks, int rank) {
       newest = &key;
     }
   }
-  if (newest == nullptr || view.left || !view.answered) {
-    return std::nullopt;
-  }
-  const GroupView& group = view.groups.at(*newest);
-  const OpSummary& op = *group.progress.awaited();
-  return Wait{group.name, op, group.progress.waiting->seconds, group.progress.waiting->on_device,
-              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, *newest, group, rank)};
+  return newest == nullptr ? std::nullopt : wait_in(ranks, rank, *newest);
 }
 
 } // namespace
+
+std::optional<Wait> wait_in(const std::map<int, PeerView>& ranks, int rank, const std::string& key) {
+  const PeerView& view = ranks.at(rank);
+  const auto found = view.groups.find(key);
+  if (found == view.groups.end() || found->second.progress.awaited() == nullptr || view.left || !view.answered) {
+    return std::nullopt;
+  }
+  const GroupView& group = found->second;
+  const OpSummary& op = *group.progress.awaited();
+  return Wait{group.name, op, group.progress.waiting->seconds, group.progress.waiting->on_device,
+              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, key, group, rank), key};
+}
 
 WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
   WaitGraph graph;

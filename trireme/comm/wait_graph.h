@@ -3,6 +3,7 @@
 #include <trireme/comm/progress.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct Wait {
   bool on_device = false;
   /// World ranks that it waits for; empty if all have joined and something else is wrong.
   std::vector<int> for_ranks;
+  /// Of the group.
+  std::string key;
 };
 
 /// Which rank waits for which, as far as known: an operation waits for the other side of a message, or for
@@ -29,6 +32,9 @@ struct WaitGraph {
   /// Ranks that wait for each other in a circle, if there is no root.
   std::vector<int> circle;
 };
+
+/// What `rank` waits for in group `key`; nullopt if it does not. Pure.
+std::optional<Wait> wait_in(const std::map<int, PeerView>& ranks, int rank, const std::string& key);
 
 /// Follows the waiting from rank `from`. Pure.
 WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from);

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/stacks.h>
+#include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
 #include <trireme/comm/last_wills.h>
 #include <trireme/comm/leaving.h>
@@ -39,7 +40,8 @@ constexpr milliseconds kNews{300};
 /// Lives as long as its thread, which may outlast the Watch when a store call hangs for ever.
 class Watch::Loop : public std::enable_shared_from_this<Loop> {
  public:
-  Loop(Store store, int rank, int size, int store_host) : store_(std::move(store)), rank_(rank), size_(size), store_host_(store_host) {}
+  Loop(Store store, int rank, int size, int store_host, WaitLimits limits)
+      : store_(std::move(store)), rank_(rank), size_(size), store_host_(store_host), long_waits_(rank, size, limits, groups_, roll_calls_, mutex_) {}
 
   void start() {
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
@@ -81,6 +83,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       silent.store_answers = false;
       silent.store_host = store_host_;
       silent.store_host_state = host_place_ == own_place_ ? process_state(host_process_) : "";
+      silent.store_host_left = host_left_;
       lock.unlock();
       silent.own = view();
       return silent;
@@ -166,6 +169,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     groups_.follow_devices();
     const LastWills::Seen seen = wills_.look(store_);
     known_silent_.insert(seen.gone.begin(), seen.gone.end());
+    host_left_ = host_left_ || seen.host_left;
     if (seen.pulse != seen_pulse_) {
       seen_pulse_ = seen.pulse;
       const int64_t hangs = store_.add("hang/asked", 0);
@@ -177,6 +181,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       }
       publish(new_hang);
       read_failures();
+      long_waits_.print_warnings(store_);
     } else if (version() != published_version_) {
       publish();
     }
@@ -184,6 +189,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       interrupt_groups_of(seen.gone);
     }
     publish_failure();
+    long_waits_.step(store_, [this] { return view(); });
     roll_calls_.step(store_, known_silent_);
     go_on_leaving();
   }
@@ -309,16 +315,46 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     if (!counted_) {
       publish();
-      wills_.take_back(store_); // first: a rank that is killed here must not count twice
+      wills_.take_back(store_, rank_ == store_host_); // first: a rank that is killed here must not count twice
       store_.add("left", 1);
       counted_ = true;
     }
     const int64_t left = store_.add("left", 0);
+    warn_of_late_ends();
     const std::lock_guard lock(mutex_);
     std::set<int> dead = known_silent_;
     dead.insert(silent_.begin(), silent_.end());
     if (leaving_.step(left, dead, failure_known_ && rank_ != store_host_)) {
       changed_.notify_all();
+    }
+  }
+
+  /// For a person who sees that a process does not end.
+  void warn_of_late_ends() {
+    const auto warn_after = long_waits_.limits().warn_after;
+    std::map<int, PeerView> ranks;
+    std::vector<int> late;
+    std::string what;
+    {
+      const std::lock_guard lock(mutex_);
+      if (warned_of_ends_ || warn_after.count() == 0 || !error_.empty() || Clock::now() < leaving_.since() + warn_after || leaving_.others().empty()) {
+        return;
+      }
+      ranks = leaving_.others();
+    }
+    warned_of_ends_ = true;
+    for (const auto& [rank, peer] : ranks) {
+      if (!peer.left) {
+        const std::string activity = describe_activity(peer);
+        what += concat(late.empty() ? "rank " : ", rank ", rank, activity.empty() ? " lives" : " is " + activity);
+        late.push_back(rank);
+      }
+    }
+    if (!late.empty()) {
+      const double seconds = static_cast<double>(long_waits_.limits().end.count()) / 1000;
+      ranks[rank_] = view();
+      long_waits_.warn_once(store_, "late/ends", ranks,
+                            concat("rank ", rank_, " has ended its work and waits for ", name_ranks(late), " to end too (", what, "), for ", format_seconds(seconds), " in all"));
     }
   }
 
@@ -352,6 +388,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   bool store_lost_ = false;
   RollCalls roll_calls_{rank_, store_host_, mutex_, changed_};
   Leaving leaving_{size_, roll_calls_};
+  LongWaits long_waits_;
   std::string error_;
   std::vector<int> silent_;
   bool report_due_ = false;
@@ -363,6 +400,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   std::string host_place_;
   bool failure_known_ = false;
   std::atomic<bool> ends_by_error_{false};
+  std::atomic<bool> host_left_{false};
 
   // Only the thread touches these.
   int64_t seen_pulse_ = 0;
@@ -371,10 +409,11 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   LastWills wills_{rank_, size_};
   std::set<int> known_silent_;
   bool counted_ = false;
+  bool warned_of_ends_ = false;
 };
 
-Watch::Watch(Store store, int rank, int size, int store_host)
-    : loop_(std::make_shared<Loop>(std::move(store), rank, size, store_host)) {
+Watch::Watch(Store store, int rank, int size, int store_host, WaitLimits limits)
+    : loop_(std::make_shared<Loop>(std::move(store), rank, size, store_host, limits)) {
   prepare_stack_capture();
   loop_->start();
 }

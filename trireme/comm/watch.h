@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/comm/hang_case.h>
+#include <trireme/comm/long_waits.h>
 #include <trireme/comm/progress.h>
 #include <trireme/comm/store.h>
 #include <trireme/comm/watched_groups.h>
@@ -18,12 +19,12 @@ namespace trireme::comm {
 /// A thread with its own store connection publishes the progress of all groups and this process's notes (base/notes.h)
 /// when they change, at most every 200 ms. As often it checks for roll calls and failures of other ranks. If a member
 /// fails, or its connection to the store ends because it was killed or its host is silent (store::kSilence), the groups that
-/// it is in are interrupted. As often it asks devices for operations that no thread waits for (Watched::follow_device). In a hang every rank first writes its dump (hang_report.h), and one of them prints the report.
+/// it is in are interrupted. Operations that wait for long are looked at (long_waits.h). As often it asks devices for operations that no thread waits for (Watched::follow_device). In a hang every rank first writes its dump (hang_report.h), and one of them prints the report.
 /// Cost: five small round trips a second to the store, none per operation.
 /// Never throws because the store is gone: the roll call says so.
 class Watch {
  public:
-  Watch(Store store, int rank, int size, int store_host);
+  Watch(Store store, int rank, int size, int store_host, WaitLimits limits = {});
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;

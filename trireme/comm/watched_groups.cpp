@@ -6,6 +6,7 @@ namespace trireme::comm {
 
 void WatchedGroups::add(std::weak_ptr<Watched> group) {
   const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& weak) { return weak.expired(); });
   groups_.push_back(std::move(group));
 }
 
@@ -40,6 +41,16 @@ void WatchedGroups::follow_devices() const {
   for (const auto& group : live()) {
     group->follow_device();
   }
+}
+
+std::vector<WatchedGroups::LongWait> WatchedGroups::waits(double seconds) const {
+  std::vector<LongWait> found;
+  for (auto& group : live()) {
+    if (const auto wait = group->waiting(); wait && wait->seconds >= seconds) {
+      found.push_back({std::move(group), *wait});
+    }
+  }
+  return found;
 }
 
 void WatchedGroups::fail(const std::string& why) const {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -23,6 +24,10 @@ class Watched {
   virtual GroupProgress progress() const = 0;
   /// Grows whenever progress() changes.
   virtual int64_t version() const = 0;
+  /// progress().waiting, without the cost of the rest.
+  virtual std::optional<GroupProgress::Waiting> waiting() const = 0;
+  /// Ends the operation that waits, unless judge() with this limit (late_ranks.h) finds that it is hopeless no more. Returns at once.
+  virtual void give_up(const GroupProgress::Waiting& wait, double limit) = 0;
   /// Asks the device for operations that no thread waits for, and reports those that it does not finish.
   virtual void follow_device() = 0;
   /// Makes waiting operations fail.
@@ -40,6 +45,13 @@ class WatchedGroups {
   /// This rank's progress in each group, by key.
   std::map<std::string, GroupView> views() const;
   void follow_devices() const;
+  /// A group of this rank and the operation that it waits in.
+  struct LongWait {
+    std::shared_ptr<Watched> group;
+    GroupProgress::Waiting wait;
+  };
+  /// The operations that have been waited for at least so many seconds.
+  std::vector<LongWait> waits(double seconds) const;
   /// Interrupts the groups that contain one of these world ranks.
   void interrupt(const std::set<int>& ranks) const;
   void fail(const std::string& why) const;

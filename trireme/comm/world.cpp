@@ -4,11 +4,13 @@
 #include <trireme/base/env.h>
 #include <trireme/base/fault.h>
 #include <trireme/base/log.h>
+#include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/backends.h>
 #include <trireme/comm/environment.h>
 #include <trireme/comm/group_state.h>
 #include <trireme/comm/null/null_backend.h>
+#include <trireme/comm/opening.h>
 #include <trireme/comm/rendezvous.h>
 
 #include <ATen/Parallel.h>
@@ -24,23 +26,44 @@
 namespace trireme::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kDefaultTimeout{60'000};
+using std::chrono::milliseconds;
+
+/// While the ranks that are late live.
+constexpr milliseconds kEnd{std::chrono::minutes(30)};
+constexpr milliseconds kWarnAfter{60'000};
+/// For ranks that have not come to the start, whom nobody can ask.
+constexpr milliseconds kStart{60'000};
+/// Between two looks at whether waiting for members is still of use.
+constexpr milliseconds kLook{200};
+/// For ranks that are asked why they have not come.
+constexpr milliseconds kAnswers{1000};
 
 /// Kinds of devices that tensors may be on beside the CPU.
 constexpr std::array kAccelerators = {at::kCUDA, at::kHIP, at::kXPU, at::kMPS, at::kMTIA, at::kHPU, at::kPrivateUse1};
 
-std::chrono::milliseconds timeout_from(const WorldOptions& options) {
-  const auto text = env::text("TRIREME_TIMEOUT");
-  if (!text || options.timeout != kDefaultTimeout) {
-    return options.timeout;
+std::optional<milliseconds> seconds_from(const char* variable, const std::string& unset) {
+  const auto text = env::text(variable);
+  if (!text) {
+    return std::nullopt;
   }
   char* end = nullptr;
   const double seconds = std::strtod(text->c_str(), &end);
   if (*end != '\0' || !(seconds > 0) || seconds > 1e8) {
-    throw InputError("comm", concat("TRIREME_TIMEOUT must be a number of seconds above 0, it is \"", *text, "\"."),
-                     "Unset it for 60 seconds.");
+    throw InputError("comm", concat(variable, " must be a number of seconds above 0, it is \"", *text, "\"."), unset);
   }
-  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1000)));
+  return milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1000)));
+}
+
+std::optional<milliseconds> timeout_of(const WorldOptions& options) {
+  return options.timeout ? options.timeout
+                         : seconds_from("TRIREME_TIMEOUT", "Unset it for 30 minutes while the ranks that are late live, and 60 seconds where no rank will come.");
+}
+
+WaitLimits limits_of(const WorldOptions& options, std::optional<milliseconds> timeout) {
+  const auto from_environment = options.warn_after ? std::nullopt : seconds_from("TRIREME_WARN_AFTER", "Unset it for 60 seconds.");
+  const milliseconds end = timeout.value_or(kEnd);
+  const milliseconds warn_after = options.warn_after.value_or(from_environment.value_or(kWarnAfter));
+  return {.end = end, .warn_after = warn_after < end ? warn_after : milliseconds(0), .gives_up = !timeout};
 }
 
 std::string backend_from(const WorldOptions& options) {
@@ -61,7 +84,7 @@ void ignore_broken_pipes() {
 class World::Impl {
  public:
   Impl(Environment environment, const WorldOptions& options)
-      : environment_(std::move(environment)), timeout_(timeout_from(options)),
+      : environment_(std::move(environment)), given_timeout_(timeout_of(options)), limits_(limits_of(options, given_timeout_)),
         backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
     log::set_rank(environment_.rank, environment_.size);
     if (!environment_.note.empty()) {
@@ -73,8 +96,8 @@ class World::Impl {
     }
     if (environment_.size > 1) {
       ignore_broken_pipes();
-      meeting_ = std::make_unique<Meeting>(meet(environment_, timeout_));
-      watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size, meeting_->store_host);
+      meeting_ = std::make_unique<Meeting>(meet(environment_, patience()));
+      watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size, meeting_->store_host, limits_);
     }
     std::vector<int> all(environment_.size);
     std::iota(all.begin(), all.end(), 0);
@@ -89,7 +112,7 @@ class World::Impl {
     const auto open_another = [this](const auto&... args) { return open(args...); };
     const auto place = std::find(ranks.begin(), ranks.end(), environment_.rank);
     if (place == ranks.end() || ranks.size() == 1) {
-      return keep(std::make_shared<Group::State>(name, key, std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()), timeout_,
+      return keep(std::make_shared<Group::State>(name, key, std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()), limits_.end,
                                                  nullptr, environment_.size, open_another));
     }
     GroupSetup setup{.name = name,
@@ -99,13 +122,14 @@ class World::Impl {
                      .members = ranks,
                      .hosts = {},
                      .address = meeting_->address,
-                     .timeout = timeout_};
+                     .timeout = limits_.end,
+                     .patience = patience()};
     for (const int rank : ranks) {
       setup.hosts.push_back(meeting_->hosts[static_cast<size_t>(rank)]);
     }
-    gather(setup);
+    gather(setup, key);
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
-    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), timeout_, watch_, environment_.size, open_another);
+    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_, environment_.size, open_another);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -117,7 +141,7 @@ class World::Impl {
     closed_ = true;
     if (watch_) {
       const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
-      watch_->leave(unwinding ? "an exception ended it; see its output" : "", timeout_);
+      watch_->leave(unwinding ? "an exception ended it; see its output" : "", limits_.end);
     }
     for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
       (*state)->close();
@@ -184,6 +208,7 @@ class World::Impl {
   /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the same device, which
   /// that backend may refuse: an error where it was asked for by name. It also tells a member that does not come from one that cannot connect.
   const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
+    gather(setup, setup.store.prefix());
     const bool fits = suits_all(*choice, backend_ == choice->name, setup, exchange(setup, "come", announcement(*choice, setup.device)));
     if (!fits && setup.rank == 0 && choice->card != nullptr && reported_.insert(concat(choice->name, " does not fit")).second) {
       log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name, " needs a device of its own for each rank, and is not there for every rank");
@@ -238,15 +263,29 @@ class World::Impl {
     throw Error("comm", concat("no backend suits group \"", setup.name, "\"."));
   }
 
-  /// Waits for every member, so that a missing one is named instead of a broken handshake.
-  void gather(GroupSetup& setup) {
+  /// How long ranks wait for each other at the start, and members that have come for each other's answers.
+  milliseconds patience() const {
+    return given_timeout_.value_or(kStart);
+  }
+
+  /// Waits for every member, so that a missing one is named instead of a broken handshake, and a late one is waited for. `key` is unique.
+  void gather(GroupSetup& setup, const std::string& key) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) {
-      keys.push_back("come/" + std::to_string(rank));
+      keys.push_back("here/" + std::to_string(rank));
     }
+    const auto opening = std::make_shared<Opening>("open/" + key, setup.name, setup.members);
+    const auto deadline = std::chrono::steady_clock::now() + limits_.end;
     setup.store.set(keys[setup.rank], "1");
-    if (setup.store.wait(keys, timeout_)) {
-      return;
+    watch_->add(opening);
+    while (!opening->over()) {
+      const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (setup.store.wait(keys, std::clamp(left, milliseconds(1), kLook))) {
+        return;
+      }
+      if (left <= kLook) {
+        break;
+      }
     }
     std::vector<int> missing;
     for (int rank = 0; rank < setup.size; ++rank) {
@@ -254,9 +293,21 @@ class World::Impl {
         missing.push_back(setup.members[rank]);
       }
     }
-    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(static_cast<double>(timeout_.count()) / 1000),
-                                   " on rank ", environment_.rank, " of ", environment_.size, ": ", name_ranks(missing),
-                                   missing.size() == 1 ? " has" : " have", " not come."),
+    if (!missing.empty()) {
+      refuse_to_open(setup, missing, opening->over() ? opening->seconds() : static_cast<double>(limits_.end.count()) / 1000);
+    }
+  }
+
+  [[noreturn]] void refuse_to_open(const GroupSetup& setup, const std::vector<int>& missing, double seconds) {
+    const RollCall roll_call = watch_->roll_call(missing, "", kAnswers);
+    std::vector<std::string> causes;
+    for (const int rank : missing) {
+      const auto found = roll_call.peers.find(rank);
+      const PeerView peer = found == roll_call.peers.end() ? PeerView() : found->second;
+      causes.push_back(concat("rank ", rank, peer.left || peer.vanished() ? " has ended" : " has not come"));
+    }
+    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(seconds), " on rank ", environment_.rank, " of ",
+                                   environment_.size, ": ", join(causes, ", "), "."),
                     "Every rank of the world must make the same groups in the same order; look at the output of the missing ones.");
   }
 
@@ -267,7 +318,9 @@ class World::Impl {
 
   QuietLibtorch quiet_;
   Environment environment_;
-  std::chrono::milliseconds timeout_;
+  /// That of the options or of the environment.
+  std::optional<milliseconds> given_timeout_;
+  WaitLimits limits_;
   std::string backend_;
   int exceptions_at_start_;
   std::unique_ptr<Meeting> meeting_;
@@ -283,6 +336,13 @@ World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
+
+WorldOptions with_timeout(WorldOptions options, milliseconds timeout) {
+  if (!options.timeout && !env::text("TRIREME_TIMEOUT")) {
+    options.timeout = timeout;
+  }
+  return options;
+}
 
 World World::connect(const WorldOptions& options) {
   return connect(read_environment([](const std::string& name) { return env::text(name.c_str()); }), options);

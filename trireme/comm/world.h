@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,18 @@ struct WorldOptions {
   /// if it is available ("nccl" requires it), those of other devices, and all with "staged", go through the host ("staged").
   /// TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
-  /// Time-out of a collective; its error names the ranks that did not join.
-  /// TRIREME_TIMEOUT (seconds) overrides the default.
-  std::chrono::milliseconds timeout{60'000};
+  /// Ends a collective or message that takes this long, whatever the reason; its error names the ranks that did not join. It is also how long ranks
+  /// wait for each other at the start. Unset: 30 minutes while the ranks that are late live, less when no rank will come (see warn_after), and
+  /// 60 seconds at the start. TRIREME_TIMEOUT (seconds) sets it where this does not.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// Looks at a collective or message that takes this long, 60 seconds unless set. A warning names ranks that are late and live. If no rank will complete
+  /// it (one has ended, is stopped, or ranks wait for each other), it ends there, unless `timeout` is set.
+  /// TRIREME_WARN_AFTER (seconds) sets it where this does not.
+  std::optional<std::chrono::milliseconds> warn_after = std::nullopt;
 };
+
+/// `options` with this time-out, unless they or TRIREME_TIMEOUT set one.
+WorldOptions with_timeout(WorldOptions options, std::chrono::milliseconds timeout);
 
 /// All ranks of the job. Created once near the top of main() and destroyed before
 /// main() returns: the destructor ends every group made from it and joins all

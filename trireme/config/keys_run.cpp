@@ -43,7 +43,7 @@ std::vector<Section> data() {
       {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
       {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones; several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
-      {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4. Without it 2, and files that do not look so are refused."},
+      {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
       {"tokenizer", H, "path", "null", "How these tokens become text, for samples: \"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
       kSequence, kShuffle, kPrefetch,
     }},

@@ -2,10 +2,12 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/overloaded.h>
+#include <trireme/base/text.h>
 #include <trireme/estimate/activation_choice.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
+#include <trireme/estimate/what_stays.h>
 #include <trireme/parallel/pipeline/balance.h>
 #include <trireme/parallel/pipeline/schedule.h>
 #include <trireme/plan/programs.h>
@@ -69,17 +71,23 @@ void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
              options.rule);
 }
 
+bool is_zero_one(const EngineConfig& engine) {
+  return std::holds_alternative<optim::ZeroOneAdamOptions>(engine.optimizer_or_adamw().rule);
+}
+
 // The 1-bit optimizers send signs.
-void set_compression(const EngineConfig& engine, RunEstimate& out) {
+void set_compression(const EngineConfig& engine, Run& out) {
   const auto& rule = engine.optimizer_or_adamw().rule;
-  out.run.compresses_momenta = std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
-  const bool zero_one = std::holds_alternative<optim::ZeroOneAdamOptions>(rule);
-  out.run.compression = engine.compression;
-  if (out.run.compresses_momenta || zero_one) {
-    out.run.compression.kind = compress::GradientCompressionOptions::Kind::sign;
+  out.compresses_momenta = std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
+  out.compression = engine.compression;
+  if (out.compresses_momenta || is_zero_one(engine)) {
+    out.compression.kind = compress::GradientCompressionOptions::Kind::sign;
   }
-  out.run.compresses_at_once = engine.compression.on() && engine.compression.start_step == 0;
-  if (zero_one) {
+  out.compresses_at_once = engine.compression.on() && engine.compression.start_step == 0;
+}
+
+void note_compression(const EngineConfig& engine, RunEstimate& out) {
+  if (is_zero_one(engine)) {
     out.notes.push_back("ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not meet nothing is sent");
   }
 }
@@ -144,7 +152,6 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
 }
 
 void set_offload(const RunConfig& run, RunEstimate& out) {
-  out.run.offload = run.engine.offload;
   out.run.on_device = run.training.device.starts_with("cuda");
   const auto note = [&](const char* section, offload::Place place) {
     if (place == offload::Place::host && !out.run.on_device) {
@@ -163,27 +170,24 @@ void check_offload(const RunConfig& run, RunEstimate& out) {
   if (const offload::Conflict no = offload::conflict(e.offload, setting); !no.what.empty()) {
     throw InputError("estimate", no.what, no.next);
   }
-  if (!e.moves_parameters()) {
+  if (!e.moves_parameters() && !e.moves_states()) {
     return;
-  }
-  const bool to_files = e.offload.parameters.place == offload::Place::nvme;
-  int64_t kept = 0;
-  int64_t all = 0;
-  for (int64_t stage = 0; stage < e.stages; ++stage) {
-    const estimate::Elsewhere there = estimate::elsewhere_of(e, estimate::layout_of(e, stage));
-    const int64_t stay = to_files ? there.parameters - there.parameters_in_files : 0;
-    if (std::pair(stay, there.parameters) > std::pair(kept, all)) {
-      kept = stay;
-      all = there.parameters;
-    }
   }
   const bool has_units = e.layer_list || std::any_of(e.model.layers.begin(), e.model.layers.end(), [](const estimate::Layer& layer) { return layer.is_unit; });
-  if (all == 0 && !has_units) {
+  if (e.moves_parameters() && !has_units) {
     out.notes.push_back("offload_param moves nothing: the model is in one piece, and no module of it is sharded");
-    return;
   }
-  if (const std::string note = offload::what_is_not_moved(all, kept, e.offload.parameters, e.param_persistence_threshold); !note.empty()) {
-    out.notes.push_back(note);
+  estimate::Elsewhere most; // of the stage that has most
+  for (int64_t stage = 0; stage < e.stages; ++stage) {
+    const estimate::Elsewhere there = estimate::elsewhere_of(e, estimate::layout_of(e, stage));
+    if (there.elements + there.parameters >= most.elements + most.parameters) {
+      most = there;
+    }
+  }
+  for (std::string& note : estimate::what_stays(e, most)) {
+    if (has_units || most.parameters > 0 || note.find("offload_param") == std::string::npos) {
+      out.notes.push_back(std::move(note));
+    }
   }
 }
 
@@ -233,9 +237,45 @@ void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
 
 } // namespace
 
+std::string note_on_absent_data(const RunConfig& run) {
+  if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files count nothing
+    return "";
+  }
+  std::vector<std::string> missing;
+  for (const auto* files : {&run.data.train, &run.data.train_labels, &run.data.validation, &run.data.validation_labels}) {
+    for (const auto& file : *files) {
+      if (std::find(run.absent_files.begin(), run.absent_files.end(), file) != run.absent_files.end()) {
+        missing.push_back(file.string());
+      }
+    }
+  }
+  return missing.empty() ? "" : concat("there is no file ", join(missing, ", "), ": the memory of what is in ", missing.size() == 1 ? "it" : "them", " is not counted");
+}
+
+void set_engine(const EngineConfig& engine, estimate::Run& out) {
+  const precision::PrecisionOptions& precision = engine.precision;
+  out.compute = type_of(precision.compute);
+  out.travel = type_of(precision.communication_type());
+  out.grad_accumulation = type_of(precision.grad_accumulation);
+  out.zero_stage = engine.zero.stage;
+  out.param_persistence_threshold = engine.zero.param_persistence_threshold;
+  out.model_persistence_threshold = engine.zero.model_persistence_threshold;
+  out.prefetch_elements = engine.zero.prefetch_elements;
+  out.max_live_elements = engine.zero.max_live_elements;
+  out.bucket_bytes = engine.data_parallel.bucket_bytes;
+  out.first_bucket_bytes = engine.data_parallel.first_bucket_bytes;
+  out.offload = engine.offload;
+  set_optimizer(engine.optimizer_or_adamw(), out);
+  set_compression(engine, out);
+  out.steps_in_backward = engine.step_in_backward;
+  out.averaging = engine.averaging;
+  out.clips = engine.clipping() > 0;
+}
+
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   RunEstimate out;
   Run& e = out.run;
+  set_engine(run.engine, e);
   e.stages = run.parallel.pipe;
   e.layer_list = run.builds_layers();
   if (ranks < 1 || ranks % run.parallel.ranks_of_replica() != 0) {
@@ -249,15 +289,10 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.micro_batch = batch.micro;
   e.accumulation = batch.accumulation;
   e.model = model_of(run, batch.micro, vocab_size, e.layer_list);
-  e.zero_stage = run.engine.zero.stage;
   set_offload(run, out);
   set_pipeline(run, out);
 
-  const precision::PrecisionOptions& precision = run.engine.precision;
-  e.compute = type_of(precision.compute);
-  e.travel = type_of(precision.communication_type());
-  e.grad_accumulation = type_of(precision.grad_accumulation);
-  if (precision.bf16_if_faster) {
+  if (run.engine.precision.bf16_if_faster) {
     out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
   }
   if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.gradient_ranks()) {
@@ -266,19 +301,10 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     }
     e.shard_size = size;
   }
-  e.param_persistence_threshold = run.engine.zero.param_persistence_threshold;
-  e.model_persistence_threshold = run.engine.zero.model_persistence_threshold;
-  e.prefetch_elements = run.engine.zero.prefetch_elements;
-  e.max_live_elements = run.engine.zero.max_live_elements;
-  e.bucket_bytes = run.engine.data_parallel.bucket_bytes;
-  e.first_bucket_bytes = run.engine.data_parallel.first_bucket_bytes;
-  set_optimizer(run.engine.optimizer_or_adamw(), e);
   if (e.parameter_norms && e.tensor_ranks > 1) {
     throw InputError("estimate", concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks, " tensor ranks has a part."), "Use AdamW, or leave parallel.tensor out.");
   }
-  set_compression(run.engine, out);
-  e.steps_in_backward = run.engine.step_in_backward;
-  e.averaging = run.engine.averaging;
+  note_compression(run.engine, out);
   using DataParallel = parallel::DataParallelOptions;
   if (const auto algorithm = run.engine.data_parallel.algorithm; algorithm != DataParallel::Algorithm::backend && e.gradient_ranks() > 1) {
     out.notes.push_back(concat("the traffic of gradients is that of the backend; gradient_allreduce_algorithm \"", DataParallel::kAlgorithmNames[static_cast<size_t>(algorithm)], "\" may send more from some ranks"));
@@ -286,8 +312,10 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   if (e.averages() && e.averaging.start_step > 0) {
     out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
-  e.clips = run.engine.clipping() > 0;
   e.data_bytes = data_bytes(run, e);
+  if (std::string note = note_on_absent_data(run); !note.empty()) {
+    out.notes.push_back(std::move(note));
+  }
   check_choices(e);
   check_budget(run, vocab_size, e);
   check_offload(run, out);

@@ -17,7 +17,8 @@ constexpr const char* kBytes = "bytes";
 // Turns the paths of a run file into absolute ones.
 class Paths {
  public:
-  Paths(fs::path folder, bool must_exist) : folder_(std::move(folder)), must_exist_(must_exist) {}
+  /// `absent`: takes the files that do not exist; nullptr: all must.
+  Paths(fs::path folder, std::vector<fs::path>* absent) : folder_(std::move(folder)), absent_(absent) {}
 
   fs::path find(const JsonNode& node, const std::string& text) const {
     if (text.empty()) {
@@ -32,12 +33,13 @@ class Paths {
     if (fs::exists(here, ignored)) {
       return here;
     }
-    if (must_exist_) {
+    if (absent_ == nullptr) {
       node.fail(concat("there is no file ", beside.string(),
                        here == beside ? "" : concat(", and no ", here.string(), " either")),
                 "A relative path starts at the folder of the run file, else at the working directory."
                 " What the examples train on comes with \"trireme data fetch\".");
     }
+    absent_->push_back(beside);
     return beside;
   }
 
@@ -56,7 +58,7 @@ class Paths {
 
  private:
   fs::path folder_;
-  bool must_exist_;
+  std::vector<fs::path>* absent_;
 };
 
 std::string type_of(const JsonNode& root, const char* section) {
@@ -298,12 +300,12 @@ AutoValues auto_values(const RunConfig& run) {
 }
 
 RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
-               bool files_must_exist) {
+               Files files) {
   RunConfig out;
-  const JsonNode separate = apply_overrides(root, Paths(folder, true), overrides);
+  const JsonNode separate = apply_overrides(root, Paths(folder, nullptr), overrides);
   check_keys(root, "", "", out.notes); // not the engine's, read_deepspeed() does that
 
-  const Paths paths(folder, files_must_exist);
+  const Paths paths(folder, files == Files::must_exist ? nullptr : &out.absent_files);
   const JsonNode& engine = separate.is_null() ? *root.find("engine") : separate;
   const Values values(&root, "");
   out.model = read_model(root, paths);
@@ -330,12 +332,12 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
 
 } // namespace
 
-RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides) {
-  return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, true);
+RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides, Files files) {
+  return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, files);
 }
 
 RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides) {
-  return read(std::move(root), folder, overrides, false);
+  return read(std::move(root), folder, overrides, Files::may_be_absent);
 }
 
 } // namespace trireme::config

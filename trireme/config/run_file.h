@@ -98,6 +98,9 @@ struct RunConfig {
     return pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 || pipeline.seed_layers;
   }
 
+  /// Files of data, tokenizer and init_from that do not exist, where Files::may_be_absent.
+  std::vector<std::filesystem::path> absent_files;
+
   /// Notes on keys that have no effect or may be a mistake, engine.notes included.
   std::vector<std::string> notes;
 
@@ -107,6 +110,9 @@ struct RunConfig {
   nlohmann::ordered_json resolved;
 };
 
+/// Whether files that training reads must exist: data, tokenizer, init_from. An estimate or a plan opens none of them.
+enum class Files { must_exist, may_be_absent };
+
 /// Reads a run file. `overrides` are "path=value" as after --set: the path has dots, the
 /// value is JSON or else a string; the last one wins.
 ///
@@ -114,10 +120,10 @@ struct RunConfig {
 /// exist there is looked up in the working directory.
 /// Errors: InputError naming file, line, column and key, or both keys when two values contradict
 /// each other.
-RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
+RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {}, Files files = Files::must_exist);
 
 /// Reads a run file's content, with paths relative to `folder`; for the `resolved`
-/// configuration of a checkpoint.
+/// configuration of a checkpoint, whose files may be absent.
 RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {});
 
 } // namespace trireme::config

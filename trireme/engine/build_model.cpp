@@ -26,6 +26,12 @@ namespace {
 // Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
 void move_and_cast(torch::nn::Module& module, const Parts& parts) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().requires_grad() && (item.value().scalar_type() == at::kDouble || item.value().is_complex())) {
+      throw InputError("engine", concat("parameter \"", item.key(), "\" is of type ", item.value().scalar_type(), ", and an engine computes in fp32, bf16 or fp16"),
+                       "Convert the model before: model->to(torch::kFloat32). DataParallel trains double.");
+    }
+  }
   device::move(module, parts.device());
   if (parts.precision.compute != precision::Type::fp32) {
     precision::cast_module(module, parts.precision.compute);
@@ -161,8 +167,8 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
     whole += !small && units.unit_of(parameter) == bucket::TensorInfo::kNoUnit ? parameter.numel() : 0;
   }
   if (whole > 0 && parts.everyone.rank() == 0) {
-    log::warning("ZeRO stage 3: ", whole, " numbers of large parameters (", units.sharded_elements(),
-                 " are sharded) belong to no unit and stay whole on every rank. Make their modules zero::Sharded, or the model a list of layers.");
+    log::warning("ZeRO stage 3 shards ", units.sharded_elements(), " elements of parameters. ", whole,
+                 " more are in modules that are not zero::Sharded and stay whole on every rank. Make their modules zero::Sharded, or the model a list of layers.");
   }
 }
 

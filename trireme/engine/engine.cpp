@@ -9,6 +9,7 @@
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/make_activations.h>
+#include <trireme/engine/same_rates.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
 
@@ -64,6 +65,9 @@ void Engine::Impl::check_whole(const char* wanted) const {
     throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", state.global_steps + 1, " already"),
                      "Call step() first.");
   }
+  if (parts.unchanged) {
+    parts.unchanged->check();
+  }
 }
 
 void Engine::Impl::check_released() const {
@@ -80,7 +84,6 @@ void Engine::Impl::check_released() const {
 void Engine::Impl::start_step() {
   check_whole("train_batch()");
   in_step_ = true;
-  parts.unchanged->check();
   clock.start();
   fault::set_step(state.global_steps + 1);
   parts.coordinator->begin(zero::Pass::training);
@@ -211,6 +214,10 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
 void Engine::Impl::backward(const at::Tensor& loss) {
   if (loss.dim() != 0 && loss.numel() != 1) {
     throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()), "Return the mean from the loss function.");
+  }
+  if (went_back_) { // its gradients may be on their way to the other ranks
+    throw InputError("engine", concat("a second backward() of one micro-batch in step ", state.global_steps + 1),
+                     "Add the losses: backward(loss_real + loss_fake). Or set \"gradient_accumulation_steps\" and call step() after each backward(); the engine divides each loss by their number.");
   }
   const Stopwatch watch = clock.backward();
   const monitor::Span span("backward");
@@ -350,6 +357,7 @@ void Engine::zero_grad() {
   impl_->zero_grad();
 }
 void Engine::set_lr(double lr) {
+  check_same_rates(impl_->parts.step_ranks(), {lr}, "set_lr()");
   impl_->parts.schedule->set_lr(lr);
 }
 bool Engine::join_replicas() {

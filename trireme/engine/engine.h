@@ -101,6 +101,7 @@ class Engine {
   /// modules into training mode. Not for several pipeline stages.
   at::Tensor forward(const data::Batch& batch);
   /// The only backward whose gradients the engine takes: those that other losses give the parameters are dropped, of another engine's model too.
+  /// Once for each micro-batch: add losses up. Errors: InputError for a second one before step().
   void backward(const at::Tensor& loss);
   /// Acts at the boundary only, and counts the micro-batch. Errors: InputError without backward().
   void step();
@@ -146,7 +147,7 @@ class Engine {
   bool stop_agreed() const;
   /// Learning rate of the last step; that of a parameter group is this times its lr_factor.
   double get_lr() const;
-  /// The lr of all further steps, the same on every rank; checkpoints keep it. Errors: InputError where the configuration's "scheduler",
+  /// The lr of all further steps; checkpoints keep it. Collective. Errors: InputError where ranks give different ones, and where the configuration's "scheduler",
   /// InitializeOptions::lr or a torch optimizer decides it.
   void set_lr(double lr);
   /// Gradient norm before clipping of the last step; absent when clipping is off and
@@ -211,10 +212,10 @@ class Engine {
   /// `folder`/`tag` (default global_step<N>). Collective. Errors: InputError between two meetings of "parameter_averaging", naming the next; Error, the same on every
   /// rank; training may go on after it and earlier checkpoints are whole.
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
-  /// The same with a state of the client's own, and only the newest `keep_last` checkpoints of the folder stay (0: all).
+  /// The same with a state of the client's own, rank 0's, and only the newest `keep_last` checkpoints of the folder stay (0: all).
   void save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last = 0);
   /// Continues from `folder` (its newest whole checkpoint) or from one checkpoint.
-  /// Returns the client state, or nullopt when nothing was saved there yet. Collective.
+  /// Returns the client state that rank 0 saved, on every rank; nullopt, and nothing is loaded, when nothing was saved there yet. Collective.
   /// With the same number of ranks the run goes on bit for bit as if never interrupted.
   std::optional<nlohmann::json> load_checkpoint(const std::filesystem::path& folder, const std::string& tag = "");
 

@@ -12,10 +12,16 @@ namespace trireme::engine {
 namespace {
 
 // Keeps a micro-batch of padding only: it does not count, but stages wait for it.
+// A tensor may have several rows for each sample: the targets of a language model in one row.
 data::Batch without_padding(data::Batch micro_batch) {
+  int64_t all = 0; // samples with the padding: rows of the first tensor that has some
   for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
     for (at::Tensor& tensor : *tensors) {
-      tensor = micro_batch.samples == 0 ? tensor : tensor.narrow(0, 0, micro_batch.samples);
+      const int64_t rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
+      all = all == 0 ? rows : all;
+      if (micro_batch.samples > 0 && micro_batch.samples < all && rows % all == 0) {
+        tensor = tensor.narrow(0, 0, rows / all * micro_batch.samples);
+      }
     }
   }
   return micro_batch;
@@ -153,7 +159,8 @@ double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   parts.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
-    throw InputError("engine", "there is nothing to evaluate: no rank got a sample");
+    throw InputError("engine", "there is nothing to evaluate: no rank got a sample",
+                     "Give each rank's loader samples. In a batch of your own, set Batch::samples to the number of its samples.");
   }
   return both[0].item<double>() / samples;
 }

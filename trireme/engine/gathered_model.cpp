@@ -1,6 +1,7 @@
 // The whole model as a module of libtorch's, for torch::save().
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/gather.h>
+#include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/parallel/pipeline/module_tree.h>
 

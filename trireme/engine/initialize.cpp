@@ -5,10 +5,10 @@
 #include <trireme/base/json.h>
 #include <trireme/base/log.h>
 #include <trireme/config/deepspeed_json.h>
-#include <trireme/device/absent_memory.h>
 #include <trireme/device/choose.h>
 #include <trireme/device/stream.h>
 #include <trireme/engine/build_model.h>
+#include <trireme/engine/check_options.h>
 #include <trireme/engine/engine_impl.h>
 #include <trireme/engine/followed_rates.h>
 #include <trireme/engine/make_activations.h>
@@ -21,6 +21,7 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/training_state.h>
 #include <trireme/mesh/mesh.h>
+#include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/tensor/split.h>
 
 #include <nlohmann/json.hpp>
@@ -67,46 +68,6 @@ data::Part part_for(const Parts& parts) {
   return parts.executor->loads_inputs() ? data::Part::inputs : data::Part::targets;
 }
 
-void check_options(const InitializeOptions& options) {
-  if (!options.pipeline && (!options.model || !options.loss)) {
-    throw InputError("engine", "initialize() needs a model and a loss function, or a pipeline");
-  }
-  if (options.pipeline && (options.model || options.loss)) {
-    throw InputError("engine", "initialize() got both a model and a pipeline", "A PipelineModule has its layers and its loss: leave model and loss away.");
-  }
-  if (options.optimizer && (options.config.optimizer || !options.parameter_groups.empty())) {
-    throw InputError("engine", concat("initialize() got a torch optimizer beside ", options.config.optimizer ? "the configuration's \"optimizer\"" : "parameter_groups"),
-                     "Leave one of them out.");
-  }
-  const bool has_scheduler = options.config.schedule.kind != optim::ScheduleOptions::Kind::constant;
-  if (options.lr && (has_scheduler || options.optimizer)) {
-    throw InputError("engine", concat("initialize() got a function for the lr beside ", has_scheduler ? "the configuration's \"scheduler\"" : "a torch optimizer, whose groups have theirs"),
-                     "Leave one of them out.");
-  }
-  if (options.optimizer && options.pipeline) {
-    throw InputError("engine", "initialize() got a torch optimizer and a pipeline, whose parameters do not exist before it is built",
-                     "Say \"optimizer\" in the configuration, and InitializeOptions::parameter_groups where parameters differ.");
-  }
-}
-
-// Refuses keys that need a list of layers if the model is in one piece.
-void apply_pipeline(const InitializeOptions& options) {
-  const pipeline::PipelineKeys& keys = options.config.pipeline;
-  if (options.pipeline) {
-    options.pipeline->configure(keys);
-    return;
-  }
-  const char* const asked = keys.stages.value_or(1) > 1                         ? "stages"
-                            : keys.activation_checkpoint_interval.value_or(0) > 0 ? "activation_checkpoint_interval"
-                            : keys.seed_layers.value_or(false)                  ? "seed_layers"
-                                                                                : nullptr;
-  if (asked != nullptr) {
-    throw InputError("engine", concat("the configuration asks for \"pipeline\": {\"", asked, "\"}, but the model is in one piece"),
-                     "Give initialize() a PipelineModule, a list of layers, or leave the key out. To recompute the blocks of a model in one piece, say "
-                     "\"activation_checkpointing\": {\"policy\": \"recompute\"}; its forward() calls them as zero::Sharded or with trireme::activations::call(part, f, x).");
-  }
-}
-
 std::vector<const bucket::FlatParameters*> all_buffers(const Parts& parts) {
   std::vector<const bucket::FlatParameters*> all;
   for (const parallel::FlatBuffers* buffers : {&parts.buffers, &parts.frozen}) {
@@ -137,21 +98,6 @@ std::shared_ptr<optim::Schedule> make_schedule(const InitializeOptions& options,
   return optim::make_schedule(options.config.schedule, optimizer_lr);
 }
 
-void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
-  const char* const needs_all = options.config.averaging.on()     ? "parameter_averaging"
-                                : options.gradient_sync             ? "a gradient_sync of its own"
-                                : compresses(options.config) != nullptr ? compresses(options.config)
-                                : parts.clipping > 0              ? "gradient_clipping"
-                                : parts.looks_for_overflow()      ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
-                                : parts.optimizer->needs_norms()  ? "LAMB"
-                                : parts.pipe.size() > 1           ? "a pipeline"
-                                                                 : nullptr;
-  if (needs_all != nullptr) {
-    throw InputError("engine", concat("step_in_backward with ", needs_all, ", which needs all gradients before the first parameter is stepped"),
-                     "Switch one of them off (\"gradient_clipping\": 0).");
-  }
-}
-
 // Treats copies of a tied parameter as one: their gradients are summed before communication and counted once.
 void respect_ties(Parts& parts) {
   if (!parts.layers->ties().empty() && parts.optimizer->sharded() && parts.optimizer->rule().state_type() == optim::StateType::int8) {
@@ -160,40 +106,6 @@ void respect_ties(Parts& parts) {
                      "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
   }
   parts.reducer->hold(parts.layers->late_parameters());
-}
-
-// What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the program's own.
-void check_split(const InitializeOptions& options) {
-  const int64_t size = options.config.tensor_parallel.size;
-  if (size == 1) {
-    return;
-  }
-  if (options.pipeline) {
-    throw InputError("engine", "tensor_parallel splits a model in one piece, and initialize() got a pipeline", "Write its layers with tensor::ColumnParallelLinear and the like, or leave autotp_size out.");
-  }
-  if (options.sequence_parallel) {
-    throw InputError("engine", "tensor_parallel splits a model that does not split its sequences, and InitializeOptions::sequence_parallel is set",
-                     "It would add up gradients that are the same on all tensor ranks: leave it out.");
-  }
-  for (const at::Tensor& parameter : options.model->parameters()) {
-    if (!device::has_memory(parameter)) {
-      throw InputError("engine", "tensor_parallel with a model made under zero::Init, which has sharded its parameters already", "Build the model after zero::Init has ended.");
-    }
-  }
-  if (options.placement) {
-    throw InputError("engine", "tensor_parallel says where parameters lie, and so does InitializeOptions::placement", "Leave one of them out.");
-  }
-  if (options.mesh && options.mesh->shape().size(mesh::Axis::tensor) != size) {
-    throw InputError("engine", concat("tensor_parallel has ", size, " ranks and the tensor axis of InitializeOptions::mesh ", options.mesh->shape().size(mesh::Axis::tensor)),
-                     "Make them equal, or leave the mesh out. Models that bring their own rules, as a run file's, need no tensor_parallel.");
-  }
-}
-
-void check_mesh(const mesh::Mesh& mesh, int stages) {
-  if (const int pipe = mesh.shape().size(mesh::Axis::pipe); pipe != stages) {
-    throw InputError("engine", concat("InitializeOptions::mesh has ", pipe, " pipeline stages and the model ", stages),
-                     "Make it by mesh::training_mesh() with pipe as in PipelineOptions::stages; 1 for a model in one piece.");
-  }
 }
 
 void set_groups(Parts& parts, const mesh::Mesh& mesh) {
@@ -241,14 +153,6 @@ bool any_has_several_reduce_groups(const Parts& parts) {
   at::Tensor most = torch::tensor({std::ssize(parts.sync->groups().all())}, torch::kInt64);
   parts.everyone.all_reduce(most, comm::ReduceOp::max, "number of reduce groups").wait();
   return most.item<int64_t>() > 1;
-}
-
-void check_step_group(const parallel::GradientSync& sync) {
-  const comm::Group& group = sync.step_group();
-  if (group.size() > 1 && group.members() != sync.group().members()) {
-    throw InputError("engine", concat("GradientSync::step_group() has ", group.size(), " of the ", sync.group().size(), " data ranks"),
-                     "Either all data ranks take a step as one, or each by itself: return group(), or a group of one.");
-  }
 }
 
 data::DataLoader make_loader(const Parts& parts, const InitializeOptions& options) {
@@ -411,11 +315,12 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   const std::vector<bucket::FlatParameters*> buffers = flatten(parts, options, units);
-  note_what_is_not_moved(parts, options);
+  note_offload(parts, options);
   if (config.data_parallel.broadcast_buffers) {
     parts.module_buffers.emplace_back(parts.model->buffers(), parts.group);
     parts.module_buffers.emplace_back(whole_buffers(parts), parts.tensor);
   }
+  parallel::name_norms(*parts.model);
   if (config.data_parallel.sync_batch_norm) {
     synchronise_norms(parts, options.sequence_parallel ? parts.stage : parts.group);
   }

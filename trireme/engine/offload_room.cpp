@@ -3,11 +3,12 @@
 #include <trireme/aio/memory.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
+#include <trireme/config/run_estimate.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/make_sync.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>
-#include <trireme/offload/conflict.h>
+#include <trireme/estimate/what_stays.h>
 #include <trireme/offload/preflight.h>
 #include <trireme/offload/ratio.h>
 #include <trireme/store/sockets.h>
@@ -16,6 +17,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <string>
 
 namespace trireme::engine {
@@ -129,32 +131,37 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   check(parts, options, {own});
 }
 
-void note_what_is_not_moved(const Parts& parts, const InitializeOptions& options) {
-  const offload::ParameterOptions& wanted = options.config.offload.parameters;
-  const bool moves = wanted.place == Place::nvme || (wanted.place == Place::host && !parts.device().is_cpu());
-  if (options.state_store || !moves || parts.everyone.rank() != 0) {
+void note_offload(const Parts& parts, const InitializeOptions& options) {
+  const bool asked = options.config.offload.optimizer.place != Place::device || options.config.offload.parameters.place != Place::device;
+  if (!asked || options.state_store || parts.server != nullptr || parts.everyone.rank() != 0) {
     return;
   }
-  int64_t kept = 0;
-  int64_t all = 0;
-  const int64_t threshold = options.config.zero.param_persistence_threshold;
+  estimate::Run run;
+  config::set_engine(options.config, run);
+  run.on_device = !parts.device().is_cpu();
+  run.accumulation = parts.batch.accumulation;
+  const int64_t threshold = run.param_persistence_threshold;
   bool any_large = false; // then it was said already that they are not sharded
+  std::vector<const bucket::FlatLayout*> trained;
+  std::vector<const bucket::FlatLayout*> frozen;
   for (const auto* const buffers : {&parts.buffers, &parts.frozen}) {
     for (const auto& buffer : *buffers) {
+      (buffers == &parts.buffers ? trained : frozen).push_back(&buffer->layout());
+      run.shard_size = std::max<int64_t>(run.shard_size.value_or(1), buffer->plan().size());
+      run.data_ranks = std::max(run.data_ranks, *run.shard_size * parts.sync->groups().replicas(buffer->reduce_group()).size());
       for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
         any_large = any_large || tensor.numel() >= threshold;
       }
-      for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
-        const int64_t each = buffer->is_replicated(b) ? 0 : buffer->plan().mine(b).numel();
-        all += each;
-        kept += wanted.place == Place::nvme && kept + each <= wanted.max_in_cpu ? each : 0;
-      }
     }
   }
-  if (all == 0 && (any_large || parts.pipe.size() > 1)) {
-    return; // other stages may have some
+  const estimate::Elsewhere there = estimate::elsewhere_of(run, trained, frozen);
+  if (const std::string where = estimate::where_things_are(run, there); !where.empty()) {
+    log::info(where);
   }
-  if (const std::string note = offload::what_is_not_moved(all, kept, wanted, threshold); !note.empty()) {
+  if (there.parameters == 0 && (any_large || parts.pipe.size() > 1)) { // other stages may have some
+    run.offload.parameters.place = Place::device;
+  }
+  for (const std::string& note : estimate::what_stays(run, there)) {
     log::info(note);
   }
 }

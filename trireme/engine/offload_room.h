@@ -22,7 +22,7 @@ void check_room_for_shards(const Parts& parts, const InitializeOptions& options,
 /// Before masters and optimizer states are made for `buffers`. Nothing without files of states. Collective. Errors: InputError on every rank.
 void check_room_for_states(const Parts& parts, const InitializeOptions& options, const std::vector<bucket::FlatParameters*>& buffers);
 
-/// Says what offload_param does not move: small parameters, and what max_in_cpu, which is large by default, keeps out of files.
-void note_what_is_not_moved(const Parts& parts, const InitializeOptions& options);
+/// Says, on rank 0, where masters, states, gradients and parameters are and how many bytes, and what defaults keep from being moved (estimate::what_stays()).
+void note_offload(const Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

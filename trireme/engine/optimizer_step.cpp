@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/preemption.h>
+#include <trireme/engine/same_rates.h>
 
 #include <torch/utils.h>
 
@@ -187,12 +188,10 @@ void OptimizerStep::run() {
   // One reduce group may lack what another has, so all ranks need to know.
   const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.several_reduce_groups);
   // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  const double lr = begun_in_backward ? lr_ : parts_.schedule->lr();
-  std::vector<double> numbers = {norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()};
   if (parts_.rates_may_differ) {
-    numbers.insert(numbers.end(), {lr, 1});
+    check_rates(begun_in_backward ? lr_ : parts_.schedule->lr());
   }
-  at::Tensor sums = torch::tensor(numbers, torch::kFloat64);
+  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
   comm::Work exchange;
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
@@ -256,19 +255,16 @@ void OptimizerStep::run() {
     step_buckets();
   }
   exchange.wait();
-  if (parts_.rates_may_differ) {
-    check_same_lr(lr, sums[3].item<double>() / sums[4].item<double>());
-  }
   end_step(true);
   parts_.schedule->advance();
 }
 
-// Ranks with different rates drift apart.
-void OptimizerStep::check_same_lr(double lr, double mean_of_ranks) const {
-  if (std::abs(lr - mean_of_ranks) > 1e-9 * mean_of_ranks) {
-    throw InputError("engine", concat("the ranks have different learning rates in step ", state_.global_steps + 1, ": ", lr, " here, ", mean_of_ranks, " on average"),
-                     "Let what decides it see the same on every rank: the loss that train_batch() returns, or engine->loss(), not a rank's own.");
+void OptimizerStep::check_rates(double lr) const {
+  std::vector<double> rates = parts_.schedule->group_factors();
+  for (double& factor : rates) {
+    factor *= lr;
   }
+  check_same_rates(parts_.step_ranks(), rates.empty() ? std::vector<double>{lr} : rates, concat("step ", state_.global_steps + 1));
 }
 
 void OptimizerStep::end_step(bool taken) {

@@ -83,7 +83,7 @@ class OptimizerStep {
   void for_each_bucket(const F& f) const;
   void step_buckets();
   void step_bucket(int64_t buffer, int64_t bucket);
-  void check_same_lr(double lr, double mean_of_ranks) const;
+  void check_rates(double lr) const;
   void end_step(bool taken);
   void skip();
 

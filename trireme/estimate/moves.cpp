@@ -59,16 +59,24 @@ int64_t named(const std::vector<Item>& items, const std::string& name, const std
   return bytes;
 }
 
-// How many buckets from the front.
-int64_t moved_buckets(const bucket::FlatLayout& layout, double ratio) {
-  return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) { return offload::is_moved(bucket.begin, bucket.end, layout.numel(), ratio); });
+using Layouts = std::vector<const bucket::FlatLayout*>;
+
+// Buckets from the front whose masters and states are elsewhere.
+int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
+  if (!run.moves_states()) {
+    return 0;
+  }
+  if (!run.on_device) {
+    return std::ssize(layout.buckets());
+  }
+  return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) { return offload::is_moved(bucket.begin, bucket.end, layout.numel(), run.offload.optimizer.ratio); });
 }
 
-void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<int64_t>& in_files, Elsewhere& out) {
   const bool files = run.offload.optimizer.place == Place::nvme;
-  std::vector<int64_t> in_files;
-  out.state_buckets = run.on_device ? moved_buckets(layout, run.offload.optimizer.ratio) : std::ssize(layout.buckets());
-  for (int64_t b = 0; b < out.state_buckets; ++b) {
+  const int64_t count = moved_buckets(run, layout);
+  out.state_buckets += count;
+  for (int64_t b = 0; b < count; ++b) {
     const bucket::Bucket& bucket = layout.buckets()[b];
     const int64_t each = bucket.numel() / run.shard_ranks();
     const bool stays_there = run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
@@ -96,47 +104,70 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out
       }
     }
   }
+}
+
+void add_states(const Run& run, const Layouts& layouts, Elsewhere& out) {
+  std::vector<int64_t> in_files;
+  for (const bucket::FlatLayout* const layout : layouts) {
+    add_states(run, *layout, in_files, out);
+  }
   out.state_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
 
-void add_parameters(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+struct InMemory {
+  int64_t elements = 0; // that max_in_cpu keeps there
+  std::vector<int64_t> in_files = {};
+  std::vector<int64_t> stepped = {}; // by the device
+};
+
+void add_parameters(const Run& run, const bucket::FlatLayout& layout, bool is_trained, InMemory& sums, Elsewhere& out) {
   const int64_t e = bytes_of(run.compute);
   const bool files = run.offload.parameters.place == Place::nvme;
-  int64_t in_memory = 0;
-  std::vector<int64_t> in_files;
-  std::vector<int64_t> stepped;
+  const int64_t state_buckets = moved_buckets(run, layout);
   for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
     const bucket::Bucket& bucket = layout.buckets()[b];
     if (bucket.unit == bucket::TensorInfo::kNoUnit) {
       continue;
     }
     const int64_t each = bucket.numel() / run.shard_ranks();
-    if (run.on_device && b >= out.state_buckets) {
-      stepped.push_back(each);
+    if (run.on_device && is_trained && b >= state_buckets) {
+      sums.stepped.push_back(each);
     }
     out.parameters += each;
     if (!files) {
       out.parameter_pieces.push_back(e * each);
       continue;
     }
-    if (in_memory + each <= run.offload.parameters.max_in_cpu) {
-      in_memory += each;
+    if (sums.elements + each <= run.offload.parameters.max_in_cpu) {
+      sums.elements += each;
       out.beside_kept_parameters += power_of_two(e * each) - e * each;
       continue;
     }
     out.parameters_in_files += each;
-    out.parameter_file_bytes += in_files.emplace_back(aio::round_up(e * each));
+    out.parameter_file_bytes += sums.in_files.emplace_back(aio::round_up(e * each));
   }
-  out.parameter_buffers = largest_of(std::move(in_files), run.offload.parameters.buffer_count);
-  out.buckets_stepped_on_device = std::ssize(stepped);
-  out.stepped_on_device = std::accumulate(stepped.begin(), stepped.end(), int64_t{0});
-  out.most_on_device = largest_of(std::move(stepped), kOnDevice).bytes;
 }
 
-void add_gradients(const Run& run, const bucket::FlatLayout& layout, Elsewhere& out) {
+void add_parameters(const Run& run, const Layouts& trained, const Layouts& frozen, Elsewhere& out) {
+  InMemory sums;
+  for (const auto* const layouts : {&trained, &frozen}) {
+    for (const bucket::FlatLayout* const layout : *layouts) {
+      add_parameters(run, *layout, layouts == &trained, sums, out);
+    }
+  }
+  out.parameter_buffers = largest_of(std::move(sums.in_files), run.offload.parameters.buffer_count);
+  out.buckets_stepped_on_device = std::ssize(sums.stepped);
+  out.stepped_on_device = std::accumulate(sums.stepped.begin(), sums.stepped.end(), int64_t{0});
+  out.most_on_device = largest_of(std::move(sums.stepped), kOnDevice).bytes;
+}
+
+void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
   std::vector<int64_t> in_files;
-  for (int64_t b = 0; b < out.state_buckets; ++b) { // what the host steps
-    out.gradient_file_bytes += in_files.emplace_back(aio::round_up(bytes_of(run.gradients()) * (layout.buckets()[b].numel() / run.shard_ranks())));
+  for (const bucket::FlatLayout* const layout : layouts) {
+    const int64_t count = moved_buckets(run, *layout); // what the host steps
+    for (int64_t b = 0; b < count; ++b) {
+      out.gradient_file_bytes += in_files.emplace_back(aio::round_up(bytes_of(run.gradients()) * (layout->buckets()[b].numel() / run.shard_ranks())));
+    }
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
 }
@@ -347,15 +378,19 @@ offload::Setting setting_of(const Run& run) {
 }
 
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout) {
+  return elsewhere_of(run, {&layout}, {});
+}
+
+Elsewhere elsewhere_of(const Run& run, const std::vector<const bucket::FlatLayout*>& trained, const std::vector<const bucket::FlatLayout*>& frozen) {
   Elsewhere out;
   if (run.moves_states()) {
-    add_states(run, layout, out);
+    add_states(run, trained, out);
   }
   if (run.moves_parameters()) {
-    add_parameters(run, layout, out);
+    add_parameters(run, trained, frozen, out);
   }
   if (run.gradients_in_files()) {
-    add_gradients(run, layout, out);
+    add_gradients(run, trained, out);
   }
   return out;
 }

@@ -69,6 +69,8 @@ struct Elsewhere {
   FileBuffers gradient_buffers = {};
 };
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout);
+/// The same of several flat buffers, which share their files' buffers; of frozen ones parameters only.
+Elsewhere elsewhere_of(const Run& run, const std::vector<const bucket::FlatLayout*>& trained, const std::vector<const bucket::FlatLayout*>& frozen);
 
 /// What a rank of a pipeline stage has on the host of its device and in files, and what it moves in a step. Empty without offload and activations that move.
 struct StageMoves {

@@ -19,7 +19,10 @@ bool is_loopback(const std::string& address) {
 }
 
 // ssh joins its arguments and has a shell take them apart again.
-std::string quoted_for_shell(const std::string& word) {
+std::string for_shell(const std::string& word) {
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") == std::string::npos) {
+    return word;
+  }
   std::string quoted = "'";
   for (const char c : word) {
     quoted += c == '\'' ? "'\\''" : std::string(1, c);
@@ -130,10 +133,9 @@ std::vector<std::string> HostPool::agent_command(const Host& host) {
     }
   }
   if (command.empty()) {
-    const bool plain = agent.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") == std::string::npos;
-    return {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host.name, plain ? agent : quoted_for_shell(agent), "agent"};
+    command = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
   }
-  command.insert(command.end(), {host.name, agent, "agent"});
+  command.insert(command.end(), {host.name, fs::path(command.front()).filename() == "ssh" ? for_shell(agent) : agent, "agent"});
   return command;
 }
 

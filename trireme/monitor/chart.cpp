@@ -109,7 +109,7 @@ class Scale {
     for (const double tick : y_ticks_) {
       widest = std::max(widest, format_tick(tick).size());
     }
-    left_ = 18 + 7.0 * static_cast<double>(widest);
+    left_ = 18 + 8.0 * static_cast<double>(widest);
     right_ = options.width - kRight;
     bottom_ = options.height - kBottom;
     const int wanted = options.width > 700 ? 10 : 5;
@@ -253,7 +253,7 @@ std::string draw_chart(const std::vector<ChartLine>& lines, const ChartOptions& 
   // Every svg of a page needs a clip path of its own name; the geometry makes one that is right wherever it repeats.
   const std::string clip = concat("clip-", options.width, '-', options.height, '-', one_decimal(scale.left()));
   std::string svg =
-      concat("<svg class=\"", options.log_x ? "log" : "linear", options.width > 700 ? " wide" : "",
+      concat("<svg class=\"", options.log_x ? "log" : "linear", options.width > 700 ? " wide" : "", options.narrow ? " narrow" : "",
              "\" viewBox=\"0 0 ", options.width, ' ', options.height,
              "\" role=\"img\" aria-label=\"", escape_html(options.title), "\" ", scale.attributes(), ">\n<clipPath id=\"",
              clip, "\"><rect x=\"", one_decimal(scale.left() - 6), "\" y=\"", one_decimal(kTop - 6), "\" width=\"",

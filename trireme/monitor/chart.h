@@ -23,6 +23,7 @@ struct ChartOptions {
   int height = 360;
   bool log_x = false;    ///< points with x < 1 are drawn at 1
   bool from_zero = false;
+  bool narrow = false;   ///< shown where the window is narrow, in place of a wide one
   std::optional<double> reference;  ///< a dashed level...
   std::string reference_label;      ///< ...and what it is
   std::optional<double> mark_x;     ///< a dotted upright...

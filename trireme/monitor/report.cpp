@@ -21,6 +21,8 @@ using Steps = std::vector<StepMetrics>;
 
 constexpr int kSmallWidth = 520;
 constexpr int kSmallHeight = 210;
+constexpr int kNarrowHeight = 340;
+constexpr const char* kBadge = "<span class=\"badge";
 
 std::string step_text(double step) {
   return std::to_string(static_cast<int64_t>(step));
@@ -47,11 +49,21 @@ std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& opti
     html += "<span class=\"tabs\"><label class=\"to-linear\" for=\"x-linear\">linear</label>"
             "<label class=\"to-log\" for=\"x-log\">log</label></span>";
   }
-  html += concat("</div>\n<div class=\"plots\">\n", draw_chart(lines, options));
-  if (tabs) {
-    ChartOptions logarithmic = options;
-    logarithmic.log_x = true;
-    html += draw_chart(lines, logarithmic);
+  html += "</div>\n<div class=\"plots\">\n";
+  const auto draw = [&](ChartOptions drawing) {
+    html += draw_chart(lines, drawing);
+    if (tabs) {
+      drawing.log_x = true;
+      html += draw_chart(lines, drawing);
+    }
+  };
+  draw(options);
+  if (options.width > kSmallWidth) { // once more for narrow windows, where the text of a wide one would be too small
+    ChartOptions narrow = options;
+    narrow.width = kSmallWidth;
+    narrow.height = kNarrowHeight;
+    narrow.narrow = true;
+    draw(narrow);
   }
   return html + concat("<script type=\"application/json\">", chart_points_json(lines), "</script>\n</div>\n</section>\n");
 }
@@ -175,7 +187,7 @@ std::string header(const RunSummary& summary) {
   std::string html = concat("<header><h1>", escape_html(summary.title), "</h1>");
   if (!summary.status.empty()) {
     const bool good = summary.status.starts_with("finished") || summary.status.starts_with("running");
-    html += concat("<span class=\"badge", good ? "" : " bad", "\">", escape_html(summary.status), "</span>");
+    html += concat(kBadge, good ? "" : " bad", "\">", escape_html(summary.status), "</span>");
   }
   if (!summary.started.empty()) {
     html += concat("<p>started ", escape_html(summary.started), "</p>");
@@ -205,6 +217,21 @@ void write_report(const std::filesystem::path& path, const RunSummary& summary, 
 void write_report(const std::filesystem::path& path, const RunSummary& summary, const std::filesystem::path& metrics_file) {
   std::error_code error;
   write_report(path, summary, std::filesystem::exists(metrics_file, error) ? read_metrics(metrics_file) : Steps());
+}
+
+void end_report(const std::filesystem::path& path, const std::string& status) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return;
+  }
+  std::string html = read_file(path);
+  const std::string running = concat(kBadge, "\">running");
+  const size_t begin = html.find(running);
+  if (begin == std::string::npos) {
+    return;
+  }
+  html.replace(begin, running.size(), concat(kBadge, " bad\">", escape_html(status)));
+  write_file_atomically(path, html);
 }
 
 } // namespace trireme::monitor

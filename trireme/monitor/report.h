@@ -51,6 +51,10 @@ void write_report(const std::filesystem::path& path, const RunSummary& summary, 
 void write_report(const std::filesystem::path& path, const RunSummary& summary,
                   const std::filesystem::path& metrics_file);
 
+/// A run that ended otherwise than it could say itself: the report, if it says "running, step 20, ...", now says `status` and the rest of it, "failed, step 20, ...".
+/// Without a report nothing happens. Errors: Error when `path` cannot be written.
+void end_report(const std::filesystem::path& path, const std::string& status);
+
 /// The page as HTML text.
 std::string render_report(const RunSummary& summary, const std::vector<StepMetrics>& steps);
 

@@ -91,7 +91,13 @@ tr:first-child th, tr:first-child td { border-top: 0; }
 th { font-weight: 500; color: var(--soft); padding-right: 18px; width: 38%; }
 .empty { color: var(--soft); margin: 0; }
 footer { color: var(--soft); font-size: 13px; text-align: center; }
-@media (max-width: 800px) { .plots { overflow-x: auto; } svg.wide { min-width: 760px; } }
+svg.narrow { display: none; }
+@media (max-width: 800px) { svg.wide { display: none; } svg.narrow { display: block; } }
+/* Drawings are at 0.6 of their size here. */
+@media (max-width: 480px) {
+  main { padding: 20px 12px 32px; } .panel { padding: 14px 12px; } .cards { gap: 10px; } .card { flex-basis: 150px; padding: 11px 12px 10px; }
+  svg text { font-size: 15px; }
+}
 @media print { body { background: none; } .panel, .card { box-shadow: none; break-inside: avoid; } .tabs { display: none; } }
 )css";
 

@@ -31,6 +31,19 @@ void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit&
   }
 }
 
+// Bytes of an all-gather of `bytes` that a rank's link of a level carries. Collectives are rings, as NCCL's are over several hosts: all bytes but those of one rank pass each link of a ring.
+// The members of a unit have a ring each.
+double arriving(const Cluster& cluster, const AxisGroup& group, double bytes, int64_t below, int64_t units) {
+  const double passing = bytes * (1 - 1 / static_cast<double>(group.ranks));
+  if (!cluster.hierarchical) {
+    return passing;
+  }
+  if (below > 1) {
+    return passing / static_cast<double>(below);
+  }
+  return bytes * (1 - 1 / static_cast<double>(units)); // inside: of each ring, what does not come from outside
+}
+
 // The first level that has both ranks in one unit.
 const Level& level_between(const Cluster& cluster, int64_t first, int64_t second) {
   for (const Level& level : cluster.levels) {
@@ -47,9 +60,7 @@ double gather_seconds(const Cluster& cluster, const AxisGroup& group, double byt
   double slowest = 0;
   double latency = 0;
   for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t units) {
-    const double arriving = cluster.hierarchical ? bytes * (1 - 1 / static_cast<double>(units)) / static_cast<double>(below)
-                                                 : bytes * (1 - 1 / static_cast<double>(group.ranks));
-    slowest = std::max(slowest, arriving / level.bandwidth);
+    slowest = std::max(slowest, arriving(cluster, group, bytes, below, units) / level.bandwidth);
     latency += steps(units) * level.latency;
   });
   return slowest + latency;
@@ -79,6 +90,19 @@ double ring_message_seconds(const Cluster& cluster, const AxisGroup& group, doub
   double slowest = 0;
   for_each_level(cluster, group, [&](const Level& level, int64_t, int64_t) { slowest = std::max(slowest, level.latency + bytes / level.bandwidth); });
   return slowest;
+}
+
+std::vector<LevelBytes> ring_bytes(const Cluster& cluster, const AxisGroup& group, int64_t sent) {
+  std::vector<LevelBytes> out;
+  for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t) {
+    const int64_t outwards = cluster.hierarchical ? sent / below : sent; // of them the next level has its share
+    if (!out.empty()) {
+      out.back().bytes -= outwards;
+    }
+    out.push_back({level.name, outwards});
+  });
+  std::erase_if(out, [](const LevelBytes& level) { return level.bytes == 0; });
+  return out;
 }
 
 std::string level_name(const Cluster& cluster, const AxisGroup& group) {

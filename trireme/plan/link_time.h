@@ -3,6 +3,8 @@
 #include <trireme/plan/cluster.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace trireme::plan {
 
@@ -15,9 +17,8 @@ struct AxisGroup {
 
 /// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes Cluster::all_reduce_gathers.
 ///
-/// With g units of m members below a level, a unit receives bytes (1 - 1/g), divided among its members' links. The levels work at the same
-/// time in chunks, so the slowest counts; every level adds its latency log2(g) times. In a flat ring of n ranks bytes (1 - 1/n)
-/// pass every link.
+/// Rings over n ranks: bytes (1 - 1/n) pass every link of a ring. Of a unit with m members each has a ring that enters the unit over its link, so that each link carries an m-th.
+/// The levels work at the same time in chunks, so the slowest counts; every level with g units adds its latency log2(g) times. In a flat ring all bytes pass every link.
 double gather_seconds(const Cluster& cluster, const AxisGroup& group, double bytes);
 
 /// Seconds of an all-to-all in which every rank holds `bytes` before and after.
@@ -28,6 +29,15 @@ double message_seconds(const Cluster& cluster, int64_t first, int64_t second, in
 
 /// Seconds of a message from every rank of the group to the next one, around the ring.
 double ring_message_seconds(const Cluster& cluster, const AxisGroup& group, double bytes);
+
+/// What links of a level carry.
+struct LevelBytes {
+  std::string level;
+  int64_t bytes = 0;
+};
+
+/// How `sent` bytes that a rank sends in rings over the group are divided among its links, from inside a host outwards. Where members share rings evenly: together they are `sent`.
+std::vector<LevelBytes> ring_bytes(const Cluster& cluster, const AxisGroup& group, int64_t sent);
 
 /// The level that connects the group: "inside_host", say. Empty for a group of one.
 std::string level_name(const Cluster& cluster, const AxisGroup& group);

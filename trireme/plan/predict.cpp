@@ -220,21 +220,32 @@ class Step {
 };
 
 std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, const estimate::StageLayouts& layouts) {
+  struct Axis {
+    const char* name;
+    AxisGroup group;
+    bool is_ring; // else some rank sends all of it over the slowest link
+  };
   const int64_t t = layout.tensor;
-  std::vector<AxisBytes> out = {{"pipe", level_name(cluster, {layout.pipe, t * layout.context * layout.data})},
-                                {"data", level_name(cluster, {layout.gradient_ranks(), t})},
-                                {"context", level_name(cluster, {layout.context, t})},
-                                {"tensor", level_name(cluster, {t, 1})}};
-  for (const estimate::StageTraffic& stage : estimate::traffic_of(layouts)) {
-    for (AxisBytes& axis : out) {
+  const std::vector<estimate::StageTraffic> stages = estimate::traffic_of(layouts);
+  std::vector<AxisBytes> out;
+  for (const Axis& axis : {Axis{"pipe", {layout.pipe, t * layout.context * layout.data}, false}, Axis{"data", {layout.gradient_ranks(), t}, true},
+                           Axis{"context", {layout.context, t}, false}, Axis{"tensor", {t, 1}, true}}) {
+    const std::string slowest = level_name(cluster, axis.group);
+    if (slowest.empty()) {
+      continue;
+    }
+    int64_t most = 0;
+    for (const estimate::StageTraffic& stage : stages) {
       int64_t sum = 0;
       for (const estimate::Item& item : stage.items) {
-        sum += item.axis == axis.axis ? item.bytes : 0;
+        sum += item.axis == axis.name ? item.bytes : 0;
       }
-      axis.bytes = std::max(axis.bytes, sum);
+      most = std::max(most, sum);
+    }
+    for (const LevelBytes& level : axis.is_ring && most > 0 ? ring_bytes(cluster, axis.group, most) : std::vector{LevelBytes{slowest, most}}) {
+      out.push_back({axis.name, level.level, level.bytes});
     }
   }
-  std::erase_if(out, [](const AxisBytes& axis) { return axis.link.empty(); });
   return out;
 }
 

@@ -12,7 +12,7 @@
 
 namespace trireme::plan {
 
-/// What a rank sends in a step along an axis of the mesh, on the stage where it is most, and the slowest kind of link that the axis crosses.
+/// What a rank sends in a step along an axis of the mesh over a kind of link, on the stage where it is most. Collectives over hosts have an entry for each kind.
 struct AxisBytes {
   std::string axis;
   std::string link;

@@ -144,6 +144,54 @@ TEST(LateParametersErrorTest, DataParallelMayBeMadeAnew) {
               IsEmpty());
 }
 
+// A model within another one, both in a DataParallel: a GAN whose judge is frozen while the maker is trained.
+TEST(LateParametersErrorTest, AFrozenModelKeepsTheHooksOfItsOwnDataParallel) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel own(*model, world.group(), small_buckets());
+                          {
+                            set_requires_grad(*model->first, false);
+                            const DataParallel other(*model, world.group(), small_buckets());
+                            set_requires_grad(*model->first, true);
+                          }
+                          const auto other_takes_over = std::make_unique<DataParallel>(*model->last, world.group(), small_buckets());
+                          own.zero_grad();
+                          model->loss(rows_of(&world, 0)).backward();
+                          Toy alone(1);
+                          alone->loss(rows_of(nullptr, 0)).backward();
+                          EXPECT_TRUE(model->first->weight.grad().allclose(alone->first->weight.grad(), 1e-5, 1e-6));
+                        }),
+              IsEmpty());
+}
+
+TEST(FirstValuesTest, WeightsThatRanksDrawAfterwardsAreNamed) {
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          const auto draw = [&](int64_t seed) {
+                            const torch::NoGradGuard no_grad;
+                            torch::manual_seed(static_cast<uint64_t>(seed));
+                            model->last->weight.normal_();
+                          };
+                          draw(1 + world.rank());
+                          EXPECT_THAT(error_of([&] { model->loss(rows_of(&world, 0)).backward(); }),
+                                      AllOf(HasSubstr("parameter \"last.weight\" has other values on some ranks in the first step"), HasSubstr("before DataParallel is made")));
+                        }),
+              IsEmpty());
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          Toy model(1);
+                          DataParallel parallel(*model, world.group(), small_buckets());
+                          const torch::NoGradGuard no_grad;
+                          model->last->weight.fill_(0.5); // the same on both
+                          const torch::AutoGradMode grad(true);
+                          model->loss(rows_of(&world, 0)).backward();
+                        }),
+              IsEmpty());
+}
+
 // A TorchScript module, and a learnable tensor beside it.
 TEST(NamedTensorsTest, TrainAsOneProcess) {
   EXPECT_THAT(run_ranks(2,

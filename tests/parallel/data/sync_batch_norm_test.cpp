@@ -4,6 +4,7 @@
 #include <trireme/parallel/data/data_parallel.h>
 #include <trireme/parallel/data/sync_batch_norm.h>
 
+#include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
@@ -16,6 +17,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <functional>
 #include <sstream>
 
 namespace trireme::parallel {
@@ -203,6 +205,49 @@ TEST(SyncBatchNormTest, RefusesWhatHasNoVarianceAndWrongShapes) {
                           EXPECT_THROW(y.sum().backward({}, /*keep_graph=*/true, /*create_graph=*/true), Error);
                         }),
               IsEmpty());
+}
+
+/// What each rank gets where rank 0 alone calls the model in training mode, and the others go on. Meanwhile they wait for it, or have ended.
+void call_on_rank_0_alone(const std::string& layer, bool others_end, const std::function<std::function<void(const at::Tensor&)>(comm::World&)>& make_model) {
+  test::RunOptions options;
+  options.timeout = std::chrono::seconds(3);
+  EXPECT_THAT(run_ranks(2,
+                        [&](comm::World& world) {
+                          const auto forward = make_model(world);
+                          if (world.rank() != 0 && others_end) {
+                            return;
+                          }
+                          const std::string error = test::peer_error([&] {
+                            if (world.rank() == 0) {
+                              forward(torch::ones({4, 3}));
+                            } else {
+                              world.group().barrier("after the evaluation").wait();
+                            }
+                          });
+                          EXPECT_THAT(error, AllOf(HasSubstr(concat("(\"batch statistics of ", layer, "\"")), HasSubstr("call model->eval() before an evaluation on one rank"),
+                                                   testing::Not(HasSubstr("TRIREME_TIMEOUT"))));
+                        },
+                        options),
+              IsEmpty());
+}
+
+TEST(SyncBatchNormAloneTest, IsNamedWithWhatToDo) {
+  for (const bool others_end : {false, true}) {
+    call_on_rank_0_alone("1", others_end, [](comm::World& world) {
+      nn::Sequential model(nn::Linear(3, 5), SyncBatchNorm(nn::BatchNormOptions(5), world.group()));
+      const auto parallel = std::make_shared<DataParallel>(*model, world.group());
+      return [model, parallel](const at::Tensor& x) mutable { model->forward(x); };
+    });
+    call_on_rank_0_alone("SyncBatchNorm 1 (3 features)", others_end, [](comm::World& world) {
+      SyncBatchNorm norm(nn::BatchNormOptions(3), world.group());
+      return [norm](const at::Tensor& x) mutable { norm->forward(x); };
+    });
+    call_on_rank_0_alone("1", others_end, [](comm::World& world) {
+      nn::Sequential model(nn::Linear(3, 5), nn::BatchNorm1d(5));
+      const auto synced = std::make_shared<SyncedBatchNorms>(*model, world.group());
+      return [model, synced](const at::Tensor& x) mutable { model->forward(x); };
+    });
+  }
 }
 
 // The module, in the place of BatchNorm1d: momentum, cumulative momentum, evaluation, no running statistics.

@@ -42,6 +42,9 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
   return found;
 }
 
+/// Our deadline names the ranks, gloo's only ends its threads: ours comes first.
+constexpr std::chrono::seconds kAfterOurs{1};
+
 /// A tag that no message of ours uses.
 constexpr int kBreakTag = std::numeric_limits<int>::max();
 
@@ -67,12 +70,11 @@ void break_context(c10d::ProcessGroupGloo& gloo) {
 class GlooBackend : public Backend {
  public:
   explicit GlooBackend(const GroupSetup& setup)
-      : rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), shared_(std::make_shared<GlooShared>()) {
+      : rank_(setup.rank), size_(setup.size), timeout_(setup.patience), shared_(std::make_shared<GlooShared>()) {
     auto options = c10d::ProcessGroupGloo::Options::create();
     const GlooDoor::Opening opening;
     const ProbedConnections probed;
-    // A second more than ours: our deadline names the ranks, gloo's only ends its threads.
-    options->timeout = setup.timeout + std::chrono::seconds(1);
+    options->timeout = setup.patience + kAfterOurs;
     options->devices.push_back(shared_device(setup));
     options->threads = 2;
     auto store = c10::make_intrusive<c10d::PrefixStore>(setup.store.prefix(), setup.store.handle().for_c10d());
@@ -93,6 +95,8 @@ class GlooBackend : public Backend {
       }
       throw;
     }
+    gloo_->setTimeout(setup.timeout + kAfterOurs);
+    timeout_ = setup.timeout;
     bytes_sent_ = 0;
   }
 

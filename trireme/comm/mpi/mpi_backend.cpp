@@ -28,7 +28,7 @@ bool fits(const GroupSetup& setup) {
 class MpiBackend : public Backend {
  public:
   MpiBackend(const GroupSetup& setup, Communicator communicator)
-      : rank_(setup.rank), size_(setup.size), core_(std::make_shared<Core>(setup.timeout, fits(setup))),
+      : rank_(setup.rank), size_(setup.size), core_(std::make_shared<Core>(setup.timeout, fits(setup))), patience_(setup.patience),
         exceptions_at_start_(std::uncaught_exceptions()) {
     core_->communicator = communicator;
     Runtime::process().group_opened();
@@ -151,7 +151,7 @@ class MpiBackend : public Backend {
       const std::lock_guard lock(runtime.mutex);
       runtime.functions().close(core_->communicator);
     }
-    runtime.group_closed(core_->timeout);
+    runtime.group_closed(patience_);
   }
 
  private:
@@ -194,6 +194,7 @@ class MpiBackend : public Backend {
   int rank_;
   int size_;
   std::shared_ptr<Core> core_;
+  std::chrono::milliseconds patience_;
   int exceptions_at_start_;
   int64_t largest_tag_ = 0;
   bool closed_ = false;

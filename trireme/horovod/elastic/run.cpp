@@ -17,6 +17,8 @@ namespace trireme::horovod::elastic {
 namespace {
 
 store::Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
+/// A rank that is late for an operation by this much is left out of the next round, also if it lives, unless TRIREME_TIMEOUT says otherwise.
+constexpr std::chrono::milliseconds kLateRank{60'000};
 int finished_trainings = 0; // in this process: all of a job have run() finish them in the same order
 
 int number_of(std::string_view text, const char* variable) {
@@ -140,7 +142,7 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
     }
     End end = End::lost;
     try {
-      comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"), options.world);
+      comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"), comm::with_timeout(options.world, kLateRank));
       const Shutdown at_end;
       if (round.rank == 0) {
         log::info("elastic: round ", round.number, " has ", round.size, round.size == 1 ? " rank" : " ranks");

@@ -16,6 +16,8 @@ namespace trireme::parallel {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{20};
+/// For an operation of a meeting, unless TRIREME_TIMEOUT says otherwise.
+constexpr std::chrono::milliseconds kMeeting{60'000};
 /// To a store that is lost, and how long one may take.
 constexpr std::chrono::milliseconds kBetweenTries{500};
 
@@ -219,7 +221,8 @@ void ElasticAveragingSync::open(const store::Round& round) {
   sent_before_ = bytes_sent();
   world_.reset();
   members_ = round.members;
-  world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet")));
+  // A replica that does not come is left out, also if it lives.
+  world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet"), comm::with_timeout({}, kMeeting)));
   log::set_rank(0, 1); // what it says is in a log of its own
   fault::set_step(steps_);
 }

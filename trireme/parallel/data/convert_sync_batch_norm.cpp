@@ -23,6 +23,7 @@ struct Layer {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor; // keeps the address from being used again
   std::weak_ptr<torch::nn::Module> module; // empty: a layer on the stack
   comm::Group ranks;
+  StatisticsNames names;
 };
 
 /// The layers that are converted in this process, by the address of their weight, or of their running mean where they have no weight.
@@ -62,7 +63,7 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
       // A layer without running statistics takes those of the batch in evaluation too, but each rank its own.
       const auto module = layer->module.lock();
       if (!module || module->is_training()) {
-        return sync_batch_norm(x, {given(weight), given(bias), given(running_mean), given(running_var)}, momentum, eps, layer->ranks);
+        return sync_batch_norm(x, {given(weight), given(bias), given(running_mean), given(running_var)}, momentum, eps, layer->ranks, layer->names);
       }
     }
   }
@@ -146,7 +147,7 @@ class SyncedBatchNorms::Impl {
         return; // a layer that the model has twice
       }
     }
-    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), module.weak_from_this(), ranks_})) {
+    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), module.weak_from_this(), ranks_, StatisticsNames(name)})) {
       throw InputError("sync_batch_norm", concat("the BatchNorm \"", name, "\" normalises over the ranks of a group already"), "Convert a model once; an engine and DataParallel do it by themselves where they are asked to.");
     }
     converted_.push_back(tensor.unsafeGetTensorImpl());

@@ -8,6 +8,7 @@
 #include <trireme/parallel/data/module_buffers.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
+#include <trireme/parallel/data/sync_batch_norm.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -19,12 +20,18 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <utility>
 
 namespace trireme::parallel {
 namespace {
 
 /// A walk over a model's parameters takes a millisecond for 300 of them.
 constexpr int64_t kBackwardsBetweenLooks = 32;
+
+// Often at the start, where programs build their models.
+bool is_time_to_look(int64_t backwards) {
+  return backwards % kBackwardsBetweenLooks == 0 || (backwards < kBackwardsBetweenLooks && std::has_single_bit(static_cast<uint64_t>(backwards)));
+}
 
 // What DataParallel works on, of a module or as it was named.
 struct Tensors {
@@ -166,9 +173,13 @@ class DataParallel::Impl : public AllReduceSync {
       broadcast_parameters(buffers_, group());
       broadcast_tensors(tensors.frozen(), group());
       broadcast_tensors(tensors.buffers, group());
+      compares_values_ = group().size() > 1;
     }
     if (options.broadcast_buffers) {
       module_buffers_.emplace(tensors.buffer_tensors(), group());
+    }
+    if (tensors.model != nullptr) {
+      name_norms(*tensors.model);
     }
     if (options.sync_batch_norm) {
       if (tensors.model == nullptr) {
@@ -186,10 +197,11 @@ class DataParallel::Impl : public AllReduceSync {
   }
 
   void backward_ended() override {
-    if (steps_ % kBackwardsBetweenLooks == 0) {
+    if (is_time_to_look(steps_)) {
       late_.refuse_new();
     }
     finish_reduction();
+    reducer->watch(late_.tensors()); // what another DataParallel has let go of
     ++steps_;
   }
 
@@ -259,6 +271,9 @@ class DataParallel::Impl : public AllReduceSync {
     reducer->finish();
     counted.wait();
     flags.read(numbers + 2);
+    if (std::exchange(compares_values_, false)) {
+      check_same_values(buffers_, group());
+    }
     const double count = numbers[0];
     const double factor = scale() * (mean_ && count > 0 ? group().size() / count : 1);
     const torch::NoGradGuard no_grad;
@@ -303,6 +318,7 @@ class DataParallel::Impl : public AllReduceSync {
   std::optional<SyncedBatchNorms> synced_;
   bool mean_ = true;
   bool joined_ = false; // has run out of data
+  bool compares_values_ = false; // in the first reduction: what has changed them since the constructor gave all ranks rank 0's
   int64_t steps_ = 0;
 
  public:

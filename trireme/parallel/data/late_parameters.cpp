@@ -59,7 +59,8 @@ void LateParameters::refuse_new() const {
 
 bool LateParameters::has_gradient(size_t i, const Reducer& reducer) const {
   const auto& [name, tensor, reduced] = frozen_[i];
-  const bool found = trained(tensor) && reducer.watches(tensor);
+  // A hook of another's: it is exchanged there.
+  const bool found = trained(tensor) && (reducer.watches(tensor) || torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr);
   if (found && tensor.grad().is_sparse()) {
     refuse_sparse_gradient(name);
   }

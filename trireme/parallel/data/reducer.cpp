@@ -249,9 +249,13 @@ void Reducer::Impl::remove_hooks() {
   std::for_each(watched_.begin(), watched_.end(), remove);
 }
 
+// One that has a hook belongs to another reducer, which lives: it may lose that later.
 void Reducer::Impl::watch(std::vector<at::Tensor> parameters) {
   watched_ = std::move(parameters);
   for (const at::Tensor& parameter : watched_) {
+    if (torch::autograd::impl::get_autograd_meta(parameter) != nullptr && torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr) {
+      continue;
+    }
     auto ready = [weak = weak_from_this()] {
       if (const auto self = weak.lock(); self && self->synchronising) {
         self->begin_unless_begun();

@@ -106,6 +106,29 @@ void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
   }
 }
 
+void check_same_values(const FlatBuffers& buffers, const comm::Group& group) {
+  std::vector<const std::string*> names;
+  std::vector<at::Tensor> sums; // of the bits
+  for (const auto& buffer : buffers) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      const at::Tensor values = buffer->parameter(i).detach().contiguous().view({-1});
+      names.push_back(&buffer->name(i));
+      sums.push_back((values.nbytes() % sizeof(int32_t) == 0 ? values.view(at::kInt) : values.view(at::kShort)).sum(at::kLong).cpu());
+    }
+  }
+  const auto differences = [&](const at::Tensor& mine) { // largest and smallest over the ranks
+    at::Tensor most = at::cat({mine, -mine});
+    group.all_reduce(most, comm::ReduceOp::max, "check of first values").wait();
+    return (most.narrow(0, 0, mine.numel()) + most.narrow(0, mine.numel(), mine.numel())).nonzero();
+  };
+  const at::Tensor all = at::stack(sums);
+  if (differences((all * at::arange(1, all.numel() + 1)).sum().view({1})).numel() > 0) {
+    const at::Tensor differs = differences(all);
+    throw InputError("data parallel", concat("parameter \"", *names[static_cast<size_t>(differs[0].item<int64_t>())], "\" has other values on some ranks in the first step: ranks have changed it, each in its own way, after DataParallel gave them rank 0's"),
+                     "Draw or load the weights before DataParallel is made. To begin with different ones, set broadcast_at_start to false.");
+  }
+}
+
 void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups, int root) {
   const torch::NoGradGuard no_grad;
   for (const auto& buffer : buffers) {

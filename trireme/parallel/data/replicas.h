@@ -29,6 +29,9 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
 /// Throws InputError on every rank when names, shapes or dtypes differ between the ranks of a group.
 void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups);
 
+/// Throws InputError on every rank, naming the first parameter whose values differ between the ranks of the group. Collective. Cost: reads all parameters once.
+void check_same_values(const FlatBuffers& buffers, const comm::Group& group);
+
 /// Makes every rank's parameters those of `root` in each group; sharded ones are left alone.
 void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups, int root = 0);
 /// The same for what is not trained: frozen parameters and the module's buffers.

@@ -1,17 +1,23 @@
 #include <trireme/parallel/data/sync_batch_norm.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/notes.h>
+#include <trireme/comm/call_advice.h>
 #include <trireme/comm/held_group.h>
 #include <trireme/comm/same_ranks.h>
 
 #include <ATen/ATen.h>
 #include <torch/autograd.h>
 
+#include <atomic>
+
 namespace trireme::parallel {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+constexpr const char* kGroup = "batch statistics";
 
 at::ScalarType type_of_statistics(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -35,7 +41,7 @@ struct Statistics {
   at::Tensor count; // values a channel, one number; on x's device, so that no host waits for it
 };
 
-Statistics statistics(const at::Tensor& x, const comm::Group& ranks) {
+Statistics statistics(const at::Tensor& x, const comm::Group& ranks, const StatisticsNames& names) {
   const int64_t channels = x.size(1);
   const int64_t count = values_a_channel(x);
   const int64_t numbers = 2 * channels + 1;
@@ -50,7 +56,7 @@ Statistics statistics(const at::Tensor& x, const comm::Group& ranks) {
     mine.slice(0, 0, channels).copy_(mean);
     mine.slice(0, channels, 2 * channels).copy_(var);
   }
-  ranks.all_gather(all, mine, "batch statistics").wait();
+  ranks.all_gather(all, mine, names.forward).wait();
 
   const at::Tensor each = all.view({ranks.size(), numbers});
   const at::Tensor means = each.slice(1, 0, channels);
@@ -91,13 +97,14 @@ void check_sizes(const at::Tensor& x, const BatchNormTensors& layer) {
 struct Normalise : torch::autograd::Function<Normalise> {
   // An undefined tensor is no variable of a Function, an absent one may be.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& bias, const BatchNormTensors& layer,
-                            double momentum, double eps, const comm::Group& ranks) {
-    const Statistics all = statistics(x, ranks);
+                            double momentum, double eps, const comm::Group& ranks, const StatisticsNames& names) {
+    const Statistics all = statistics(x, ranks, names);
     move_running(layer, all, momentum);
     context->save_for_backward({x, layer.weight, all.mean, all.var, all.count});
     context->saved_data["eps"] = eps;
     context->saved_data["has_bias"] = bias.has_value();
     context->saved_data["ranks"] = comm::HeldGroup::hold(ranks);
+    context->saved_data["name"] = names.backward;
     if (x.numel() == 0) {
       return at::empty_like(x);
     }
@@ -122,13 +129,13 @@ struct Normalise : torch::autograd::Function<Normalise> {
     if (x.numel() > 0) { // CUDA reads the last two tensors, the CPU the two before them
       std::tie(std::ignore, scaled, plain) = at::native_batch_norm_backward(grad, values, at::ones_like(mean), mean, var, mean, inverse, /*train=*/false, eps, {false, true, true});
     }
-    variable_list result(7);
+    variable_list result(8);
     if (context->needs_input_grad(0)) { // not where a pipeline runs a backward's second half, for the parameters
       const comm::Group ranks = comm::HeldGroup::of(context->saved_data["ranks"]);
       const int64_t channels = mean.numel();
       at::Tensor sums = ranks.allocate(2 * channels, type, x.device());
       at::cat_out(sums, {scaled, plain});
-      ranks.all_reduce(sums, comm::ReduceOp::sum, "gradients of batch statistics").wait();
+      ranks.all_reduce(sums, comm::ReduceOp::sum, context->saved_data["name"].toStringRef()).wait();
       const at::Tensor means = sums / count.clamp_min(1);
       const at::Tensor factor = weight.defined() ? inverse * weight : inverse;
       at::Tensor dx = values - by_channel(mean, x);
@@ -152,17 +159,36 @@ struct Normalise : torch::autograd::Function<Normalise> {
 
 } // namespace
 
-at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps, const comm::Group& ranks) {
+at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps, const comm::Group& ranks, const StatisticsNames& names) {
   check_sizes(x, layer);
   const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-  return Normalise::apply(x, given(layer.weight), given(layer.bias), layer, momentum, eps, ranks);
+  return Normalise::apply(x, given(layer.weight), given(layer.bias), layer, momentum, eps, ranks, names);
 }
+
+StatisticsNames::StatisticsNames(const std::string& layer)
+    : forward(keep_name(concat("batch statistics of ", layer))), backward(keep_name(concat("gradients of batch statistics of ", layer))) {}
 
 comm::Group statistics_group(const comm::Group& ranks) {
-  return comm::same_ranks(ranks, "batch statistics");
+  comm::set_advice(kGroup, "All ranks must call the layer in training mode: call model->eval() before an evaluation on one rank, and model->train() after it.");
+  return comm::same_ranks(ranks, kGroup);
 }
 
-SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks) : NormImplBase(options), ranks_(statistics_group(ranks)) {}
+void name_norms(torch::nn::Module& model) {
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    if (auto* const norm = item.value()->as<SyncBatchNormImpl>()) {
+      norm->set_name(item.key());
+    }
+  }
+}
+
+SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks) : NormImplBase(options), ranks_(statistics_group(ranks)) {
+  static std::atomic<int> made{0}; // construction is collective, so ranks count alike
+  set_name(concat("SyncBatchNorm ", ++made, " (", options.num_features(), " features)"));
+}
+
+void SyncBatchNormImpl::set_name(const std::string& name) {
+  names_ = StatisticsNames(name);
+}
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   _check_input_dim(x);
@@ -176,7 +202,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   if (!is_training()) {
     return at::batch_norm(x, weight, bias, running_mean, running_var, /*training=*/!running_mean.defined(), momentum, options.eps(), true);
   }
-  return sync_batch_norm(x, {weight, bias, running_mean, running_var}, momentum, options.eps(), ranks_);
+  return sync_batch_norm(x, {weight, bias, running_mean, running_var}, momentum, options.eps(), ranks_, names_);
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

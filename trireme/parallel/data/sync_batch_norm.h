@@ -6,6 +6,8 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
+#include <string>
+
 namespace trireme::parallel {
 
 /// What one layer of batch normalisation has besides its input; tensors are [C], and may be undefined.
@@ -14,6 +16,16 @@ struct BatchNormTensors {
   at::Tensor bias;
   at::Tensor running_mean;
   at::Tensor running_var;
+};
+
+/// The names of a layer's two operations in errors, dumps and records. The texts must live for ever.
+struct StatisticsNames {
+  StatisticsNames() = default;
+  /// "batch statistics of `layer`" and "gradients of batch statistics of `layer`". For set-up code: the names are never freed.
+  explicit StatisticsNames(const std::string& layer);
+
+  const char* forward = "batch statistics";
+  const char* backward = "gradients of batch statistics";
 };
 
 /// Batch normalisation, in training, of the inputs of all ranks of `ranks` together: y = (x - mean) / sqrt(var + eps) * weight + bias,
@@ -27,9 +39,9 @@ struct BatchNormTensors {
 /// reduced. Cost, C channels and N ranks: an all-gather of 2C+1 numbers a rank forward, an all-reduce of 2C backward; in bf16 and
 /// fp16 also copies of x and of its gradient in float, for the time of the call.
 /// Errors: InputError for x of less than two dims, for another number of channels than the tensors have, and, on the CPU, where all ranks together
-/// have less than two values a channel; Error for a backward with create_graph.
+/// have less than two values a channel; Error for a backward with create_graph. `names`: of the layer, for errors of operations that not all ranks call.
 /// Source: Ioffe and Szegedy 2015, arXiv:1502.03167; over ranks: Peng et al. 2018, arXiv:1711.07240.
-at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps, const comm::Group& ranks);
+at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps, const comm::Group& ranks, const StatisticsNames& names = {});
 
 /// A layer of batch normalisation over the ranks of a group, for a model of one's own. In evaluation it is as BatchNorm: without a word to the others.
 ///
@@ -41,6 +53,9 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<1, SyncBatchNormImpl, t
  public:
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks);
 
+  /// Names the layer in errors; before, it is "SyncBatchNorm 3 (64 features)", counted as they are made.
+  void set_name(const std::string& name);
+
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& stream) const override;
 
@@ -49,8 +64,12 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<1, SyncBatchNormImpl, t
 
  private:
   comm::Group ranks_;
+  StatisticsNames names_;
 };
 TORCH_MODULE(SyncBatchNorm);
+
+/// Gives each SyncBatchNorm of a model its name there ("features.1"). An engine and DataParallel do it.
+void name_norms(torch::nn::Module& model);
 
 /// A group of the same ranks for statistics alone. Collective.
 comm::Group statistics_group(const comm::Group& ranks);

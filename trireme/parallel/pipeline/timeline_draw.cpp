@@ -232,7 +232,7 @@ void draw_span(std::ostringstream& svg, const Timeline& timeline, const Timeline
       << colour(span.op, span.chunk, timeline.shape.chunks) << "\" stroke=\"#fff\" stroke-width=\"" << (width > 4 ? 1 : 0) << "\"/>";
   const std::string label = label_of(span, timeline.shape.chunks);
   if (static_cast<double>(label.size()) * kCharacter + 2 < width) {
-    svg << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow / 2 + 1 << "\" text-anchor=\"middle\">" << label << "</text>";
+    svg << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow / 2 + 1 << "\" text-anchor=\"middle\" fill=\"#000\">" << label << "</text>";
   }
   svg << "</g>\n";
 }

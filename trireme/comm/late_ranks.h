@@ -1,0 +1,30 @@
+#pragma once
+
+#include <trireme/comm/progress.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// What the answers of a roll call say about an operation that has waited for long.
+struct Outlook {
+  enum class Kind {
+    open,     ///< nothing yet: the operation is over, or another rank's wait is still short
+    late,     ///< ranks that live and do not wait themselves hold it up
+    hopeless, ///< no rank will complete it
+  };
+  Kind kind = Kind::open;
+  /// The ranks that hold it up, of kind `late`.
+  std::vector<int> late = {};
+};
+
+/// Judges the operation that rank `from` waits for in group `key`. A wait counts when it has lasted `seconds`: a shorter one may be over by now.
+///
+/// hopeless: it waits, directly or through other ranks, for a rank that does not answer, has ended or has failed; or for a rank that waits in an
+/// operation that all have joined, as long as all others in it; or ranks wait for each other.
+/// Pure.
+Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string& key, double seconds);
+
+} // namespace trireme::comm

@@ -1,0 +1,209 @@
+#include <trireme/engine/zero_memory.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/units.h>
+#include <trireme/config/run_estimate.h>
+#include <trireme/estimate/layouts.h>
+#include <trireme/estimate/memory.h>
+#include <trireme/estimate/what_stays.h>
+#include <trireme/zero/unit.h>
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <set>
+#include <sstream>
+
+namespace trireme::engine {
+namespace {
+
+using estimate::Category;
+using offload::Place;
+
+constexpr int64_t kNoUnit = -1;
+
+// A layer for each unit, and one for the parameters between them: layouts need no more.
+class Described {
+ public:
+  explicit Described(torch::nn::Module& model) {
+    for (zero::Unit* const unit : zero::units_of(model)) { // as zero::ModelUnits has them
+      add_unit(unit->module());
+      for (zero::Unit* const tile : zero::tiles_of(unit->module())) {
+        add_unit(tile->module());
+      }
+    }
+    std::set<const void*> seen;
+    for (const auto& item : model.named_parameters()) {
+      const at::Tensor& parameter = item.value();
+      if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        continue;
+      }
+      const auto found = unit_of_.find(parameter.unsafeGetTensorImpl());
+      const int64_t own = found == unit_of_.end() ? kNoUnit : found->second;
+      add(parameter.requires_grad() ? trained : frozen, parameter.requires_grad() ? layers_of_trained_ : layers_of_frozen_, own, item.key(), parameter);
+      built_bytes += parameter.numel() * static_cast<int64_t>(parameter.element_size());
+      parameters += parameter.numel();
+      if (own != kNoUnit) {
+        unit_sizes_[own] += parameter.numel();
+      }
+    }
+  }
+  int64_t largest_unit() const {
+    int64_t most = 0;
+    for (const auto& [unit, size] : unit_sizes_) {
+      most = std::max(most, size);
+    }
+    return most;
+  }
+
+  estimate::Model trained;
+  estimate::Model frozen;
+  int64_t parameters = 0;
+  int64_t built_bytes = 0; // of the model as it is
+
+ private:
+  void add_unit(const torch::nn::Module& module) {
+    for (const at::Tensor& parameter : zero::own_parameters(module)) {
+      unit_of_.emplace(parameter.unsafeGetTensorImpl(), units_);
+    }
+    ++units_;
+  }
+  static void add(estimate::Model& model, std::map<int64_t, size_t>& layers, int64_t unit, const std::string& name, const at::Tensor& parameter) {
+    const bool goes_on = unit == kNoUnit ? !model.layers.empty() && !model.layers.back().is_unit : layers.count(unit) > 0;
+    if (!goes_on) {
+      model.layers.push_back({.name = name, .type = "", .is_unit = unit != kNoUnit});
+      layers[unit] = model.layers.size() - 1;
+    }
+    estimate::Layer& layer = model.layers[unit == kNoUnit ? model.layers.size() - 1 : layers.at(unit)];
+    layer.parameters.push_back({.name = name, .numel = parameter.numel(), .whole = false, .columns = parameter.dim() > 1 ? parameter.numel() / std::max<int64_t>(1, parameter.size(0)) : 0});
+  }
+
+  int64_t units_ = 0;
+  std::map<const void*, int64_t> unit_of_;
+  std::map<int64_t, size_t> layers_of_trained_;
+  std::map<int64_t, size_t> layers_of_frozen_;
+  std::map<int64_t, int64_t> unit_sizes_;
+};
+
+estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks, const ZeroMemoryOptions& options, Place states, Place parameters) {
+  estimate::Run run;
+  config::set_engine(options.config, run);
+  run.explains = false;
+  run.model = model;
+  run.bounds = {0, std::ssize(model.layers)};
+  run.data_ranks = ranks;
+  const config::BatchKeys& batch = options.config.batch;
+  run.accumulation = batch.train || batch.micro ? options.config.batch_for(ranks).accumulation : 1;
+  run.zero_stage = zero_stage;
+  run.shard_size = options.config.zero.shard_size;
+  run.on_device = options.on_gpu;
+  run.offload.optimizer.place = states;
+  run.offload.parameters.place = parameters;
+  return run;
+}
+
+ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroMemoryOptions& options, Place states, Place parameters, bool zero_init) {
+  ZeroMemory::Row row{.states = states, .parameters = parameters, .zero_init = zero_init};
+  const int64_t ranks = of.ranks_per_host * of.hosts;
+  int64_t on_host = 0; // of a rank
+  int64_t in_files = 0;
+  for (const auto* const part : {&model.trained, &model.frozen}) {
+    if (part->layers.empty()) {
+      continue;
+    }
+    const bool is_trained = part == &model.trained;
+    const estimate::Run run = run_of(*part, of.zero_stage, ranks, options, is_trained ? states : Place::device, parameters);
+    const estimate::StageLayouts layouts(run);
+    const estimate::StageMemory memory = estimate::memory_of(layouts).front();
+    const estimate::StageMoves moves = estimate::moves_of(layouts).front();
+    row.parameter_bytes += memory.item(Category::parameters).bytes;
+    if (is_trained) {
+      row.gradient_bytes += memory.item(Category::gradients).bytes;
+      row.state_bytes += memory.item(Category::optimizer_states).bytes;
+      row.master_bytes += memory.item(Category::masters).bytes;
+      row.buffer_bytes += memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
+      row.notes = estimate::what_stays(run, estimate::elsewhere_of(run, layouts.of(0)));
+    }
+    on_host += moves.host_bytes();
+    in_files += moves.disk_bytes();
+    row.start_bytes += memory.start - memory.always_on_host();
+  }
+  const bool whole_at_start = of.zero_stage < 3 || !zero_init; // as the program has built it
+  const int64_t built = whole_at_start ? model.built_bytes : 0;
+  const int64_t of_rank = of.on_gpu ? std::max(on_host, built) : std::max(row.peak_bytes(), built);
+  row.host_bytes = of.ranks_per_host * of_rank;
+  row.file_bytes = of.ranks_per_host * in_files;
+  return row;
+}
+
+ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+  if (ranks_per_host < 1 || hosts < 1) {
+    throw InputError("estimate", concat("expected at least one rank and one host, got ", ranks_per_host, " ranks on each of ", hosts, " hosts"), "Say how many ranks each host has, and how many hosts there are.");
+  }
+  const Described described(model);
+  ZeroMemory out{.zero_stage = zero_stage, .ranks_per_host = ranks_per_host, .hosts = hosts, .on_gpu = options.on_gpu};
+  out.parameters = described.parameters;
+  out.trained = described.trained.parameters();
+  out.largest_unit = described.largest_unit();
+  struct Places {
+    Place states;
+    Place parameters;
+  };
+  std::vector<Places> places = {{Place::nvme, Place::device}, {Place::host, Place::device}, {Place::device, Place::device}};
+  if (zero_stage == 3) {
+    places.insert(places.begin(), {{Place::nvme, Place::nvme}, {Place::host, Place::host}});
+  }
+  for (const Places& place : places) {
+    if (!options.on_gpu && (place.states == Place::host || place.parameters == Place::host)) {
+      continue; // moves nothing
+    }
+    for (const bool zero_init : zero_stage == 3 ? std::vector{true, false} : std::vector{false}) {
+      out.rows.push_back(row_of(described, out, options, place.states, place.parameters, zero_init));
+    }
+  }
+  std::stable_sort(out.rows.begin(), out.rows.end(), [](const ZeroMemory::Row& a, const ZeroMemory::Row& b) { return a.peak_bytes() < b.peak_bytes(); });
+  return out;
+}
+
+std::string size(int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+
+} // namespace
+
+std::string ZeroMemory::table() const {
+  std::ostringstream out;
+  out << concat("parameters, gradients and optimizer states, ZeRO ", zero_stage, ", ", hosts, hosts == 1 ? " host x " : " hosts x ", ranks_per_host, ranks_per_host == 1 ? " rank: " : " ranks: ",
+                format_count(static_cast<double>(parameters)), " parameters", trained < parameters ? concat(", ", format_count(static_cast<double>(trained)), " of them trained") : "",
+                largest_unit > 0 ? concat(", ", format_count(static_cast<double>(largest_unit)), " in the largest unit") : "", '\n');
+  out << "  per host  per " << (on_gpu ? "GPU " : "rank") << "  in files of a host  options\n";
+  std::vector<std::string> all_notes;
+  for (const Row& row : rows) {
+    out << std::right << std::setw(10) << size(row.host_bytes) << std::setw(10) << size(row.peak_bytes()) << std::setw(20) << (row.file_bytes > 0 ? size(row.file_bytes) : "-") << "  ";
+    if (zero_stage == 3) {
+      out << concat("offload_param=", offload::word(row.parameters), ", ");
+    }
+    out << concat("offload_optimizer=", offload::word(row.states), zero_stage == 3 ? concat(", zero_init=", row.zero_init ? 1 : 0) : "", '\n');
+    for (const std::string& note : row.notes) {
+      if (std::find(all_notes.begin(), all_notes.end(), note) == all_notes.end()) {
+        all_notes.push_back(note);
+      }
+    }
+  }
+  for (const std::string& note : all_notes) {
+    out << "note: " << note << '\n';
+  }
+  return out.str();
+}
+
+ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+  return estimate_memory(model, 2, ranks_per_host, hosts, options);
+}
+
+ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+  return estimate_memory(model, 3, ranks_per_host, hosts, options);
+}
+
+} // namespace trireme::engine
