@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,7 +78,33 @@ TEST(SlurmTest, AProcessElsewhereIsNoTask) {
   EXPECT_FALSE(runs_as_task(other));
   ::kill(other, SIGKILL);
   ::waitpid(other, nullptr, 0);
-  EXPECT_FALSE(runs_as_task(other)) << "there is none with this number";
+  EXPECT_TRUE(runs_as_task(other)) << "there is none with this number: a container has numbers of its own";
+}
+
+// What runs_as_task() says in a program that the task traces, in a process group of its own: as gdb starts it.
+TEST(SlurmTest, AProgramUnderADebuggerIsItsTask) {
+  const pid_t task = ::fork();
+  if (task == 0) {
+    ::setsid();
+    const pid_t self = ::getpid();
+    const pid_t program = ::fork();
+    if (program == 0) {
+      ::setpgid(0, 0);
+      if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) {
+        ::_exit(2);
+      }
+      ::_exit(runs_as_task(self) ? 1 : 0);
+    }
+    int status = 0;
+    ::waitpid(program, &status, 0);
+    ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 3);
+  }
+  int status = 0;
+  ::waitpid(task, &status, 0);
+  if (WEXITSTATUS(status) == 2) {
+    GTEST_SKIP() << "no process may trace another one here";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
 } // namespace

@@ -1,3 +1,4 @@
+#include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
@@ -14,6 +15,15 @@ TEST(TextTest, NearestFindsSlipsOnly) {
   EXPECT_EQ(nearest("Eval_Every", keys), "eval_every");
   EXPECT_EQ(nearest("optimizer", keys), "");
   EXPECT_EQ(did_you_mean("optimizer", {"a", "b"}), "Known: a, b.");
+}
+
+TEST(TextTest, AnErrorThatQuotesAnotherHasOneFullStop) {
+  const std::string inner = Error("data", "the file is empty", "Write one.").what();
+  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner, '.'), "Look there.").what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one. Look there."));
+  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner)).what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one."));
+  EXPECT_EQ(Error("comm", "and so on...").what(), std::string("[comm] and so on..."));
+  EXPECT_EQ(Error("comm", "it says: and so on....", "Look.").what(), std::string("[comm] it says: and so on... Look."));
+  EXPECT_EQ(Error("comm", "go on?").what(), std::string("[comm] go on?"));
 }
 
 TEST(TextTest, SplitAndJoinAreInverse) {

@@ -102,6 +102,28 @@ TEST_F(FlatParametersTest, EveryKindKnowsItsPlacesInTheModel) {
   EXPECT_EQ(kinds[1]->layout().tensors()[0].place, 1);
 }
 
+TEST_F(FlatParametersTest, KnowsWhatHasMovedAway) {
+  const auto moved = [this](const std::function<void(Model&)>& change, bool shards) {
+    Model model;
+    FlatOptions flat_options;
+    flat_options.shard_parameters = shards;
+    flat_options.unit_of = [](const at::Tensor&) { return int64_t{0}; };
+    FlatParameters flat(model.parameters(), options_, allocate, flat_options);
+    for (int64_t b = 0; shards && b < std::ssize(flat.layout().buckets()); ++b) {
+      flat.move_in(b);
+    }
+    EXPECT_EQ(flat.moved_away(), std::nullopt);
+    const torch::NoGradGuard no_grad;
+    change(model);
+    return flat.moved_away();
+  };
+  for (const bool shards : {false, true}) {
+    EXPECT_EQ(moved([](Model& m) { m.second->weight.set_data(torch::zeros({3, 7})); }, shards), 2) << shards;
+    EXPECT_EQ(moved([](Model& m) { m.first->bias.set_data(m.first->weight.detach().flatten().slice(0, 0, 7)); }, shards), 1) << "within the buffer " << shards;
+    EXPECT_EQ(moved([](Model& m) { m.first->weight.copy_(torch::ones({7, 5})); }, shards), std::nullopt) << shards;
+  }
+}
+
 TEST_F(FlatParametersTest, BucketsTileTheGradients) {
   Model model;
   FlatParameters flat(model.parameters(), options_, allocate);

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/transforms/stack.h>
 #include <torch/data/transforms/tensor.h>

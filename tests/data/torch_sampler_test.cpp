@@ -172,6 +172,61 @@ TEST(TorchSamplerTest, EpochsMayBeSaid) {
   EXPECT_THAT(input_error([&] { one.set_epoch(-1); }), HasSubstr("Epochs count from 0"));
 }
 
+// What is saved behind set_epoch() is the epoch that was said, as without save and load.
+TEST(TorchSamplerTest, AnEpochThatWasSaidIsSaved) {
+  TorchSampler whole(50, 0, 2);
+  whole.set_epoch(3);
+  const auto resumed = [](const TorchSampler& from) {
+    TorchSampler sampler(50, 0, 2);
+    load(sampler, saved(from));
+    return sampler;
+  };
+  TorchSampler before = resumed(whole);
+  TorchSampler twice = resumed(before);
+  const Batches third = pass_of(whole), fourth = pass_of(whole);
+  EXPECT_NE(third, fourth);
+  for (TorchSampler sampler : {before, twice}) {
+    EXPECT_EQ(pass_of(sampler), third);
+    EXPECT_EQ(pass_of(sampler), fourth);
+  }
+
+  TorchSampler broken_off(50, 0, 2), fifth(50, 0, 2);
+  broken_off.reset();
+  broken_off.next(4);
+  const std::string middle = saved(broken_off);
+  broken_off.set_epoch(5);
+  fifth.set_epoch(5);
+  TorchSampler other = resumed(broken_off);
+  const Batches expected = pass_of(fifth);
+  EXPECT_EQ(pass_of(other), expected);
+  EXPECT_EQ(pass_of(broken_off), expected);
+  broken_off.reset(); // epoch 6
+  broken_off.next(4);
+  broken_off.set_epoch(6); // from its start
+  TorchSampler again = resumed(broken_off);
+  EXPECT_EQ(pass_of(again), pass_of(broken_off));
+
+  load(other, middle);
+  TorchSampler loaded = resumed(other); // still in the middle
+  EXPECT_EQ(pass_of(loaded).size(), 5u);
+  other.start_at(0, 2, 4);
+  TorchSampler placed = resumed(other);
+  EXPECT_EQ(pass_of(placed).size(), 4u);
+}
+
+TEST(TorchSamplerTest, TakesStatesWithoutTheWordWithin) {
+  torch::serialize::OutputArchive archive;
+  TorchSampler whole(50, 0, 2);
+  whole.reset();
+  whole.next(4);
+  archive.write("trireme_sampler", c10::IValue(nlohmann::json({{"sampler", whole.sampler().state()}, {"passes", 1}, {"ended", false}}).dump()));
+  std::ostringstream out;
+  archive.save_to(out);
+  TorchSampler resumed(50, 0, 2);
+  load(resumed, out.str());
+  EXPECT_EQ(pass_of(resumed), rest_of(whole));
+}
+
 TEST(TorchSamplerTest, StartsBehindBatchesThatWereCounted) {
   TorchSampler whole(50, 1, 2), resumed(50, 1, 2);
   pass_of(whole);

@@ -5,6 +5,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/json.h>
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
 
@@ -22,6 +23,7 @@ using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 // The parameters as exact as a checkpoint has them.
 at::Tensor weights_of(Engine& engine, comm::World& world) {
@@ -72,16 +74,36 @@ TEST_P(PublicConfigs, Train) {
 
 INSTANTIATE_TEST_SUITE_P(On, PublicConfigs, testing::Values(1, 2), [](const auto& info) { return concat(info.param, "ranks"); });
 
+// The lines that initialize() logs for a configuration.
+std::vector<std::string> lines_for(comm::World& world, const config::EngineConfig& config) {
+  std::vector<std::string> lines;
+  log::set_level(log::Level::info);
+  log::set_sink([&](const std::string& line) { lines.push_back(line); });
+  SmallRun run(world, config);
+  log::set_sink(nullptr);
+  return lines;
+}
+
 TEST(WithoutAnOptimizer, OneLineSaysAdamW) {
   EXPECT_THAT(test::run_ranks(1,
                               [](comm::World& world) {
-                                std::vector<std::string> lines;
-                                log::set_level(log::Level::info);
-                                log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                                const auto file = TRIREME_SOURCE_DIR "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json";
-                                SmallRun run(world, read_config(file));
-                                log::set_sink(nullptr);
+                                const auto lines = lines_for(world, read_config(TRIREME_SOURCE_DIR "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json"));
                                 EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"), HasSubstr("weight_decay 0"))).Times(1));
+                              }),
+              IsEmpty());
+}
+
+TEST(WithoutGradientClipping, OneLineSaysTheNorm) {
+  EXPECT_THAT(test::run_ranks(1,
+                              [](comm::World& world) {
+                                const auto clipped = [&](const std::string& key) {
+                                  const JsonNode json = JsonNode::parse(concat(R"({"train_batch_size": 6)", key, "}"), "test");
+                                  return lines_for(world, config::read_deepspeed(json));
+                                };
+                                const std::string line = "no \"gradient_clipping\": gradients are clipped to norm 1; 0 leaves them as they are";
+                                EXPECT_THAT(clipped(""), Contains(HasSubstr(line)).Times(1));
+                                EXPECT_THAT(clipped(R"(, "gradient_clipping": 1)"), Not(Contains(HasSubstr("clipped"))));
+                                EXPECT_THAT(clipped(R"(, "gradient_clipping": 0)"), Not(Contains(HasSubstr("clipped"))));
                               }),
               IsEmpty());
 }

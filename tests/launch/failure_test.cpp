@@ -86,6 +86,34 @@ TEST_F(FailureTest, TheRankThatTheErrorNamesIsTheCause) {
                                   HasSubstr("[launch] |   what():  shapes differ\n[launch] | frame #0: f (and 1 more frame)\n"), Not(HasSubstr("[launch] rank 0"))));
 }
 
+// It had warned of rank 0, but ended by an error of its own.
+TEST_F(FailureTest, AnOwnErrorIsTheCauseWhateverWasWarnedBefore) {
+  const std::string warning = "1:err=[rank 1] warning: [comm] barrier #2 waits for 60 s: rank 0 has not come. Look at the output of rank 0.\n";
+  const std::string own = "1:err=[rank 1] error: [data] train.bin cannot be read: I/O error.\n";
+  const std::string shown = ": [data] train.bin cannot be read: I/O error.\n";
+  {
+    LaunchProcess launch(probes(2, {"0:pid", "1:await=pid.rank.0.0", warning, own, "1:exit=5", "0:sleep=300",
+                                    "0:err=[comm] barrier #2 failed on rank 0 of 2: rank 1 has ended with an error. Look at the output of rank 1.\n", "0:exit=1"}),
+                         folder());
+    EXPECT_EQ(launch.wait(), 5);
+    EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 1 ended with exit code 5"), HasSubstr(shown), Not(HasSubstr("[launch] rank 0"))));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  LaunchProcess launch(probes(2, {warning, own, "1:exit=5", "0:sleep=60000"}), folder());
+  EXPECT_EQ(launch.wait(), 5);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4)) << "nobody is waited for";
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr(shown), Not(HasSubstr("still runs"))));
+}
+
+// As README's program does.
+TEST_F(FailureTest, TheExceptionOfLibtorchThatMainPrintsIsSaid) {
+  LaunchProcess launch(probes(2, {"1:err=shapes differ (2x5 and 4x1)\nException raised from meta at LinearAlgebra.cpp:194 (most recent call first):\nframe #0: f\nframe #1: g\n\n",
+                                  "1:exit=1", "0:sleep=60000"}),
+                       folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), HasSubstr(" after start: shapes differ (2x5 and 4x1)\n"));
+}
+
 TEST_F(FailureTest, ErrorsAreFollowedToTheirEnd) {
   LaunchProcess launch(probes(4, {"*:pid", "3:await=pid.rank.0.0", "3:err=[comm] send failed on rank 3 of 4: rank 2 does not answer. Look at the output of rank 2.\n", "3:exit=1",
                                   "2:sleep=300", "2:err=[comm] send failed on rank 2 of 4: rank 1 does not answer. Look at the output of rank 1.\n", "2:exit=1", "1:sleep=600",

@@ -43,6 +43,24 @@ TEST(LastWordsTest, ALostConnectionBlamesSomebody) {
   EXPECT_FALSE(blame_in(lines, 0, 1).others) << "there is nobody else";
 }
 
+// Whatever a rank has said of others before, its last words are why it ended.
+TEST(LastWordsTest, AnOwnErrorBelowBlamesNobody) {
+  const std::string warning = "[rank 1] warning: [comm] all_reduce #9 waits for 60 s on rank 1 of 2: rank 0 has not come. Look at the output of rank 0.";
+  const std::string error = "[rank 1] error: [comm] recv #1 failed on rank 1 of 2: rank 0 does not answer. Look at the output of rank 0.";
+  for (const std::string& before : {warning, error, std::string("[W socket.cpp:460] Connection reset by peer")}) {
+    EXPECT_FALSE(blame_in({before, "[rank 1] error: [data] train.bin cannot be read: I/O error."}, 1, 2).others) << before;
+    EXPECT_FALSE(blame_in({before, "step 5", "[DataParallel] the model has no parameters.", ""}, 1, 2).others) << before;
+  }
+  EXPECT_FALSE(blame_in({error, "terminate called after throwing an instance of 'std::runtime_error'", "  what():  no such column"}, 1, 2).others);
+  EXPECT_FALSE(blame_in({error, "Traceback (most recent call last):", "  File \"a.py\", line 1", "KeyError: 7"}, 1, 2).others);
+  EXPECT_FALSE(blame_in({error, "shapes differ", "Exception raised from meta at LinearAlgebra.cpp:194 (most recent call first):", "frame #0: f"}, 1, 2).others);
+  EXPECT_FALSE(blame_in({warning, "no such column"}, 1, 2).others) << "after a warning the program goes on";
+  EXPECT_TRUE(blame_in({warning, error, "no such column"}, 1, 2).others);
+  EXPECT_TRUE(blame_in({"[rank 1] error: [data] one file is left out.", error}, 1, 2).others) << "the other way round";
+  EXPECT_TRUE(blame_in({"remote process exited or there was a network error", "Traceback (most recent call last):", "  f()", "RuntimeError: aborted"}, 1, 2).others)
+      << "of a library that says why in its log only";
+}
+
 TEST(LastWordsTest, FindsTheException) {
   EXPECT_EQ(exception_in({"terminate called after throwing an instance of 'c10::Error'", "  what():  mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
                           "Exception raised from meta at LinearAlgebra.cpp:194 (most recent call first):", "frame #0: c10::Error (and 30 more frames)", ""}),
@@ -52,12 +70,29 @@ TEST(LastWordsTest, FindsTheException) {
             "ValueError: no such column");
   EXPECT_EQ(exception_in({"step 5", "[rank 1] error: [data] the file is empty. Write one.", ""}), "[data] the file is empty. Write one.");
   EXPECT_EQ(exception_in({"step 5", "[data] the file is empty. Write one.", "step 6, which stdout kept"}), "[data] the file is empty. Write one.");
+  EXPECT_EQ(exception_in({"[DataParallel] 2 parameters have no gradient. Use them."}), "[DataParallel] 2 parameters have no gradient. Use them.");
+  EXPECT_EQ(exception_in({"[rank 1] error: [sync_batch_norm] layer \"bn\" has one value."}), "[sync_batch_norm] layer \"bn\" has one value.");
   EXPECT_EQ(exception_in({"  what():  " + std::string(1000, 'x')}), std::string(300, 'x') + "...");
+}
+
+// libtorch's what() has a stack behind the message.
+TEST(LastWordsTest, FindsAnExceptionOfLibtorchThatMainPrints) {
+  const std::string raised = "Exception raised from meta at LinearAlgebra.cpp:194 (most recent call first):";
+  const std::string frames = "frame #0: c10::Error (and 30 more frames)";
+  EXPECT_EQ(exception_in({"step 5", "shapes cannot be multiplied (2x5 and 4x1)", raised, frames, ""}), "shapes cannot be multiplied (2x5 and 4x1)");
+  EXPECT_EQ(exception_in({"step 5", "[rank 1] error: shapes cannot be multiplied", raised, frames, "", "step 6", "step 7"}), "shapes cannot be multiplied");
+  EXPECT_EQ(exception_in({"caught", raised, frames, "", "step 6", "step 7", "step 8", "step 9", "step 10"}), "");
+  EXPECT_EQ(exception_in({"  what():  the interpreter failed", "Traceback of TorchScript:", "RuntimeError: shapes", raised, frames}), "the interpreter failed");
+  EXPECT_EQ(exception_in({raised, frames}), "");
+  EXPECT_EQ(exception_in({"caught", raised, frames, "", "[data] the file is empty."}), "[data] the file is empty.") << "the later one";
 }
 
 TEST(LastWordsTest, OrdinaryLinesAreNoException) {
   EXPECT_EQ(exception_in({"[rank 1] error: [checkpoint] failed, training goes on.", "step 5", "step 6", "step 7", "step 8", "step 9"}), "");
   EXPECT_EQ(exception_in({"[train] step 5"}), "");
+  for (const char* line : {"[INFO] the model is saved.", "[Warning] few samples.", "[2026] begun.", "[ x ] done.", "[] done.", "[rank 1] all is well."}) {
+    EXPECT_EQ(exception_in({line}), "") << line;
+  }
   EXPECT_EQ(exception_in({"Traceback (most recent call last):", "  File \"a.py\", line 3, in <module>"}), "");
   EXPECT_EQ(exception_in({}), "");
 }

@@ -114,6 +114,28 @@ TEST(ScheduleTest, ConstantIsTheOptimizersLr) {
   EXPECT_THAT(schedule->warnings(), IsEmpty());
 }
 
+TEST(ScheduleTest, ARateThatWasSetIsPartOfTheState) {
+  const auto schedule = make_schedule({}, 0.25);
+  schedule->advance();
+  const nlohmann::json before = schedule->state();
+  schedule->set_lr(0.5);
+  schedule->advance();
+  const nlohmann::json after = schedule->state();
+  schedule->load_state(before);
+  EXPECT_EQ(schedule->lr(), 0.25) << "as it was then";
+  EXPECT_EQ(schedule->steps_taken(), 1);
+  EXPECT_EQ(schedule->state(), before);
+  schedule->load_state(nlohmann::json::parse(after.dump()));
+  EXPECT_EQ(schedule->lr(), 0.5);
+  EXPECT_EQ(schedule->state(), after);
+  for (const char* lr : {"-1", "1e999", "null", "\"0.1\"", "[0.1]"}) {
+    nlohmann::json wrong = before;
+    wrong["lr"] = lr == std::string("1e999") ? nlohmann::json(INFINITY) : nlohmann::json::parse(lr);
+    EXPECT_THROW(schedule->load_state(wrong), InputError) << lr;
+    EXPECT_EQ(schedule->state(), after) << lr;
+  }
+}
+
 ScheduleOptions linear_warmup(int64_t steps) {
   ScheduleOptions options;
   options.kind = ScheduleOptions::Kind::warmup;

@@ -7,6 +7,11 @@ std::string sentence(std::string_view part, std::string happened, const std::str
   if (!happened.empty() && std::string_view(".!?:").find(happened.back()) == std::string_view::npos) {
     happened += '.';
   }
+  // What is quoted at its end has a full stop of its own, or an ellipsis.
+  const size_t dots = happened.size() - (happened.find_last_not_of('.') + 1);
+  if (dots == 2 || dots == 4) {
+    happened.pop_back();
+  }
   return concat('[', part, "] ", happened, next.empty() ? "" : " ", next);
 }
 

@@ -37,6 +37,17 @@ std::optional<Process> look_at(pid_t pid) {
   return fields >> state >> process.parent >> process.group >> process.session ? std::optional(process) : std::nullopt;
 }
 
+/// The process that traces this one; 0 for none.
+pid_t tracer_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  for (std::string word; file >> word;) {
+    if (pid_t tracer = 0; word == "TracerPid:" && file >> tracer) {
+      return tracer;
+    }
+  }
+  return 0;
+}
+
 /// -1: no number.
 long long number(const std::optional<std::string>& text) {
   long long value = -1;
@@ -70,15 +81,18 @@ SlurmPlace slurm_place() {
 
 bool runs_as_task(pid_t task) {
   const auto of_task = look_at(task);
+  if (!of_task) {
+    return true;
+  }
   pid_t pid = ::getpid();
-  while (of_task && pid > 1 && pid != task) {
+  while (pid > 1 && pid != task) {
     const auto process = look_at(pid);
     if (!process) {
       return false;
     }
     if (process->parent == task) {
-      // timeout makes a group too, in a script as well.
-      return process->group == of_task->group || process->session != of_task->session || process->name == "timeout";
+      // timeout makes a group too, in a script as well, and so do debuggers.
+      return process->group == of_task->group || process->session != of_task->session || process->name == "timeout" || of_task->name == "lldb" || tracer_of(pid) == task;
     }
     pid = process->parent;
   }

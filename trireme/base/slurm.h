@@ -25,8 +25,9 @@ SlurmPlace slurm_place(const std::function<std::optional<std::string>(const std:
 /// The same of this process and its environment.
 SlurmPlace slurm_place();
 
-/// Whether this process is the task, or a program below it that a script started: a shell at a terminal gives each command a process group of
-/// its own. False also when the task is not above this process (a terminal that tmux kept).
+/// Whether this process is the task, or a program below it that a script or a debugger started: a shell at a terminal gives each command a process
+/// group of its own. A debugger does too, but traces it. False also when the task is not above this process (a terminal that tmux kept). True when no such process
+/// can be seen: in a container with numbers of its own nothing is known, and a rank that trains alone unasked would be worse than one that waits.
 bool runs_as_task(pid_t task);
 
 } // namespace trireme

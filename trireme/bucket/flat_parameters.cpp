@@ -195,9 +195,11 @@ at::Tensor FlatParameters::bucket_data(int64_t b) {
 std::optional<int64_t> FlatParameters::moved_away() const {
   for (int64_t i = 0; i < count(); ++i) {
     const at::Tensor& parameter = parameters_[i];
-    const bool here = data_shards_ ? data_shards_->has(i, parameter)
-                                   : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
-    if (!here) {
+    const bool in_memory = data_shards_ ? data_shards_->has(i, parameter)
+                                        : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
+    // Another place in it is another parameter's.
+    const int64_t begin = layout_.slot_of(i).begin - (data_shards_ ? layout_.buckets()[layout_.bucket_of(i)].begin : -flat_data_.storage_offset());
+    if (!in_memory || parameter.storage_offset() != begin) {
       return i;
     }
   }

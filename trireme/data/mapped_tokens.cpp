@@ -102,7 +102,7 @@ void MappedTokens::refuse_other_formats() const {
   if (head.starts_with("\x93NUMPY")) {
     fail(-1, "it begins with the header of a .npy file", concat("Write the tokens alone: np.load(FILE).astype(np.uint16).tofile(NEW).", kGoOn));
   }
-  const int64_t suggested = suggested_token_bytes({data_, std::min(bytes_, kLooked)}, bytes_);
+  const int64_t suggested = suggested_token_bytes({data_, std::min(bytes_, kLooked)});
   if (suggested == 4) {
     fail(-1, "every second 16-bit value is 0 or close to it, so these are probably 32-bit tokens", concat("Set data.token_bytes to 4 if they are.", kGoOn));
   }

@@ -32,7 +32,7 @@ int64_t largest_token(std::span<const unsigned char> bytes, int64_t token_bytes)
   return token_bytes == 2 ? largest<uint16_t>(bytes) : largest<uint32_t>(bytes);
 }
 
-int64_t suggested_token_bytes(std::span<const unsigned char> beginning, uint64_t bytes) {
+int64_t suggested_token_bytes(std::span<const unsigned char> beginning) {
   constexpr int kSmall = 16;
   constexpr int kEnough = 32;
   const size_t values = beginning.size() / 8 * 4;
@@ -50,7 +50,7 @@ int64_t suggested_token_bytes(std::span<const unsigned char> beginning, uint64_t
     for (size_t i = 0; i < values && larger < kEnough; i += width / 2) {
       larger += value(i) > upper ? 1 : 0;
     }
-    if (bytes % width == 0 && upper < kSmall && larger >= kEnough) {
+    if (upper < kSmall && larger >= kEnough) {
       return static_cast<int64_t>(width);
     }
   }

@@ -52,6 +52,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
       place_->sampler.start_epoch(place_->passes++);
     }
     place_->ended = false;
+    place_->begun = true;
     place_->reader = this;
   }
   /// Errors: InputError when another copy has begun a pass since this one's reset().
@@ -67,13 +68,14 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     return std::vector<size_t>(batch->indices.begin(), batch->indices.end());
   }
 
-  /// The next pass is this epoch. As in PyTorch it may be said before each pass, also after load(): the epoch that was loaded goes on in its middle.
+  /// The next pass is this epoch, also after save() and load(). As in PyTorch it may be said before each pass, also after load(): the epoch that was loaded goes
+  /// on in its middle.
   void set_epoch(int64_t epoch) {
     if (epoch < 0) {
       throw InputError("data", concat("set_epoch(", epoch, ")"), "Epochs count from 0.");
     }
     if (!(place_->within_pass && place_->sampler.epoch() == epoch)) {
-      place_->within_pass = false;
+      place_->within_pass = place_->begun = false;
       place_->passes = epoch;
     }
   }
@@ -95,7 +97,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   }
 
   void save(torch::serialize::OutputArchive& archive) const override {
-    const nlohmann::json state = {{"sampler", place_->sampler.state()}, {"passes", place_->passes}, {"ended", place_->ended}};
+    const bool within = place_->within_pass || (place_->begun && !place_->ended);
+    const nlohmann::json state = {{"sampler", place_->sampler.state()}, {"passes", place_->passes}, {"ended", place_->ended}, {"within", within}};
     archive.write(kState, c10::IValue(state.dump()));
   }
   /// Errors: InputError for an archive of another sampler, or of other data.
@@ -105,10 +108,14 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
       throw InputError("data", "the archive holds no state of a trireme::TorchSampler");
     }
     const nlohmann::json state = nlohmann::json::parse(value.toStringRef());
+    const int64_t passes = state.at("passes");
+    const bool ended = state.at("ended");
+    const bool within = state.value("within", passes > 0 && !ended);
     place_->sampler.load_state(state.at("sampler"));
-    place_->passes = state.at("passes");
-    place_->ended = state.at("ended");
-    place_->within_pass = place_->passes > 0 && !place_->ended;
+    place_->passes = passes;
+    place_->ended = ended;
+    place_->within_pass = within;
+    place_->begun = false;
   }
 
   DistributedSampler& sampler() {
@@ -123,6 +130,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     DistributedSampler sampler;
     int64_t passes = 0;
     bool ended = false; // the pass has given all it has
+    bool begun = false; // the sampler is in a pass of this process, and nobody has said another epoch since
     bool within_pass = false; // the next pass begins where the sampler is
     const TorchSampler* reader = nullptr; // that has begun the pass; only compared
   };

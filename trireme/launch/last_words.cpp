@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
 #include <string_view>
 
 namespace trireme::launch {
@@ -12,6 +15,7 @@ constexpr size_t kLongest = 300;
 constexpr size_t kLastOnes = 5;
 constexpr std::string_view kOfComm = "[comm] ";
 constexpr std::string_view kWhat = "  what():  ";
+constexpr std::string_view kRaised = "Exception raised from ";
 /// What gloo and NCCL say when the process at the other end is gone. They do not know its rank.
 constexpr std::string_view kLostConnections[] = {"Connection closed by peer", "Connection reset by peer", "gloo/transport/",
                                                  "remote process exited or there was a network error"};
@@ -70,6 +74,18 @@ std::string_view without_rank(std::string_view line) {
   return line.starts_with("[rank") && end != std::string_view::npos ? line.substr(end + 3) : line;
 }
 
+bool one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::any_of(names.begin(), names.end(), [&](std::string_view one) {
+    return std::equal(name.begin(), name.end(), one.begin(), one.end(), [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; });
+  });
+}
+
+/// The name of a part of Trireme or of a program: "data", "DataParallel", "init_from". Programs write their log levels so too.
+bool is_part(std::string_view name) {
+  const bool letters = std::all_of(name.begin(), name.end(), [](char c) { return c == '_' || std::isalpha(static_cast<unsigned char>(c)) != 0; });
+  return letters && !name.empty() && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
+}
+
 /// "[part] ..." as trireme::Error writes it, by the log or a main().
 std::string_view error_in(std::string_view line) {
   if (const size_t at = line.find("error: ["); at != std::string_view::npos) {
@@ -78,23 +94,79 @@ std::string_view error_in(std::string_view line) {
     return {};
   }
   const size_t end = line.find("] ");
-  const bool part = line.starts_with('[') && end != std::string_view::npos && end > 1
-      && std::all_of(line.begin() + 1, line.begin() + static_cast<std::ptrdiff_t>(end), [](char c) { return std::islower(static_cast<unsigned char>(c)) != 0; });
-  return part ? line : std::string_view();
+  return line.starts_with('[') && end != std::string_view::npos && is_part(line.substr(1, end - 1)) ? line : std::string_view();
 }
 
 std::string shortened(std::string_view text) {
   return text.size() > kLongest ? std::string(text.substr(0, kLongest)) + "..." : std::string(text);
 }
 
+/// What ended a program.
+struct LastWords {
+  /// The line where they begin.
+  std::deque<std::string>::const_iterator begin;
+  /// Their first line; empty if it was cut off.
+  std::string_view text;
+  /// An error of Trireme's.
+  bool ours = false;
+};
+
+/// The message above libtorch's "Exception raised from", if it is there.
+std::optional<LastWords> above(std::deque<std::string>::const_iterator raised, std::deque<std::string>::const_iterator first) {
+  if (raised == first) {
+    return std::nullopt;
+  }
+  const auto line = std::prev(raised);
+  std::string_view text = without_rank(*line);
+  if (const size_t error = text.find("] error: "); text.starts_with("[rank ") && error != std::string_view::npos) {
+    text.remove_prefix(error + 9);
+  }
+  return LastWords{line, text};
+}
+
+std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
+  size_t seen = 0;
+  std::optional<LastWords> printed; // what() of libtorch's, unless the runtime or Python has written it: then it begins further up
+  for (auto next = lines.end(); next != lines.begin();) {
+    const auto line = --next;
+    const std::string_view text = without_rank(*line);
+    if (text.starts_with(kWhat)) {
+      return LastWords{line, text.substr(kWhat.size())};
+    }
+    if (text.starts_with("Traceback (most recent call last)")) {
+      // Its own lines are indented; the first that is not says what happened.
+      const auto after = std::find_if(std::next(line), lines.end(), [](std::string_view one) {
+        one = without_rank(one);
+        return !one.empty() && one.front() != ' ';
+      });
+      return LastWords{line, after == lines.end() ? std::string_view() : without_rank(*after)};
+    }
+    if (!printed && seen < kLastOnes && text.starts_with(kRaised)) {
+      printed = above(line, lines.begin());
+    }
+    if (const std::string_view error = !printed && seen < kLastOnes ? error_in(text) : std::string_view(); !error.empty()) {
+      return LastWords{line, error, true};
+    }
+    seen += text.empty() ? 0 : 1;
+  }
+  return printed;
+}
+
+/// An error of trireme::comm; after a warning the program goes on.
+std::string_view error_of_comm(std::string_view line) {
+  const size_t at = line.find(kOfComm);
+  return at == std::string_view::npos || line.substr(0, at).find("warning: ") != std::string_view::npos ? std::string_view() : line.substr(at);
+}
+
 } // namespace
 
 Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
   Blame blame;
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
-    const std::string_view text = *line;
-    if (const size_t at = text.find(kOfComm); at != std::string_view::npos) {
-      for (const int rank : ranks_blamed_by(text.substr(at))) {
+  const std::optional<LastWords> words = last_words(lines);
+  const auto begin = words ? words->begin : lines.begin();
+  for (auto next = lines.end(); next != begin;) {
+    if (const std::string_view error = error_of_comm(*--next); !error.empty()) {
+      for (const int rank : ranks_blamed_by(error)) {
         if (rank >= 0 && rank < ranks && rank != own && std::find(blame.ranks.begin(), blame.ranks.end(), rank) == blame.ranks.end()) {
           blame.ranks.push_back(rank);
         }
@@ -103,33 +175,16 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
       return blame;
     }
   }
-  blame.others = ranks > 1 && std::any_of(lines.begin(), lines.end(), [](std::string_view line) {
+  // Libraries say in their log what their exceptions leave out; errors of Trireme's say all.
+  blame.others = ranks > 1 && std::any_of(words && words->ours ? begin : lines.begin(), lines.end(), [](std::string_view line) {
     return std::any_of(std::begin(kLostConnections), std::end(kLostConnections), [&](std::string_view lost) { return line.find(lost) != std::string_view::npos; });
   });
   return blame;
 }
 
 std::string exception_in(const std::deque<std::string>& lines) {
-  size_t seen = 0;
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
-    const std::string_view text = without_rank(*line);
-    if (text.starts_with(kWhat)) {
-      return shortened(text.substr(kWhat.size()));
-    }
-    if (text.starts_with("Traceback (most recent call last)")) {
-      // Its own lines are indented; the first that is not says what happened.
-      const auto after = std::find_if(line.base(), lines.end(), [](std::string_view one) {
-        one = without_rank(one);
-        return !one.empty() && one.front() != ' ';
-      });
-      return after == lines.end() ? "" : shortened(without_rank(*after));
-    }
-    if (const std::string_view error = seen < kLastOnes ? error_in(text) : ""; !error.empty()) {
-      return shortened(error);
-    }
-    seen += text.empty() ? 0 : 1;
-  }
-  return "";
+  const std::optional<LastWords> words = last_words(lines);
+  return words ? shortened(words->text) : "";
 }
 
 } // namespace trireme::launch

@@ -58,8 +58,12 @@ void Schedule::load_state(const nlohmann::json& state) {
 
 namespace {
 
+bool is_rate(double lr) {
+  return lr >= 0 && std::isfinite(lr);
+}
+
 double check(double lr, int64_t step) {
-  if (!(lr >= 0) || !std::isfinite(lr)) {
+  if (!is_rate(lr)) {
     throw InputError("optim", concat("The learning rate of step ", step, " is ", lr, '.'), "It must be a number of 0 or more.");
   }
   return lr;
@@ -67,7 +71,7 @@ double check(double lr, int64_t step) {
 
 class Constant final : public Schedule {
  public:
-  explicit Constant(double lr) : lr_(lr) {}
+  explicit Constant(double lr) : made_with_(lr), lr_(lr) {}
 
   const char* name() const override {
     return "Constant";
@@ -85,10 +89,14 @@ class Constant final : public Schedule {
     return state;
   }
   void load_state(const nlohmann::json& state) override {
-    Schedule::load_state(state);
-    if (state.contains("lr") && state.at("lr").is_number()) {
-      set_lr(state.at("lr").get<double>());
+    const bool was_set = state.is_object() && state.contains("lr");
+    if (was_set && !(state.at("lr").is_number() && is_rate(state.at("lr").get<double>()))) {
+      throw InputError("optim", concat("The checkpoint's learning rate is ", state.at("lr").dump(), "; it must be a number of 0 or more."),
+                       "The checkpoint is damaged: load another one, or start anew from its weights (model.init_from).");
     }
+    Schedule::load_state(state);
+    was_set_ = was_set;
+    lr_ = was_set ? state.at("lr").get<double>() : made_with_;
   }
 
  private:
@@ -96,8 +104,9 @@ class Constant final : public Schedule {
     return lr_;
   }
 
+  double made_with_;
   double lr_;
-  bool was_set_ = false;
+  bool was_set_ = false; // by set_lr()
 };
 
 class Function final : public Schedule {
