@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 
 // Sample i is {i, 10 i}, its target i squared.
-class Squares : public torch::data::Dataset<Squares> {
+class Squares : public torch::data::datasets::Dataset<Squares> {
  public:
   torch::data::Example<> get(size_t i) override {
     const auto value = static_cast<double>(i);
