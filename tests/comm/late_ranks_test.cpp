@@ -232,7 +232,8 @@ TEST_P(LateRanksTest, RanksThatWaitForEachOtherEndSoon) {
                     const Group two = world.subgroup({0, 1}, "two");
                     const Group& own = world.rank() == 0 ? one : two;
                     auto ones = torch::ones({4});
-                    EXPECT_THAT(peer_error([&] { own.all_reduce(ones, ReduceOp::sum, "x").wait(); }), HasSubstr(concat("rank ", 1 - world.rank())));
+                    EXPECT_THAT(peer_error([&] { own.all_reduce(ones, ReduceOp::sum, "x").wait(); }),
+                                AllOf(HasSubstr(concat("rank ", 1 - world.rank())), HasSubstr("operations of all groups in the same order")));
                   }),
               IsEmpty());
   EXPECT_THAT(printed(), AllOf(HasSubstr("wait for each other"), HasSubstr("hang report"), Not(HasSubstr("is late"))));

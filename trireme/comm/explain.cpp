@@ -232,7 +232,9 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   }
   if (!scene.graph.circle.empty()) {
     causes.push_back(name_ranks(scene.graph.circle) + " wait for each other");
-    advise_calls("Let one of them send before it receives, or use the asynchronous calls and wait afterwards.");
+    const bool messages = std::ranges::any_of(scene.graph.circle, [&](int rank) { return scene.graph.waits.at(rank).op.is_message(); });
+    advise_calls(messages ? "Let one of them send before it receives, or use the asynchronous calls and wait afterwards."
+                          : "They wait in different groups: all ranks must call the operations of all groups in the same order. Look for an if, a return or an exception that only some ranks meet.");
   }
   if (!found.vanished.empty()) {
     causes.push_back(vanishing(scene, found.vanished));

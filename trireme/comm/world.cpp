@@ -127,7 +127,9 @@ class World::Impl {
     for (const int rank : ranks) {
       setup.hosts.push_back(meeting_->hosts[static_cast<size_t>(rank)]);
     }
-    gather(setup, key);
+    if (const Gathered all = gather(setup, key); !all.missing.empty()) {
+      refuse_to_open(setup, all);
+    }
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
     auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_, environment_.size, open_another);
     watch_->add(state);
@@ -208,7 +210,9 @@ class World::Impl {
   /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the same device, which
   /// that backend may refuse: an error where it was asked for by name. It also tells a member that does not come from one that cannot connect.
   const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
-    gather(setup, setup.store.prefix());
+    if (const Gathered all = gather(setup, setup.store.prefix()); !all.missing.empty()) { // the operation that opens the backend says who is missing
+      throw Trouble(all.in_time ? Trouble::Kind::lost : Trouble::Kind::deadline, "a member did not come");
+    }
     const bool fits = suits_all(*choice, backend_ == choice->name, setup, exchange(setup, "come", announcement(*choice, setup.device)));
     if (!fits && setup.rank == 0 && choice->card != nullptr && reported_.insert(concat(choice->name, " does not fit")).second) {
       log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name, " needs a device of its own for each rank, and is not there for every rank");
@@ -268,8 +272,16 @@ class World::Impl {
     return given_timeout_.value_or(kStart);
   }
 
+  struct Gathered {
+    /// World ranks that have not come.
+    std::vector<int> missing = {};
+    /// They will not come, which was found before the time-out.
+    bool in_time = false;
+    double seconds = 0;
+  };
+
   /// Waits for every member, so that a missing one is named instead of a broken handshake, and a late one is waited for. `key` is unique.
-  void gather(GroupSetup& setup, const std::string& key) {
+  Gathered gather(GroupSetup& setup, const std::string& key) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) {
       keys.push_back("here/" + std::to_string(rank));
@@ -281,32 +293,30 @@ class World::Impl {
     while (!opening->over()) {
       const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
       if (setup.store.wait(keys, std::clamp(left, milliseconds(1), kLook))) {
-        return;
+        return {};
       }
       if (left <= kLook) {
         break;
       }
     }
-    std::vector<int> missing;
+    Gathered all{.in_time = opening->over(), .seconds = opening->over() ? opening->seconds() : static_cast<double>(limits_.end.count()) / 1000};
     for (int rank = 0; rank < setup.size; ++rank) {
       if (!setup.store.find(keys[rank])) {
-        missing.push_back(setup.members[rank]);
+        all.missing.push_back(setup.members[rank]);
       }
     }
-    if (!missing.empty()) {
-      refuse_to_open(setup, missing, opening->over() ? opening->seconds() : static_cast<double>(limits_.end.count()) / 1000);
-    }
+    return all;
   }
 
-  [[noreturn]] void refuse_to_open(const GroupSetup& setup, const std::vector<int>& missing, double seconds) {
-    const RollCall roll_call = watch_->roll_call(missing, "", kAnswers);
+  [[noreturn]] void refuse_to_open(const GroupSetup& setup, const Gathered& all) {
+    const RollCall roll_call = watch_->roll_call(all.missing, "", kAnswers);
     std::vector<std::string> causes;
-    for (const int rank : missing) {
+    for (const int rank : all.missing) {
       const auto found = roll_call.peers.find(rank);
       const PeerView peer = found == roll_call.peers.end() ? PeerView() : found->second;
       causes.push_back(concat("rank ", rank, peer.left || peer.vanished() ? " has ended" : " has not come"));
     }
-    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(seconds), " on rank ", environment_.rank, " of ",
+    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(all.seconds), " on rank ", environment_.rank, " of ",
                                    environment_.size, ": ", join(causes, ", "), "."),
                     "Every rank of the world must make the same groups in the same order; look at the output of the missing ones.");
   }

@@ -233,7 +233,7 @@ void call_on_rank_0_alone(const std::string& layer, bool others_end, const std::
 
 TEST(SyncBatchNormAloneTest, IsNamedWithWhatToDo) {
   for (const bool others_end : {false, true}) {
-    call_on_rank_0_alone("1", others_end, [](comm::World& world) {
+    call_on_rank_0_alone("layer 1", others_end, [](comm::World& world) {
       nn::Sequential model(nn::Linear(3, 5), SyncBatchNorm(nn::BatchNormOptions(5), world.group()));
       const auto parallel = std::make_shared<DataParallel>(*model, world.group());
       return [model, parallel](const at::Tensor& x) mutable { model->forward(x); };
@@ -242,7 +242,7 @@ TEST(SyncBatchNormAloneTest, IsNamedWithWhatToDo) {
       SyncBatchNorm norm(nn::BatchNormOptions(3), world.group());
       return [norm](const at::Tensor& x) mutable { norm->forward(x); };
     });
-    call_on_rank_0_alone("1", others_end, [](comm::World& world) {
+    call_on_rank_0_alone("layer 1", others_end, [](comm::World& world) {
       nn::Sequential model(nn::Linear(3, 5), nn::BatchNorm1d(5));
       const auto synced = std::make_shared<SyncedBatchNorms>(*model, world.group());
       return [model, synced](const at::Tensor& x) mutable { model->forward(x); };

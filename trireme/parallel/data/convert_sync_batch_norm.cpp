@@ -147,7 +147,7 @@ class SyncedBatchNorms::Impl {
         return; // a layer that the model has twice
       }
     }
-    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), module.weak_from_this(), ranks_, StatisticsNames(name)})) {
+    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), module.weak_from_this(), ranks_, StatisticsNames("layer " + name)})) {
       throw InputError("sync_batch_norm", concat("the BatchNorm \"", name, "\" normalises over the ranks of a group already"), "Convert a model once; an engine and DataParallel do it by themselves where they are asked to.");
     }
     converted_.push_back(tensor.unsafeGetTensorImpl());

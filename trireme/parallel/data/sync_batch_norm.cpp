@@ -176,7 +176,7 @@ comm::Group statistics_group(const comm::Group& ranks) {
 void name_norms(torch::nn::Module& model) {
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     if (auto* const norm = item.value()->as<SyncBatchNormImpl>()) {
-      norm->set_name(item.key());
+      norm->set_name("layer " + item.key());
     }
   }
 }

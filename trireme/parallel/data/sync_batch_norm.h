@@ -53,7 +53,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<1, SyncBatchNormImpl, t
  public:
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks);
 
-  /// Names the layer in errors; before, it is "SyncBatchNorm 3 (64 features)", counted as they are made.
+  /// Names the layer in errors ("layer features.1"); before, it is "SyncBatchNorm 3 (64 features)", counted as they are made.
   void set_name(const std::string& name);
 
   at::Tensor forward(const at::Tensor& x);
@@ -68,7 +68,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<1, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Gives each SyncBatchNorm of a model its name there ("features.1"). An engine and DataParallel do it.
+/// Gives each SyncBatchNorm of a model its name there ("layer features.1"). An engine and DataParallel do it.
 void name_norms(torch::nn::Module& model);
 
 /// A group of the same ranks for statistics alone. Collective.
