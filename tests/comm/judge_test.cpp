@@ -53,6 +53,24 @@ TEST(JudgeTest, ARankThatLivesAndDoesNotWaitIsLate) {
   EXPECT_THAT(judged({{0, at(1)}, {1, at(2, 61)}, {2, at(1)}}).late, ElementsAre(0, 2));
 }
 
+// A reducer begins all buckets and waits for the first.
+TEST(JudgeTest, AnOperationIsFoundHoweverManyWereBegunAfterIt) {
+  GroupProgress progress;
+  for (int64_t number = 1; number <= 40; ++number) {
+    progress.note({number, "all_reduce", 4, "Float", "", -1, false});
+  }
+  progress.waiting = {1, false, 61};
+  ASSERT_NE(progress.awaited(), nullptr);
+  PeerView waits = at(1);
+  waits.groups[kKey].progress = progress;
+  EXPECT_THAT(judged({{0, at(0)}, {1, waits}, {2, waits}}).late, ElementsAre(0));
+  for (int64_t number = 1; number <= 40; ++number) {
+    progress.mark_done({number, "all_reduce"});
+    progress.note({40 + number, "all_reduce", 4, "Float", "", -1, true});
+  }
+  EXPECT_EQ(progress.recent.size(), GroupProgress::kRecent);
+}
+
 TEST(JudgeTest, AShortOrFinishedWaitIsOpen) {
   EXPECT_EQ(judged({{0, at(1)}, {1, at(2, 59)}, {2, at(2, 59)}}).kind, Kind::open);
   EXPECT_EQ(judged({{0, at(2)}, {1, at(2)}, {2, at(2)}}).kind, Kind::open);

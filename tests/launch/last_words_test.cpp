@@ -87,6 +87,13 @@ TEST(LastWordsTest, FindsAnExceptionOfLibtorchThatMainPrints) {
   EXPECT_EQ(exception_in({"caught", raised, frames, "", "[data] the file is empty."}), "[data] the file is empty.") << "the later one";
 }
 
+// A line of a program's log may look like an error.
+TEST(LastWordsTest, ALogLineOfAProgramHidesNoBlame) {
+  const std::deque<std::string> lines = {"[rank 1] error: [comm] all_reduce #3 failed: rank 0 has ended. Look at the output of rank 0.", "[Trainer] Stopped after 12 steps."};
+  EXPECT_THAT(blame_in(lines, 1, 2).ranks, testing::ElementsAre(0));
+  EXPECT_EQ(exception_in({"[rank 1] error: [data parallel] rank 1 built another model."}), "[data parallel] rank 1 built another model.");
+}
+
 TEST(LastWordsTest, OrdinaryLinesAreNoException) {
   EXPECT_EQ(exception_in({"[rank 1] error: [checkpoint] failed, training goes on.", "step 5", "step 6", "step 7", "step 8", "step 9"}), "");
   EXPECT_EQ(exception_in({"[train] step 5"}), "");

@@ -266,10 +266,10 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
                                       {"ettr", report.ettr},
                                       {"restarts", restarts}};
   try {
+    write_file_atomically(out / "launch.json", all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
     if (report.exit_code != 0) {
       monitor::end_report(out / "report.html", status); // rank 0 may have been killed
     }
-    write_file_atomically(out / "launch.json", all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   } catch (const Error& error) {
     log::warning("how the run went is not recorded: ", error.what());
   }

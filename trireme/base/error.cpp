@@ -8,8 +8,10 @@ std::string sentence(std::string_view part, std::string happened, const std::str
     happened += '.';
   }
   // What is quoted at its end has a full stop of its own, or an ellipsis.
-  const size_t dots = happened.size() - (happened.find_last_not_of('.') + 1);
-  if (dots == 2 || dots == 4) {
+  const size_t last = happened.find_last_not_of('.');
+  const size_t dots = happened.size() - (last + 1);
+  const bool of_a_path = last == std::string::npos || happened[last] == '/' || happened[last] == ' ';
+  if (!of_a_path && (dots == 2 || dots == 4)) {
     happened.pop_back();
   }
   return concat('[', part, "] ", happened, next.empty() ? "" : " ", next);

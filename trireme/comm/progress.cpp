@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 namespace trireme::comm {
 
 std::string name_ranks(const std::vector<int>& ranks) {
@@ -37,8 +39,15 @@ std::string describe(const OpSummary& op) {
 
 void GroupProgress::note(OpSummary op) {
   (op.is_message() ? messages : collectives) = op.number;
-  if (recent.size() == kRecent) {
-    recent.pop_front();
+  while (recent.size() >= kRecent) {
+    const auto done = std::find_if(recent.begin(), recent.end(), [](const OpSummary& entry) { return entry.done; });
+    if (done == recent.end()) { // all are under way: who waits for the oldest has to find it
+      if (recent.size() >= kMostUnderWay) {
+        recent.pop_front();
+      }
+      break;
+    }
+    recent.erase(done);
   }
   recent.push_back(std::move(op));
 }

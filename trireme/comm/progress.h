@@ -45,9 +45,10 @@ struct OpSummary {
 /// `all_reduce #7 ("loss", 4 B)`; `recv #2 from rank 1 ("mask", 16 B)`.
 std::string describe(const OpSummary& op);
 
-/// One rank's progress in one group: its last operations, the newest last.
+/// One rank's progress in one group: its last operations, the newest last, and older ones that are under way.
 struct GroupProgress {
   static constexpr size_t kRecent = 16;
+  static constexpr size_t kMostUnderWay = 1024;
   int64_t collectives = 0;
   int64_t messages = 0;
   std::deque<OpSummary> recent;

@@ -307,15 +307,17 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void go_on_leaving() {
+    bool with_error = false;
     {
       const std::lock_guard lock(mutex_);
       if (!leaving_.under_way()) {
         return;
       }
+      with_error = !error_.empty();
     }
     if (!counted_) {
       publish();
-      wills_.take_back(store_, rank_ == store_host_); // first: a rank that is killed here must not count twice
+      wills_.take_back(store_, rank_ == store_host_ && !with_error); // first: a rank that is killed here must not count twice
       store_.add("left", 1);
       counted_ = true;
     }

@@ -50,11 +50,16 @@ class FromTorch : public Dataset {
     }
     return static_cast<int64_t>(*size);
   }
+  template <typename Target>
+  static constexpr bool has_target() {
+    static_assert(std::convertible_to<Target, at::Tensor> || std::same_as<Target, torch::data::example::NoTarget>, "from_torch(): the target of a sample is a tensor, or there is none");
+    return std::convertible_to<Target, at::Tensor>;
+  }
   // What a transform has collated, or single samples.
   template <typename Data, typename Target>
   static Batch batch_of(const torch::data::Example<Data, Target>& example) {
     Batch batch{{example.data}, {}, 0};
-    if constexpr (std::convertible_to<Target, at::Tensor>) {
+    if constexpr (has_target<Target>()) {
       batch.targets = {example.target};
     }
     return batch;
@@ -64,7 +69,7 @@ class FromTorch : public Dataset {
     std::vector<at::Tensor> inputs, targets;
     for (const auto& example : examples) {
       inputs.push_back(example.data);
-      if constexpr (std::convertible_to<Target, at::Tensor>) {
+      if constexpr (has_target<Target>()) {
         targets.push_back(example.target);
       }
     }

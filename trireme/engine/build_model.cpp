@@ -26,15 +26,15 @@ namespace {
 // Moves parameters to the device and casts them to the compute type; masters stay fp32 in the optimizer.
 void move_and_cast(torch::nn::Module& module, const Parts& parts) {
   bucket::refuse_shared_memory(bucket::tensors_of(module));
+  device::move(module, parts.device());
+  if (parts.precision.compute != precision::Type::fp32) {
+    precision::cast_module(module, parts.precision.compute);
+  }
   for (const auto& item : module.named_parameters()) {
     if (item.value().requires_grad() && (item.value().scalar_type() == at::kDouble || item.value().is_complex())) {
       throw InputError("engine", concat("parameter \"", item.key(), "\" is of type ", item.value().scalar_type(), ", and an engine computes in fp32, bf16 or fp16"),
                        "Convert the model before: model->to(torch::kFloat32). DataParallel trains double.");
     }
-  }
-  device::move(module, parts.device());
-  if (parts.precision.compute != precision::Type::fp32) {
-    precision::cast_module(module, parts.precision.compute);
   }
 }
 
@@ -80,7 +80,7 @@ void refuse_early_shards_in_stages(const Parts& parts) {
     const auto module = parts.layers->layers()[i].given_module();
     for (const at::Tensor& parameter : module ? module->parameters() : std::vector<at::Tensor>()) {
       if (!device::has_memory(parameter)) {
-        throw InputError("engine", concat("layer ", i, " was made under zero::Init, and the pipeline has ", parts.pipe.size(), " stages"),
+        throw InputError("engine", concat("layer ", i, " was made under zero::Init, or is on another stage of an earlier pipeline, and the pipeline has ", parts.pipe.size(), " stages"),
                          "Make the layers with LayerSpec: each stage builds its own, and at ZeRO stage 3 shards each as soon as it is built.");
       }
     }

@@ -65,9 +65,6 @@ void Engine::Impl::check_whole(const char* wanted) const {
     throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", state.global_steps + 1, " already"),
                      "Call step() first.");
   }
-  if (parts.unchanged) {
-    parts.unchanged->check();
-  }
 }
 
 void Engine::Impl::check_released() const {
@@ -84,6 +81,7 @@ void Engine::Impl::check_released() const {
 void Engine::Impl::start_step() {
   check_whole("train_batch()");
   in_step_ = true;
+  parts.unchanged->check();
   clock.start();
   fault::set_step(state.global_steps + 1);
   parts.coordinator->begin(zero::Pass::training);

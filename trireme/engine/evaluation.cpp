@@ -19,6 +19,9 @@ data::Batch without_padding(data::Batch micro_batch) {
     for (at::Tensor& tensor : *tensors) {
       const int64_t rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
       all = all == 0 ? rows : all;
+      if (all > 0 && micro_batch.samples > all) {
+        throw InputError("engine", concat("a batch says that it has ", micro_batch.samples, " samples, and its first tensor has ", all, " rows"), "The first tensor of a batch has one row for each sample; others may have several.");
+      }
       if (micro_batch.samples > 0 && micro_batch.samples < all && rows % all == 0) {
         tensor = tensor.narrow(0, 0, rows / all * micro_batch.samples);
       }
@@ -35,6 +38,7 @@ at::Tensor Engine::eval_batch(const data::Batch& batch) {
 
 LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
+  impl_->parts.unchanged->check();
   impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();
@@ -50,6 +54,7 @@ LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   impl_->check_whole("evaluate()");
+  impl_->parts.unchanged->check();
   impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();

@@ -62,6 +62,7 @@ std::shared_ptr<torch::nn::Module> TrainingState::gather_model() {
   make_ready("gather_model()");
   std::vector<checkpoint::TensorShard> mine;
   check_together(engine_.parts.everyone, [&] {
+    engine_.parts.unchanged->check();
     std::vector<Balance> of_groups = balances();
     mine = model_shards(of_groups);
   });

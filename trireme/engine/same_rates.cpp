@@ -21,7 +21,7 @@ void check_same_rates(const comm::Group& ranks, const std::vector<double>& rates
   for (size_t i = 0; i < rates.size(); ++i) {
     const double largest = most[static_cast<int64_t>(2 * i)].item<double>();
     const double smallest = -most[static_cast<int64_t>(2 * i) + 1].item<double>();
-    if (largest - smallest > 1e-9 * std::abs(largest)) {
+    if (!(largest - smallest <= 1e-9 * std::abs(largest))) { // infinity and NaN too
       throw InputError("engine", concat("the ranks have different learning rates in ", where, rates.size() > 1 ? concat(", of parameter group ", i) : "", ": from ", smallest, " to ", largest, ", here ", rates[i]),
                        "Let what decides it see the same on every rank: the loss that train_batch() returns, or engine->loss(), not a rank's own.");
     }

@@ -151,6 +151,7 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   nlohmann::json positions;
   nlohmann::json own;
   check_together(engine_.parts.everyone, [&] { // a GradientSync of the client's may throw on one rank
+    engine_.parts.unchanged->check();
     mine = shards();
     positions = state(client_state);
     own = state_of_replica();

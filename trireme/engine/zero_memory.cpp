@@ -124,7 +124,14 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
       row.state_bytes += memory.item(Category::optimizer_states).bytes;
       row.master_bytes += memory.item(Category::masters).bytes;
       row.buffer_bytes += memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
-      row.notes = estimate::what_stays(run, estimate::elsewhere_of(run, layouts.of(0)));
+      estimate::Run noted = run;
+      if (parameters != Place::device && model.largest_unit() == 0) {
+        noted.offload.parameters.place = Place::device;
+        row.notes.push_back("offload_param moves nothing: no module is zero::Sharded. Make the large ones so, or the model a list of layers");
+      }
+      for (std::string& note : estimate::what_stays(noted, estimate::elsewhere_of(noted, layouts.of(0)))) {
+        row.notes.push_back(std::move(note));
+      }
     }
     on_host += moves.host_bytes();
     in_files += moves.disk_bytes();

@@ -135,7 +135,7 @@ std::vector<std::string> HostPool::agent_command(const Host& host) {
   if (command.empty()) {
     command = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
   }
-  command.insert(command.end(), {host.name, fs::path(command.front()).filename() == "ssh" ? for_shell(agent) : agent, "agent"});
+  command.insert(command.end(), {host.name, std::any_of(command.begin(), command.end(), [](const std::string& word) { return fs::path(word).filename() == "ssh"; }) ? for_shell(agent) : agent, "agent"});
   return command;
 }
 

@@ -80,21 +80,37 @@ bool one_of(std::string_view name, std::initializer_list<std::string_view> names
   });
 }
 
-/// The name of a part of Trireme or of a program: "data", "DataParallel", "init_from". Programs write their log levels so too.
+/// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "init_from". Programs write their log levels so too.
 bool is_part(std::string_view name) {
-  const bool letters = std::all_of(name.begin(), name.end(), [](char c) { return c == '_' || std::isalpha(static_cast<unsigned char>(c)) != 0; });
+  const bool letters = std::all_of(name.begin(), name.end(), [](char c) { return c == '_' || c == ' ' || std::isalpha(static_cast<unsigned char>(c)) != 0; });
   return letters && !name.empty() && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
 }
 
+struct PartError {
+  std::string_view text;
+  /// Trireme's for certain: the log says that it is an error, or the part is one of Trireme's.
+  bool ours = false;
+};
+
 /// "[part] ..." as trireme::Error writes it, by the log or a main().
-std::string_view error_in(std::string_view line) {
-  if (const size_t at = line.find("error: ["); at != std::string_view::npos) {
+PartError error_in(std::string_view line) {
+  const size_t at = line.find("error: [");
+  const bool is_said = at != std::string_view::npos;
+  if (is_said) {
     line.remove_prefix(at + 7);
   } else if (!line.ends_with('.')) {
     return {};
   }
   const size_t end = line.find("] ");
-  return line.starts_with('[') && end != std::string_view::npos && is_part(line.substr(1, end - 1)) ? line : std::string_view();
+  if (!line.starts_with('[') || end == std::string_view::npos) {
+    return {};
+  }
+  const std::string_view part = line.substr(1, end - 1);
+  if (!is_part(part)) {
+    return {};
+  }
+  const bool lower = std::none_of(part.begin(), part.end(), [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; });
+  return {line, is_said || lower || part == "DataParallel"};
 }
 
 std::string shortened(std::string_view text) {
@@ -109,6 +125,8 @@ struct LastWords {
   std::string_view text;
   /// An error of Trireme's.
   bool ours = false;
+  /// A line that looks like an error, and may be a program's log.
+  bool doubtful = false;
 };
 
 /// The message above libtorch's "Exception raised from", if it is there.
@@ -144,8 +162,8 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
     if (!printed && seen < kLastOnes && text.starts_with(kRaised)) {
       printed = above(line, lines.begin());
     }
-    if (const std::string_view error = !printed && seen < kLastOnes ? error_in(text) : std::string_view(); !error.empty()) {
-      return LastWords{line, error, true};
+    if (const PartError error = !printed && seen < kLastOnes ? error_in(text) : PartError(); !error.text.empty()) {
+      return LastWords{line, error.text, error.ours, !error.ours};
     }
     seen += text.empty() ? 0 : 1;
   }
@@ -163,7 +181,7 @@ std::string_view error_of_comm(std::string_view line) {
 Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
   Blame blame;
   const std::optional<LastWords> words = last_words(lines);
-  const auto begin = words ? words->begin : lines.begin();
+  const auto begin = words && !words->doubtful ? words->begin : lines.begin();
   for (auto next = lines.end(); next != begin;) {
     if (const std::string_view error = error_of_comm(*--next); !error.empty()) {
       for (const int rank : ranks_blamed_by(error)) {
