@@ -83,7 +83,7 @@ bool one_of(std::string_view name, std::initializer_list<std::string_view> names
 /// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "init_from". Programs write their log levels so too.
 bool is_part(std::string_view name) {
   const bool letters = std::all_of(name.begin(), name.end(), [](char c) { return c == '_' || c == ' ' || std::isalpha(static_cast<unsigned char>(c)) != 0; });
-  return letters && !name.empty() && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
+  return letters && !name.empty() && name.front() != ' ' && name.back() != ' ' && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
 }
 
 struct PartError {
