@@ -186,7 +186,7 @@ TEST_F(WholeRunTest, ATraceOfAllRanksIsOneFile) {
 TEST_F(WholeRunTest, TheReportOfARunThatWasKilledSaysHowFarItCame) {
   const Finished run = sh(concat("TRIREME_FAULT=rank=0,step=12,phase=step,kind=kill ", kTrireme, " train --set training.checkpoint_every=5 ", path("run.json"), " --out ", path("out")));
   EXPECT_EQ(run.status, 137) << run.output;
-  EXPECT_THAT(read_file(path("out/report.html")), HasSubstr("running, step 10"));
+  EXPECT_THAT(read_file(path("out/report.html")), HasSubstr("failed, step 10"));
 }
 
 TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
