@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// A rank that does not answer for this long is dead or stopped; on a busy host a thread may have to wait for its turn.
-constexpr milliseconds kShortestPatience{1500}, kLongestPatience{15'000};
+constexpr milliseconds kShortestPatience{5000}, kLongestPatience{15'000};
 constexpr size_t kNamedRanks = 8;
 constexpr const char* kWarnings = "late/warnings";
 

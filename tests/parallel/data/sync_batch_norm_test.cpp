@@ -209,25 +209,25 @@ TEST(SyncBatchNormTest, RefusesWhatHasNoVarianceAndWrongShapes) {
 
 /// What each rank gets where rank 0 alone calls the model in training mode, and the others go on. Meanwhile they wait for it, or have ended.
 void call_on_rank_0_alone(const std::string& layer, bool others_end, const std::function<std::function<void(const at::Tensor&)>(comm::World&)>& make_model) {
-  test::RunOptions options;
-  options.timeout = std::chrono::seconds(3);
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const auto forward = make_model(world);
-                          if (world.rank() != 0 && others_end) {
-                            return;
-                          }
-                          const std::string error = test::peer_error([&] {
-                            if (world.rank() == 0) {
-                              forward(torch::ones({4, 3}));
-                            } else {
-                              world.group().barrier("after the evaluation").wait();
-                            }
-                          });
-                          EXPECT_THAT(error, AllOf(HasSubstr(concat("(\"batch statistics of ", layer, "\"")), HasSubstr("call model->eval() before an evaluation on one rank"),
-                                                   testing::Not(HasSubstr("TRIREME_TIMEOUT"))));
-                        },
-                        options),
+  EXPECT_THAT(test::run_processes(2,
+                                  [&](int) {
+                                    comm::WorldOptions options;
+                                    options.warn_after = std::chrono::seconds(2);
+                                    comm::World world = comm::World::connect(options);
+                                    const auto forward = make_model(world);
+                                    if (world.rank() != 0 && others_end) {
+                                      return;
+                                    }
+                                    const std::string error = test::peer_error([&] {
+                                      if (world.rank() == 0) {
+                                        forward(torch::ones({4, 3}));
+                                      } else {
+                                        world.group().barrier("after the evaluation").wait();
+                                      }
+                                    });
+                                    EXPECT_THAT(error, AllOf(HasSubstr(concat("(\"batch statistics of ", layer, "\"")),
+                                                             HasSubstr("call model->eval() before an evaluation on one rank"), testing::Not(HasSubstr("TRIREME_TIMEOUT"))));
+                                  }),
               IsEmpty());
 }
 
