@@ -13,7 +13,10 @@ class _Results(unittest.TextTestResult):
         self.began = time.monotonic()
 
     def note(self, state, test, reason=""):
-        line = f"{state} {os.path.basename(sys.argv[0])}/{type(test).__name__}.{test._testMethodName} {time.monotonic() - self.began:.3f} {reason}\n"
+        case = isinstance(test, unittest.TestCase)  # or a class, of which setUpClass() skips all
+        name = f"{type(test).__name__}.{test._testMethodName}" if case else test.id()
+        seconds = time.monotonic() - self.began if case else 0
+        line = f"{state} {os.path.basename(sys.argv[0])}/{name} {seconds:.3f} {reason}\n"
         if os.environ.get("TRIREME_TEST_RESULTS"):
             with open(os.environ["TRIREME_TEST_RESULTS"], "a") as file:
                 file.write(line)
@@ -48,4 +51,4 @@ def main():
     module = sys.modules["__main__"]
     suite = loader.loadTestsFromNames(sys.argv[1:], module) if sys.argv[1:] else loader.loadTestsFromModule(module)
     result = unittest.TextTestRunner(stream=sys.stdout, resultclass=_Results).run(suite)
-    sys.exit(1 if not result.wasSuccessful() else 77 if len(result.skipped) == result.testsRun > 0 else 0)
+    sys.exit(1 if not result.wasSuccessful() else 77 if result.skipped and len(result.skipped) >= result.testsRun else 0)
