@@ -126,6 +126,14 @@ Problem joined(const std::vector<Problem>& of_ranks) {
   return all;
 }
 
+Problem joined(const std::vector<nlohmann::json>& reports) {
+  std::vector<Problem> of_ranks;
+  for (const nlohmann::json& report : reports) {
+    of_ranks.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});
+  }
+  return joined(of_ranks);
+}
+
 nlohmann::json decide(const comm::Group& group,
                       const nlohmann::json& report,
                       const std::function<nlohmann::json(const std::vector<nlohmann::json>& reports)>& on_rank_0) {

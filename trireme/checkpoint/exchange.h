@@ -36,6 +36,9 @@ Problem problem_from(const nlohmann::json& json);
 /// "rank 1: ...; ranks 2 and 3: ..." of the reports that carry a problem; names no rank where there is only one. It is of the first one's part; one of another part is quoted with it.
 Problem joined(const std::vector<Problem>& of_ranks);
 
+/// The same of what reports have under "problem"; a report without one has none.
+Problem joined(const std::vector<nlohmann::json>& reports);
+
 /// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision
 /// on every rank. An exception in the decision is thrown on every rank. Collective.
 /// Cost: the reports once to rank 0, the decision to every rank.

@@ -130,11 +130,7 @@ WholeTensors gather(const comm::Group& group, const std::vector<TensorShard>& gi
   std::vector<json> shards;
   WholeTensors whole;
   const auto refuse = [](const std::vector<json>& reports) {
-    std::vector<Problem> problems;
-    for (const json& one : reports) {
-      problems.push_back(problem_from(one.at("problem")));
-    }
-    if (const Problem all = joined(problems)) {
+    if (const Problem all = joined(reports)) {
       all.raise();
     }
   };

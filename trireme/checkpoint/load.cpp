@@ -96,13 +96,7 @@ class Opener {
       } catch (const std::exception& error) {
         report = {{"problem", to_json(Problem::of(error))}};
       }
-      const json verdict = decide(group_, report, [](const std::vector<json>& reports) {
-        std::vector<Problem> of_ranks;
-        for (const json& one : reports) {
-          of_ranks.push_back(one.contains("problem") ? problem_from(one["problem"]) : Problem{});
-        }
-        return to_json(joined(of_ranks));
-      });
+      const json verdict = decide(group_, report, [](const std::vector<json>& reports) { return to_json(joined(reports)); });
       if (verdict.is_null()) {
         if (group_.rank() == 0 && !(problems.empty() && choice.at("stale").get<std::string>().empty())) {
           log::warning("[checkpoint] ", choice.at("stale").get<std::string>(), problems, "taking ", candidate, " (step ",

@@ -110,11 +110,7 @@ void remove_own_file(const fs::path& folder, int rank) noexcept {
 // Second exchange, after all files are written: makes the checkpoint visible.
 void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state,
     const json& config, const SaveOptions& options, Staging& staging) {
-  std::vector<Problem> problems;
-  for (const json& report : reports) {
-    problems.push_back(report.contains("problem") ? problem_from(report["problem"]) : Problem{});
-  }
-  if (const Problem problem = joined(problems)) {
+  if (const Problem problem = joined(reports)) {
     problem.raise();
   }
   Manifest manifest;

@@ -123,10 +123,8 @@ struct LastWords {
   std::deque<std::string>::const_iterator begin;
   /// Their first line; empty if it was cut off.
   std::string_view text;
-  /// An error of Trireme's.
-  bool ours = false;
-  /// A line that looks like an error, and may be a program's log.
-  bool doubtful = false;
+  /// Whose words they are; of a line that looks like an error, perhaps only a program's log.
+  enum class By { another, trireme, perhaps_a_log } by = By::another;
 };
 
 /// The message above libtorch's "Exception raised from", if it is there.
@@ -163,7 +161,7 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
       printed = above(line, lines.begin());
     }
     if (const PartError error = !printed && seen < kLastOnes ? error_in(text) : PartError(); !error.text.empty()) {
-      return LastWords{line, error.text, error.ours, !error.ours};
+      return LastWords{line, error.text, error.ours ? LastWords::By::trireme : LastWords::By::perhaps_a_log};
     }
     seen += text.empty() ? 0 : 1;
   }
@@ -181,7 +179,7 @@ std::string_view error_of_comm(std::string_view line) {
 Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
   Blame blame;
   const std::optional<LastWords> words = last_words(lines);
-  const auto begin = words && !words->doubtful ? words->begin : lines.begin();
+  const auto begin = words && words->by != LastWords::By::perhaps_a_log ? words->begin : lines.begin();
   for (auto next = lines.end(); next != begin;) {
     if (const std::string_view error = error_of_comm(*--next); !error.empty()) {
       for (const int rank : ranks_blamed_by(error)) {
@@ -194,7 +192,7 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
     }
   }
   // Libraries say in their log what their exceptions leave out; errors of Trireme's say all.
-  blame.others = ranks > 1 && std::any_of(words && words->ours ? begin : lines.begin(), lines.end(), [](std::string_view line) {
+  blame.others = ranks > 1 && std::any_of(words && words->by == LastWords::By::trireme ? begin : lines.begin(), lines.end(), [](std::string_view line) {
     return std::any_of(std::begin(kLostConnections), std::end(kLostConnections), [&](std::string_view lost) { return line.find(lost) != std::string_view::npos; });
   });
   return blame;

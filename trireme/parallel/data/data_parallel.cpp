@@ -201,7 +201,7 @@ class DataParallel::Impl : public AllReduceSync {
       late_.refuse_new();
     }
     finish_reduction();
-    reducer->watch(late_.tensors()); // what another DataParallel has let go of
+    reducer->watch_again();
     ++steps_;
   }
 

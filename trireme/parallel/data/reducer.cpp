@@ -64,7 +64,11 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   void end();
   void abandon() noexcept;
   void hold(const std::vector<at::Tensor>& parameters);
-  void watch(std::vector<at::Tensor> parameters);
+  void watch(std::vector<at::Tensor> parameters) {
+    watched_ = std::move(parameters);
+    watch_again();
+  }
+  void watch_again();
   bool has_hook_on(const at::Tensor& parameter) const;
   void wait(int64_t buffer, int64_t bucket) {
     wait(buffers_[buffer].position[bucket]);
@@ -250,18 +254,15 @@ void Reducer::Impl::remove_hooks() {
 }
 
 // One that has a hook belongs to another reducer, which lives: it may lose that later.
-void Reducer::Impl::watch(std::vector<at::Tensor> parameters) {
-  watched_ = std::move(parameters);
+void Reducer::Impl::watch_again() {
   for (const at::Tensor& parameter : watched_) {
-    if (torch::autograd::impl::get_autograd_meta(parameter) != nullptr && torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr) {
-      continue;
+    if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr || torch::autograd::impl::post_acc_grad_hooks(parameter) == nullptr) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<ReadyHook>(this, [weak = weak_from_this()] {
+        if (const auto self = weak.lock(); self && self->synchronising) {
+          self->begin_unless_begun();
+        }
+      }));
     }
-    auto ready = [weak = weak_from_this()] {
-      if (const auto self = weak.lock(); self && self->synchronising) {
-        self->begin_unless_begun();
-      }
-    };
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<ReadyHook>(this, std::move(ready)));
   }
 }
 
@@ -476,6 +477,9 @@ void Reducer::on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)
 }
 void Reducer::watch(std::vector<at::Tensor> parameters) {
   impl_->watch(std::move(parameters));
+}
+void Reducer::watch_again() {
+  impl_->watch_again();
 }
 bool Reducer::watches(const at::Tensor& parameter) const {
   return impl_->has_hook_on(parameter);

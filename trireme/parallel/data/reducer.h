@@ -50,6 +50,8 @@ class Reducer {
   void hold(const std::vector<at::Tensor>& parameters);
   /// A gradient of one of these begins a backward too, though somebody else sends it.
   void watch(std::vector<at::Tensor> parameters);
+  /// Watches those of them again that another reducer has let go of.
+  void watch_again();
   /// Whether no other reducer has taken such a parameter over since.
   bool watches(const at::Tensor& parameter) const;
 
