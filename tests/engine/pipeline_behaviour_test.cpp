@@ -1,5 +1,5 @@
-// Pipelines of layers that are not a GPT: what travels, what is refused, how failures end.
-#include "small_run.h"
+// Pipelines of layers that are not a GPT: what travels, what is shared, and that all compute as one process does.
+#include "free_run.h"
 
 #include <trireme/base/error.h>
 
@@ -28,51 +28,7 @@ using pipeline::PipelineOptions;
 using pipeline::Tensors;
 using pipeline::TiedLayerSpec;
 using test::run_ranks;
-using testing::AllOf;
-using testing::Contains;
-using testing::Each;
-using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::SizeIs;
-
-config::EngineConfig micro_batches(int count, int replicas = 1) {
-  const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 3, "train_batch_size": )", 3 * count * replicas,
-                                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
-  return config::read_deepspeed(JsonNode::parse(text, "test.json"));
-}
-
-struct FreeRun {
-  std::shared_ptr<PipelineModule> model;
-  std::shared_ptr<Engine> engine;
-
-  FreeRun(comm::World& world, const LayerList& layers, int stages, int count, PipelineOptions options = {}, int zero_stage = 0) {
-    options.stages = stages;
-    options.seed_layers = true;
-    model = std::make_shared<PipelineModule>(
-        layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
-    InitializeOptions initialize_options;
-    initialize_options.pipeline = model;
-    initialize_options.config = micro_batches(count, world.size() / stages);
-    initialize_options.config.zero.stage = zero_stage;
-    initialize_options.config.zero.param_persistence_threshold = 0;
-    engine = initialize(world, initialize_options).engine;
-  }
-};
-
-// Losses of three steps on batches from `make`, which gets the number of the micro-batch.
-std::vector<double> losses(FreeRun& run, const std::function<data::Batch(int)>& make) {
-  std::vector<double> all;
-  int number = 0;
-  for (int step = 0; step < 3; ++step) {
-    all.push_back(run.engine->train_batch([&] { return make(number++); }).item<double>());
-  }
-  return all;
-}
-
-data::Batch row_batch(int number, int64_t rows = 3) {
-  const at::Tensor x = torch::linspace(-1, 1, rows * 4).view({rows, 4}) * (1 + number % 4);
-  return {{x}, {x.sum(1, true)}, rows};
-}
 
 // The same layers on some stages and in one process.
 void expect_same_as_one_process(const std::function<LayerList()>& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
@@ -311,79 +267,6 @@ TEST(PipelineBehaviourTest, AMeasuredPartitionIsTheSameInAllReplicas) {
                           EXPECT_LE(model->partition().bounds[1], 3);
                         }),
               IsEmpty());
-}
-
-TEST(PipelineBehaviourTest, AStageThatFailsEndsAllRanksWithItsMessage) {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto errors = run_ranks(3, [](comm::World& world) {
-    int calls = 0;
-    const LayerList layers{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 4), [&calls](const at::Tensor& x) {
-                             if (++calls == 3) {
-                               throw Error("my layer", "the sensor is unplugged");
-                             }
-                             return x;
-                           },
-                           LayerSpec<nn::Linear>(4, 1)};
-    PipelineOptions options;
-    options.bounds = {0, 1, 3, 4};
-    FreeRun run(world, layers, 3, 6, options);
-    losses(run, [](int m) { return row_batch(m); });
-  });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
-  ASSERT_THAT(errors, SizeIs(3));
-  EXPECT_THAT(errors, Each(HasSubstr("the sensor is unplugged")));
-}
-
-TEST(PipelineBehaviourTest, MismatchedShapesNameTheLayerAndBothStages) {
-  const auto errors = run_ranks(2, [](comm::World& world) {
-    PipelineOptions options;
-    options.bounds = {0, 1, 2};
-    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::Linear>(8, 1)}, 2, 2, options);
-    losses(run, [](int m) { return row_batch(m); });
-  });
-  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("layer 1 (Linear, stage 1 of 2)"), HasSubstr("[3, 6]"), HasSubstr("layer 0 (Linear, stage 0)"))));
-}
-
-TEST(PipelineBehaviourTest, InputsAndTargetsOfDifferentSamplesAreAnError) {
-  const auto errors = run_ranks(2, [](comm::World& world) {
-    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2);
-    losses(run, [&](int m) {
-      data::Batch batch = row_batch(m);
-      batch.fingerprint = 1 + m + (m == 3 ? world.rank() : 0);
-      return batch;
-    });
-  });
-  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("micro-batch 1"), HasSubstr("other samples"))));
-}
-
-TEST(PipelineBehaviourTest, RanksThatStagesDoNotDivideAreRefusedWithTheChoices) {
-  const auto errors = run_ranks(3, [](comm::World& world) { FreeRun(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2); });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("2"), HasSubstr("3"))));
-  EXPECT_THAT(errors, SizeIs(3));
-}
-
-TEST(PipelineBehaviourTest, ASchedulesMistakeIsFoundBeforeTheFirstStep) {
-  const auto errors = run_ranks(2, [](comm::World& world) {
-    PipelineOptions options;
-    options.custom_schedule = [](const pipeline::ScheduleShape& shape, int stage) {
-      pipeline::Program program = make_program(pipeline::ScheduleKind::gpipe, shape, stage);
-      std::erase_if(program, [&](const pipeline::Instruction& i) { return stage == 1 && i.op == pipeline::Op::send_grad && i.micro_batch == 1; });
-      return program;
-    };
-    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2, options);
-    losses(run, [](int m) { return row_batch(m); });
-  });
-  EXPECT_THAT(errors, SizeIs(2));
-  EXPECT_THAT(errors, Each(HasSubstr("stage")));
-}
-
-TEST(PipelineBehaviourTest, TheExplicitLoopIsRefusedForSeveralStages) {
-  const auto errors = run_ranks(2, [](comm::World& world) {
-    FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2);
-    run.engine->forward(row_batch(0));
-  });
-  EXPECT_THAT(errors, Each(HasSubstr("train_batch()")));
-  EXPECT_THAT(errors, SizeIs(2));
 }
 
 /// Only the last stage sees that the loss is fp16 and cannot carry 2^16; all stages unscale by what was used.
