@@ -1,34 +1,16 @@
 // The simulated step against numbers worked out by hand and against the pipelines' formulas.
-#include "clusters.h"
+#include "multiplying.h"
 
-#include <trireme/base/error.h>
-#include <trireme/estimate/traffic.h>
 #include <trireme/plan/predict.h>
-#include <trireme/plan/programs.h>
 #include <trireme/plan/search.h>
 
 #include <gmock/gmock.h>
-
-#include <cmath>
 
 namespace trireme::plan {
 namespace {
 
 using pipeline::ScheduleKind;
 using testing::HasSubstr;
-
-// Ranks that only multiply matrices, at 1e9 operations a second; links of 1e6 bytes a second.
-Cluster multiplying(int64_t ranks, double overlap = 1) {
-  Cluster out = multiplying_host(ranks, 1e9, {1e6});
-  out.overlap = overlap;
-  return out;
-}
-
-Job job(int64_t layers = 4, int64_t batch = 8) {
-  Job out = gpt_job(layers, 64, 4, 16, 100, batch);
-  out.base.clips = false;
-  return out;
-}
 
 constexpr double kBlock = 2 * 16 * 12 * 64 * 64; // operations of a block's products for a sample, forward
 constexpr double kHead = 2 * 16 * 64 * 100;
@@ -267,98 +249,6 @@ TEST(PredictTest, AllReducesInGathers) {
   EXPECT_NEAR(tensor - sums({.tensor = 2}).second, collectives / 2, 0.02 * collectives) << "but the two numbers a token of the loss, which are gathered";
 }
 
-TEST(PredictTest, ZeroThreeGathersForEveryPass) {
-  Job one = job();
-  one.base.param_persistence_threshold = 0;
-  const Cluster cluster = multiplying(2, 0);
-  const double second = predict(cluster, one, {.data = 2, .zero_stage = 2, .micro_batch = 4}).step_seconds;
-  const double third = predict(cluster, one, {.data = 2, .zero_stage = 3, .micro_batch = 4}).step_seconds;
-  // Instead of one gather of the parameters at the end one for forward and nearly one for backward.
-  const double gather = 4 * (4.0 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64) / 2 / 1e6;
-  EXPECT_GT(third - second, 0.5 * gather);
-  EXPECT_LT(third - second, 1.05 * gather);
-}
-
-int64_t along_data(const estimate::Run& run) {
-  int64_t most = 0;
-  for (const estimate::StageTraffic& stage : estimate::traffic_of(run)) {
-    int64_t sum = 0;
-    for (const estimate::Item& item : stage.items) {
-      sum += item.axis == "data" ? item.bytes : 0;
-    }
-    most = std::max(most, sum);
-  }
-  return most;
-}
-
-// The bytes and the memory of a plan are those of the schedule's whole program.
-TEST(PredictTest, ZeroThreeGathersForAllChunks) {
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 2), {ScheduleKind::interleaved, 4}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
-    for (const int64_t pipe : {2, 3}) {
-      for (const int64_t micro_batches : {2, 9, 20, 33}) {
-        Job one = job(12, 2 * micro_batches);
-        one.base.param_persistence_threshold = 0;
-        const Layout layout{.pipe = pipe, .data = 2, .zero_stage = 3, .schedule = kind, .chunks = chunks};
-        Shared shared(one);
-        estimate::Run run = run_of(one, layout, shared);
-        run.programs.assign(1, estimate::Run::Programs{micro_batches, {}});
-        for (const pipeline::Program& program : pipeline::make_programs(kind, shape_of(one, layout))) {
-          run.programs.front().stages.push_back(phases_of(program));
-        }
-        const Prediction planned = predict(multiplying(2 * pipe), one, layout);
-        const std::string which = concat(pipeline::schedule_name(kind), ' ', chunks, " on ", pipe, " x ", micro_batches);
-        const auto data = std::find_if(planned.traffic.begin(), planned.traffic.end(), [](const AxisBytes& axis) { return axis.axis == "data"; });
-        ASSERT_NE(data, planned.traffic.end());
-        EXPECT_EQ(data->bytes, along_data(run)) << which;
-        int64_t most = 0;
-        for (const estimate::StageMemory& memory : estimate::memory_of(run)) {
-          most = std::max(most, memory.peak_on_device());
-        }
-        EXPECT_EQ(planned.memory_bytes, most) << which;
-        if (chunks > 1) {
-          run.programs.clear();
-          EXPECT_GT(data->bytes, along_data(run)) << which << ": the first chunk alone";
-        }
-      }
-    }
-  }
-}
-
-// Phases say a program again, with few words.
-TEST(PredictTest, PhasesAreTheProgram) {
-  for (const auto& [kind, chunks] :
-       {std::pair(ScheduleKind::interleaved, 3), {ScheduleKind::naive, 2}, {ScheduleKind::gpipe, 2}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
-    for (const pipeline::Program& program : pipeline::make_programs(kind, {4, 64, chunks})) {
-      std::vector<std::pair<pipeline::Op, int64_t>> expected;
-      for (const pipeline::Instruction& instruction : program) {
-        if (instruction.op >= pipeline::Op::forward && instruction.op <= pipeline::Op::backward_weight) {
-          expected.emplace_back(instruction.op, instruction.chunk);
-        }
-      }
-      std::vector<std::pair<pipeline::Op, int64_t>> said;
-      const std::vector<estimate::Run::Phase> phases = phases_of(program);
-      for (const estimate::Run::Phase& phase : phases) {
-        for (int64_t i = 0; i < phase.repeats; ++i) {
-          for (const auto& [computed, chunk] : phase.computations) {
-            said.emplace_back(static_cast<pipeline::Op>(static_cast<int>(pipeline::Op::forward) + static_cast<int>(computed)), chunk);
-          }
-        }
-      }
-      EXPECT_EQ(said, expected) << pipeline::schedule_name(kind);
-      EXPECT_LT(phases.size(), expected.size() / 3) << pipeline::schedule_name(kind);
-    }
-  }
-}
-
-TEST(PredictTest, ZeroThreeInAPipelineGathersWhatIsNotKept) {
-  Job one = job();
-  one.base.param_persistence_threshold = 0;
-  const Cluster cluster = multiplying(4, 0);
-  const double second = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 2, .micro_batch = 1}).step_seconds;
-  const double third = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 3, .micro_batch = 1}).step_seconds;
-  EXPECT_GT(third, 1.05 * second);
-}
-
 TEST(PredictTest, RefusalsAreOneSentence) {
   const auto why = [](const Job& j, const Layout& layout) { return predict(multiplying(layout.ranks()), j, layout).refused; };
   EXPECT_EQ(why(job(), {.tensor = 3}), "heads 4 cannot be divided by tensor 3");
@@ -390,110 +280,6 @@ TEST(PredictTest, MemoryIsRefusedByHowMuch) {
   EXPECT_THAT(refused.refused, HasSubstr("1.00 kB too much, most for"));
   EXPECT_EQ(refused.memory_bytes, fits.memory_bytes);
   EXPECT_EQ(refused.step_seconds, 0);
-}
-
-// With sequence parallelism the weights' half of a backward gathers inputs again, two a block; not on the first stage, nor where layers are recomputed.
-TEST(PredictTest, WeightsThatComeLaterGatherInputsAgain) {
-  const Job what = job(4, 8);
-  const auto work = [&](ScheduleKind kind, bool sequence_parallel, int64_t recompute) { // of both stages
-    const Layout layout{.pipe = 2, .tensor = 2, .schedule = kind, .recompute = recompute, .sequence_parallel = sequence_parallel};
-    const Prediction p = predict(multiplying(4, 0), what, layout);
-    return 2 * p.pipeline_seconds * (1 - p.bubble);
-  };
-  const auto more = [&](bool sequence_parallel, int64_t recompute) {
-    return work(ScheduleKind::zero_bubble, sequence_parallel, recompute) - work(ScheduleKind::one_f_one_b, sequence_parallel, recompute);
-  };
-  Shared shared(what);
-  const auto blocks = static_cast<double>(6 - shared.bounds({.pipe = 2, .tensor = 2})[1]); // of the last stage
-  const double pass = 4.0 * 16 * 64 / 2 / 1e6;
-  EXPECT_NEAR(more(true, 0), 8 * blocks * 2 * pass, 1e-9);
-  EXPECT_NEAR(more(false, 0), 0, 1e-9);
-  EXPECT_NEAR(more(true, 1), 0, 1e-9);
-}
-
-// Where layers are recomputed nothing is left for later, so zero-bubble waits as 1f1b does.
-TEST(PredictTest, RecomputedLayersHaveNoWeightsForLater) {
-  Cluster cluster = multiplying(4);
-  cluster.levels[0].bandwidth = kInfinite;
-  const Job even = job(2 * 4 * 32, 16);
-  const auto bubble = [&](ScheduleKind kind, int64_t recompute) { return predict(cluster, even, {.pipe = 4, .schedule = kind, .recompute = recompute}).bubble; };
-  EXPECT_LT(bubble(ScheduleKind::zero_bubble, 0), 0.6 * bubble(ScheduleKind::one_f_one_b, 0));
-  EXPECT_GT(bubble(ScheduleKind::zero_bubble, 1), 0.8 * bubble(ScheduleKind::one_f_one_b, 1));
-}
-
-// Whatever a micro-batch takes before and after its backward_input, no moment needs more than the one that counts.
-TEST(PredictTest, TheMomentOfAZeroBubblePipelineThatNeedsMost) {
-  for (const int p : {1, 2, 3, 4, 8}) {
-    for (const int m : {1, p, 2 * p + 1, 8 * p}) {
-      for (const pipeline::Program& program : pipeline::make_programs(ScheduleKind::zero_bubble, {p, m, 1})) {
-        const estimate::Run::Waiting said = waiting_of(program);
-        for (const int64_t put_off : {0, 1, 3, 10, 1000}) { // bytes, beside 10 that a micro-batch keeps
-          int64_t forwards = 0, inputs = 0, weights = 0, most = 0;
-          for (const pipeline::Instruction& instruction : program) {
-            forwards += instruction.op == pipeline::Op::forward ? 1 : 0;
-            inputs += instruction.op == pipeline::Op::backward_input ? 1 : 0;
-            weights += instruction.op == pipeline::Op::backward_weight ? 1 : 0;
-            most = std::max(most, 10 * (forwards - weights) + put_off * (inputs - weights));
-          }
-          EXPECT_EQ(10 * said.in_flight + put_off * said.put_off, most) << p << " stages, " << m << " micro-batches, " << put_off;
-        }
-      }
-    }
-  }
-}
-
-// The last stage has few forwards ahead of backwards, but keeps as many gradients as the first one keeps activations.
-TEST(PredictTest, WeightsThatComeLaterKeepGradients) {
-  const Job what = job(8, 16);
-  const auto activations = [&](ScheduleKind kind) {
-    const Layout layout{.pipe = 4, .schedule = kind};
-    Shared shared(what);
-    std::vector<int64_t> bytes;
-    for (const estimate::StageMemory& stage : estimate::memory_of(run_of(what, layout, shared))) {
-      bytes.push_back(stage.item(estimate::Category::activations).bytes);
-    }
-    return bytes;
-  };
-  const std::vector<int64_t> all = activations(ScheduleKind::zero_bubble);
-  const std::vector<int64_t> alone = activations(ScheduleKind::one_f_one_b);
-  EXPECT_EQ(all[0], alone[0]) << "the first stage splits nothing";
-  const estimate::Model model = model_of(what, {.pipe = 4});
-  Shared shared(what);
-  const std::vector<int64_t>& bounds = shared.bounds({.pipe = 4});
-  for (const int64_t stage : {1, 2, 3}) {
-    int64_t kept = stage == 3 ? model.loss_kept : 0;
-    int64_t put_off = 0;
-    for (int64_t i = bounds[stage]; i < bounds[stage + 1]; ++i) {
-      kept += model.layers[i].kept;
-      put_off += model.layers[i].put_off;
-    }
-    EXPECT_EQ(all[stage] - alone[stage], stage * kept + (stage + 1) * put_off) << "4 micro-batches instead of " << 4 - stage << ", and gradients of " << stage + 1;
-  }
-}
-
-// In flight for few micro-batches is what it is for many.
-TEST(PredictTest, FewMicroBatchesTellWhatManyKeep) {
-  const Job any = job(64, 1);
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::interleaved, 4}, {ScheduleKind::zero_bubble, 1}, {ScheduleKind::naive, 1}}) {
-    for (const int p : {2, 3, 4, 8}) {
-      for (const int m : {4 * p + 1, 5 * p, 8 * p, 11 * p + 1}) {
-        Shared shared(any);
-        const pipeline::ScheduleShape shape{p, m, chunks};
-        std::vector<std::vector<int64_t>> all;
-        for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
-          all.push_back(pipeline::most_in_flight(program, chunks));
-        }
-        if (kind == ScheduleKind::zero_bubble) {
-          std::vector<estimate::Run::Waiting> moments;
-          for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
-            moments.push_back(waiting_of(program));
-          }
-          EXPECT_EQ(shared.waiting(shape), moments) << p << ' ' << m;
-        }
-        EXPECT_EQ(shared.in_flight(kind, shape), all) << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;
-      }
-    }
-  }
 }
 
 } // namespace
