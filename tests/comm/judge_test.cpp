@@ -102,6 +102,21 @@ TEST(JudgeTest, AnOperationThatTheLastHasJustJoinedIsOpen) {
   EXPECT_EQ(judged({{0, behind}, {1, at(2, 61)}, {2, at(2, 61)}}).kind, Kind::late);
 }
 
+// Over shared memory the bytes move only while a thread waits for them: the rank that is late is behind the one that has joined.
+TEST(JudgeTest, WhoHasJoinedAndWaitsElsewhereIsFollowed) {
+  PeerView ties = also(at(2), "tie", {0, 2}, 1, 61);
+  ties.groups[kKey].progress.recent.back().done = false;
+  const std::map<int, PeerView> ranks = {{0, ties}, {1, at(2, 61)}, {2, also(at(2, 61), "tie", {0, 2}, 0, 0)}};
+  auto busy = ranks;
+  busy[2] = also(at(2), "tie", {0, 2}, 0, 0);
+  EXPECT_EQ(judged(busy).kind, Kind::late);
+  EXPECT_THAT(judged(busy).late, ElementsAre(2));
+  EXPECT_EQ(judged(ranks).kind, Kind::hopeless) << "rank 2 waits here for rank 0, which waits for it";
+  auto gone = busy;
+  gone[2].answered = false;
+  EXPECT_EQ(judged(gone).kind, Kind::hopeless);
+}
+
 TEST(JudgeTest, RanksThatWaitForEachOtherAreADeadlock) {
   const auto ranks = [](double other) {
     return std::map<int, PeerView>{{0, also(at(1), "norms", {0, 1}, 1, other)}, {1, also(at(2, 61), "norms", {0, 1}, 0, 0)}, {2, at(1)}};

@@ -20,7 +20,8 @@ using testing::IsEmpty;
 /// Writes down what it is asked to do, for tensors of one kind of device.
 class NotingBackend : public Backend {
  public:
-  NotingBackend(const char* name, at::DeviceType type, std::vector<std::string>& notes) : name_(name), type_(type), notes_(notes) {}
+  NotingBackend(const char* name, at::DeviceType type, std::vector<std::string>& notes, std::shared_ptr<Pending> pending = nullptr)
+      : name_(name), type_(type), notes_(notes), pending_(std::move(pending)) {}
 
   const char* name() const override {
     return name_;
@@ -71,11 +72,12 @@ class NotingBackend : public Backend {
  private:
   std::shared_ptr<Pending> note(const char* what) {
     notes_.push_back(concat(name_, ' ', what));
-    return nullptr;
+    return pending_;
   }
   const char* name_;
   at::DeviceType type_;
   std::vector<std::string>& notes_;
+  std::shared_ptr<Pending> pending_; // null: all is done at once
 };
 
 class RoutesTest : public testing::Test {
@@ -131,6 +133,24 @@ TEST_F(RoutesTest, WhatNobodyMovesIsRefusedWithoutOpeningAnything) {
 TEST_F(RoutesTest, ADeviceThatCannotBeOpenedIsAFailureOfTheOperation) {
   const Group group(state([](at::Device) -> std::shared_ptr<Backend> { throw Trouble(Trouble::Kind::lost, "the card is gone"); }));
   EXPECT_THAT(error_of([&] { group.all_reduce(on(at::kMeta)); }), HasSubstr("the card is gone"));
+}
+
+// Its destructor waits. What is under way is kept for those who may still wait for it.
+TEST_F(RoutesTest, AnOperationThatNobodyWaitsForIsNotUnderWayForEver) {
+  class Slow final : public Pending {
+   public:
+    void wait() override {}
+    bool done() override {
+      return false;
+    }
+  };
+  const auto all = state([this](at::Device) { return std::make_shared<NotingBackend>("device", at::kMeta, notes_, std::make_shared<Slow>()); });
+  const Group group(all);
+  for (size_t i = 0; i < 3 * GroupProgress::kRecent; ++i) {
+    group.all_reduce(on(at::kMeta));
+  }
+  EXPECT_EQ(all->progress().recent.size(), GroupProgress::kRecent);
+  EXPECT_TRUE(all->progress().last()->done);
 }
 
 TEST_F(RoutesTest, InputAndOutputAreOnOneDevice) {

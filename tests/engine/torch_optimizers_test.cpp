@@ -10,6 +10,7 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
+#include <cmath>
 #include <filesystem>
 
 namespace trireme::engine {
@@ -20,6 +21,7 @@ using test::run_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 TEST(TorchOptimizersTest, OnlyWhoAsksForItClipsATorchOptimizersGradients) {
   EXPECT_THAT(run_ranks(1,
@@ -179,6 +181,18 @@ TEST(TorchOptimizersTest, RanksWithDifferentRatesAreToldSo) {
                           EXPECT_THAT(refusal(train), AllOf(HasSubstr("the ranks have different learning rates in step 2"), HasSubstr("train_batch() returns")));
                         }),
               IsEmpty());
+}
+
+TEST(TorchOptimizersTest, ARateThatIsNoNumberOnOneRankIsRefusedOnAll) {
+  const auto refused = [](comm::World& world, double own) {
+    TwoLayers model(3, 2, 1);
+    const auto engine = initialize(world, options_for(model, 1)).engine;
+    return refusal([&] { engine->set_lr(own); });
+  };
+  for (const int one : {0, 1}) {
+    EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(refused(world, world.rank() == one ? NAN : 0.1), HasSubstr("the ranks have different learning rates")); }), IsEmpty());
+  }
+  EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(refused(world, HUGE_VAL), AllOf(HasSubstr("inf"), Not(HasSubstr("different")))); }), IsEmpty());
 }
 
 // What one rank's program decides for itself, in each way that it can. A refusal ends the ranks' groups.

@@ -91,7 +91,18 @@ TEST(LastWordsTest, FindsAnExceptionOfLibtorchThatMainPrints) {
 TEST(LastWordsTest, ALogLineOfAProgramHidesNoBlame) {
   const std::deque<std::string> lines = {"[rank 1] error: [comm] all_reduce #3 failed: rank 0 has ended. Look at the output of rank 0.", "[Trainer] Stopped after 12 steps."};
   EXPECT_THAT(blame_in(lines, 1, 2).ranks, testing::ElementsAre(0));
+  EXPECT_THAT(blame_in({lines[0], "[trainer] Stopped after 12 steps."}, 1, 2).ranks, testing::ElementsAre(0));
   EXPECT_EQ(exception_in({"[rank 1] error: [data parallel] rank 1 built another model."}), "[data parallel] rank 1 built another model.");
+}
+
+TEST(LastWordsTest, ALogLineOfAProgramHidesNoException) {
+  const std::string log = "[Trainer] Stopped after 12 steps.";
+  const std::string own = "[rank 1] error: [data] train.bin cannot be read.";
+  EXPECT_EQ(exception_in({"Traceback (most recent call last):", "  File \"a.py\", line 1", "KeyError: 7", log}), "KeyError: 7");
+  EXPECT_EQ(exception_in({own, log}), "[data] train.bin cannot be read.");
+  EXPECT_FALSE(blame_in({"[comm] recv #1 failed: rank 0 has ended. Look at the output of rank 0.", own, log}, 1, 2).others);
+  EXPECT_EQ(exception_in({"step 5", log}), log) << "nothing else is known";
+  EXPECT_EQ(exception_in({"[trireme-rank] the token is wrong."}), "[trireme-rank] the token is wrong.");
 }
 
 TEST(LastWordsTest, OrdinaryLinesAreNoException) {

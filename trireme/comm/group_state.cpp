@@ -163,6 +163,9 @@ void Group::State::report_failure(const std::string& why) {
 
 void Group::State::abandoned(const Ticket& ticket) {
   Recorder::process().change(ticket.record, OpState::failed);
+  const std::lock_guard lock(mutex_); // its destructor has waited: nobody will ask for it again
+  progress_.mark_done(ticket.op);
+  changed();
 }
 
 PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {

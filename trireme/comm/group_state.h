@@ -53,7 +53,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
   /// Reports that this rank fails for a reason of its own.
   void report_failure(const std::string& why);
-  /// Records a failure without reporting it.
+  /// Of an operation that was dropped without wait(), when its end has been waited for: whether it failed is not known, and is not reported.
   void abandoned(const Ticket& ticket);
 
   const std::string& key() const override {

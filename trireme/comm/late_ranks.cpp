@@ -37,8 +37,7 @@ std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
 }
 
 /// Whether all that have joined this operation and not finished it wait for long, too: one that has just come may be about to.
-bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Waits& waits, int rank, double seconds) {
-  const Wait& own = waits.at(rank);
+bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Wait& own, int rank, double seconds) {
   for (const int member : ranks.at(rank).groups.at(own.key).members) {
     const auto view = ranks.find(member);
     const auto theirs = view == ranks.end() ? std::map<std::string, GroupView>::const_iterator() : view->second.groups.find(own.key);
@@ -49,9 +48,8 @@ bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Waits& waits,
     if (op == nullptr || op->done) {
       continue;
     }
-    const auto anywhere = waits.find(member);
-    const std::optional<Wait> here = wait_in(ranks, member, own.key);
-    if ((here ? here->seconds : anywhere == waits.end() ? 0 : anywhere->second.seconds) < seconds) {
+    const std::optional<Wait> theirs_here = wait_in(ranks, member, own.key);
+    if (!theirs_here || theirs_here->seconds < seconds) {
       return false;
     }
   }
@@ -71,7 +69,7 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
   const auto blocks = [&](const Wait& wait) { return lasts(wait) && !wait.on_device; };
   const auto is_stuck = [&](int rank) {
     const auto wait = waits.find(rank);
-    return wait != waits.end() && lasts(wait->second) && wait->second.for_ranks.empty() && all_wait_for_long(ranks, waits, rank, seconds);
+    return wait != waits.end() && lasts(wait->second) && wait->second.for_ranks.empty() && all_wait_for_long(ranks, wait->second, rank, seconds);
   };
 
   const std::set<int> awaited = reached(waits, from, lasts);

@@ -11,12 +11,11 @@
 namespace trireme::comm {
 namespace {
 
-/// Devices wait for each other without a thread: that counts where the operation asked about is one of a device.
-bool waits_somewhere(const PeerView& view, bool devices_count) {
-  return std::any_of(view.groups.begin(), view.groups.end(), [&](const auto& group) {
-    const auto& waiting = group.second.progress.waiting;
-    return waiting && (devices_count || !waiting->on_device);
-  });
+/// Whether a member waits in the group itself, and so does its part of what all have joined. Devices wait for each other without a thread: that counts
+/// where the operation asked about is one of a device.
+bool waits_here(const PeerView& view, const GroupView& group, bool devices_count) {
+  const auto& waiting = group.progress.waiting;
+  return view.answered && waiting && (devices_count || !waiting->on_device);
 }
 
 /// Whether `a` says more of what a rank does than `b`: a thread rather than a device, then the newest.
@@ -24,7 +23,8 @@ bool comes_before(const GroupProgress::Waiting& a, const GroupProgress::Waiting&
   return a.on_device != b.on_device ? b.on_device : a.seconds < b.seconds;
 }
 
-/// Who has not come to this collective; where all have, who has not finished it and does something else now.
+/// Who has not come to this collective; where all have, who has not finished it and does or awaits something else now: over shared memory the bytes
+/// move only while a thread waits for them.
 std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group, int self) {
   const int64_t number = group.progress.waiting->number;
   const bool on_device = group.progress.waiting->on_device;
@@ -41,7 +41,7 @@ std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string
       continue;
     }
     const OpSummary* op = theirs->second.progress.collective(number);
-    if (op != nullptr && !op->done && (!view->second.answered || !waits_somewhere(view->second, on_device))) {
+    if (op != nullptr && !op->done && !waits_here(view->second, theirs->second, on_device)) {
       busy.push_back(member);
     }
   }

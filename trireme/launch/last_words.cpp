@@ -80,15 +80,16 @@ bool one_of(std::string_view name, std::initializer_list<std::string_view> names
   });
 }
 
-/// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "init_from". Programs write their log levels so too.
+/// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "trireme-rank". Programs write their log levels so too.
 bool is_part(std::string_view name) {
-  const bool letters = std::all_of(name.begin(), name.end(), [](char c) { return c == '_' || c == ' ' || std::isalpha(static_cast<unsigned char>(c)) != 0; });
-  return letters && !name.empty() && name.front() != ' ' && name.back() != ' ' && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
+  const auto is_letter = [](char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; };
+  const bool is_name = std::all_of(name.begin(), name.end(), [&](char c) { return c == '_' || c == '-' || c == ' ' || is_letter(c); });
+  return is_name && !name.empty() && is_letter(name.front()) && is_letter(name.back()) && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
 }
 
 struct PartError {
   std::string_view text;
-  /// Trireme's for certain: the log says that it is an error, or the part is one of Trireme's.
+  /// Most likely Trireme's: the log says that it is an error, or it is written as Trireme writes them.
   bool ours = false;
 };
 
@@ -109,8 +110,9 @@ PartError error_in(std::string_view line) {
   if (!is_part(part)) {
     return {};
   }
-  const bool lower = std::none_of(part.begin(), part.end(), [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; });
-  return {line, is_said || lower || part == "DataParallel"};
+  const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
+  const bool is_ours = (std::none_of(part.begin(), part.end(), is_upper) || part == "DataParallel") && line.size() > end + 2 && !is_upper(line[end + 2]);
+  return {line, is_said || is_ours};
 }
 
 std::string shortened(std::string_view text) {
@@ -143,6 +145,7 @@ std::optional<LastWords> above(std::deque<std::string>::const_iterator raised, s
 std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
   size_t seen = 0;
   std::optional<LastWords> printed; // what() of libtorch's, unless the runtime or Python has written it: then it begins further up
+  std::optional<LastWords> perhaps; // the last line that may be of a program's log, where nothing else is found
   for (auto next = lines.end(); next != lines.begin();) {
     const auto line = --next;
     const std::string_view text = without_rank(*line);
@@ -160,12 +163,16 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
     if (!printed && seen < kLastOnes && text.starts_with(kRaised)) {
       printed = above(line, lines.begin());
     }
-    if (const PartError error = !printed && seen < kLastOnes ? error_in(text) : PartError(); !error.text.empty()) {
-      return LastWords{line, error.text, error.ours ? LastWords::By::trireme : LastWords::By::perhaps_a_log};
+    const PartError error = !printed && seen < kLastOnes ? error_in(text) : PartError();
+    if (error.ours) {
+      return LastWords{line, error.text, LastWords::By::trireme};
+    }
+    if (!perhaps && !error.text.empty()) {
+      perhaps = LastWords{line, error.text, LastWords::By::perhaps_a_log};
     }
     seen += text.empty() ? 0 : 1;
   }
-  return printed;
+  return printed ? printed : perhaps;
 }
 
 /// An error of trireme::comm; after a warning the program goes on.
