@@ -48,7 +48,7 @@ def one_host(installed, args, record, folder):
     lines = []
     for (name, workers), pairs in found.items():
         ratios = sorted(server / plain for plain, server in pairs)
-        lines.append([name, workers, number(statistics.median(plain for plain, _ in pairs), 1), number(statistics.median(server for _, server in pairs), 1),
+        lines.append([name, str(workers), number(statistics.median(plain for plain, _ in pairs), 1), number(statistics.median(server for _, server in pairs), 1),
                       f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})", "met" if statistics.median(ratios) <= TARGET else "MISSED"])
     print("\n## one host, as many servers as workers, sync\n")
     print_table(["model", "workers", "all-reduce ms", "servers ms", "ratio", f"at most {TARGET}"], lines)
