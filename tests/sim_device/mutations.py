@@ -9,6 +9,7 @@ Each mutation leaves one statement out. All are built in at once, behind an envi
 """
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -78,19 +79,26 @@ REPLACED = [
 ]
 
 
+def anywhere(code):
+    """A pattern of this code, wherever its lines are broken."""
+    return "".join(re.escape(token) + r"\s*" for token in re.findall(r"\w+|\S", code))
+
+
 def mutated(texts):
     def is_on(name):
         return f'(::getenv("{GUARD}") != nullptr && std::string(::getenv("{GUARD}")) == "{name}")'
 
-    def replace(file, old, new, name):
-        if texts[file].count(old) != 1:
-            sys.exit(f"{name}: {file} has this {texts[file].count(old)} times: {old!r}. Change the list in {__file__}.")
-        texts[file] = texts[file].replace(old, new)
+    def replace(file, before, old, new, name):
+        pattern = f"({anywhere(before)})({anywhere(old)})" if before else f"()({anywhere(old)})"
+        found = list(re.finditer(pattern, texts[file]))
+        if len(found) != 1:
+            sys.exit(f"{name}: {file} has this {len(found)} times: {before + old!r}. Change the list in {__file__}.")
+        texts[file] = texts[file][:found[0].start(2)] + new(found[0][2]) + texts[file][found[0].end(2):]
 
     for name, file, before, statement, _ in LEFT_OUT:
-        replace(file, before + statement, f"{before}if (!{is_on(name)}) {statement}", name)
+        replace(file, before, statement, lambda found, name=name: f"if (!{is_on(name)}) {found}", name)
     for name, file, old, new, _ in REPLACED:
-        replace(file, old, f"({is_on(name)} ? ({new}) : ({old}))", name)
+        replace(file, "", old, lambda found, name=name, new=new: f"({is_on(name)} ? ({new}) : ({found}))", name)
     return {file: "#include <cstdlib>\n#include <string>\n" + text for file, text in texts.items()}
 
 
