@@ -1,6 +1,8 @@
-// Transfers of one file that is there: `benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads]` writes all of it, then reads it, in pieces of 64 MiB of which three have memory at a time.
-// "small" instead of a number of threads: by io_uring, without huge pages. "mix" and a share from 0 to 1: by io_uring, so much of the bytes read and the rest written, in turns.
-// One line of JSON: engine, direct, GB/s (1e9 bytes), seconds of the processor a GB. With BYTES 0 and a size as BLOCK_SIZE it makes the file and fills it.
+// Transfers of one file that is there: `benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads]` writes all of it,
+// then reads it, in pieces of 64 MiB of which three have memory at a time. "small" instead of a number of threads: by
+// io_uring, without huge pages. "mix" and a share from 0 to 1: by io_uring, so much of the bytes read and the rest
+// written, in turns. One line of JSON: engine, direct, GB/s (1e9 bytes), seconds of the processor a GB. With BYTES 0
+// and a size as BLOCK_SIZE it makes the file and fills it.
 #include <trireme/aio/transfers.h>
 #include <trireme/base/error.h>
 
@@ -25,7 +27,9 @@ constexpr int64_t kPiece = int64_t{64} << 20;
 double processor_seconds() {
   rusage used{};
   ::getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6; };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
@@ -105,21 +109,27 @@ int run(int argc, char** argv) {
   Pieces pieces(transfers);
   if (mixed) {
     const Rate both = pieces.run(file, bytes, std::atof(argv[6]));
-    std::printf("{\"engine\": \"%s\", \"direct\": %s, \"gb_per_s\": %.4f, \"cpu_s_per_gb\": %.4f}\n", transfers.engine(), file.direct() ? "true" : "false", both.gb_per_s, both.processor_s_per_gb);
+    std::printf("{\"engine\": \"%s\", \"direct\": %s, \"gb_per_s\": %.4f, \"cpu_s_per_gb\": %.4f}\n",
+                transfers.engine(), file.direct() ? "true" : "false", both.gb_per_s, both.processor_s_per_gb);
     return 0;
   }
   const Rate write = pieces.run(file, bytes, 0);
   const Rate read = pieces.run(file, bytes, 1);
-  std::printf("{\"engine\": \"%s\", \"direct\": %s, \"write_gb_per_s\": %.4f, \"read_gb_per_s\": %.4f, \"write_cpu_s_per_gb\": %.4f, \"read_cpu_s_per_gb\": %.4f}\n", transfers.engine(),
-              file.direct() ? "true" : "false", write.gb_per_s, read.gb_per_s, write.processor_s_per_gb, read.processor_s_per_gb);
+  std::printf(
+      "{\"engine\": \"%s\", \"direct\": %s, \"write_gb_per_s\": %.4f, \"read_gb_per_s\": %.4f, \"write_cpu_s_per_gb\": "
+      "%.4f, \"read_cpu_s_per_gb\": %.4f}\n",
+      transfers.engine(), file.direct() ? "true" : "false", write.gb_per_s, read.gb_per_s, write.processor_s_per_gb,
+      read.processor_s_per_gb);
   return 0;
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4 || (std::atoll(argv[2]) != 0 && argc < 5) || (argc > 5 && std::strcmp(argv[5], "mix") == 0 && argc < 7)) {
-    std::fprintf(stderr, "benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads|small|mix SHARE_READ], or FILE 0 SIZE\n");
+  if (argc < 4 || (std::atoll(argv[2]) != 0 && argc < 5) ||
+      (argc > 5 && std::strcmp(argv[5], "mix") == 0 && argc < 7)) {
+    std::fprintf(stderr,
+                 "benchmark_aio FILE BYTES BLOCK_SIZE QUEUE_DEPTH [threads|small|mix SHARE_READ], or FILE 0 SIZE\n");
     return 2;
   }
   try {

@@ -1,6 +1,8 @@
 // Times forward and backward of attention over several ranks, for benchmarks/context.py, once per rank.
-// Usage: benchmark_context_attention SPEC, the JSON object {"kind", "causal", "repeats", "sizes": [{"batch", "heads", "length", "head_size"}, ...]}.
-// Rank 0 prints one JSON line a size: length, ms (median, the slowest rank's), ms_min, cpu_ms (of all ranks together, the median), checksum, sent_bytes (one rank's, of one call), peak_rss_bytes (the largest rank's).
+// Usage: benchmark_context_attention SPEC, the JSON object {"kind", "causal", "repeats", "sizes": [{"batch", "heads",
+// "length", "head_size"}, ...]}. Rank 0 prints one JSON line a size: length, ms (median, the slowest rank's), ms_min,
+// cpu_ms (of all ranks together, the median), checksum, sent_bytes (one rank's, of one call), peak_rss_bytes (the
+// largest rank's).
 #include <trireme/base/error.h>
 #include <trireme/comm/world.h>
 #include <trireme/monitor/resources.h>
@@ -39,10 +41,12 @@ double largest(const comm::Group& ranks, double value) {
   return all.item<double>();
 }
 
-Measured measure(const comm::Group& ranks, const context::AttentionOptions& options, const nlohmann::json& size, int repeats) {
+Measured measure(const comm::Group& ranks, const context::AttentionOptions& options, const nlohmann::json& size,
+                 int repeats) {
   torch::manual_seed(1);
   const auto mine = [&] {
-    const at::Tensor whole = torch::randn({size.at("batch"), size.at("heads"), size.at("length"), size.at("head_size")});
+    const at::Tensor whole =
+        torch::randn({size.at("batch"), size.at("heads"), size.at("length"), size.at("head_size")});
     return context::take_tokens(whole, ranks, options.kind, 2).clone();
   };
   const at::Tensor q = mine().requires_grad_(), k = mine().requires_grad_(), v = mine().requires_grad_(), dout = mine();
@@ -62,7 +66,10 @@ Measured measure(const comm::Group& ranks, const context::AttentionOptions& opti
     if (repeat >= 0) {
       result.ms.push_back(seconds * 1e3);
       result.sent_bytes = ranks.bytes_sent() - before - 2 * 8 * (ranks.size() - 1) / ranks.size();
-      const at::Tensor sum = (out.abs().sum() + q.grad().abs().sum() + k.grad().abs().sum() + v.grad().abs().sum()).detach().to(torch::kDouble).view(1);
+      const at::Tensor sum = (out.abs().sum() + q.grad().abs().sum() + k.grad().abs().sum() + v.grad().abs().sum())
+                                 .detach()
+                                 .to(torch::kDouble)
+                                 .view(1);
       ranks.all_reduce(sum).wait();
       ranks.all_reduce(cpu).wait();
       result.cpu_ms.push_back(cpu.item<double>());
@@ -79,18 +86,25 @@ Measured measure(const comm::Group& ranks, const context::AttentionOptions& opti
 int main(int argc, char** argv) {
   try {
     if (argc != 2) {
-      throw InputError("context_attention", "one argument is needed: the JSON object that benchmarks/context.py makes.", "Start it with benchmarks/context.py.");
+      throw InputError("context_attention", "one argument is needed: the JSON object that benchmarks/context.py makes.",
+                       "Start it with benchmarks/context.py.");
     }
     const auto spec = nlohmann::json::parse(argv[1]);
     comm::World world = comm::World::connect();
     torch::set_num_threads(1);
-    const context::AttentionOptions options{.kind = spec.at("kind") == "ring" ? context::Kind::ring : context::Kind::ulysses, .causal = spec.at("causal")};
+    const context::AttentionOptions options{
+        .kind = spec.at("kind") == "ring" ? context::Kind::ring : context::Kind::ulysses, .causal = spec.at("causal")};
     for (const auto& size : spec.at("sizes")) {
       const Measured measured = measure(world.group(), options, size, spec.at("repeats"));
       const double peak = largest(world.group(), static_cast<double>(monitor::peak_rss_bytes()));
       if (world.rank() == 0) {
-        const nlohmann::json row{{"length", size.at("length")}, {"ms", measured.ms[measured.ms.size() / 2]}, {"ms_min", measured.ms.front()}, {"cpu_ms", measured.cpu_ms[measured.cpu_ms.size() / 2]},
-                                 {"checksum", measured.checksum}, {"sent_bytes", measured.sent_bytes}, {"peak_rss_bytes", static_cast<int64_t>(peak)}};
+        const nlohmann::json row{{"length", size.at("length")},
+                                 {"ms", measured.ms[measured.ms.size() / 2]},
+                                 {"ms_min", measured.ms.front()},
+                                 {"cpu_ms", measured.cpu_ms[measured.cpu_ms.size() / 2]},
+                                 {"checksum", measured.checksum},
+                                 {"sent_bytes", measured.sent_bytes},
+                                 {"peak_rss_bytes", static_cast<int64_t>(peak)}};
         std::printf("%s\n", row.dump().c_str());
         std::fflush(stdout);
       }

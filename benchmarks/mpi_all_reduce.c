@@ -1,5 +1,6 @@
 // Times MPI_Allreduce in place on fp32 buffers as `trireme bench comm` does. Started by benchmarks/run comm:
-// mpicc -O2 mpi_all_reduce.c -o P && mpirun -np 2 P REPEATS BYTES... Rank 0 prints one JSON line a size: bytes, us (median), us_min.
+// mpicc -O2 mpi_all_reduce.c -o P && mpirun -np 2 P REPEATS BYTES... Rank 0 prints one JSON line a size: bytes, us
+// (median), us_min.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,8 @@ int main(int argc, char** argv) {
     }
     qsort(times, repeats, sizeof(double), ascending);
     if (rank == 0) {
-      printf("{\"ranks\": %d, \"bytes\": %ld, \"us\": %.3f, \"us_min\": %.3f}\n", ranks, bytes, times[repeats / 2] * 1e6, times[0] * 1e6);
+      printf("{\"ranks\": %d, \"bytes\": %ld, \"us\": %.3f, \"us_min\": %.3f}\n", ranks, bytes,
+             times[repeats / 2] * 1e6, times[0] * 1e6);
       fflush(stdout);
     }
     free(data);

@@ -1,6 +1,8 @@
-// The training loop a libtorch user writes: Trireme's model, torch's optimizer, backward(), in one process ("engine": "raw"), or in several with DataParallel ("parallel") or Horovod's interface ("horovod").
-// Usage: benchmark_raw_loop SPEC, where SPEC is the JSON object that benchmarks/workloads.py makes; ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-// Prints one JSON line: step_ms, ended (seconds at the end of each step), losses, peak_rss_bytes.
+// The training loop a libtorch user writes: Trireme's model, torch's optimizer, backward(), in one process ("engine":
+// "raw"), or in several with DataParallel ("parallel") or Horovod's interface ("horovod"). Usage: benchmark_raw_loop
+// SPEC, where SPEC is the JSON object that benchmarks/workloads.py makes; ranks find each other by RANK, WORLD_SIZE,
+// MASTER_ADDR and MASTER_PORT. Prints one JSON line: step_ms, ended (seconds at the end of each step), losses,
+// peak_rss_bytes.
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/comm/world.h>
@@ -31,7 +33,7 @@ constexpr double kWeightDecay = 0.1;
 
 struct Spec {
   std::filesystem::path tokens;
-  std::string engine; // "raw", "parallel", "horovod"
+  std::string engine;    // "raw", "parallel", "horovod"
   std::string optimizer; // "adamw": torch::optim::AdamW; "fused": at::_fused_adamw_
   int64_t steps, micro, accumulate, ranks;
   int threads;
@@ -63,21 +65,27 @@ struct MicroBatch {
   at::Tensor input_BT, target_BT;
 };
 
-// Sample i is tokens [i*L, i*L+L], and rank r takes every ranks-th, from r on; all of them are made before the clock starts.
+// Sample i is tokens [i*L, i*L+L], and rank r takes every ranks-th, from r on; all of them are made before the clock
+// starts.
 std::vector<MicroBatch> read_batches(const Spec& spec, int64_t rank) {
   const int64_t length = spec.model.sequence_length;
   const int64_t count = spec.steps * spec.accumulate;
   std::string bytes = trireme::read_file(spec.tokens);
   if (static_cast<int64_t>(bytes.size() / 2) < count * spec.micro * spec.ranks * length + 1) {
-    throw trireme::InputError("raw_loop", trireme::concat(spec.tokens.string(), " has too few tokens for ", spec.steps, " steps"));
+    throw trireme::InputError("raw_loop",
+                              trireme::concat(spec.tokens.string(), " has too few tokens for ", spec.steps, " steps"));
   }
-  const auto tokens = torch::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size() / 2)}, torch::kUInt16).to(torch::kInt64);
+  const auto tokens =
+      torch::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size() / 2)}, torch::kUInt16).to(torch::kInt64);
   std::vector<MicroBatch> batches;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = i * spec.micro * spec.ranks * length;
     const int64_t end = begin + spec.micro * spec.ranks * length;
     const auto mine = [&](int64_t shift) {
-      return tokens.slice(0, begin + shift, end + shift).view({spec.micro, spec.ranks, length}).select(1, rank).contiguous();
+      return tokens.slice(0, begin + shift, end + shift)
+          .view({spec.micro, spec.ranks, length})
+          .select(1, rank)
+          .contiguous();
     };
     batches.push_back({mine(0), mine(1)});
   }
@@ -88,7 +96,9 @@ std::vector<MicroBatch> read_batches(const Spec& spec, int64_t rank) {
 class FusedAdamW : public torch::optim::Optimizer {
  public:
   explicit FusedAdamW(std::vector<at::Tensor> parameters)
-      : torch::optim::Optimizer({torch::optim::OptimizerParamGroup(parameters)}, std::make_unique<torch::optim::AdamWOptions>(kLearningRate)), parameters_(std::move(parameters)) {
+      : torch::optim::Optimizer({torch::optim::OptimizerParamGroup(parameters)},
+                                std::make_unique<torch::optim::AdamWOptions>(kLearningRate)),
+        parameters_(std::move(parameters)) {
     for (const at::Tensor& parameter : parameters_) {
       exp_avg_.push_back(torch::zeros_like(parameter));
       exp_avg_sq_.push_back(torch::zeros_like(parameter));
@@ -102,7 +112,8 @@ class FusedAdamW : public torch::optim::Optimizer {
       gradients.push_back(parameter.grad());
     }
     at::_foreach_add_(step_, 1);
-    at::_fused_adamw_(parameters_, gradients, exp_avg_, exp_avg_sq_, {}, step_, kLearningRate, kBeta1, kBeta2, kWeightDecay, kEpsilon,
+    at::_fused_adamw_(parameters_, gradients, exp_avg_, exp_avg_sq_, {}, step_, kLearningRate, kBeta1, kBeta2,
+                      kWeightDecay, kEpsilon,
                       /*amsgrad=*/false, /*maximize=*/false);
     return {};
   }
@@ -119,7 +130,8 @@ int train(const Spec& spec) {
   if (spec.optimizer == "fused") {
     optimizer = std::make_unique<FusedAdamW>(model->parameters());
   } else {
-    const auto options = torch::optim::AdamWOptions(kLearningRate).betas({kBeta1, kBeta2}).eps(kEpsilon).weight_decay(kWeightDecay);
+    const auto options =
+        torch::optim::AdamWOptions(kLearningRate).betas({kBeta1, kBeta2}).eps(kEpsilon).weight_decay(kWeightDecay);
     optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), options);
   }
   std::optional<trireme::comm::World> world;
@@ -159,7 +171,10 @@ int train(const Spec& spec) {
     step_ms.push_back((ended.back() - start) * 1e3);
     losses.push_back(sum / static_cast<double>(spec.accumulate));
   }
-  const nlohmann::json row{{"step_ms", step_ms}, {"ended", ended}, {"losses", losses}, {"peak_rss_bytes", trireme::monitor::peak_rss_bytes()}};
+  const nlohmann::json row{{"step_ms", step_ms},
+                           {"ended", ended},
+                           {"losses", losses},
+                           {"peak_rss_bytes", trireme::monitor::peak_rss_bytes()}};
   std::printf("%s\n", row.dump().c_str());
   distributed.reset();
   trireme::horovod::shutdown();
@@ -171,7 +186,8 @@ int train(const Spec& spec) {
 int main(int argc, char** argv) {
   try {
     if (argc != 2) {
-      throw trireme::InputError("raw_loop", "one argument is needed: the JSON object that benchmarks/workloads.py makes.",
+      throw trireme::InputError("raw_loop",
+                                "one argument is needed: the JSON object that benchmarks/workloads.py makes.",
                                 "Start it with benchmarks/run train --engines raw.");
     }
     return train(read_spec(argv[1]));

@@ -1,5 +1,6 @@
-// What requests cost: `benchmark_rpc ADDRESS...` (grpc://127.0.0.1:0, tcp://127.0.0.1:0) serves at each address in a process of its own and measures a request and
-// reply of 64 bytes, and bodies of 64 MiB to the server and back. One line of JSON an address: median microseconds, GB/s (1e9 bytes) of the median.
+// What requests cost: `benchmark_rpc ADDRESS...` (grpc://127.0.0.1:0, tcp://127.0.0.1:0) serves at each address in a
+// process of its own and measures a request and reply of 64 bytes, and bodies of 64 MiB to the server and back. One
+// line of JSON an address: median microseconds, GB/s (1e9 bytes) of the median.
 #include <trireme/base/error.h>
 #include <trireme/rpc/rpc.h>
 
@@ -35,7 +36,8 @@ const rpc::Access kAccess = {std::string("0123456789abcdef0123456789abcdef"), "b
   }
 }
 
-double median_seconds(rpc::Client& client, int times, const std::string& header, std::span<const std::byte> body, std::span<std::byte> room) {
+double median_seconds(rpc::Client& client, int times, const std::string& header, std::span<const std::byte> body,
+                      std::span<std::byte> room) {
   std::vector<double> all;
   for (int i = 0; i < times; ++i) {
     const auto start = Clock::now();
@@ -55,7 +57,8 @@ void measure(const std::string& address) {
   median_seconds(*client, 2, header, bytes, bytes);
   const double there = median_seconds(*client, 15, header, bytes, {});
   const double back = median_seconds(*client, 15, header, {}, bytes);
-  std::printf("{\"address\": \"%s\", \"us\": %.1f, \"push_gb_per_s\": %.2f, \"pull_gb_per_s\": %.2f}\n", address.c_str(), small * 1e6, kLong / there / 1e9, kLong / back / 1e9);
+  std::printf("{\"address\": \"%s\", \"us\": %.1f, \"push_gb_per_s\": %.2f, \"pull_gb_per_s\": %.2f}\n",
+              address.c_str(), small * 1e6, kLong / there / 1e9, kLong / back / 1e9);
 }
 
 int run(const std::string& address) {

@@ -8,8 +8,8 @@
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/timeline.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <iostream>
@@ -22,7 +22,8 @@ using pipeline::Tensors;
 using Clock = std::chrono::steady_clock;
 
 void wait_ms(double ms) {
-  std::this_thread::sleep_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::milli>(ms)));
+  std::this_thread::sleep_until(
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::milli>(ms)));
 }
 
 // Takes its time in backward only.
@@ -51,10 +52,14 @@ struct WaitingLayer : torch::nn::Module {
 
 double formula(pipeline::ScheduleKind kind, double p, double m, double v) {
   switch (kind) {
-    case pipeline::ScheduleKind::naive: return 1 - 1 / p;
-    case pipeline::ScheduleKind::interleaved: return (p - 1) / (v * m + p - 1);
-    case pipeline::ScheduleKind::zero_bubble: return (p - 1) / (3 * m + p - 1);
-    default: return (p - 1) / (m + p - 1);
+    case pipeline::ScheduleKind::naive:
+      return 1 - 1 / p;
+    case pipeline::ScheduleKind::interleaved:
+      return (p - 1) / (v * m + p - 1);
+    case pipeline::ScheduleKind::zero_bubble:
+      return (p - 1) / (3 * m + p - 1);
+    default:
+      return (p - 1) / (m + p - 1);
   }
 }
 
@@ -73,7 +78,8 @@ Measured measure(comm::World& world, pipeline::ScheduleKind kind, int chunks, in
   for (int i = 0; i < world.size() * chunks; ++i) {
     layers.push_back(pipeline::LayerSpec<WaitingLayer>(ms / chunks));
   }
-  pipeline::PipelineModule model(layers, [](const Tensors& outputs, const Tensors&) { return outputs.at(0).mean(); }, options);
+  pipeline::PipelineModule model(
+      layers, [](const Tensors& outputs, const Tensors&) { return outputs.at(0).mean(); }, options);
   model.build(world.group());
   pipeline::Executor executor(model, world.group());
   const auto next = [] { return data::Batch{{torch::ones({8}).requires_grad_()}, {torch::ones({8})}, 1}; };
@@ -83,7 +89,8 @@ Measured measure(comm::World& world, pipeline::ScheduleKind kind, int chunks, in
     world.group().barrier("start").wait();
     const auto begin = Clock::now();
     executor.train(micro_batches, 0, [](at::ScalarType) { return 1.0; }, next, callbacks);
-    at::Tensor times = torch::tensor({std::chrono::duration<double>(Clock::now() - begin).count(), executor.seconds().forward + executor.seconds().backward},
+    at::Tensor times = torch::tensor({std::chrono::duration<double>(Clock::now() - begin).count(),
+                                      executor.seconds().forward + executor.seconds().backward},
                                      torch::kFloat64);
     at::Tensor all = torch::empty({world.size() * 2}, torch::kFloat64);
     world.group().all_gather(all, times).wait();
@@ -105,7 +112,8 @@ int64_t build_memory(comm::World& world, bool only_own) {
   const int64_t before = monitor::current_rss_bytes();
   std::vector<pipeline::Layer> layers;
   for (int i = 0; i < 8; ++i) {
-    layers.push_back(only_own ? pipeline::Layer(pipeline::LayerSpec<torch::nn::Linear>(side, side)) : pipeline::Layer(torch::nn::Linear(side, side)));
+    layers.push_back(only_own ? pipeline::Layer(pipeline::LayerSpec<torch::nn::Linear>(side, side))
+                              : pipeline::Layer(torch::nn::Linear(side, side)));
   }
   pipeline::PipelineModule model{pipeline::LayerList(layers)};
   model.build(world.group());
@@ -124,7 +132,8 @@ void run(int argc, char** argv) {
   const double ms = argc > 2 ? std::stod(argv[2]) : 20;
   double naive_seconds = 0;
   using pipeline::ScheduleKind;
-  for (const ScheduleKind kind : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+  for (const ScheduleKind kind : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                  ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
     const int chunks = kind == ScheduleKind::interleaved ? 2 : 1;
     const Measured measured = measure(world, kind, chunks, micro_batches, ms);
     naive_seconds = kind == ScheduleKind::naive ? measured.seconds : naive_seconds;
@@ -147,7 +156,8 @@ void run(int argc, char** argv) {
   for (const bool only_own : {true, false}) {
     const std::vector<int64_t> bytes = gathered(world, build_memory(world, only_own));
     if (world.rank() == 0) {
-      std::cout << nlohmann::ordered_json{{"built", only_own ? "LayerSpec" : "everything"}, {"rss_bytes", bytes}} << std::endl;
+      std::cout << nlohmann::ordered_json{{"built", only_own ? "LayerSpec" : "everything"}, {"rss_bytes", bytes}}
+                << std::endl;
     }
   }
 }

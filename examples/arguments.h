@@ -37,7 +37,8 @@ class Arguments {
   /// Call last: what is left is an option that does not exist.
   void finish() const {
     if (!rest_.empty()) {
-      throw std::invalid_argument("there is no option \"" + rest_.front() + "\"; the first lines of the source list them all");
+      throw std::invalid_argument("there is no option \"" + rest_.front() +
+                                  "\"; the first lines of the source list them all");
     }
   }
 

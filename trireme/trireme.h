@@ -6,7 +6,8 @@
 //   trireme::DataParallel parallel(*model, world.group());     // an existing loop becomes data parallel
 //   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, {...}); // or everything from one JSON
 //   engine->train_batch();
-//   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline: InitializeOptions::pipeline
+//   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline:
+//   InitializeOptions::pipeline
 
 #include <trireme/activations/activations.h>
 #include <trireme/checkpoint/checkpoint.h>
@@ -18,10 +19,10 @@
 #include <trireme/config/engine_config.h>
 #include <trireme/data/collate.h>
 #include <trireme/data/dataset.h>
+#include <trireme/data/from_torch.h>
 #include <trireme/data/loader.h>
 #include <trireme/data/options.h>
 #include <trireme/data/sampler.h>
-#include <trireme/data/from_torch.h>
 #include <trireme/data/torch_sampler.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/initialize.h>

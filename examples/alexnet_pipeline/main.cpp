@@ -1,7 +1,8 @@
 // AlexNet as a list of layers, spread over the stages of a pipeline:
 //   trireme launch -n 2 -- alexnet_pipeline
-// Options: --cifar FOLDER (CIFAR-10's binary files) or --fashion FOLDER (data/fashion-mnist), --stages 2 (the ranks divided by it are
-// data-parallel replicas), --steps 60, --schedule 1f1b (naive, gpipe, 1f1b, interleaved, zero-bubble), --partition parameters,
+// Options: --cifar FOLDER (CIFAR-10's binary files) or --fashion FOLDER (data/fashion-mnist), --stages 2 (the ranks
+// divided by it are data-parallel replicas), --steps 60, --schedule 1f1b (naive, gpipe, 1f1b, interleaved,
+// zero-bubble), --partition parameters,
 // --micro-batches 4, --micro 16, --resize 64 (pixels), --test 500 (images).
 #include "../arguments.h"
 #include "../per_rank.h"
@@ -83,7 +84,8 @@ int run(int argc, char** argv) {
     return *evaluating ? share_of_wrong(outputs, targets) : models::label_loss(outputs, targets);
   };
   trireme::InitializeOptions needs;
-  needs.pipeline = std::make_shared<pipeline::PipelineModule>(models::alexnet_layers(options.model), loss, options.pipeline);
+  needs.pipeline =
+      std::make_shared<pipeline::PipelineModule>(models::alexnet_layers(options.model), loss, options.pipeline);
   needs.config.batch.micro = options.micro;
   needs.config.batch.accumulation = options.micro_batches;
   needs.config.optimizer.emplace();
@@ -91,7 +93,8 @@ int run(int argc, char** argv) {
   needs.training_data = open_images(options, true);
   std::vector<int64_t> first_samples(static_cast<size_t>(options.micro));
   std::iota(first_samples.begin(), first_samples.end(), 0);
-  needs.pipeline->set_sample_inputs(needs.training_data->get_part(first_samples, data::Part::inputs).inputs); // for --partition profile
+  needs.pipeline->set_sample_inputs(
+      needs.training_data->get_part(first_samples, data::Part::inputs).inputs); // for --partition profile
   const auto test_images = open_images(options, false);
   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, needs);
   if (talks) {
@@ -115,7 +118,8 @@ int run(int argc, char** argv) {
   sampling.rank = engine->group().rank();
   sampling.replicas = engine->group().size();
   data::DataLoader tests(test_images, data::DistributedSampler(test_images->size(), sampling), options.micro);
-  const double wrong = engine->evaluate(tests, std::max(1, options.test_images / (options.micro * engine->group().size())));
+  const double wrong =
+      engine->evaluate(tests, std::max(1, options.test_images / (options.micro * engine->group().size())));
   const auto busy = of_each_rank(world, seconds);
   const auto memory = of_each_rank(world, static_cast<double>(trireme::engine::peak_memory_bytes()) / (1 << 20));
   if (talks) {
@@ -129,9 +133,7 @@ int run(int argc, char** argv) {
 
 } // namespace
 
-int main(int argc, char** argv) try {
-  return run(argc, argv);
-} catch (const std::exception& error) {
+int main(int argc, char** argv) try { return run(argc, argv); } catch (const std::exception& error) {
   std::fprintf(stderr, "alexnet_pipeline: %s\n", error.what());
   return 2;
 }

@@ -12,17 +12,22 @@ int main() {
   try {
     auto world = trireme::comm::World::connect();
     if (world.size() != 3) {
-      std::fprintf(stderr, "all_reduce adds the numbers of three ranks, there are %d. Type: trireme launch -n 3 --all-output -- all_reduce\n", world.size());
+      std::fprintf(stderr,
+                   "all_reduce adds the numbers of three ranks, there are %d. Type: trireme launch -n 3 --all-output "
+                   "-- all_reduce\n",
+                   world.size());
       return 2;
     }
     constexpr float kNumbers[3][3] = {{1, 2, 3}, {10, 20, 30}, {4, 5, 6}};
 
-    at::Tensor sum = world.group().allocate(3, at::kFloat); // memory of the host that suits the backend: over shm the ranks share it
+    at::Tensor sum =
+        world.group().allocate(3, at::kFloat); // memory of the host that suits the backend: over shm the ranks share it
     sum.copy_(at::tensor(at::ArrayRef<float>(kNumbers[world.rank()])));
     world.group().all_reduce(sum).wait();
 
     const float* value = sum.const_data_ptr<float>();
-    std::printf("rank %d of 3 over %s: [%g, %g, %g]\n", world.rank(), world.group().backend(), value[0], value[1], value[2]);
+    std::printf("rank %d of 3 over %s: [%g, %g, %g]\n", world.rank(), world.group().backend(), value[0], value[1],
+                value[2]);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

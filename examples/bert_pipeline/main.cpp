@@ -1,6 +1,8 @@
-// BERT on the novels as a pipeline whose blocks pass (hidden, mask) on; naive model parallel with --schedule naive --micro-batches 1:
+// BERT on the novels as a pipeline whose blocks pass (hidden, mask) on; naive model parallel with --schedule naive
+// --micro-batches 1:
 //   trireme launch -n 2 -- bert_pipeline --stages 2
-// Options: --stages 2, --schedule 1f1b, --batch 16, --micro-batches 4, --steps 250, --layers 4, --hidden 128, --heads 4, --length 128,
+// Options: --stages 2, --schedule 1f1b, --batch 16, --micro-batches 4, --steps 250, --layers 4, --hidden 128, --heads
+// 4, --length 128,
 // --text data/austen/train.txt, --json FILE (what was measured, for benchmarks/run mp-vs-pp).
 #include "../arguments.h"
 #include "../per_rank.h"
@@ -13,8 +15,8 @@
 #include <trireme/monitor/resources.h>
 #include <trireme/trireme.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdio>
 
@@ -57,7 +59,8 @@ int run(int argc, char** argv) {
   const bool talks = world.rank() == 0;
 
   trireme::InitializeOptions needs;
-  needs.pipeline = std::make_shared<pipeline::PipelineModule>(models::bert_layers(options.model), models::masked_lm_loss, options.pipeline);
+  needs.pipeline = std::make_shared<pipeline::PipelineModule>(models::bert_layers(options.model),
+                                                              models::masked_lm_loss, options.pipeline);
   needs.config.batch.train = options.batch;
   needs.config.batch.accumulation = options.micro_batches;
   needs.config.optimizer.emplace();
@@ -89,8 +92,10 @@ int run(int argc, char** argv) {
       std::printf("rank %zu: at most %.0f MB\n", rank, memory[rank] / (1 << 20));
     }
     if (!options.json.empty()) {
-      const nlohmann::json row{
-          {"step_ms", step_ms}, {"losses", losses}, {"peak_rss_bytes", memory}, {"parameters", engine->num_parameters()}};
+      const nlohmann::json row{{"step_ms", step_ms},
+                               {"losses", losses},
+                               {"peak_rss_bytes", memory},
+                               {"parameters", engine->num_parameters()}};
       trireme::write_file_atomically(options.json, row.dump() + "\n");
     }
   }
@@ -99,9 +104,7 @@ int run(int argc, char** argv) {
 
 } // namespace
 
-int main(int argc, char** argv) try {
-  return run(argc, argv);
-} catch (const std::exception& error) {
+int main(int argc, char** argv) try { return run(argc, argv); } catch (const std::exception& error) {
   std::fprintf(stderr, "bert_pipeline: %s\n", error.what());
   return 2;
 }

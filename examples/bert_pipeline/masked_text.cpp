@@ -29,7 +29,8 @@ MaskedText::MaskedText(const std::filesystem::path& file, int64_t length)
     throw trireme::InputError("masked text", trireme::concat("a sample needs at least 16 bytes, got ", length));
   }
   if (size() < 1) {
-    throw trireme::InputError("masked text", trireme::concat(file.string(), " has ", text_.size(), " bytes, one sample needs ", length));
+    throw trireme::InputError(
+        "masked text", trireme::concat(file.string(), " has ", text_.size(), " bytes, one sample needs ", length));
   }
 }
 
@@ -44,9 +45,11 @@ trireme::data::Batch MaskedText::get(std::span<const int64_t> indices) const {
   auto* target = target_BT.mutable_data_ptr<int64_t>();
   const auto asked = static_cast<size_t>(kAskedShare * static_cast<double>(length_));
   for (const int64_t index : indices) {
-    const std::string_view piece = std::string_view(text_).substr(static_cast<size_t>(index * length_), static_cast<size_t>(length_));
+    const std::string_view piece =
+        std::string_view(text_).substr(static_cast<size_t>(index * length_), static_cast<size_t>(length_));
     const int64_t length = length_of(piece);
-    std::transform(piece.begin(), piece.begin() + length, tokens, [](char byte) { return static_cast<unsigned char>(byte); });
+    std::transform(piece.begin(), piece.begin() + length, tokens,
+                   [](char byte) { return static_cast<unsigned char>(byte); });
     std::fill_n(mask, length, true);
     std::mt19937_64 random(kSeed + static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15ull);
     for (size_t done = 0; done < asked;) {

@@ -7,10 +7,11 @@
 
 /// Text as masked-language-model samples of bytes (Devlin et al. 2018, arXiv:1810.04805).
 ///
-/// A sample is a piece of `length` bytes that ends at its last full stop, if one is in its second half; the rest is padding.
-/// Masks the same number of bytes in each sample, 15 % of a whole one, so that the mean over a batch is the mean
-/// over its micro-batches: 8 of 10 are replaced by a mask token, 1 by any byte, 1 stays. Which ones depends on the sample's number only.
-/// Inputs: tokens [B, T] int64 and mask [B, T] bool, true where there is text. Target [B, T]: the byte, or -100 where none is asked for.
+/// A sample is a piece of `length` bytes that ends at its last full stop, if one is in its second half; the rest is
+/// padding. Masks the same number of bytes in each sample, 15 % of a whole one, so that the mean over a batch is the
+/// mean over its micro-batches: 8 of 10 are replaced by a mask token, 1 by any byte, 1 stays. Which ones depends on the
+/// sample's number only. Inputs: tokens [B, T] int64 and mask [B, T] bool, true where there is text. Target [B, T]: the
+/// byte, or -100 where none is asked for.
 class MaskedText : public trireme::data::Dataset {
  public:
   static constexpr int64_t kMask = 256;

@@ -12,7 +12,8 @@ class Waves : public trireme::data::Dataset {
     return 4096;
   }
   trireme::data::Batch get(std::span<const int64_t> indices) const override {
-    const at::Tensor i = torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size()), torch::kFloat32).unsqueeze(1);
+    const at::Tensor i =
+        torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size()), torch::kFloat32).unsqueeze(1);
     const at::Tensor x = torch::sin(i * torch::arange(1, 9, torch::kFloat32));
     return {{x}, {torch::sin(x.sum(1, true))}, static_cast<int64_t>(indices.size())};
   }
@@ -23,10 +24,13 @@ class Waves : public trireme::data::Dataset {
 
 int main(int argc, char** argv) try {
   auto world = trireme::World::connect();
-  torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
+                              torch::nn::Linear(64, 1));
   trireme::InitializeOptions options;
   options.model = model.ptr();
-  options.loss = [&](const trireme::data::Batch& batch) { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+  options.loss = [&](const trireme::data::Batch& batch) {
+    return torch::mse_loss(model->forward(batch.input()), batch.target());
+  };
   options.config = trireme::read_config(argc > 1 ? argv[1] : "examples/deepspeed_json/ds_config.json");
   options.training_data = std::make_shared<Waves>();
   auto [engine, optimizer, loader, schedule] = trireme::initialize(world, options);

@@ -11,11 +11,11 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/resource.h>
+#include <unistd.h>
 #include <csignal>
 #include <filesystem>
 #include <map>
-#include <sys/resource.h>
-#include <unistd.h>
 
 namespace trireme::activations {
 namespace {
@@ -46,7 +46,10 @@ class Scratch {
 
 // A residual block with a batch norm, dropout, and tensors of which several views are saved.
 struct BlockImpl : torch::nn::Module {
-  BlockImpl() : norm(register_module("norm", torch::nn::BatchNorm1d(kWidth))), in(register_module("in", torch::nn::Linear(kWidth, 3 * kWidth))), out(register_module("out", torch::nn::Linear(kWidth, kWidth))) {}
+  BlockImpl()
+      : norm(register_module("norm", torch::nn::BatchNorm1d(kWidth))),
+        in(register_module("in", torch::nn::Linear(kWidth, 3 * kWidth))),
+        out(register_module("out", torch::nn::Linear(kWidth, kWidth))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor wide = in->forward(norm->forward(x));
     const auto parts = wide.chunk(3, 1);
@@ -67,7 +70,9 @@ struct Model : torch::nn::Module {
   at::Tensor forward(at::Tensor x, bool recomputes = false) {
     x = x * scale;
     for (Block& block : all) {
-      x = call({.key = block.get(), .type = "Block", .recomputes = recomputes, .recompute = {.buffers = block->buffers()}}, [&block](at::Tensor y) { return block->forward(y); }, x);
+      x = call(
+          {.key = block.get(), .type = "Block", .recomputes = recomputes, .recompute = {.buffers = block->buffers()}},
+          [&block](at::Tensor y) { return block->forward(y); }, x);
     }
     return x.square().mean();
   }
@@ -91,7 +96,9 @@ struct Ended {
 constexpr int kBlocks = 4;
 constexpr int kSteps = 4;
 
-Ended train(const std::optional<Options>& options, const std::function<void(Activations&, int step)>& after_step = nullptr, const std::function<at::Tensor(Model&, const at::Tensor&)>& loss_of = nullptr) {
+Ended train(const std::optional<Options>& options,
+            const std::function<void(Activations&, int step)>& after_step = nullptr,
+            const std::function<at::Tensor(Model&, const at::Tensor&)>& loss_of = nullptr) {
   torch::set_num_threads(1);
   torch::manual_seed(7);
   Model model(kBlocks);
@@ -151,7 +158,8 @@ TEST(ActivationsTest, EveryWayGivesTheSameBits) {
     expect_equal(all[way], plain);
   }
   const int64_t input = kRows * kWidth * 4;
-  // Of a block: the input, the norm's and its statistics, `wide`, sigmoid and tanh, the dropped and its mask, relu's result.
+  // Of a block: the input, the norm's and its statistics, `wide`, sigmoid and tanh, the dropped and its mask, relu's
+  // result.
   EXPECT_GE(all[Way::keep].peak, kBlocks * 8 * input);
   EXPECT_LE(all[Way::recompute].peak, kBlocks * input + all[Way::keep].peak / kBlocks);
   EXPECT_EQ(all[Way::keep].out + all[Way::recompute].out, 0);
@@ -168,7 +176,8 @@ TEST(ActivationsTest, EveryWayGivesTheSameBits) {
 TEST(ActivationsTest, EachPartHasAWayOfItsOwn) {
   const Scratch scratch;
   const Ended plain = train(std::nullopt);
-  const Ended mixed = train(Options{.choices = {Way::nvme, Way::recompute, Way::recompute_nvme, Way::keep}, .nvme_path = scratch.path()});
+  const Ended mixed = train(
+      Options{.choices = {Way::nvme, Way::recompute, Way::recompute_nvme, Way::keep}, .nvme_path = scratch.path()});
   expect_equal(mixed, plain);
   EXPECT_THAT(mixed.ways, testing::ElementsAre(Way::nvme, Way::recompute, Way::recompute_nvme, Way::keep));
   EXPECT_THROW(train(Options{.choices = {Way::keep, Way::keep}}), InputError);
@@ -188,7 +197,8 @@ TEST(ActivationsTest, AutomaticStaysWithinTheBudgetAndKeepsWhatFits) {
   const Ended plain = train(std::nullopt);
   const Ended keep = train(Options{.policy = Way::keep});
   const Ended recompute = train(Options{.policy = Way::recompute});
-  for (const int64_t budget : {recompute.peak * 2, (recompute.peak + keep.peak) / 2 + recompute.peak / 2, keep.peak * 4}) {
+  for (const int64_t budget :
+       {recompute.peak * 2, (recompute.peak + keep.peak) / 2 + recompute.peak / 2, keep.peak * 4}) {
     std::string said;
     const auto decide = [&](Activations& activations, int step) {
       EXPECT_EQ(activations.wants_decision(), step == 1) << "decided after the second step";
@@ -199,7 +209,8 @@ TEST(ActivationsTest, AutomaticStaysWithinTheBudgetAndKeepsWhatFits) {
         EXPECT_LE(activations.peak_bytes(), budget) << testing::PrintToString(to_words(activations.ways())) << said;
       }
     };
-    const Ended chosen = train(Options{.automatic = true, .memory_budget = budget, .nvme_path = scratch.path(), .profile = true}, decide);
+    const Ended chosen = train(
+        Options{.automatic = true, .memory_budget = budget, .nvme_path = scratch.path(), .profile = true}, decide);
     expect_equal(chosen, plain);
     EXPECT_THAT(said, HasSubstr("activations of 4 parts"));
     EXPECT_THAT(said, HasSubstr("0 Block: forward"));
@@ -214,7 +225,9 @@ TEST(ActivationsTest, AutomaticStaysWithinTheBudgetAndKeepsWhatFits) {
 TEST(ActivationsTest, ADecisionOfAnotherRunNeedsRoom) {
   const Scratch scratch;
   const auto has_room = [&](Way way, int64_t bytes, int64_t ranks = 1, int64_t in_flight = 1) {
-    const Activations activations({.automatic = true, .memory_budget = 1, .nvme_path = scratch.path(), .ranks_on_host = ranks}, at::kCPU, {}, in_flight);
+    const Activations activations(
+        {.automatic = true, .memory_budget = 1, .nvme_path = scratch.path(), .ranks_on_host = ranks}, at::kCPU, {},
+        in_flight);
     return activations.has_room_for({{way, Way::keep}, {bytes, 1}, {0, 0}, {0, 0}}, /*host_room=*/1000);
   };
   const auto free = static_cast<int64_t>(fs::space(scratch.path()).available);
@@ -242,7 +255,8 @@ TEST(ActivationsTest, ABudgetThatNothingFitsSaysWhatWould) {
   }
 }
 
-// Storages that an earlier part keeps anyway, tensors that are saved twice, a graph that is used twice, one that is dropped.
+// Storages that an earlier part keeps anyway, tensors that are saved twice, a graph that is used twice, one that is
+// dropped.
 TEST(ActivationsTest, GraphsMayBeUsedTwiceOrNever) {
   const Scratch scratch;
   const auto twice = [](Model& model, const at::Tensor& x) {
@@ -251,13 +265,17 @@ TEST(ActivationsTest, GraphsMayBeUsedTwiceOrNever) {
     loss.backward({}, /*retain_graph=*/true);
     return loss;
   };
-  expect_equal(train(Options{.choices = {Way::keep, Way::nvme, Way::nvme, Way::recompute_nvme}, .nvme_path = scratch.path()}, nullptr, twice), train(std::nullopt, nullptr, twice));
+  expect_equal(
+      train(Options{.choices = {Way::keep, Way::nvme, Way::nvme, Way::recompute_nvme}, .nvme_path = scratch.path()},
+            nullptr, twice),
+      train(std::nullopt, nullptr, twice));
 }
 
 TEST(ActivationsTest, NothingIsCountedWhenAllIsOver) {
   const Scratch scratch;
   for (const Way way : {Way::keep, Way::recompute}) {
-    train(Options{.policy = way}, [&](Activations& activations, int) { EXPECT_EQ(activations.bytes(), 0) << name_of(way); });
+    train(Options{.policy = way},
+          [&](Activations& activations, int) { EXPECT_EQ(activations.bytes(), 0) << name_of(way); });
   }
   int64_t spare = 0; // buffers that wait for the next step
   train(Options{.policy = Way::nvme, .nvme_path = scratch.path()}, [&](Activations& activations, int step) {
@@ -283,7 +301,9 @@ TEST(ActivationsTest, ASavedTensorThatChangesIsFound) {
       loss.backward();
       ADD_FAILURE() << name_of(way);
     } catch (const std::exception& error) {
-      EXPECT_THAT(error.what(), testing::AnyOf(HasSubstr("modified by an inplace operation"), HasSubstr("modified in place"))) << name_of(way);
+      EXPECT_THAT(error.what(),
+                  testing::AnyOf(HasSubstr("modified by an inplace operation"), HasSubstr("modified in place")))
+          << name_of(way);
     }
   }
 }
@@ -300,7 +320,9 @@ TEST(ActivationsTest, EachVersionOfAStorageIsMovedByItself) {
   x.fill_(2);
   const auto second = storages.of(x.storage(), 1, Place::nvme);
   EXPECT_NE(second, first);
-  const auto values = [&](const std::shared_ptr<SavedStorage>& saved) { return static_cast<const float*>(mover->wait_for(*saved->away).data())[4999]; };
+  const auto values = [&](const std::shared_ptr<SavedStorage>& saved) {
+    return static_cast<const float*>(mover->wait_for(*saved->away).data())[4999];
+  };
   EXPECT_EQ(values(first), 1);
   EXPECT_EQ(values(second), 2);
 }
@@ -314,7 +336,13 @@ TEST(ActivationsTest, RecomputationInsideAPartMovesItsInputs) {
   at::Tensor loss;
   {
     const auto scope = activations.enter({});
-    loss = call({.key = &key}, [](at::Tensor in) { return recompute::call([](at::Tensor y) { return y.sin().cos().sin().cos(); }, in * 2); }, x).sum();
+    loss = call(
+               {.key = &key},
+               [](at::Tensor in) {
+                 return recompute::call([](at::Tensor y) { return y.sin().cos().sin().cos(); }, in * 2);
+               },
+               x)
+               .sum();
   }
   EXPECT_EQ(activations.bytes_out(), kRows * kWidth * 4);
   loss.backward();
@@ -324,7 +352,8 @@ TEST(ActivationsTest, RecomputationInsideAPartMovesItsInputs) {
   EXPECT_TRUE(x.grad().equal(grad));
 }
 
-// A disk without room, as far as a process can make one: files may not become large. The step ends with the reason and the next one works.
+// A disk without room, as far as a process can make one: files may not become large. The step ends with the reason and
+// the next one works.
 TEST(ActivationsTest, ADiskWithoutRoomEndsTheForwardWithTheReason) {
   const Scratch scratch;
   const rlimit unlimited = [] {

@@ -16,7 +16,9 @@ using testing::ElementsAre;
 
 // Costs of the size that layers have: milliseconds, megabytes, gigabytes a second.
 Problem random_problem(std::mt19937& random, int parts) {
-  const auto between = [&](double least, double most) { return std::uniform_real_distribution<double>(least, most)(random); };
+  const auto between = [&](double least, double most) {
+    return std::uniform_real_distribution<double>(least, most)(random);
+  };
   Problem problem;
   problem.allowed = {kWays.begin(), kWays.end()};
   problem.host = {1 / between(1e9, 3e10), 1 / between(1e9, 3e10), 0};
@@ -30,7 +32,9 @@ Problem random_problem(std::mt19937& random, int parts) {
   for (int i = 0; i < parts; ++i) {
     const double forward = between(1e-4, 2e-2);
     problem.parts.push_back(alike && i > 0 ? problem.parts.front()
-                                           : PartCost{static_cast<int64_t>(between(0, 2e7)), static_cast<int64_t>(between(1e5, 4e6)), 0, forward, forward * between(1.5, 3)});
+                                           : PartCost{static_cast<int64_t>(between(0, 2e7)),
+                                                      static_cast<int64_t>(between(1e5, 4e6)), 0, forward,
+                                                      forward * between(1.5, 3)});
     PartCost& part = problem.parts.back();
     part.share_bytes = shares ? part.input_bytes / 4 : part.input_bytes;
     all += problem.parts.back().bytes + problem.parts.back().input_bytes;
@@ -98,7 +102,10 @@ TEST(ActivationChoice, KeepsToTheRoomThereIs) {
   double best_seconds = 0;
   for (int trial = 0; trial < 600; ++trial) {
     Problem problem = random_problem(random, 1 + trial % 5);
-    const auto room = [&] { return static_cast<int64_t>(std::uniform_real_distribution<double>(0, 1)(random) * static_cast<double>(problem.budget)); };
+    const auto room = [&] {
+      return static_cast<int64_t>(std::uniform_real_distribution<double>(0, 1)(random) *
+                                  static_cast<double>(problem.budget));
+    };
     problem.file_room = room();
     problem.host_room = room();
     if (trial % 3 > 0) {
@@ -159,7 +166,8 @@ TEST(ActivationChoice, MovesToTheHostBeforeItRecomputes) {
   EXPECT_EQ(choice.ways.back(), Way::keep) << "nothing is behind the last part to hide its move";
 }
 
-// On the CPU a moved part lies in the buffers of moves: with all of them in files no more is there than those. What is kept or recomputed comes on top.
+// On the CPU a moved part lies in the buffers of moves: with all of them in files no more is there than those. What is
+// kept or recomputed comes on top.
 TEST(ActivationChoice, PartsInFilesLieInTheBuffers) {
   Problem problem = equal_parts(6);
   problem.allowed = {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme};
@@ -167,9 +175,11 @@ TEST(ActivationChoice, PartsInFilesLieInTheBuffers) {
   problem.nvme = {1 / 1e10, 1 / 1e10, 1 / 1e11}; // hidden, but for what the computing thread does
   EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::nvme)).bytes, 2 * 68'000'000);
   EXPECT_EQ(judge(problem, {Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::nvme, Way::keep}).bytes, 3 * 68'000'000);
-  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 2 * 4'001'792) << "buffers fill whole blocks";
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 2 * 4'001'792)
+      << "buffers fill whole blocks";
   problem.in_flight = 3;
-  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 3 * 4'001'792) << "one leaves while another comes back";
+  EXPECT_EQ(judge(problem, std::vector<Way>(6, Way::recompute_nvme)).bytes, 68'000'000 + 3 * 4'001'792)
+      << "one leaves while another comes back";
   problem.in_flight = 1;
   problem.budget = 2 * 68'000'000;
   EXPECT_EQ(to_words(choose(problem).ways), std::vector<std::string>{"6*nvme"});
@@ -188,7 +198,8 @@ TEST(ActivationChoice, RecomputesWhereMovesAreSlow) {
   EXPECT_THAT(choice.ways, testing::Contains(Way::recompute));
 }
 
-// Four ranks keep a quarter of each input: three quarters of what recomputation holds are there for parts that are kept, for the price of gathering.
+// Four ranks keep a quarter of each input: three quarters of what recomputation holds are there for parts that are
+// kept, for the price of gathering.
 TEST(ActivationChoice, SharesOfInputsLeaveRoomForPartsThatAreKept) {
   Problem problem = equal_parts(12);
   problem.allowed = {Way::keep, Way::recompute};

@@ -6,8 +6,8 @@
 
 #include <gmock/gmock.h>
 
-#include <fstream>
 #include <unistd.h>
+#include <fstream>
 
 namespace trireme::activations {
 namespace {

@@ -1,5 +1,6 @@
-// `aio_program FOLDER io_uring|threads|none direct|cached`: makes a file, writes, reads and compares a few transfers (none: none), for tests that let its system calls fail.
-// Prints "direct" or "cached" as the file was opened, "ENGINE ok" at the end, and each error. Status 0: all went well; 1: errors were told; 3: bytes are wrong.
+// `aio_program FOLDER io_uring|threads|none direct|cached`: makes a file, writes, reads and compares a few transfers
+// (none: none), for tests that let its system calls fail. Prints "direct" or "cached" as the file was opened, "ENGINE
+// ok" at the end, and each error. Status 0: all went well; 1: errors were told; 3: bytes are wrong.
 #include <trireme/aio/transfers.h>
 #include <trireme/base/error.h>
 

@@ -4,15 +4,15 @@
 
 #include <trireme/aio/probe.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <fcntl.h>
-#include <fstream>
-#include <set>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <set>
 
 namespace trireme::aio {
 namespace {
@@ -28,7 +28,7 @@ TEST_F(FileTest, HasItsBlocksFromTheBeginning) {
   for (const bool direct : {true, false}) {
     const File file = File::create(folder_.path / "file", 1'000'001, direct);
     EXPECT_EQ(file.size(), 1'003'520) << "rounded up";
-    struct stat status {};
+    struct stat status{};
     ASSERT_EQ(::stat(file.path().c_str(), &status), 0);
     EXPECT_EQ(status.st_size, file.size());
     EXPECT_GE(status.st_blocks * 512, file.size()) << "no holes";
@@ -78,7 +78,7 @@ TEST_F(FileTest, WithoutANameIsAsOneWithANameThatIsRemoved) {
     const File file = File::create_unnamed(path, 1'000'001, direct);
     EXPECT_TRUE(std::filesystem::is_empty(folder_.path));
     EXPECT_EQ(file.path(), path) << "for messages";
-    struct stat status {};
+    struct stat status{};
     ASSERT_EQ(::fstat(file.descriptor(), &status), 0);
     EXPECT_EQ(status.st_size, 1'003'520);
     EXPECT_GE(status.st_blocks * 512, status.st_size) << "no holes";
@@ -93,13 +93,17 @@ TEST_F(FileTest, WithoutANameIsAsOneWithANameThatIsRemoved) {
     transfers.wait(transfers.read(file, 0, back.data(), back.size()));
     EXPECT_EQ(std::memcmp(there.data(), back.data(), static_cast<size_t>(there.size())), 0);
   }
-  EXPECT_THAT(error_of([&] { File::create_unnamed(folder_.path / "none" / "file", kPage); }), testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "), HasSubstr("none/file: No such file or directory")));
+  EXPECT_THAT(error_of([&] { File::create_unnamed(folder_.path / "none" / "file", kPage); }),
+              testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "),
+                             HasSubstr("none/file: No such file or directory")));
 }
 
 TEST_F(FileTest, SaysWhatCannotBeOpenedOrMade) {
-  EXPECT_THAT(error_of([&] { File::open(folder_.path / "none"); }), HasSubstr(concat("cannot open ", (folder_.path / "none").string(), ": No such file")));
+  EXPECT_THAT(error_of([&] { File::open(folder_.path / "none"); }),
+              HasSubstr(concat("cannot open ", (folder_.path / "none").string(), ": No such file")));
   EXPECT_THAT(error_of([&] { File::open(folder_.path); }), HasSubstr("cannot open "));
-  EXPECT_THAT(error_of([&] { File::create(folder_.path / "none" / "file", kPage); }), testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "), HasSubstr("No such file or directory")));
+  EXPECT_THAT(error_of([&] { File::create(folder_.path / "none" / "file", kPage); }),
+              testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "), HasSubstr("No such file or directory")));
   EXPECT_THAT(error_of([&] { File::create(folder_.path / "file", -1); }), HasSubstr("a file of -1 bytes"));
   EXPECT_THAT(error_of([&] { Memory(-1); }), HasSubstr("memory of -1 bytes"));
   EXPECT_THAT(error_of([&] { Memory(int64_t{1} << 60); }), HasSubstr("no memory of "));
@@ -112,7 +116,8 @@ TEST_F(FileTest, NoticesAFullDiskWhenItIsMade) {
   }
   const auto path = folder_.path / "disk" / "file";
   const std::string error = error_of([&] { File::create(path, 4 * SmallDisk::kBytes); });
-  EXPECT_THAT(error, HasSubstr(concat("cannot reserve 33.6 MB for ", path.string(), ": No space left on device, 8.39 MB are free in ")));
+  EXPECT_THAT(error, HasSubstr(concat("cannot reserve 33.6 MB for ", path.string(),
+                                      ": No space left on device, 8.39 MB are free in ")));
   EXPECT_FALSE(std::filesystem::exists(path));
   File::create(path, SmallDisk::kBytes / 2);
   EXPECT_EQ(filesystem_of(path), "tmpfs");
@@ -192,13 +197,15 @@ TEST_F(ProbeTest, KnowsASmallDisk) {
   const Probe found = probe(folder_.path / "a disk", {kPage, 1}, 100 * kPage);
   EXPECT_EQ(found.filesystem, "tmpfs");
   EXPECT_EQ(found.free_bytes, SmallDisk::kBytes);
-  EXPECT_THAT(error_of([&] { probe(folder_.path / "a disk", {}, 2 * SmallDisk::kBytes); }), HasSubstr("cannot reserve 16.8 MB for "));
+  EXPECT_THAT(error_of([&] { probe(folder_.path / "a disk", {}, 2 * SmallDisk::kBytes); }),
+              HasSubstr("cannot reserve 16.8 MB for "));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path / "a disk"));
 }
 
 TEST_F(ProbeTest, RefusesWhatCannotBe) {
   EXPECT_THAT(error_of([&] { probe(folder_.path / "none", {}, kPage); }), HasSubstr("cannot make a file of"));
-  EXPECT_THAT(error_of([&] { probe(folder_.path, {1000}, kPage); }), HasSubstr("block_size is 1000, a multiple of 4096"));
+  EXPECT_THAT(error_of([&] { probe(folder_.path, {1000}, kPage); }),
+              HasSubstr("block_size is 1000, a multiple of 4096"));
   EXPECT_THAT(error_of([&] { probe(folder_.path, {kPage, 0}, kPage); }), HasSubstr("queue_depth is 0"));
   EXPECT_THAT(error_of([&] { probe(folder_.path, {kPage, 1, 0}, kPage); }), HasSubstr("intra_op_parallelism is 0"));
 }

@@ -3,11 +3,11 @@
 
 #include <trireme/aio/queue.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <map>
 #include <thread>
-#include <unistd.h>
 
 namespace trireme::aio {
 namespace {
@@ -25,12 +25,14 @@ TEST_F(QueueTest, CutsTransfersIntoBlocksInOrder) {
   Queue queue(4 * kPage);
   const auto first = queue.add(file, true, 0, memory.data(), 10 * kPage);
   const auto second = queue.add(file, false, 3 * kPage, memory.data(), kPage);
-  const std::vector<std::tuple<uint64_t, bool, int64_t, int64_t>> expected = {{first, true, 0, 4}, {first, true, 4, 4}, {first, true, 8, 2}, {second, false, 3, 1}};
+  const std::vector<std::tuple<uint64_t, bool, int64_t, int64_t>> expected = {
+      {first, true, 0, 4}, {first, true, 4, 4}, {first, true, 8, 2}, {second, false, 3, 1}};
   std::vector<Request> requests;
   for (const auto& [id, write, offset, pages] : expected) {
     const auto request = queue.take(false);
     ASSERT_TRUE(request);
-    EXPECT_EQ(std::tuple(request->transfer, request->write, request->offset, request->bytes), std::tuple(id, write, offset * kPage, pages * kPage));
+    EXPECT_EQ(std::tuple(request->transfer, request->write, request->offset, request->bytes),
+              std::tuple(id, write, offset * kPage, pages * kPage));
     EXPECT_EQ(request->memory, memory.data() + (id == first ? offset * kPage : 0));
     EXPECT_EQ(request->descriptor, file.descriptor());
     requests.push_back(*request);
@@ -50,7 +52,8 @@ TEST_F(QueueTest, CutsTransfersIntoBlocksInOrder) {
   EXPECT_EQ(queue.bytes_read(), kPage);
 }
 
-/// Moves less than it is asked for, or nothing, for one reason or another. What it says that it moved, it moved; of a direct file whole pages.
+/// Moves less than it is asked for, or nothing, for one reason or another. What it says that it moved, it moved; of a
+/// direct file whole pages.
 int64_t move_some(std::mt19937_64& random, const Request& request, bool direct) {
   switch (random() % 6) {
     case 0:
@@ -88,7 +91,8 @@ TEST_F(QueueTest, ContinuesWhatWasMovedInPart) {
     for (const bool write : {true, false}) {
       std::vector<uint64_t> ids;
       for (int64_t begin = 0; begin < pages; begin += 7) {
-        ids.push_back(queue.add(file, write, begin * kPage, (write ? there : back).data() + begin * kPage, std::min<int64_t>(7, pages - begin) * kPage));
+        ids.push_back(queue.add(file, write, begin * kPage, (write ? there : back).data() + begin * kPage,
+                                std::min<int64_t>(7, pages - begin) * kPage));
       }
       std::vector<Request> taken; // finished in any order
       while (true) {
@@ -137,7 +141,8 @@ TEST_F(QueueTest, StopsATransferThatFailsAndNoOther) {
   queue.give_back(other, 4 * kPage);
   queue.wait(good);
   const std::string error = error_of([&] { queue.wait(bad); });
-  EXPECT_THAT(error, HasSubstr(concat("cannot write ", 4 * kPage, " bytes at offset ", 4 * kPage, " of ", file.path().string(), ": Input/output error, ")));
+  EXPECT_THAT(error, HasSubstr(concat("cannot write ", 4 * kPage, " bytes at offset ", 4 * kPage, " of ",
+                                      file.path().string(), ": Input/output error, ")));
   EXPECT_THAT(error, HasSubstr(concat(" are free in ", folder_.path.string())));
   EXPECT_TRUE(queue.wait_for_all().empty()) << "reported before";
   queue.add(file, true, 0, memory.data(), kPage);
@@ -150,7 +155,10 @@ TEST_F(QueueTest, StopsATransferThatFailsAndNoOther) {
 TEST_F(QueueTest, GivesUpWhereTheSystemGoesOnRefusing) {
   const File file = File::create(folder_.path / "refused", kPage);
   Memory memory(kPage);
-  for (const auto& [result, reason] : std::map<int64_t, std::string>{{-EAGAIN, "Resource temporarily unavailable"}, {-EINTR, "Interrupted system call"}, {0, "the system moved 0 bytes, again and again"}}) {
+  for (const auto& [result, reason] :
+       std::map<int64_t, std::string>{{-EAGAIN, "Resource temporarily unavailable"},
+                                      {-EINTR, "Interrupted system call"},
+                                      {0, "the system moved 0 bytes, again and again"}}) {
     Queue queue(kPage);
     const auto id = queue.add(file, true, 0, memory.data(), kPage);
     int times = 0;

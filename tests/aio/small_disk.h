@@ -12,7 +12,8 @@
 
 namespace trireme::aio {
 
-/// A file system of 8 MiB in memory that only this process sees, and its children; for root. It goes with the process. Before the process has threads.
+/// A file system of 8 MiB in memory that only this process sees, and its children; for root. It goes with the process.
+/// Before the process has threads.
 class SmallDisk {
  public:
   static constexpr int64_t kBytes = int64_t{8} << 20;
@@ -23,7 +24,8 @@ class SmallDisk {
       skip_reason_ = concat("only root has mounts of its own: ", std::strerror(errno));
       return;
     }
-    if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 || ::mount("tmpfs", folder.c_str(), "tmpfs", 0, concat("size=", kBytes).c_str()) != 0) {
+    if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", folder.c_str(), "tmpfs", 0, concat("size=", kBytes).c_str()) != 0) {
       skip_reason_ = concat("no small tmpfs: ", std::strerror(errno));
       return;
     }

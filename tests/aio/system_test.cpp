@@ -74,7 +74,9 @@ class SystemTest : public testing::Test {
 };
 
 TEST_F(SystemTest, ThreadsTakeOverWhereIoUringIsRefused) {
-  for (const uint32_t code : {EPERM, ENOSYS, ENOMEM}) { // a later filter goes before earlier ones only if it is stricter: the first code stays
+  for (const uint32_t code :
+       {EPERM, ENOSYS,
+        ENOMEM}) { // a later filter goes before earlier ones only if it is stricter: the first code stays
     Logged logged;
     if (!refuse_call(SYS_io_uring_setup, code)) {
       GTEST_SKIP() << "no filters of system calls here";
@@ -83,7 +85,9 @@ TEST_F(SystemTest, ThreadsTakeOverWhereIoUringIsRefused) {
     EXPECT_STREQ(transfers.engine(), "threads");
     EXPECT_THAT(logged.text(), HasSubstr("aio: 3 threads transfer, not io_uring: "));
 #ifdef TRIREME_HAS_LIBURING
-    EXPECT_THAT(logged.text(), HasSubstr("io_uring_setup: Operation not permitted (kernel.io_uring_disabled, or the filter of a container)"));
+    EXPECT_THAT(
+        logged.text(),
+        HasSubstr("io_uring_setup: Operation not permitted (kernel.io_uring_disabled, or the filter of a container)"));
 #endif
     expect_works(transfers);
     break;
@@ -101,7 +105,8 @@ TEST_F(SystemTest, TheEnvironmentChoosesThreads) {
 
 TEST_F(SystemTest, BuffersThatTheKernelRefusesAreUsedAsAnyMemory) {
   const File file = File::create(folder_.path / "file", 1024 * kPage);
-  const rlimit little{static_cast<rlim_t>(file.size() / 4), static_cast<rlim_t>(file.size() / 4)}; // enough for a ring on kernels that count it
+  const rlimit little{static_cast<rlim_t>(file.size() / 4),
+                      static_cast<rlim_t>(file.size() / 4)}; // enough for a ring on kernels that count it
   ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &little), 0);
   const test::OtherUser user; // root may lock as much as it likes
   if (!user.exists()) {
@@ -131,8 +136,11 @@ TEST_F(SystemTest, WarnsOfWhatFailedAndWasNotWaitedFor) {
 }
 
 TEST_F(SystemTest, OptionsThatCannotBeAreRefused) {
-  for (const auto& [options, text] : std::vector<std::pair<Options, std::string>>{{{4095}, "block_size is 4095"}, {{int64_t{2} << 30}, "block_size is 2147483648"}, {{kPage, 5000}, "queue_depth is 5000"},
-                                                                                {{kPage, 1, 1000}, "intra_op_parallelism is 1000"}}) {
+  for (const auto& [options, text] :
+       std::vector<std::pair<Options, std::string>>{{{4095}, "block_size is 4095"},
+                                                    {{int64_t{2} << 30}, "block_size is 2147483648"},
+                                                    {{kPage, 5000}, "queue_depth is 5000"},
+                                                    {{kPage, 1, 1000}, "intra_op_parallelism is 1000"}}) {
     EXPECT_THAT(error_of([&, &options = options] { Transfers transfers(options); }), HasSubstr(text));
   }
 }
@@ -156,8 +164,10 @@ TEST_P(RefusingSystem, SaysThatTheDiskIsFull) {
   Transfers transfers({64 * kPage, 4, 2}, uring());
   const auto bad = transfers.write(file, 0, memory.data(), memory.size());
   const auto good = transfers.write(small, 0, memory.data(), kPage);
-  EXPECT_THAT(error_of([&] { transfers.wait(bad); }),
-              testing::AllOf(HasSubstr("cannot write "), HasSubstr(concat("of ", path.string(), ": No space left on device, ")), HasSubstr(" are free in "), HasSubstr("Make room there")));
+  EXPECT_THAT(
+      error_of([&] { transfers.wait(bad); }),
+      testing::AllOf(HasSubstr("cannot write "), HasSubstr(concat("of ", path.string(), ": No space left on device, ")),
+                     HasSubstr(" are free in "), HasSubstr("Make room there")));
   transfers.wait(good);
 }
 
@@ -171,7 +181,9 @@ TEST_P(RefusingSystem, ContinuesUpToALimitAndNamesIt) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &most), 0);
   Transfers transfers({4 * kPage, 1, 1}, uring()); // the third block ends behind the limit
   const auto bad = transfers.write(file, 0, memory.data(), file.size());
-  EXPECT_THAT(error_of([&] { transfers.wait(bad); }), HasSubstr(concat("cannot write ", 2 * kPage, " bytes at offset ", limit, " of ", file.path().string(), ": File too large")));
+  EXPECT_THAT(error_of([&] { transfers.wait(bad); }),
+              HasSubstr(concat("cannot write ", 2 * kPage, " bytes at offset ", limit, " of ", file.path().string(),
+                               ": File too large")));
   EXPECT_EQ(transfers.bytes_written(), limit);
   EXPECT_EQ(std::memcmp(plain_bytes(file.path()).data(), memory.data(), static_cast<size_t>(limit)), 0);
   transfers.wait(transfers.write(file, 0, memory.data(), limit));
@@ -185,8 +197,10 @@ TEST_P(RefusingSystem, NamesADiskThatFails) {
   if (::geteuid() != 0 || ::unshare(CLONE_NEWNS) != 0) {
     GTEST_SKIP() << "only root mounts files";
   }
-  const auto [status, said] = test::run_command(concat("mount --make-rprivate / && truncate -s 24M ", image.string(), " && mkfs.ext4 -q -E nodiscard ", image.string(),
-                                                       " && mount -o loop ", image.string(), " ", mounted.string(), " && losetup --direct-io=on $(losetup -n -O NAME -j ", image.string(), ")"));
+  const auto [status, said] = test::run_command(
+      concat("mount --make-rprivate / && truncate -s 24M ", image.string(), " && mkfs.ext4 -q -E nodiscard ",
+             image.string(), " && mount -o loop ", image.string(), " ", mounted.string(),
+             " && losetup --direct-io=on $(losetup -n -O NAME -j ", image.string(), ")"));
   if (status != 0) {
     GTEST_SKIP() << said;
   }
@@ -202,7 +216,10 @@ TEST_P(RefusingSystem, NamesADiskThatFails) {
     std::filesystem::resize_file(image, 2 << 20); // what lies behind cannot be read any more
     const auto bad = transfers.read(file, 0, memory.data(), file.size());
     const auto good = transfers.read(other, 0, memory.data(), other.size());
-    EXPECT_THAT(error_of([&] { transfers.wait(bad); }), testing::AllOf(HasSubstr("cannot read "), HasSubstr(concat("of ", file.path().string(), ": Input/output error, ")), HasSubstr("dmesg")));
+    EXPECT_THAT(
+        error_of([&] { transfers.wait(bad); }),
+        testing::AllOf(HasSubstr("cannot read "),
+                       HasSubstr(concat("of ", file.path().string(), ": Input/output error, ")), HasSubstr("dmesg")));
     transfers.wait(good);
   }
   EXPECT_EQ(test::run_command(concat("umount ", mounted.string())).first, 0);

@@ -39,14 +39,16 @@ TEST_P(Engines, TransferWhatAPlainFileSays) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const int64_t pages = any_of_up_to(random, 300);
-    const Options options{kPage * any_of_up_to(random, 17), any_of_up_to(random, 9), any_of_up_to(random, 4), random() % 2 == 0, random() % 2 == 0};
+    const Options options{kPage * any_of_up_to(random, 17), any_of_up_to(random, 9), any_of_up_to(random, 4),
+                          random() % 2 == 0, random() % 2 == 0};
     const File file = file_of(pages * kPage);
     Memory there(pages * kPage);
     Memory back(pages * kPage);
     Transfers transfers(options, uring());
     EXPECT_STREQ(transfers.engine(), uring() ? "io_uring" : "threads");
     if (random() % 2 == 0) {
-      transfers.add_buffer(back.data(), back.size() / 2 / kPage * kPage); // some transfers lie in it, some do not, some half
+      transfers.add_buffer(back.data(),
+                           back.size() / 2 / kPage * kPage); // some transfers lie in it, some do not, some half
     }
     for (int round = 0; round < 2; ++round) {
       fill_pattern(there.data(), there.size(), seed * 10 + static_cast<uint64_t>(round));
@@ -66,9 +68,11 @@ TEST_P(Engines, TransferWhatAPlainFileSays) {
       std::memset(back.data(), 0, static_cast<size_t>(back.size()));
       ids.clear();
       for (const auto& [begin, length] : pieces_of(random, pages, 40)) {
-        ids.push_back(transfers.read(file, begin * kPage, back.data() + (pages - begin - length) * kPage, length * kPage));
+        ids.push_back(
+            transfers.read(file, begin * kPage, back.data() + (pages - begin - length) * kPage, length * kPage));
         for (int64_t page = 0; page < length; ++page) { // where each page of this piece must be
-          std::memcpy(there.data() + (pages - begin - length + page) * kPage, plain.data() + (begin + page) * kPage, kPage);
+          std::memcpy(there.data() + (pages - begin - length + page) * kPage, plain.data() + (begin + page) * kPage,
+                      kPage);
         }
       }
       for (const auto id : ids) {
@@ -86,8 +90,8 @@ TEST_P(Engines, GoOnWithoutTheCaller) {
   const File file = file_of(bytes);
   Memory memory(bytes);
   Transfers transfers({kPage, 2, 1}, uring());
-  for (int64_t round = 1; round <= 3; ++round) { // the second one finds the engine asleep
-    transfers.read(file, 0, memory.data(), bytes); // 128 times as many requests as are in the system at a time
+  for (int64_t round = 1; round <= 3; ++round) {     // the second one finds the engine asleep
+    transfers.read(file, 0, memory.data(), bytes);   // 128 times as many requests as are in the system at a time
     while (transfers.bytes_read() < round * bytes) { // asks for nothing: the test's deadline ends what does not go on
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -137,7 +141,8 @@ TEST_P(Engines, AreSafeForThreads) {
         const int64_t offset = worker * pages * kPage;
         transfers.wait(transfers.write(file, offset, there.data(), there.size()));
         transfers.wait(transfers.read(file, offset, back.data(), back.size()));
-        wrong[static_cast<size_t>(worker)] += std::memcmp(there.data(), back.data(), static_cast<size_t>(there.size())) != 0;
+        wrong[static_cast<size_t>(worker)] +=
+            std::memcmp(there.data(), back.data(), static_cast<size_t>(there.size())) != 0;
       }
       transfers.remove_buffer(there.data());
     });
@@ -205,7 +210,9 @@ TEST_P(Engines, SayThatAFileIsOnlyToRead) {
   Transfers transfers({kPage, 4, 2}, uring());
   const auto write = transfers.write(file, 0, memory.data(), 8 * kPage);
   const auto read = transfers.read(file, 0, memory.data(), 8 * kPage);
-  EXPECT_THAT(error_of([&] { transfers.wait(write); }), testing::AllOf(HasSubstr("cannot write 4096 bytes at offset "), HasSubstr("Bad file descriptor"), HasSubstr("only to read")));
+  EXPECT_THAT(error_of([&] { transfers.wait(write); }),
+              testing::AllOf(HasSubstr("cannot write 4096 bytes at offset "), HasSubstr("Bad file descriptor"),
+                             HasSubstr("only to read")));
   transfers.wait(read);
 }
 
@@ -213,8 +220,11 @@ TEST_P(Engines, RefuseWhatIsNotAligned) {
   const File file = file_of(8 * kPage);
   Memory memory(8 * kPage);
   Transfers transfers({}, uring());
-  for (const auto& call : std::vector<std::function<void()>>{[&] { transfers.read(file, 512, memory.data(), kPage); }, [&] { transfers.read(file, 0, memory.data() + 512, kPage); },
-                                                             [&] { transfers.write(file, 0, memory.data(), 100); }, [&] { transfers.write(file, -kPage, memory.data(), kPage); }}) {
+  for (const auto& call :
+       std::vector<std::function<void()>>{[&] { transfers.read(file, 512, memory.data(), kPage); },
+                                          [&] { transfers.read(file, 0, memory.data() + 512, kPage); },
+                                          [&] { transfers.write(file, 0, memory.data(), 100); },
+                                          [&] { transfers.write(file, -kPage, memory.data(), kPage); }}) {
     EXPECT_THAT(error_of(call), HasSubstr("multiples of 4096 are needed"));
   }
   EXPECT_THAT(error_of([&] { transfers.wait(7); }), HasSubstr("transfer 7 was waited for, and there are 0"));
@@ -227,7 +237,8 @@ TEST_P(Engines, ForgetABufferThatIsRemoved) {
   Transfers transfers({16 * kPage, 4, 2}, uring());
   void* place = nullptr;
   for (uint64_t round = 0; round < 3; ++round) { // new memory at the same address: other pages than the kernel knew
-    void* memory = ::mmap(place, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (place == nullptr ? 0 : MAP_FIXED), -1, 0);
+    void* memory = ::mmap(place, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | (place == nullptr ? 0 : MAP_FIXED), -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     place = memory;
     const bool kept = transfers.add_buffer(memory, bytes);

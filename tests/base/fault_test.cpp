@@ -83,7 +83,8 @@ TEST_F(FaultTest, WithoutAnEngineOccurrencesAreSteps) {
 }
 
 TEST_F(FaultTest, RefusesWhatIsWrongByName) {
-  EXPECT_THAT(refusal("rank=1,phase=al_reduce,kind=kill"), HasSubstr("phase=al_reduce is unknown. Did you mean \"all_reduce\"?"));
+  EXPECT_THAT(refusal("rank=1,phase=al_reduce,kind=kill"),
+              HasSubstr("phase=al_reduce is unknown. Did you mean \"all_reduce\"?"));
   EXPECT_THAT(refusal("rank=1,stp=7"), HasSubstr("there is no key \"stp\". Did you mean \"step\"?"));
   EXPECT_THAT(refusal("phase=step,kind=die"), HasSubstr("kind=die is unknown"));
   EXPECT_THAT(refusal("rnk=1,phase=step,kind=kill"), HasSubstr("\"rank\""));

@@ -5,12 +5,12 @@
 
 #include <gmock/gmock.h>
 
-#include <csignal>
-#include <fstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <csignal>
+#include <fstream>
 
 namespace trireme {
 namespace {
@@ -106,7 +106,8 @@ TEST_F(FileTest, AScratchFolderGoesAwayWithWhatIsInIt) {
     make_scratch_folder("run", folder_ / "file", "Choose another.");
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("cannot make a folder in"), testing::HasSubstr("Choose another.")));
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("cannot make a folder in"), testing::HasSubstr("Choose another.")));
   }
   EXPECT_THROW(is_there(folder_ / std::string(5000, 'x')), InputError);
 }
@@ -125,8 +126,10 @@ TEST_F(FileTest, WhatCannotBeWrittenIsKnownBefore) {
   EXPECT_EQ(refusal(folder_ / "new"), "");
   EXPECT_EQ(read_file(folder_ / "latest"), "old");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "looking leaves nothing";
-  EXPECT_THAT(refusal(folder_), testing::AllOf(testing::HasSubstr("cannot create"), testing::HasSubstr("Is a directory")));
-  EXPECT_THAT(refusal(folder_ / "absent" / "new"), testing::AllOf(testing::HasSubstr("absent/new"), testing::HasSubstr("No such file or directory")));
+  EXPECT_THAT(refusal(folder_),
+              testing::AllOf(testing::HasSubstr("cannot create"), testing::HasSubstr("Is a directory")));
+  EXPECT_THAT(refusal(folder_ / "absent" / "new"),
+              testing::AllOf(testing::HasSubstr("absent/new"), testing::HasSubstr("No such file or directory")));
 
   const test::OtherUser user; // root may write everywhere
   if (!user.exists()) {
@@ -135,7 +138,9 @@ TEST_F(FileTest, WhatCannotBeWrittenIsKnownBefore) {
   const ScratchFolder closed(make_scratch_folder("trireme_closed"));
   write_file_atomically(closed.path / "latest", "old");
   fs::permissions(closed.path, fs::perms::owner_read | fs::perms::owner_exec);
-  EXPECT_THAT(refusal(closed.path / "latest"), testing::AllOf(testing::HasSubstr((closed.path / "latest").string()), testing::HasSubstr("Permission denied"))) << "writing puts a new file in its place";
+  EXPECT_THAT(refusal(closed.path / "latest"), testing::AllOf(testing::HasSubstr((closed.path / "latest").string()),
+                                                              testing::HasSubstr("Permission denied")))
+      << "writing puts a new file in its place";
   fs::permissions(closed.path, fs::perms::owner_all);
   EXPECT_EQ(refusal(closed.path / "latest"), "");
 }
@@ -175,7 +180,8 @@ TEST_F(FileTest, WhatAKilledProcessLeftIsRemovedAndNothingElse) {
   ASSERT_TRUE(WIFSIGNALED(status));
   const std::string left = concat(".latest.tmp.", child);
   ASSERT_TRUE(is_there(folder_ / left));
-  const std::vector<std::string> others = {".latest.tmp.backup", ".latest.tmp.", ".latest.tmp.1x", ".latest2.tmp.1", "latest.tmp.1", "latest"};
+  const std::vector<std::string> others = {".latest.tmp.backup", ".latest.tmp.", ".latest.tmp.1x",
+                                           ".latest2.tmp.1",     "latest.tmp.1", "latest"};
   for (const std::string& other : others) {
     std::ofstream(folder_ / other, std::ios::app) << "precious";
   }

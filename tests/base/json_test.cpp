@@ -39,7 +39,8 @@ TEST(JsonTest, AcceptsComments) {
 }
 
 TEST(JsonTest, RefusesDuplicateKeysWithBothPlaces) {
-  EXPECT_THAT(error_of("{\"lr\": 1,\n \"lr\": 2}"), AllOf(HasSubstr("run.json:2:2"), HasSubstr("\"lr\" appears twice"), HasSubstr("run.json:1:8")));
+  EXPECT_THAT(error_of("{\"lr\": 1,\n \"lr\": 2}"),
+              AllOf(HasSubstr("run.json:2:2"), HasSubstr("\"lr\" appears twice"), HasSubstr("run.json:1:8")));
 }
 
 TEST(JsonTest, RefusesWhatIsNotJson) {
@@ -59,7 +60,8 @@ TEST(JsonTest, RefusesWhatFollowsANul) {
     std::replace(text.begin(), text.end(), '@', '\0');
     return text;
   };
-  EXPECT_THAT(error_of(with_nul("{\"a\": 1}\n@{\"a\": 2}")), AllOf(HasSubstr("run.json:2:1: this is not JSON"), HasSubstr("NUL")));
+  EXPECT_THAT(error_of(with_nul("{\"a\": 1}\n@{\"a\": 2}")),
+              AllOf(HasSubstr("run.json:2:1: this is not JSON"), HasSubstr("NUL")));
   EXPECT_THAT(error_of(with_nul("{\"a\": 1}@")), HasSubstr("NUL"));
   EXPECT_THAT(error_of(with_nul("{\"a\": 1} // a comment@ that goes on")), HasSubstr("NUL"));
   EXPECT_THAT(error_of(with_nul("{\"a\": 1} /* a comment@ */")), HasSubstr("not JSON"));
@@ -76,7 +78,8 @@ TEST(JsonTest, ReaderRefusesUnknownKeys) {
     reader.finish();
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("ds.json:1:23: gradient_clipp1ng: unknown key"), HasSubstr("Did you mean \"gradient_clipping\"?")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("ds.json:1:23: gradient_clipp1ng: unknown key"),
+                                    HasSubstr("Did you mean \"gradient_clipping\"?")));
   }
 }
 

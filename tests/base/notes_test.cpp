@@ -95,8 +95,9 @@ TEST(StacksTest, NameTheFunctionWhereAThreadIsStuck) {
   for (int attempt = 0; attempt < 100 && frames.empty(); ++attempt) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     for (const ThreadStack& stack : capture_stacks()) {
-      const bool here = std::any_of(stack.frames.begin(), stack.frames.end(),
-                                    [](const std::string& frame) { return frame.find("stand_still") != std::string::npos; });
+      const bool here = std::any_of(stack.frames.begin(), stack.frames.end(), [](const std::string& frame) {
+        return frame.find("stand_still") != std::string::npos;
+      });
       frames = here && !stack.main ? stack.frames : frames;
     }
   }

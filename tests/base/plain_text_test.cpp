@@ -42,7 +42,10 @@ TEST(PlainTextTest, TakesOffUtf8sMarkAndNothingElse) {
   EXPECT_EQ(text_of("\xEF\xBB\xBFone\n"), "one\n");
   EXPECT_EQ(text_of("\xEF\xBB\xBF"), "");
   EXPECT_EQ(text_of("\xEF\xBB\xBF\xEF\xBB\xBFone"), "\xEF\xBB\xBFone") << "one mark";
-  for (const std::string& text : {std::string(), std::string("one\xEF\xBB\xBF"), std::string("\xEF\xBB"), std::string("Fran\xE7" "ais, Latin-1"), std::string("a\xFF\xFE")}) {
+  for (const std::string& text : {std::string(), std::string("one\xEF\xBB\xBF"), std::string("\xEF\xBB"),
+                                  std::string("Fran\xE7"
+                                              "ais, Latin-1"),
+                                  std::string("a\xFF\xFE")}) {
     EXPECT_EQ(text_of(text), text);
   }
 }
@@ -50,20 +53,25 @@ TEST(PlainTextTest, TakesOffUtf8sMarkAndNothingElse) {
 TEST(PlainTextTest, OtherEncodingsAreRefusedByTheirMark) {
   for (const bool little : {true, false}) {
     const std::string utf16 = complaint(widened(U"\xFEFFh\x4E2D", 2, little));
-    EXPECT_THAT(utf16, AllOf(HasSubstr("[data] a.txt is UTF-16, as its byte order mark says"), HasSubstr("iconv -f UTF-16 -t UTF-8 a.txt > NEW")));
-    EXPECT_THAT(complaint(widened(U"\xFEFFhello", 4, little)), AllOf(HasSubstr("a.txt is UTF-32"), HasSubstr("iconv -f UTF-32 -t UTF-8")));
+    EXPECT_THAT(utf16, AllOf(HasSubstr("[data] a.txt is UTF-16, as its byte order mark says"),
+                             HasSubstr("iconv -f UTF-16 -t UTF-8 a.txt > NEW")));
+    EXPECT_THAT(complaint(widened(U"\xFEFFhello", 4, little)),
+                AllOf(HasSubstr("a.txt is UTF-32"), HasSubstr("iconv -f UTF-32 -t UTF-8")));
   }
 }
 
 TEST(PlainTextTest, OtherEncodingsAreGuessedFromNulBytes) {
   const std::u32string english = U"It was the best of times, it was the worst of times.\n";
-  const std::u32string russian = U"\x0412\x0441\x0435 \x0441\x0447\x0430\x0441\x0442\x043B\x0438\x0432\x044B\x0435 \x0441\x0435\x043C\x044C\x0438 \x043F\x043E\x0445\x043E\x0436\x0438\n";
+  const std::u32string russian =
+      U"\x0412\x0441\x0435 \x0441\x0447\x0430\x0441\x0442\x043B\x0438\x0432\x044B\x0435 \x0441\x0435\x043C\x044C\x0438 "
+      U"\x043F\x043E\x0445\x043E\x0436\x0438\n";
   for (const std::u32string& line : {english, russian}) {
     std::u32string text;
     for (int i = 0; i < 20; ++i) {
       text += line;
     }
-    EXPECT_THAT(complaint(widened(text, 2, true)), AllOf(HasSubstr("a.txt is probably UTF-16LE and must be UTF-8"), HasSubstr("iconv -f UTF-16LE -t UTF-8 a.txt")));
+    EXPECT_THAT(complaint(widened(text, 2, true)), AllOf(HasSubstr("a.txt is probably UTF-16LE and must be UTF-8"),
+                                                         HasSubstr("iconv -f UTF-16LE -t UTF-8 a.txt")));
     EXPECT_THAT(complaint(widened(text, 2, false)), HasSubstr("UTF-16BE"));
   }
   EXPECT_THAT(complaint(widened(english, 4, true)), HasSubstr("UTF-32LE"));
@@ -77,7 +85,8 @@ TEST(PlainTextTest, ManyNulBytesAreNoText) {
   for (char& byte : binary) {
     byte = random() % 10 == 0 ? '\0' : 'x';
   }
-  EXPECT_THAT(complaint(binary), AllOf(HasSubstr("a.txt is not text"), HasSubstr("of its 20000 bytes are NUL"), HasSubstr("iconv -f UTF-16LE"), HasSubstr("tr -d")));
+  EXPECT_THAT(complaint(binary), AllOf(HasSubstr("a.txt is not text"), HasSubstr("of its 20000 bytes are NUL"),
+                                       HasSubstr("iconv -f UTF-16LE"), HasSubstr("tr -d")));
   EXPECT_THAT(complaint(std::string(100, '\0')), HasSubstr("100 of its 100 bytes are NUL"));
 }
 

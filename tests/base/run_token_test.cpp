@@ -58,8 +58,8 @@ TEST_F(RunTokenTest, TheNewestAttemptMayWriteAndAnOlderOneIsTold) {
   EXPECT_EQ(second.attempt(), 2);
   second.check();
   EXPECT_THAT(refusal_of(first), AllOf(HasSubstr("this training (attempt 1) was replaced by attempt 2, started 20"),
-      HasSubstr("Z on host node7, which writes into "), HasSubstr("/run now; this one writes nothing more."),
-                                       HasSubstr("--resume")));
+                                       HasSubstr("Z on host node7, which writes into "),
+                                       HasSubstr("/run now; this one writes nothing more."), HasSubstr("--resume")));
   EXPECT_THAT(files(), ElementsAre("attempt.2"));
   RunToken third(logs);
   third.claim();
@@ -119,7 +119,8 @@ TEST_F(RunTokenTest, ProcessesOfAJobTakeOverFromEachOtherOnly) {
   }
   EXPECT_THROW(worker.claim(), ReplacedError);
   EXPECT_THROW(other_worker.claim(), ReplacedError);
-  EXPECT_THROW(RunToken(logs, "job1", launcher.attempt()).check_job(), ReplacedError) << "of a server, which claims nothing";
+  EXPECT_THROW(RunToken(logs, "job1", launcher.attempt()).check_job(), ReplacedError)
+      << "of a server, which claims nothing";
   next_launcher.check();
 }
 

@@ -16,19 +16,27 @@ namespace {
 using Variables = std::map<std::string, std::string>;
 
 SlurmPlace place(const Variables& variables, bool as_task = true) {
-  return slurm_place([&](const std::string& name) { return variables.contains(name) ? std::optional(variables.at(name)) : std::nullopt; },
-                     [&](pid_t task) { return as_task && task == 61; });
+  return slurm_place(
+      [&](const std::string& name) {
+        return variables.contains(name) ? std::optional(variables.at(name)) : std::nullopt;
+      },
+      [&](pid_t task) { return as_task && task == 61; });
 }
 
 TEST(SlurmTest, StepsHaveTasks) {
   EXPECT_EQ(place({}), SlurmPlace::none);
   EXPECT_EQ(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}), SlurmPlace::none) << "a batch script";
   EXPECT_EQ(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}}, false), SlurmPlace::task);
-  EXPECT_EQ(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "4294967290"}}), SlurmPlace::shell) << "of salloc";
+  EXPECT_EQ(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "4294967290"}}), SlurmPlace::shell)
+      << "of salloc";
 }
 
 TEST(SlurmTest, AStepWithATerminalIsAShellUnlessTheProgramIsItsTask) {
-  Variables step = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "3"}, {"SLURM_PTY_PORT", "1"}, {"SLURM_TASK_PID", "61"}};
+  Variables step = {{"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "8"},
+                    {"SLURM_STEP_ID", "3"},
+                    {"SLURM_PTY_PORT", "1"},
+                    {"SLURM_TASK_PID", "61"}};
   EXPECT_EQ(place(step), SlurmPlace::task);
   EXPECT_EQ(place(step, false), SlurmPlace::shell);
   step.erase("SLURM_TASK_PID");

@@ -72,8 +72,8 @@ TEST(StacksTest, AThreadThatHangsWhileItsStackIsTakenIsGivenUp) {
     GTEST_SKIP() << "ThreadSanitizer runs signal handlers in its own way";
   }
   prepare_stack_capture();
-  struct sigaction ours {};
-  struct sigaction before {};
+  struct sigaction ours{};
+  struct sigaction before{};
   ours.sa_handler = hang_in_fault;
   ASSERT_EQ(sigaction(SIGSEGV, &ours, &before), 0);
   std::thread spinning(outermost);

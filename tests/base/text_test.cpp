@@ -19,8 +19,10 @@ TEST(TextTest, NearestFindsSlipsOnly) {
 
 TEST(TextTest, AnErrorThatQuotesAnotherHasOneFullStop) {
   const std::string inner = Error("data", "the file is empty", "Write one.").what();
-  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner, '.'), "Look there.").what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one. Look there."));
-  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner)).what(), std::string("[comm] rank 1 reports: [data] the file is empty. Write one."));
+  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner, '.'), "Look there.").what(),
+            std::string("[comm] rank 1 reports: [data] the file is empty. Write one. Look there."));
+  EXPECT_EQ(Error("comm", concat("rank 1 reports: ", inner)).what(),
+            std::string("[comm] rank 1 reports: [data] the file is empty. Write one."));
   EXPECT_EQ(Error("comm", "and so on...").what(), std::string("[comm] and so on..."));
   EXPECT_EQ(Error("comm", "it says: and so on....", "Look.").what(), std::string("[comm] it says: and so on... Look."));
   EXPECT_EQ(Error("comm", "go on?").what(), std::string("[comm] go on?"));
@@ -34,15 +36,23 @@ TEST(TextTest, SplitAndJoinAreInverse) {
 TEST(TextTest, NothingForATerminalSteersIt) {
   EXPECT_EQ(printable("caf\u00e9 \u4e2d\U0001f642 plain"), "caf\u00e9 \u4e2d\U0001f642 plain");
   EXPECT_EQ(printable("a\x1b[31mb\r\n\tc\x7f"), "a?[31mb???c?");
-  EXPECT_EQ(printable("\xc2\x9b" "2J\xc2\x80\xc2\xa0"), "?2J?\xc2\xa0") << "C1, and what follows it";
-  EXPECT_EQ(printable("\x9b" "2J\xff\xc2"), "?2J??") << "no UTF-8";
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J\xc2\x80\xc2\xa0"),
+            "?2J?\xc2\xa0")
+      << "C1, and what follows it";
+  EXPECT_EQ(printable("\x9b"
+                      "2J\xff\xc2"),
+            "?2J??")
+      << "no UTF-8";
   EXPECT_EQ(clean_utf8("a\n\tb\x1b", "?"), "a\n\tb?");
 }
 
 TEST(LogTest, MessagesCannotSteerATerminal) {
   std::string line;
   log::set_sink([&](const std::string& text) { line = text; });
-  log::error("cannot read \x1b[2Jfile\xc2\x9b" "1m\nmore");
+  log::error(
+      "cannot read \x1b[2Jfile\xc2\x9b"
+      "1m\nmore");
   log::set_sink(nullptr);
   EXPECT_EQ(line, "error: cannot read ?[2Jfile?1m\nmore\n");
 }

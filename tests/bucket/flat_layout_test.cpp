@@ -39,7 +39,8 @@ TEST(FlatLayoutTest, CutsBucketsByBytesAndKeepsTheFirstSmall) {
   EXPECT_EQ(layout.bucket_of(6), 4);
 }
 
-// Whatever the sizes: slots are aligned, disjoint and inside their bucket; buckets tile the buffer and divide among the shards.
+// Whatever the sizes: slots are aligned, disjoint and inside their bucket; buckets tile the buffer and divide among the
+// shards.
 TEST(FlatLayoutTest, HoldsItsPropertiesForRandomTensors) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

@@ -22,7 +22,10 @@ struct Model {
   torch::nn::Linear second{7, 3};
 
   NamedTensors parameters() {
-    return {{"first.weight", first->weight}, {"first.bias", first->bias}, {"second.weight", second->weight}, {"second.bias", second->bias}};
+    return {{"first.weight", first->weight},
+            {"first.bias", first->bias},
+            {"second.weight", second->weight},
+            {"second.bias", second->bias}};
   }
   at::Tensor loss(const at::Tensor& x) {
     return second->forward(torch::tanh(first->forward(x))).pow(2).sum();
@@ -82,7 +85,9 @@ TEST_F(FlatParametersTest, GradientsAccumulateIntoTheBufferBitForBit) {
     }
     for (int64_t i = 0; i < flat.count(); ++i) {
       const Slot& slot = flat.layout().slot_of(i);
-      EXPECT_TRUE(flat.flat_grad().slice(0, slot.begin, slot.end).equal(reference.parameters()[i].second.grad().flatten())) << flat.name(i);
+      EXPECT_TRUE(
+          flat.flat_grad().slice(0, slot.begin, slot.end).equal(reference.parameters()[i].second.grad().flatten()))
+          << flat.name(i);
     }
   }
 }
@@ -95,7 +100,8 @@ TEST_F(FlatParametersTest, TheOrderIsTheReverseOfTheList) {
 
 TEST_F(FlatParametersTest, EveryKindKnowsItsPlacesInTheModel) {
   const auto of = [](at::ScalarType type) { return torch::zeros({2}, type).requires_grad_(); };
-  const FlatBuffers kinds = flatten({{"a", of(torch::kFloat)}, {"b", of(torch::kBFloat16)}, {"c", of(torch::kFloat)}}, options_, allocate_on);
+  const FlatBuffers kinds =
+      flatten({{"a", of(torch::kFloat)}, {"b", of(torch::kBFloat16)}, {"c", of(torch::kFloat)}}, options_, allocate_on);
   ASSERT_EQ(kinds.size(), 2u);
   EXPECT_EQ(kinds[0]->layout().tensors()[0].place, 0);
   EXPECT_EQ(kinds[0]->layout().tensors()[1].place, 2);
@@ -119,7 +125,9 @@ TEST_F(FlatParametersTest, KnowsWhatHasMovedAway) {
   };
   for (const bool shards : {false, true}) {
     EXPECT_EQ(moved([](Model& m) { m.second->weight.set_data(torch::zeros({3, 7})); }, shards), 2) << shards;
-    EXPECT_EQ(moved([](Model& m) { m.first->bias.set_data(m.first->weight.detach().flatten().slice(0, 0, 7)); }, shards), 1) << "within the buffer " << shards;
+    EXPECT_EQ(
+        moved([](Model& m) { m.first->bias.set_data(m.first->weight.detach().flatten().slice(0, 0, 7)); }, shards), 1)
+        << "within the buffer " << shards;
     EXPECT_EQ(moved([](Model& m) { m.first->weight.copy_(torch::ones({7, 5})); }, shards), std::nullopt) << shards;
   }
 }
@@ -134,7 +142,8 @@ TEST_F(FlatParametersTest, BucketsTileTheGradients) {
 }
 
 TEST_F(FlatParametersTest, RefusesMixedTypes) {
-  EXPECT_THROW(FlatParameters({{"a", torch::zeros({2})}, {"b", torch::zeros({2}, torch::kDouble)}}, options_, allocate), Error);
+  EXPECT_THROW(FlatParameters({{"a", torch::zeros({2})}, {"b", torch::zeros({2}, torch::kDouble)}}, options_, allocate),
+               Error);
   EXPECT_THROW(FlatParameters({}, options_, allocate), Error);
 }
 
@@ -144,7 +153,8 @@ TEST(FlattenTest, TheWholeGradientOfAParameterAloneDoesNotStay) {
   const AllocateOn counted = [&held](int64_t numel, at::ScalarType type, at::Device) {
     held += numel;
     const auto memory = std::make_shared<at::Tensor>(torch::empty({numel}, type));
-    return torch::from_blob(memory->data_ptr(), {numel}, [&held, memory, numel](void*) { held -= numel; }, torch::dtype(type));
+    return torch::from_blob(
+        memory->data_ptr(), {numel}, [&held, memory, numel](void*) { held -= numel; }, torch::dtype(type));
   };
   const at::Tensor tied = torch::zeros({1000}).requires_grad_();
   FlatOptions sharded;

@@ -35,8 +35,9 @@ TEST(GradientShardsTest, ABucketIsNamedAheadWhileTheOneBeforeItIsAddedUp) {
     return unit;
   };
   const auto store = std::make_shared<RecordingStore>();
-  FlatParameters flat(parameters, LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
-                      FlatOptions{.shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .gradient_store = store});
+  FlatParameters flat(
+      parameters, LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
+      FlatOptions{.shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .gradient_store = store});
   ASSERT_EQ(std::ssize(flat.layout().buckets()), kUnits);
   const auto micro_batch = [&](float value) {
     for (int64_t b = 0; b < kUnits; ++b) {

@@ -23,13 +23,22 @@ class ParameterShardsTest : public testing::Test {
     torch::manual_seed(5);
     LayoutOptions options;
     options.shards = 2;
-    FlatOptions sharding{.rank = 1, .size = 2, .shard_gradients = true, .shard_parameters = true, .unit_of = [this](const at::Tensor& p) {
-                        const auto is = [&](const at::Tensor& q) { return p.is_same(q); };
-                        return is(first->weight) || is(first->bias) ? 0 : is(second->weight) || is(second->bias) ? 1 : TensorInfo::kNoUnit;
-                      }};
-    flat = std::make_unique<FlatParameters>(
-        NamedTensors{{"first.weight", first->weight}, {"first.bias", first->bias}, {"second.weight", second->weight}, {"second.bias", second->bias}, {"scale", scale}},
-        options, empty_buffer, sharding);
+    FlatOptions sharding{.rank = 1,
+                         .size = 2,
+                         .shard_gradients = true,
+                         .shard_parameters = true,
+                         .unit_of = [this](const at::Tensor& p) {
+                           const auto is = [&](const at::Tensor& q) { return p.is_same(q); };
+                           return is(first->weight) || is(first->bias)     ? 0
+                                  : is(second->weight) || is(second->bias) ? 1
+                                                                           : TensorInfo::kNoUnit;
+                         }};
+    flat = std::make_unique<FlatParameters>(NamedTensors{{"first.weight", first->weight},
+                                                         {"first.bias", first->bias},
+                                                         {"second.weight", second->weight},
+                                                         {"second.bias", second->bias},
+                                                         {"scale", scale}},
+                                            options, empty_buffer, sharding);
   }
   void move_in_all() {
     for (size_t b = 0; b < flat->layout().buckets().size(); ++b) {
@@ -66,7 +75,8 @@ TEST_F(ParameterShardsTest, ReleasedParametersHaveNoMemoryButTheirShape) {
     view.sum();
     ADD_FAILURE() << "was read";
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(), AllOf(HasSubstr("\"first.bias\""), HasSubstr("2 tensors"), HasSubstr("not gathered")));
+    EXPECT_THAT(error.what_without_backtrace(),
+                AllOf(HasSubstr("\"first.bias\""), HasSubstr("2 tensors"), HasSubstr("not gathered")));
   }
 }
 

@@ -16,8 +16,8 @@ using testing::UnorderedElementsAre;
 class CheckpointTest : public FolderTest {
  protected:
   void save_step(int64_t step, const SaveOptions& options = {}) {
-    save(folder_, step_tag(step), comm::Group(), {whole_of("w", at::full({3, 2}, static_cast<double>(step)))}, {{"step", step}},
-         json::object(), options);
+    save(folder_, step_tag(step), comm::Group(), {whole_of("w", at::full({3, 2}, static_cast<double>(step)))},
+         {{"step", step}}, json::object(), options);
   }
   int64_t loaded_step() {
     const Checkpoint opened = Checkpoint::open(folder_);
@@ -84,7 +84,8 @@ TEST_F(CheckpointTest, AnyCutOfAnySavingRanksReadsBackAnyRange) {
     }
     std::sort(cuts.begin(), cuts.end());
     for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-      of_ranks[static_cast<size_t>(upto(static_cast<int64_t>(ranks) - 1))].push_back(part_of("flat", flat, cuts[i], cuts[i + 1]));
+      of_ranks[static_cast<size_t>(upto(static_cast<int64_t>(ranks) - 1))].push_back(
+          part_of("flat", flat, cuts[i], cuts[i + 1]));
     }
     // Columns as in tensor parallel, the second box cut once more as ZeRO does.
     const int64_t column = 1 + upto(boxed.size(1) - 2);
@@ -93,8 +94,8 @@ TEST_F(CheckpointTest, AnyCutOfAnySavingRanksReadsBackAnyRange) {
     const int64_t middle = upto(right.numel());
     const std::vector<int64_t> offset{0, column, 0};
     of_ranks[0].push_back({"boxed", "parameter", boxed.sizes().vec(), 0, left, {0, 0, 0}, left.sizes().vec()});
-    of_ranks[ranks - 1].push_back(
-        {"boxed", "parameter", boxed.sizes().vec(), 0, right.reshape({-1}).narrow(0, 0, middle), offset, right.sizes().vec()});
+    of_ranks[ranks - 1].push_back({"boxed", "parameter", boxed.sizes().vec(), 0,
+                                   right.reshape({-1}).narrow(0, 0, middle), offset, right.sizes().vec()});
     of_ranks[0].push_back({"boxed", "parameter", boxed.sizes().vec(), middle,
                            right.reshape({-1}).narrow(0, middle, right.numel() - middle), offset, right.sizes().vec()});
     const fs::path folder = folder_ / concat("global_step", trial);
@@ -141,7 +142,10 @@ TEST_F(CheckpointTest, ColumnsOfManyRowsComeBack) {
   opened.read_into("w", Region{{0, 3}, {kRows, 2}, kRows / 2, kRows / 2 + kRows}, low);
   EXPECT_TRUE(at::equal(low, w.narrow(1, 3, 2).reshape({-1}).narrow(0, kRows / 2, kRows).to(at::kFloat)));
   EXPECT_TRUE(at::equal(opened.read("w"), w));
-  EXPECT_THAT(message_of<InputError>([&] { opened.read_into("w", Region{{0, 3}, {kRows, 2}, 0, 2 * kRows}, at::zeros({2, kRows}, at::kInt).t()); }), HasSubstr("not contiguous"));
+  EXPECT_THAT(message_of<InputError>([&] {
+                opened.read_into("w", Region{{0, 3}, {kRows, 2}, 0, 2 * kRows}, at::zeros({2, kRows}, at::kInt).t());
+              }),
+              HasSubstr("not contiguous"));
 }
 
 TEST_F(CheckpointTest, ARangeOpensOnlyTheFilesThatHoldIt) {
@@ -180,7 +184,8 @@ TEST_F(CheckpointTest, KeepsTheLastOnes) {
   options.keep_last = 0;
   save_step(5, options);
   save_step(6, options);
-  EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step3", "global_step4", "global_step5", "global_step6", "latest"));
+  EXPECT_THAT(names_in(folder_),
+              UnorderedElementsAre("global_step3", "global_step4", "global_step5", "global_step6", "latest"));
 }
 
 TEST_F(CheckpointTest, KeepLastCountsSavesSoThatARunThatWentBackKeepsItsOwn) {
@@ -215,7 +220,8 @@ TEST_F(CheckpointTest, RemovalDoesNotFollowLinks) {
   options.keep_last = 1;
   save_step(2, options);
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("elsewhere", "global_step2", "latest"));
-  EXPECT_THAT(names_in(folder_ / "elsewhere" / "global_step1"), UnorderedElementsAre("manifest.json", "rank00000.safetensors"));
+  EXPECT_THAT(names_in(folder_ / "elsewhere" / "global_step1"),
+              UnorderedElementsAre("manifest.json", "rank00000.safetensors"));
 }
 
 // What can be saved can be loaded.
@@ -229,13 +235,18 @@ TEST_F(CheckpointTest, StatesAreAsDeepAsALoadTakesThem) {
   };
   save_step(1);
   for (const int levels : {98, 99, 150, 1000}) {
-    const auto save_all = [&] { save(folder_, "global_step2", comm::Group(), {whole_of("w", at::ones({2}))}, nested(levels), nested(levels - 1), {}, nested(levels)); };
+    const auto save_all = [&] {
+      save(folder_, "global_step2", comm::Group(), {whole_of("w", at::ones({2}))}, nested(levels), nested(levels - 1),
+           {}, nested(levels));
+    };
     if (levels == 98) {
       save_all();
       EXPECT_EQ(Checkpoint::open(folder_).state(), nested(levels));
       EXPECT_EQ(Checkpoint::open(folder_).rank_state(0), nested(levels - 1));
     } else {
-      EXPECT_THAT(message_of<InputError>(save_all), AllOf(HasSubstr("state."), HasSubstr(".a.0.a.0"), HasSubstr("is nested deeper than the 98 levels that a checkpoint holds"), HasSubstr("dump()")));
+      EXPECT_THAT(message_of<InputError>(save_all),
+                  AllOf(HasSubstr("state."), HasSubstr(".a.0.a.0"),
+                        HasSubstr("is nested deeper than the 98 levels that a checkpoint holds"), HasSubstr("dump()")));
     }
   }
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "global_step2", "latest"));
@@ -266,8 +277,10 @@ TEST_F(CheckpointTest, RefusesShardsThatDoNotFitTogetherAndKeepsTheEarlierCheckp
                            const std::string& tag = "global_step2") {
     return message_of<InputError>([&] { save(folder_, tag, comm::Group(), shards, state); });
   };
-  EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w, 5, 10)}), HasSubstr("tensor \"x\" lacks elements [4, 5)"));
-  EXPECT_THAT(refusal({part_of("x", w, 0, 6), part_of("x", w, 5, 10)}), HasSubstr("tensor \"x\" has elements [5, 6) twice"));
+  EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w, 5, 10)}),
+              HasSubstr("tensor \"x\" lacks elements [4, 5)"));
+  EXPECT_THAT(refusal({part_of("x", w, 0, 6), part_of("x", w, 5, 10)}),
+              HasSubstr("tensor \"x\" has elements [5, 6) twice"));
   EXPECT_THAT(refusal({whole_of("x", w), whole_of("x", w)}), HasSubstr("tensor \"x\" has elements [0, 10) twice"));
   EXPECT_THAT(refusal({part_of("x", w, 0, 4), part_of("x", w.to(at::kInt), 4, 10)}),
               HasSubstr("parameter F32 [10] on one rank and parameter I32"));

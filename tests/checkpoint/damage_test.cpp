@@ -28,7 +28,8 @@ class CheckpointDamageTest : public FolderTest {
   }
   static std::vector<std::vector<TensorShard>> shards(int64_t step) {
     const at::Tensor w = weight(step);
-    return {{part_of("w", w, 0, 30), whole_of("a", at::full({4}, static_cast<double>(step)))}, {part_of("w", w, 30, 60)}};
+    return {{part_of("w", w, 0, 30), whole_of("a", at::full({4}, static_cast<double>(step)))},
+            {part_of("w", w, 30, 60)}};
   }
 
   // Opens the folder, checks that what comes is whole, and returns its step; `warning_` keeps stderr.
@@ -74,7 +75,8 @@ TEST_F(CheckpointDamageTest, AThousandFlippedBitsAreNamedAndNeverLoaded) {
     damaged[at] = static_cast<char>(damaged[at] ^ 1 << random() % 8);
     put_content(file, damaged);
     ASSERT_EQ(loaded_step(), 1) << file << " byte " << at;
-    ASSERT_THAT(warning_, AllOf(HasSubstr(file.string()), HasSubstr("taking"), HasSubstr("global_step1"))) << " byte " << at;
+    ASSERT_THAT(warning_, AllOf(HasSubstr(file.string()), HasSubstr("taking"), HasSubstr("global_step1")))
+        << " byte " << at;
     put_content(file, whole);
   }
 }
@@ -100,7 +102,8 @@ TEST_F(CheckpointDamageTest, MessagesNameFileTensorAndBothHashes) {
   put_content(file, content);
   EXPECT_EQ(loaded_step(), 1);
   const std::string expected = Manifest::read(folder_ / "global_step2").files[1].hash;
-  EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors: hash is "), HasSubstr("must be " + expected), HasSubstr("(it holds w)")));
+  EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors: hash is "), HasSubstr("must be " + expected),
+                              HasSubstr("(it holds w)")));
   put_content(file, content.substr(1));
   EXPECT_EQ(loaded_step(), 1);
   EXPECT_THAT(warning_, HasSubstr(concat("has ", content.size() - 1, " bytes, must have ", content.size())));
@@ -134,8 +137,8 @@ TEST_F(CheckpointDamageTest, AManifestOfAnotherSaveIsNoticed) {
 }
 
 TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
-  for (const std::string& text : {std::string(""), std::string("global_step9\n"), std::string("../x"), std::string("\0\xff", 2),
-                                  std::string(100'000, 'x')}) {
+  for (const std::string& text : {std::string(""), std::string("global_step9\n"), std::string("../x"),
+                                  std::string("\0\xff", 2), std::string(100'000, 'x')}) {
     put_content(folder_ / "latest", text);
     EXPECT_EQ(loaded_step(), 2);
     EXPECT_THAT(warning_, HasSubstr("latest"));
@@ -151,20 +154,26 @@ TEST_F(CheckpointDamageTest, LatestMayBeMissingStaleOrNonsense) {
 TEST_F(CheckpointDamageTest, ANewerOneThanLatestNamesIsTakenIfItIsWhole) {
   put_content(folder_ / "latest", "global_step1\n");
   EXPECT_EQ(loaded_step(), 1) << "a person goes back";
-  EXPECT_THAT(warning_, AllOf(HasSubstr("latest was made to name global_step1 after global_step2 had been saved; taking"), HasSubstr("global_step1 (step 1)")));
-  fs::last_write_time(folder_ / "latest", fs::last_write_time(folder_ / "global_step2" / "manifest.json") - std::chrono::milliseconds(1));
+  EXPECT_THAT(warning_,
+              AllOf(HasSubstr("latest was made to name global_step1 after global_step2 had been saved; taking"),
+                    HasSubstr("global_step1 (step 1)")));
+  fs::last_write_time(folder_ / "latest",
+                      fs::last_write_time(folder_ / "global_step2" / "manifest.json") - std::chrono::milliseconds(1));
   EXPECT_EQ(find_newest(folder_)->filename(), "global_step2");
   EXPECT_EQ(loaded_step(), 2);
-  EXPECT_THAT(warning_, AllOf(HasSubstr("latest names global_step1, and global_step2 was saved after it; taking"), HasSubstr("global_step2 (step 2)")));
+  EXPECT_THAT(warning_, AllOf(HasSubstr("latest names global_step1, and global_step2 was saved after it; taking"),
+                              HasSubstr("global_step2 (step 2)")));
   fs::remove(newest_files()[1]);
   EXPECT_EQ(loaded_step(), 1);
-  EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors is missing"), HasSubstr("taking"), HasSubstr("global_step1 (step 1)")));
+  EXPECT_THAT(warning_, AllOf(HasSubstr("rank00001.safetensors is missing"), HasSubstr("taking"),
+                              HasSubstr("global_step1 (step 1)")));
   EXPECT_EQ(Checkpoint::open(folder_, "global_step1").step(), 1);
 }
 
 // A run that took it for an empty one would start anew in its place. Root may read all: the test is nobody meanwhile.
 TEST_F(CheckpointDamageTest, AFolderThatMayNotBeReadIsNotTakenForAnEmptyOne) {
-  for (const auto& [mode, path] : {std::pair(0, folder_), std::pair(0, folder_ / "global_step1"), std::pair(0111, folder_)}) {
+  for (const auto& [mode, path] :
+       {std::pair(0, folder_), std::pair(0, folder_ / "global_step1"), std::pair(0111, folder_)}) {
     fs::permissions(folder_, static_cast<fs::perms>(mode));
     ASSERT_TRUE(::geteuid() != 0 || ::seteuid(65534) == 0);
     EXPECT_TRUE(fs::exists(folder_)) << "its parent is open";
@@ -181,8 +190,9 @@ TEST_F(CheckpointDamageTest, WhenNothingIsWholeEveryProblemIsListed) {
   fs::remove(newest_files()[0]);
   fs::remove(folder_ / "global_step1" / "manifest.json");
   EXPECT_EQ(loaded_step(), -1);
-  EXPECT_THAT(warning_, AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("global_step2/rank00000.safetensors is missing"),
-                              HasSubstr("global_step1/manifest.json does not exist")));
+  EXPECT_THAT(warning_,
+              AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("global_step2/rank00000.safetensors is missing"),
+                    HasSubstr("global_step1/manifest.json does not exist")));
   EXPECT_TRUE(find_newest(folder_).has_value()) << "damaged is not the same as nothing saved yet";
 }
 

@@ -4,10 +4,10 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <unistd.h>
 
 namespace trireme::checkpoint {
 

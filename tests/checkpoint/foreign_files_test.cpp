@@ -42,7 +42,8 @@ TEST_F(ForeignFilesTest, WhatOnlyLooksLikeALeftoverStays) {
   fs::create_directories(root / ".tmp-empty");
   fs::create_directories(root / (".tmp-global_step1-" + id)); // no claim beside it
   put_content(root / (".tmp-global_step1-" + id) / "precious", "3");
-  for (const char* file : {".tmp-notes", ".latest.tmp.4711", ".latest.tmp.backup", ".tmp-short-aa.trireme-save", ".trireme-save"}) {
+  for (const char* file :
+       {".tmp-notes", ".latest.tmp.4711", ".latest.tmp.backup", ".tmp-short-aa.trireme-save", ".trireme-save"}) {
     put_content(root / file, "4");
   }
   fs::create_directory_symlink(elsewhere, root / ".tmp-link");
@@ -57,7 +58,9 @@ TEST_F(ForeignFilesTest, WhatOnlyLooksLikeALeftoverStays) {
   folder_ = root.parent_path();
   EXPECT_EQ(Checkpoint::open(root).step(), 3);
   auto after = everything_in(folder_);
-  std::erase_if(after, [](const auto& item) { return item.first == "root/latest" || item.first.starts_with("root/global_step3"); });
+  std::erase_if(after, [](const auto& item) {
+    return item.first == "root/latest" || item.first.starts_with("root/global_step3");
+  });
   EXPECT_EQ(after, before);
 }
 

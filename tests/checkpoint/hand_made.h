@@ -14,10 +14,16 @@ namespace trireme::checkpoint {
 
 /// Writes a checkpoint as if rank r had saved `of_ranks[r]`, in one process and without save():
 /// what a reader must understand, put together independently of the writer.
-inline Manifest write_by_hand(const fs::path& folder, const std::vector<std::vector<TensorShard>>& of_ranks, int64_t serial = 0) {
+inline Manifest write_by_hand(const fs::path& folder, const std::vector<std::vector<TensorShard>>& of_ranks,
+                              int64_t serial = 0) {
   fs::create_directories(folder);
   Manifest manifest;
-  manifest.about = {1, folder.filename().string(), serial, serial, "2026-01-01T00:00:00Z", static_cast<int64_t>(of_ranks.size()),
+  manifest.about = {1,
+                    folder.filename().string(),
+                    serial,
+                    serial,
+                    "2026-01-01T00:00:00Z",
+                    static_cast<int64_t>(of_ranks.size()),
                     concat("id", serial)};
   manifest.state = {{"serial", serial}};
   manifest.config = nlohmann::json::object();
@@ -31,11 +37,13 @@ inline Manifest write_by_hand(const fs::path& folder, const std::vector<std::vec
       entry.kind = shard.kind;
       entry.dtype = dtype_name(shard.data.scalar_type());
       entry.shape = shard.global_shape;
-      entry.shards.push_back({rank, key, {shard.box_offset, shard.box_size, shard.begin, shard.begin + shard.data.numel()}});
+      entry.shards.push_back(
+          {rank, key, {shard.box_offset, shard.box_size, shard.begin, shard.begin + shard.data.numel()}});
     }
     char name[48];
     std::snprintf(name, sizeof name, "rank%05zu.safetensors", rank);
-    const WrittenFile written = write_safetensors(folder / name, tensors, {{"trireme_save_id", manifest.about.save_id}});
+    const WrittenFile written =
+        write_safetensors(folder / name, tensors, {{"trireme_save_id", manifest.about.save_id}});
     manifest.files.push_back({name, static_cast<int>(rank), written.bytes, written.hash});
     manifest.rank_states.push_back({{"rank", rank}});
   }

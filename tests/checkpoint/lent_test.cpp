@@ -59,14 +59,16 @@ class CountingLender : public Lender {
   std::string name_;
 };
 
-NamedTensor lent(const std::string& name, const at::Tensor& like, const std::shared_ptr<Lender>& by, int64_t i, int64_t first = 0) {
+NamedTensor lent(const std::string& name, const at::Tensor& like, const std::shared_ptr<Lender>& by, int64_t i,
+                 int64_t first = 0) {
   return {name, at::empty(like.sizes(), like.options().device(at::kMeta)), {by, i, first}};
 }
 
 /// A file of tensors with gaps between them, as a store in files may have it.
 class FileLender : public Lender {
  public:
-  FileLender(fs::path file, const std::vector<at::Tensor>& tensors, int64_t first_offset, int64_t gap) : file_(std::move(file)), tensors_(tensors) {
+  FileLender(fs::path file, const std::vector<at::Tensor>& tensors, int64_t first_offset, int64_t gap)
+      : file_(std::move(file)), tensors_(tensors) {
     std::string content(static_cast<size_t>(first_offset), 'x');
     for (const at::Tensor& tensor : tensors) {
       offsets_.push_back(static_cast<int64_t>(content.size()));
@@ -121,7 +123,8 @@ TEST_F(LentTest, TheFileIsThatOfTensorsInMemory) {
   std::vector<NamedTensor> mixed;
   int64_t largest = 0;
   for (int b = 0; b < 5; ++b) {
-    std::vector<at::Tensor> tensors = {at::randn({1000 + b, 3}), at::randn({500}), at::randn({77}).to(at::kBFloat16), at::randint(0, 100, {33}, at::kLong)};
+    std::vector<at::Tensor> tensors = {at::randn({1000 + b, 3}), at::randn({500}), at::randn({77}).to(at::kBFloat16),
+                                       at::randint(0, 100, {33}, at::kLong)};
     int64_t bytes = 0;
     const auto lender = std::make_shared<CountingLender>(tensors, events, std::to_string(b));
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -162,18 +165,23 @@ TEST_F(LentTest, TheNextLenderIsToldWhileOneLends) {
     }
   }
   write_safetensors(file(), tensors);
-  EXPECT_THAT(events, ElementsAre("lend a", "expect b", "lend a", "expect b", "lend b", "expect c", "lend c", "lend c"));
+  EXPECT_THAT(events,
+              ElementsAre("lend a", "expect b", "lend a", "expect b", "lend b", "expect c", "lend c", "lend c"));
 }
 
 TEST_F(LentTest, WhatIsNotLentAsSaidEndsTheWriteAndLeavesNothing) {
   std::vector<std::string> events;
   const auto lender = std::make_shared<CountingLender>(std::vector{at::ones({10})}, events, "a");
-  const auto refusal = [&](const NamedTensor& tensor) { return message_of<Error>([&] { write_safetensors(file(), {{"w", at::ones({3})}, tensor}); }); };
-  EXPECT_THAT(refusal(lent("more", at::ones({11}), lender, 0)), AllOf(HasSubstr("\"more\""), HasSubstr("11 Float"), HasSubstr("10 Float")));
+  const auto refusal = [&](const NamedTensor& tensor) {
+    return message_of<Error>([&] { write_safetensors(file(), {{"w", at::ones({3})}, tensor}); });
+  };
+  EXPECT_THAT(refusal(lent("more", at::ones({11}), lender, 0)),
+              AllOf(HasSubstr("\"more\""), HasSubstr("11 Float"), HasSubstr("10 Float")));
   EXPECT_THAT(refusal(lent("other", at::ones({10}, at::kHalf), lender, 0)), HasSubstr("10 Half"));
   EXPECT_THAT(refusal(lent("behind", at::ones({8}), lender, 0, 3)), HasSubstr("from element 3"));
   EXPECT_THAT(refusal(lent("nobody", at::ones({10}), lender, 1)), HasSubstr("nobody lent the values of \"nobody\""));
-  EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"meta", at::empty({3}, at::kMeta)}}); }), HasSubstr("has no values"));
+  EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"meta", at::empty({3}, at::kMeta)}}); }),
+              HasSubstr("has no values"));
   class Fails : public Lender {
     void lend(const Take&) override {
       throw Error("store", "the disk is gone");
@@ -207,7 +215,8 @@ struct Stored {
 };
 
 TEST_F(LentTest, BlocksOfAFileAreShared) {
-  for (const auto& [offset, gap] : {std::pair<int64_t, int64_t>{0, 0}, {3 * kBlock, 64}, {kBlock + 64, 60}, {4, 4000}}) {
+  for (const auto& [offset, gap] :
+       {std::pair<int64_t, int64_t>{0, 0}, {3 * kBlock, 64}, {kBlock + 64, 60}, {4, 4000}}) {
     const Stored stored(folder_, offset, gap);
     fake_clones = 100;
     const WrittenFile written = write_safetensors(file(), stored.lent_ones, {{"format", "pt"}});
@@ -216,7 +225,8 @@ TEST_F(LentTest, BlocksOfAFileAreShared) {
     EXPECT_EQ(written.hash, hash_of_file(file()));
     EXPECT_EQ(written.bytes, fs::file_size(file()));
     EXPECT_EQ(written.shared_bytes % kBlock, 0U);
-    EXPECT_GT(written.shared_bytes, written.bytes - 3 * 2 * kBlock - 3 * 4096 - 8 * kBlock) << "all but what is around them";
+    EXPECT_GT(written.shared_bytes, written.bytes - 3 * 2 * kBlock - 3 * 4096 - 8 * kBlock)
+        << "all but what is around them";
     for (const auto& lender : stored.lenders) {
       EXPECT_EQ(lender->times_lent, 1) << "to be compared";
     }
@@ -249,7 +259,8 @@ TEST_F(LentTest, ARefusalInTheMiddleCopies) {
 // What is lent was checked by its store; blocks of the same file were not.
 TEST_F(LentTest, WhatTheDiskHasChangedIsNotShared) {
   const int64_t gap = 64;
-  for (const int64_t place : {kBlock + 64, kBlock + 64 + 40'000 * 4 + gap + 10'000}) { // of the first bucket's first and second tensor
+  for (const int64_t place :
+       {kBlock + 64, kBlock + 64 + 40'000 * 4 + gap + 10'000}) { // of the first bucket's first and second tensor
     const Stored stored(folder_, kBlock + 64, gap);
     std::string content = content_of(folder_ / "store0");
     content[static_cast<size_t>(place + 2 * kBlock)] ^= 1;
@@ -316,8 +327,9 @@ TEST_F(SharedBlocksTest, ASaveTakesNoRoomUntilTheStoreIsWritten) {
   const at::Tensor other = at::randn({100});
   const auto lender = std::make_shared<FileLender>(disk_ / "store", std::vector{other, state}, 0, 64);
   const auto free_before = mounted_->free_bytes();
-  save(disk_ / "saved", "global_step1", comm::Group(), {{"other", "optimizer", {100}, 0, lent("", other, lender, 0).tensor, {}, {}, {lender, 0, 0}},
-                                                         {"state", "optimizer", {4 << 20}, 0, lent("", state, lender, 1).tensor, {}, {}, {lender, 1, 0}}});
+  save(disk_ / "saved", "global_step1", comm::Group(),
+       {{"other", "optimizer", {100}, 0, lent("", other, lender, 0).tensor, {}, {}, {lender, 0, 0}},
+        {"state", "optimizer", {4 << 20}, 0, lent("", state, lender, 1).tensor, {}, {}, {lender, 1, 0}}});
   EXPECT_EQ(lender->times_lent, 1) << "to be compared";
   EXPECT_LT(free_before - mounted_->free_bytes(), uintmax_t{4} << 20);
   // What the store writes later does not reach the checkpoint.
@@ -338,7 +350,8 @@ TEST_F(SharedBlocksTest, WithoutRoomForACopyNothingIsShared) {
   const int fd = ::open((disk_ / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   ASSERT_EQ(::fallocate(fd, 0, 0, static_cast<off_t>(mounted_->free_bytes() - (uintmax_t{16} << 20))), 0);
   ::close(fd);
-  const std::string message = message_of<Error>([&] { write_safetensors(disk_ / "saved.safetensors", {lent("state", state, lender, 0)}); });
+  const std::string message =
+      message_of<Error>([&] { write_safetensors(disk_ / "saved.safetensors", {lent("state", state, lender, 0)}); });
   EXPECT_THAT(message, AllOf(HasSubstr("No space left on device (needs 33"), HasSubstr("MB free)")));
   EXPECT_FALSE(fs::exists(disk_ / "saved.safetensors"));
   fs::remove(disk_ / "filler");

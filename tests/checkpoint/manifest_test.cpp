@@ -20,9 +20,11 @@ using testing::HasSubstr;
 Manifest example() {
   Manifest manifest;
   manifest.about = {1, "global_step7", 7, 3, "2026-01-02T03:04:05Z", 2, "0123abcd"};
-  manifest.files = {{"rank00000.safetensors", 0, 4096, std::string(32, 'a')}, {"rank00001.safetensors", 1, 2048, std::string(32, 'b')}};
+  manifest.files = {{"rank00000.safetensors", 0, 4096, std::string(32, 'a')},
+                    {"rank00001.safetensors", 1, 2048, std::string(32, 'b')}};
   manifest.tensors["w"] = {"w", "parameter", "F32", {4, 3}, {{0, "w@0", {{}, {}, 0, 5}}, {1, "w@5", {{}, {}, 5, 12}}}};
-  manifest.tensors["t"] = {"t", "parameter", "BF16", {2, 4}, {{0, "t@0", {{0, 0}, {2, 2}, 0, 4}}, {1, "t@0", {{0, 2}, {2, 2}, 0, 4}}}};
+  manifest.tensors["t"] = {
+      "t", "parameter", "BF16", {2, 4}, {{0, "t@0", {{0, 0}, {2, 2}, 0, 4}}, {1, "t@0", {{0, 2}, {2, 2}, 0, 4}}}};
   manifest.state = {{"sampler", {{"position", 12}, {"seed", 18446744073709551615ULL}}}, {"lr", 0.1}};
   manifest.rank_states = {json{{"rng", "00ff"}}, nullptr};
   manifest.config = {{"steps", 100}};
@@ -78,7 +80,8 @@ TEST(ManifestTest, EveryFlippedBitAndEveryTruncationIsNoticed) {
 TEST(ManifestTest, SaysExpectedAndFoundHash) {
   std::string text = example().to_text();
   text[text.size() - 3] ^= 1;
-  EXPECT_THAT(refusal_of(text), AllOf(HasSubstr("ck/manifest.json: hash is "), HasSubstr("must be " + text.substr(9, 32))));
+  EXPECT_THAT(refusal_of(text),
+              AllOf(HasSubstr("ck/manifest.json: hash is "), HasSubstr("must be " + text.substr(9, 32))));
 }
 
 TEST(ManifestTest, HostileBodiesAreRefusedByName) {
@@ -125,7 +128,8 @@ TEST(ManifestTest, WhatJsonCannotHoldIsRefusedWithItsPlace) {
   EXPECT_THAT(message_of<InputError>([&] { manifest.to_text(); }), HasSubstr("state.schedule.best_loss is inf"));
   manifest = example();
   manifest.rank_states[1] = {{"name", "\xff"}};
-  EXPECT_THAT(message_of<InputError>([&] { manifest.to_text(); }), HasSubstr("rank state.1.name is text that is not UTF-8"));
+  EXPECT_THAT(message_of<InputError>([&] { manifest.to_text(); }),
+              HasSubstr("rank state.1.name is text that is not UTF-8"));
 }
 
 class FolderListTest : public FolderTest {};
@@ -160,9 +164,9 @@ TEST(TagTest, TagsAreFolderNames) {
   for (const char* good : {"global_step10", "best", "epoch-3_loss=1.2"}) {
     EXPECT_EQ(tag_problem(good), "") << good;
   }
-  for (const std::string& bad :
-       {std::string(), std::string(".."), std::string(".hidden"), std::string("a/b"), std::string("a b"), std::string("a\nb"),
-        std::string("latest"), std::string(201, 'x'), std::string("\0x", 2), std::string("caf\u00e9")}) {
+  for (const std::string& bad : {std::string(), std::string(".."), std::string(".hidden"), std::string("a/b"),
+                                 std::string("a b"), std::string("a\nb"), std::string("latest"), std::string(201, 'x'),
+                                 std::string("\0x", 2), std::string("caf\u00e9")}) {
     EXPECT_NE(tag_problem(bad), "") << bad;
   }
   EXPECT_EQ(step_of("global_step120"), 120);
@@ -172,7 +176,9 @@ TEST(TagTest, TagsAreFolderNames) {
 }
 
 TEST(StrictJsonTest, RefusesWhatNlohmannLetsPass) {
-  const auto refusal = [](const std::string& text) { return message_of<InputError>([&] { parse_strict_json(text, "x.json"); }); };
+  const auto refusal = [](const std::string& text) {
+    return message_of<InputError>([&] { parse_strict_json(text, "x.json"); });
+  };
   EXPECT_THAT(refusal(R"({"a":1,"b":{"c":1,"c":2}})"), HasSubstr("x.json: the key \"c\" appears twice"));
   EXPECT_THAT(refusal(std::string("{}\0{", 4)), HasSubstr("at byte 3: a zero byte"));
   EXPECT_THAT(refusal(std::string(101, '[')), HasSubstr("nested deeper than 100"));
@@ -182,7 +188,8 @@ TEST(StrictJsonTest, RefusesWhatNlohmannLetsPass) {
 }
 
 TEST(StrictJsonTest, EqualsNlohmannOnWhatIsRight) {
-  const std::string text = R"({"a":[1,-2,3.5,true,null,"x",[],{}],"b":{"c":{"d":[[[{"e":18446744073709551615}]]]}},"":"\u00e9"})";
+  const std::string text =
+      R"({"a":[1,-2,3.5,true,null,"x",[],{}],"b":{"c":{"d":[[[{"e":18446744073709551615}]]]}},"":"\u00e9"})";
   EXPECT_EQ(parse_strict_json(text, "x"), json::parse(text));
   EXPECT_EQ(parse_strict_json("3", "x"), json(3));
 }

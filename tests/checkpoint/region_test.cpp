@@ -23,7 +23,8 @@ std::vector<int64_t> elements_of(const Region& region, const std::vector<int64_t
     for (size_t dim = shape.size(); dim-- > 0;) {
       const int64_t at = rest % shape[dim];
       rest /= shape[dim];
-      inside = inside && (region.box_size.empty() || (at >= region.box_offset[dim] && at < region.box_offset[dim] + region.box_size[dim]));
+      inside = inside && (region.box_size.empty() ||
+                          (at >= region.box_offset[dim] && at < region.box_offset[dim] + region.box_size[dim]));
     }
     if (inside) {
       in_box.push_back(flat);
@@ -128,7 +129,8 @@ TEST(RegionTest, TheWorkIsThatOfTheRowsHoweverManyThereAre) {
   EXPECT_THAT(common_runs(left, right, shape), IsEmpty());
   int64_t found = 0;
   for (const auto& run : runs(middle, shape, 0, 4 * kRows)) {
-    found += std::ssize(runs(left, shape, run.in_tensor, run.in_tensor + run.numel)) + std::ssize(runs(right, shape, run.in_tensor, run.in_tensor + run.numel));
+    found += std::ssize(runs(left, shape, run.in_tensor, run.in_tensor + run.numel)) +
+             std::ssize(runs(right, shape, run.in_tensor, run.in_tensor + run.numel));
   }
   EXPECT_EQ(found, 2 * kRows);
 }

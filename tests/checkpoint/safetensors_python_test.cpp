@@ -13,8 +13,8 @@ namespace {
 std::string cross_check(const std::string& verb, const fs::path& file) {
   const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
   const std::string python = chosen != nullptr ? chosen : TRIREME_SOURCE_DIR "/.venv/bin/python";
-  const std::string command = concat('"', python, "\" \"", TRIREME_SOURCE_DIR, "/tests/checkpoint/cross_check.py\" ", verb, " \"",
-                                     file.string(), "\" 2>&1");
+  const std::string command = concat('"', python, "\" \"", TRIREME_SOURCE_DIR, "/tests/checkpoint/cross_check.py\" ",
+                                     verb, " \"", file.string(), "\" 2>&1");
   FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;
   for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
@@ -24,18 +24,19 @@ std::string cross_check(const std::string& verb, const fs::path& file) {
   return output;
 }
 
-
 // The same rule as in cross_check.py.
 std::vector<NamedTensor> expected_tensors() {
   const std::pair<const char*, at::ScalarType> types[] = {
       {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16}, {"F64", at::kDouble}, {"I64", at::kLong},
       {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},       {"U8", at::kByte},    {"BOOL", at::kBool}};
-  const std::pair<const char*, std::vector<int64_t>> shapes[] = {{"matrix", {5, 7}}, {"vector", {13}}, {"scalar", {}}, {"empty", {3, 0}}};
+  const std::pair<const char*, std::vector<int64_t>> shapes[] = {
+      {"matrix", {5, 7}}, {"vector", {13}}, {"scalar", {}}, {"empty", {3, 0}}};
   std::vector<NamedTensor> tensors;
   for (const auto& [type_name, type] : types) {
     for (const auto& [kind, shape] : shapes) {
       const at::Tensor i = at::arange(c10::multiply_integers(shape), at::kLong);
-      const at::Tensor values = type == at::kBool ? i.remainder(3).eq(0) : (i * 7 + 3).remainder(101) - (type == at::kByte ? 0 : 50);
+      const at::Tensor values =
+          type == at::kBool ? i.remainder(3).eq(0) : (i * 7 + 3).remainder(101) - (type == at::kByte ? 0 : 50);
       tensors.push_back({concat(type_name, '.', kind, " \u00e9\""), values.to(type).reshape(shape)});
     }
   }

@@ -21,9 +21,10 @@ class SafetensorsTest : public FolderTest {
   }
 };
 
-const at::ScalarType kAllTypes[] = {at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kLong,  at::kInt,          at::kShort,
-                                    at::kChar,  at::kByte, at::kBool,     at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat,
-                                    at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+const at::ScalarType kAllTypes[] = {at::kFloat,  at::kHalf,         at::kBFloat16,      at::kDouble,
+                                    at::kLong,   at::kInt,          at::kShort,         at::kChar,
+                                    at::kByte,   at::kBool,         at::kUInt16,        at::kUInt32,
+                                    at::kUInt64, at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor left = a.contiguous();
@@ -35,7 +36,8 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 TEST_F(SafetensorsTest, EveryDtypeComesBackBitForBit) {
   std::vector<NamedTensor> tensors;
   for (const at::ScalarType type : kAllTypes) {
-    const at::Tensor bits = at::randint(0, type == at::kBool ? 2 : 256, {3, 5, static_cast<int64_t>(c10::elementSize(type))}, at::kByte);
+    const at::Tensor bits =
+        at::randint(0, type == at::kBool ? 2 : 256, {3, 5, static_cast<int64_t>(c10::elementSize(type))}, at::kByte);
     tensors.push_back({dtype_name(type), bits.view(type).squeeze(-1)});
   }
   tensors.push_back({"scalar", at::scalar_tensor(2.5)});
@@ -62,7 +64,9 @@ TEST_F(SafetensorsTest, HashIsXxh3OfTheFile) {
 
 TEST_F(SafetensorsTest, StridedAndNarrowedTensorsAreWrittenInRowMajorOrder) {
   const at::Tensor base = at::arange(24, at::kFloat).view({4, 6});
-  write_safetensors(file(), {{"transposed", base.t()}, {"slice", base.narrow(1, 2, 3)}, {"expanded", base.narrow(1, 0, 1).expand({4, 3})}});
+  write_safetensors(
+      file(),
+      {{"transposed", base.t()}, {"slice", base.narrow(1, 2, 3)}, {"expanded", base.narrow(1, 0, 1).expand({4, 3})}});
   const Safetensors read = Safetensors::open(file());
   EXPECT_TRUE(at::equal(read.tensor("transposed"), base.t()));
   EXPECT_TRUE(at::equal(read.tensor("slice"), base.narrow(1, 2, 3)));
@@ -123,7 +127,8 @@ TEST_F(SafetensorsTest, RangesAreFlat) {
   EXPECT_TRUE(at::equal(read.range("w", 7, 19), whole.view({-1}).narrow(0, 7, 12)));
   EXPECT_EQ(read.range("w", 30, 30).numel(), 0);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{-1, 3}, {5, 31}, {9, 8}, {INT64_MIN, INT64_MAX}}) {
-    EXPECT_THAT(message_of<InputError>([&, b = begin, e = end] { read.range("w", b, e); }), HasSubstr("has 30 elements"));
+    EXPECT_THAT(message_of<InputError>([&, b = begin, e = end] { read.range("w", b, e); }),
+                HasSubstr("has 30 elements"));
   }
 }
 
@@ -142,7 +147,8 @@ TEST_F(SafetensorsTest, TenThousandTensorsKeepTheirPlaces) {
   const Safetensors read = Safetensors::open(file());
   ASSERT_EQ(read.tensors().size(), 10'000U);
   for (const int i : {0, 1, 4321, 9999}) {
-    EXPECT_TRUE(at::equal(read.tensor(concat("layer.", i, ".weight")), at::full({2, 3}, static_cast<double>(i), at::kFloat)));
+    EXPECT_TRUE(
+        at::equal(read.tensor(concat("layer.", i, ".weight")), at::full({2, 3}, static_cast<double>(i), at::kFloat)));
   }
 }
 
@@ -167,7 +173,8 @@ TEST_F(SafetensorsTest, WriterRefusesBeforeTouchingTheFile) {
   EXPECT_THAT(message_of<InputError>([&] { write_safetensors(file(), {{"w", at::ones({1}, at::kComplexDouble)}}); }),
               HasSubstr("no dtype for"));
   EXPECT_EQ(content_of(file()), before);
-  EXPECT_THAT(message_of<Error>([&] { write_safetensors(folder_ / "absent" / "x", {{"w", one}}); }), HasSubstr("No such file"));
+  EXPECT_THAT(message_of<Error>([&] { write_safetensors(folder_ / "absent" / "x", {{"w", one}}); }),
+              HasSubstr("No such file"));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
 }
 

@@ -65,30 +65,33 @@ TEST_P(SaveRanksOfSizeTest, AnyNumberOfRanksReadsWhatAnyNumberSaved) {
   ASSERT_THAT(run_ranks(writers, [&](comm::World& world) { save_step(5, world.group()); }), IsEmpty());
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step5", "latest"));
   EXPECT_EQ(names_in(folder_ / "global_step5").size(), static_cast<size_t>(writers) + 1);
-  ASSERT_THAT(run_ranks(readers,
-                        [&, writers = writers](comm::World& world) {
-                          const Checkpoint opened = Checkpoint::open(folder_, "", world.group());
-                          expect_step(opened, 5);
-                          EXPECT_EQ(opened.world_size(), writers);
-                          for (int rank = 0; rank < writers; ++rank) {
-                            EXPECT_EQ(opened.rank_state(rank).at("rank"), rank);
-                          }
-                          const TensorShard mine = part(5, world.rank(), world.size());
-                          EXPECT_TRUE(at::equal(opened.read_range("w", mine.begin, mine.begin + mine.data.numel()), mine.data));
-                        }),
-              IsEmpty());
+  ASSERT_THAT(
+      run_ranks(readers,
+                [&, writers = writers](comm::World& world) {
+                  const Checkpoint opened = Checkpoint::open(folder_, "", world.group());
+                  expect_step(opened, 5);
+                  EXPECT_EQ(opened.world_size(), writers);
+                  for (int rank = 0; rank < writers; ++rank) {
+                    EXPECT_EQ(opened.rank_state(rank).at("rank"), rank);
+                  }
+                  const TensorShard mine = part(5, world.rank(), world.size());
+                  EXPECT_TRUE(at::equal(opened.read_range("w", mine.begin, mine.begin + mine.data.numel()), mine.data));
+                }),
+      IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(WritersReaders, SaveRanksOfSizeTest,
-                         testing::Values(std::pair{1, 3}, std::pair{2, 1}, std::pair{2, 4}, std::pair{3, 2}, std::pair{4, 3}),
+                         testing::Values(std::pair{1, 3}, std::pair{2, 1}, std::pair{2, 4}, std::pair{3, 2},
+                                         std::pair{4, 3}),
                          [](const auto& info) { return concat(info.param.first, "_", info.param.second); });
 
 TEST_F(SaveRanksTest, ARankWithoutTensorsWritesNoFile) {
   ASSERT_THAT(run_ranks(3,
                         [&](comm::World& world) {
                           const std::vector<TensorShard> mine =
-                              world.rank() == 1 ? std::vector<TensorShard>{whole_of("w", weight(1)), whole_of("norm", at::ones({3}))}
-                                                : std::vector<TensorShard>{};
+                              world.rank() == 1
+                                  ? std::vector<TensorShard>{whole_of("w", weight(1)), whole_of("norm", at::ones({3}))}
+                                  : std::vector<TensorShard>{};
                           save(folder_, "global_step1", world.group(), mine, {{"step", 1}, {"from", world.rank()}},
                                {{"rank", world.rank()}});
                         }),
@@ -112,8 +115,9 @@ TEST_F(SaveRanksTest, AFailureOfOneRankIsTheSameErrorOnAllAndChangesNothing) {
                           }
                           const std::string message = message_of<Error>([&] { save_step(2, world.group()); });
                           setrlimit(RLIMIT_FSIZE, &before);
-                          EXPECT_THAT(message, AllOf(HasSubstr("rank 1: cannot write"), HasSubstr("rank00001.safetensors"),
-                                                     HasSubstr("File too large"), testing::Not(HasSubstr("rank 0:"))))
+                          EXPECT_THAT(message,
+                                      AllOf(HasSubstr("rank 1: cannot write"), HasSubstr("rank00001.safetensors"),
+                                            HasSubstr("File too large"), testing::Not(HasSubstr("rank 0:"))))
                               << "on rank " << world.rank();
                           world.group().barrier().wait();
                           EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "latest"));
@@ -125,13 +129,18 @@ TEST_F(SaveRanksTest, AFailureOfOneRankIsTheSameErrorOnAllAndChangesNothing) {
   expect_step(Checkpoint::open(folder_), 3);
 }
 
-// Each host has a disk of its own under the same name: the save is refused, and no host keeps what its ranks have written.
+// Each host has a disk of its own under the same name: the save is refused, and no host keeps what its ranks have
+// written.
 TEST_F(SaveRanksTest, AFailedSaveLeavesNothingOnOtherHosts) {
   ASSERT_THAT(run_ranks(4,
                         [&](comm::World& world) {
                           const fs::path own = folder_ / concat("host", world.rank() / 2);
                           const at::Tensor w = at::ones({10});
-                          const auto save_here = [&] { save(own, "global_step1", world.group(), {part_of("w", w, 2 * world.rank(), world.rank() == 3 ? 10 : 2 * world.rank() + 2)}, {}); };
+                          const auto save_here = [&] {
+                            save(own, "global_step1", world.group(),
+                                 {part_of("w", w, 2 * world.rank(), world.rank() == 3 ? 10 : 2 * world.rank() + 2)},
+                                 {});
+                          };
                           EXPECT_THAT(message_of<Error>(save_here), HasSubstr("Save to a folder that all hosts share"));
                           world.group().barrier().wait();
                           EXPECT_THAT(names_in(own), IsEmpty());
@@ -140,21 +149,23 @@ TEST_F(SaveRanksTest, AFailedSaveLeavesNothingOnOtherHosts) {
 }
 
 TEST_F(SaveRanksTest, OverlappingOrMissingPartsAreRefusedOnEveryRank) {
-  ASSERT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const int64_t r = world.rank();
-                          EXPECT_THAT(message_of<InputError>([&] {
-                                        save(folder_, "a", world.group(), {part_of("w", weight(1), 40 * r, 60 + 41 * r)});
-                                      }),
-                                      HasSubstr("\"w\" has elements [40, 60) twice"));
-                          EXPECT_THAT(message_of<InputError>([&] {
-                                        save(folder_, "a", world.group(), {part_of("w", weight(1), 60 * r, 50 + 51 * r)});
-                                      }),
-                                      HasSubstr("\"w\" lacks elements [50, 60)"));
-                          EXPECT_THAT(message_of<InputError>([&] { save(folder_, "a", world.group(), {}, {}, {{"x", std::nan("")}}); }),
-                                      HasSubstr("ranks 0 and 1: rank state.x is nan"));
-                        }),
-              IsEmpty());
+  ASSERT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  const int64_t r = world.rank();
+                  EXPECT_THAT(message_of<InputError>([&] {
+                                save(folder_, "a", world.group(), {part_of("w", weight(1), 40 * r, 60 + 41 * r)});
+                              }),
+                              HasSubstr("\"w\" has elements [40, 60) twice"));
+                  EXPECT_THAT(message_of<InputError>([&] {
+                                save(folder_, "a", world.group(), {part_of("w", weight(1), 60 * r, 50 + 51 * r)});
+                              }),
+                              HasSubstr("\"w\" lacks elements [50, 60)"));
+                  EXPECT_THAT(
+                      message_of<InputError>([&] { save(folder_, "a", world.group(), {}, {}, {{"x", std::nan("")}}); }),
+                      HasSubstr("ranks 0 and 1: rank state.x is nan"));
+                }),
+      IsEmpty());
   EXPECT_THAT(names_in(folder_), IsEmpty());
 }
 
@@ -165,8 +176,9 @@ TEST_F(SaveRanksTest, DifferentTagsAreRefusedOrRankZerosWins) {
                           const std::vector<TensorShard> mine{part(1, world.rank(), 2)};
                           SaveOptions options;
                           options.tag_validation = TagValidation::fail;
-                          EXPECT_THAT(message_of<InputError>([&] { save(folder_, tag, world.group(), mine, {}, {}, options); }),
-                                      HasSubstr("rank 1 saves under the tag \"tag1\", rank 0 under \"tag0\""));
+                          EXPECT_THAT(
+                              message_of<InputError>([&] { save(folder_, tag, world.group(), mine, {}, {}, options); }),
+                              HasSubstr("rank 1 saves under the tag \"tag1\", rank 0 under \"tag0\""));
                           options.tag_validation = TagValidation::ignore;
                           save(folder_, tag, world.group(), mine, {}, {}, options);
                         }),
@@ -176,18 +188,19 @@ TEST_F(SaveRanksTest, DifferentTagsAreRefusedOrRankZerosWins) {
 }
 
 TEST_F(SaveRanksTest, LatestWaitsForTheSlowestRank) {
-  ASSERT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          save_step(1, world.group());
-                          if (world.rank() == 1) {
-                            std::this_thread::sleep_for(std::chrono::milliseconds(300)); // rank 0 is inside save() meanwhile
-                            EXPECT_EQ(content_of(folder_ / "latest"), "global_step1\n");
-                            EXPECT_FALSE(fs::exists(folder_ / "global_step2"));
-                          }
-                          save_step(2, world.group());
-                          EXPECT_EQ(content_of(folder_ / "latest"), "global_step2\n") << "save() returns when it is durable";
-                        }),
-              IsEmpty());
+  ASSERT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  save_step(1, world.group());
+                  if (world.rank() == 1) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(300)); // rank 0 is inside save() meanwhile
+                    EXPECT_EQ(content_of(folder_ / "latest"), "global_step1\n");
+                    EXPECT_FALSE(fs::exists(folder_ / "global_step2"));
+                  }
+                  save_step(2, world.group());
+                  EXPECT_EQ(content_of(folder_ / "latest"), "global_step2\n") << "save() returns when it is durable";
+                }),
+      IsEmpty());
 }
 
 TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
@@ -198,7 +211,8 @@ TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
                         }),
               IsEmpty());
   damage(folder_ / "global_step2" / "rank00002.safetensors"); // rank 2 hashes this one
-  ASSERT_THAT(run_ranks(3, [&](comm::World& world) { expect_step(Checkpoint::open(folder_, "", world.group()), 1); }), IsEmpty());
+  ASSERT_THAT(run_ranks(3, [&](comm::World& world) { expect_step(Checkpoint::open(folder_, "", world.group()), 1); }),
+              IsEmpty());
   damage(folder_ / "global_step1" / "rank00001.safetensors");
   ASSERT_THAT(run_ranks(3,
                         [&](comm::World& world) {
@@ -215,7 +229,8 @@ TEST_F(SaveRanksTest, RanksAgreeOnTheNewest) {
                         [&](comm::World& world) {
                           save_step(1, world.group());
                           const fs::path absent = folder_ / "absent";
-                          EXPECT_EQ(find_newest(world.rank() == 0 ? folder_ : absent, world.group()), folder_ / "global_step1");
+                          EXPECT_EQ(find_newest(world.rank() == 0 ? folder_ : absent, world.group()),
+                                    folder_ / "global_step1");
                           EXPECT_EQ(find_newest(world.rank() == 0 ? absent : folder_, world.group()), std::nullopt);
                         }),
               IsEmpty());
@@ -252,7 +267,7 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
                           [&](comm::World& world) {
                             const auto save_with = [&](int64_t step, const SaveOptions& options) {
                               save(root, step_tag(step), world.group(), {part(step, world.rank(), world.size())}, {},
-                                  {}, options);
+                                   {}, options);
                             };
                             SaveOptions options;
                             options.keep_last = 1;
@@ -269,8 +284,8 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
                               token.check();
                             };
                             EXPECT_THAT(message_of<PeerError>([&] { save_with(2, options); }),
-                                AllOf(HasSubstr("this training (attempt "), HasSubstr("was replaced by attempt "),
-                                HasSubstr("writes nothing more")));
+                                        AllOf(HasSubstr("this training (attempt "),
+                                              HasSubstr("was replaced by attempt "), HasSubstr("writes nothing more")));
                             EXPECT_EQ(calls, world.rank() == 0 ? at : 0);
                             world.group().barrier("done").wait();
                           }),
@@ -281,7 +296,7 @@ TEST_F(SaveRanksTest, AReplacedTrainingChangesNothingMore) {
     }
     const bool visible = at > before_it_is_visible;
     EXPECT_EQ(names, visible ? (std::set<std::string>{"global_step1", "global_step2", "latest"})
-        : (std::set<std::string>{"global_step1", "latest"}));
+                             : (std::set<std::string>{"global_step1", "latest"}));
     EXPECT_EQ(read_latest(root), at > before_latest ? "global_step2" : "global_step1");
     EXPECT_EQ(Checkpoint::open(root / "global_step1").step(), 1);
   }

@@ -102,19 +102,24 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   }
   count_call();
   const auto& range = *static_cast<const file_clone_range*>(argument);
-  const bool is_aligned = range.src_offset % 4096 == 0 && range.src_length % 4096 == 0 && range.dest_offset % 4096 == 0 && range.src_length > 0;
+  const bool is_aligned = range.src_offset % 4096 == 0 && range.src_length % 4096 == 0 &&
+                          range.dest_offset % 4096 == 0 && range.src_length > 0;
   if (fake_clones < 0 || --fake_clones < 0 || !is_aligned) {
     errno = is_aligned ? EOPNOTSUPP : EINVAL;
     fake_clones = is_aligned ? -1 : fake_clones;
     return -1;
   }
   std::string bytes(range.src_length, '\0');
-  if (::pread(static_cast<int>(range.src_fd), bytes.data(), bytes.size(), static_cast<off_t>(range.src_offset)) != static_cast<ssize_t>(bytes.size())) {
+  if (::pread(static_cast<int>(range.src_fd), bytes.data(), bytes.size(), static_cast<off_t>(range.src_offset)) !=
+      static_cast<ssize_t>(bytes.size())) {
     errno = EINVAL; // past its end
     return -1;
   }
   fake_clones = fake_clones == 0 ? -1 : fake_clones;
-  return ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(range.dest_offset)) == static_cast<ssize_t>(bytes.size()) ? 0 : -1;
+  return ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(range.dest_offset)) ==
+                 static_cast<ssize_t>(bytes.size())
+             ? 0
+             : -1;
 }
 }
 
@@ -131,7 +136,8 @@ using testing::UnorderedElementsAre;
 
 class TornSaveTest : public FolderTest {
  protected:
-  // Two tensors and a state that must belong together. Children only copy memory: torch's threads do not survive a fork.
+  // Two tensors and a state that must belong together. Children only copy memory: torch's threads do not survive a
+  // fork.
   static void save_value(const fs::path& root, const std::string& tag, float value, const SaveOptions& options) {
     static at::Tensor w = at::empty({1000});
     static at::Tensor m = at::empty({500});
@@ -172,14 +178,17 @@ class TornSaveTest : public FolderTest {
 
   // Kills a save of `tag` at every change it makes to the disk, each time in the folder
   // that the deaths before left behind; returns how many moments there were.
-  using Save = std::function<void(const fs::path& root, const std::string& tag, float value, const SaveOptions& options)>;
-  int kill_at_every_moment(const std::function<std::string(int)>& tag, const SaveOptions& options, const Save& save_it = &save_value) {
+  using Save =
+      std::function<void(const fs::path& root, const std::string& tag, float value, const SaveOptions& options)>;
+  int kill_at_every_moment(const std::function<std::string(int)>& tag, const SaveOptions& options,
+                           const Save& save_it = &save_value) {
     float last = 0;
     save_it(folder_, "global_step0", last, options);
     for (int k = 1; k < 1000; ++k) {
       const bool died = dies_at(k, [&] { save_it(folder_, tag(k), static_cast<float>(k), options); });
       const float found = loaded_value(folder_);
-      EXPECT_TRUE(found == last || found == static_cast<float>(k)) << "killed at call " << k << ": found " << found << ", before " << last;
+      EXPECT_TRUE(found == last || found == static_cast<float>(k))
+          << "killed at call " << k << ": found " << found << ", before " << last;
       if (!died) {
         EXPECT_EQ(found, static_cast<float>(k));
         return k - 1;
@@ -219,7 +228,8 @@ TEST_F(TornSaveTest, KilledAtEveryChangeWhileReplacingWithoutAtomicExchange) {
   EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step0", "latest"));
 }
 
-/// A store in a file, beside the checkpoints: w and m, lent one after the other, and overwritten before each save as a step does.
+/// A store in a file, beside the checkpoints: w and m, lent one after the other, and overwritten before each save as a
+/// step does.
 class StoreFile : public Lender {
  public:
   explicit StoreFile(fs::path file) : file_(std::move(file)) {}
@@ -242,7 +252,8 @@ class StoreFile : public Lender {
   }
   static std::vector<TensorShard> shards(const std::shared_ptr<StoreFile>& store) {
     const at::Tensor nothing = at::empty({kNumel}, at::TensorOptions(at::kFloat).device(at::kMeta));
-    return {{"w", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 0, 0}}, {"m", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 1, 0}}};
+    return {{"w", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 0, 0}},
+            {"m", "optimizer", {kNumel}, 0, nothing, {}, {}, {store, 1, 0}}};
   }
 
  private:
@@ -320,7 +331,8 @@ TEST_F(TornSaveTest, EverythingIsSyncedBeforeItIsNamed) {
   const std::vector<std::string> shard_and_manifest = {
       concat("sync .rank00000.safetensors", pid), "rename rank00000.safetensors", "sync .tmp-global_step2-*",
       concat("sync .manifest.json", pid),         "rename manifest.json",         "sync .tmp-global_step2-*"};
-  const std::vector<std::string> latest = {"sync " + root, "sync .tmp-global_step2-*.latest", "rename latest", "sync " + root};
+  const std::vector<std::string> latest = {"sync " + root, "sync .tmp-global_step2-*.latest", "rename latest",
+                                           "sync " + root};
   std::vector<std::string> expected = shard_and_manifest;
   expected.push_back("rename global_step2");
   expected.insert(expected.end(), latest.begin(), latest.end());
@@ -378,7 +390,8 @@ TEST_F(TornSaveTest, AFileSizeLimitIsAnErrorAndNotADeath) {
     setrlimit(RLIMIT_FSIZE, &tight);
     const std::string message = message_of<Error>([&] { save_value(folder_, "global_step2", 2, {}); });
     setrlimit(RLIMIT_FSIZE, &before);
-    EXPECT_THAT(message, AllOf(HasSubstr("cannot write"), HasSubstr("rank00000.safetensors"), HasSubstr("File too large (needs 6.")));
+    EXPECT_THAT(message, AllOf(HasSubstr("cannot write"), HasSubstr("rank00000.safetensors"),
+                               HasSubstr("File too large (needs 6.")));
     EXPECT_THAT(names_in(folder_), UnorderedElementsAre("global_step1", "latest"));
     EXPECT_EQ(loaded_value(folder_), 1);
   }
@@ -425,7 +438,8 @@ TEST_F(FullDiskTest, NamesNeededAndFreeBytesAndKeepsWhatWasThere) {
   at::Tensor large = at::zeros({25'000}); // 100 kB: two fit, three do not
   save(disk_, "global_step1", comm::Group(), {whole_of("w", large)});
   save(disk_, "global_step2", comm::Group(), {whole_of("w", large)});
-  const std::string message = message_of<Error>([&] { save(disk_, "global_step3", comm::Group(), {whole_of("w", large)}); });
+  const std::string message =
+      message_of<Error>([&] { save(disk_, "global_step3", comm::Group(), {whole_of("w", large)}); });
   EXPECT_THAT(message, AllOf(HasSubstr("rank00000.safetensors"), HasSubstr("No space left on device (needs 100 kB, "),
                              HasSubstr("kB free)")));
   EXPECT_THAT(names_in(disk_), UnorderedElementsAre("global_step1", "global_step2", "latest"));
@@ -442,9 +456,11 @@ TEST_F(FullDiskTest, WhereverItRunsFullNothingIsLost) {
   for (int pages_left = 0; pages_left < 12; ++pages_left) {
     put_content(disk_ / "filler", "");
     const auto free = fs::space(disk_).available;
-    put_content(disk_ / "filler", std::string(free - std::min<uintmax_t>(free, static_cast<uintmax_t>(pages_left) * 4096), 'x'));
+    put_content(disk_ / "filler",
+                std::string(free - std::min<uintmax_t>(free, static_cast<uintmax_t>(pages_left) * 4096), 'x'));
     const float before = loaded_value(disk_);
-    const std::string message = message_of<Error>([&] { save_value(disk_, "global_step2", static_cast<float>(pages_left) + 2, {}); });
+    const std::string message =
+        message_of<Error>([&] { save_value(disk_, "global_step2", static_cast<float>(pages_left) + 2, {}); });
     num_failed += message.empty() ? 0 : 1;
     EXPECT_EQ(loaded_value(disk_), message.empty() ? static_cast<float>(pages_left) + 2 : before) << message;
     EXPECT_TRUE(message.empty() || message.find("No space left") != std::string::npos) << message;

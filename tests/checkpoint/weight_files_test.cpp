@@ -17,7 +17,8 @@ class WeightFilesTest : public FolderTest {
     write_safetensors(folder_ / "model-00002-of-00002.safetensors", {{"c", at::full({4}, 3.0)}});
   }
   fs::path index(const std::string& weight_map) {
-    put_content(folder_ / "model.safetensors.index.json", concat(R"({"metadata":{"total_size":36},"weight_map":)", weight_map, "}"));
+    put_content(folder_ / "model.safetensors.index.json",
+                concat(R"({"metadata":{"total_size":36},"weight_map":)", weight_map, "}"));
     return folder_ / "model.safetensors.index.json";
   }
   std::string refusal() {

@@ -74,7 +74,8 @@ TEST_P(AlgorithmsTest, EqualTheGroupsOwn) {
                   }
                   expect_as_the_group(group, algorithm, 101, torch::kFloat64, ReduceOp::max);
                   expect_as_the_group(group, algorithm, 101, torch::kHalf, ReduceOp::min);
-                  expect_as_the_group(group, algorithm, 300'001, torch::kFloat32, ReduceOp::sum); // several segments a block
+                  expect_as_the_group(group, algorithm, 300'001, torch::kFloat32,
+                                      ReduceOp::sum); // several segments a block
                 }
               }),
               IsEmpty());
@@ -113,8 +114,11 @@ TEST_P(AlgorithmsTest, RefuseWhatTheyCannotReduce) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, AlgorithmsTest, testing::Combine(testing::Values("gloo", "shm"), testing::Values(2, 3, 4, 5)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Backends, AlgorithmsTest,
+                         testing::Combine(testing::Values("gloo", "shm"), testing::Values(2, 3, 4, 5)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks");
+                         });
 
 } // namespace
 } // namespace trireme::comm

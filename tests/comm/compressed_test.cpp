@@ -49,15 +49,18 @@ at::Tensor what_is_missing(const Group& group, const CompressedAllReduce& reduce
   return missing + server.to(torch::kDouble);
 }
 
-void expect_exact(const Group& group, const std::shared_ptr<const Compressor>& compressor, const at::Tensor& x, const at::Tensor& wanted) {
+void expect_exact(const Group& group, const std::shared_ptr<const Compressor>& compressor, const at::Tensor& x,
+                  const at::Tensor& wanted) {
   CompressedAllReduce reduce(group, compressor, x.numel());
   const ErrorFeedback errors = reduce.no_errors(torch::kCPU);
   for (int round = 0; round < 2; ++round) {
     const at::Tensor mean = x.clone();
     reduce.run(mean, errors);
     EXPECT_TRUE(mean.equal(wanted)) << compressor->name() << " of " << x.numel() << " elements, round " << round;
-    EXPECT_TRUE(errors.worker.eq(0).all().item<bool>()) << compressor->name() << " of " << x.numel() << " elements, round " << round;
-    EXPECT_TRUE(errors.server.eq(0).all().item<bool>()) << compressor->name() << " of " << x.numel() << " elements, round " << round;
+    EXPECT_TRUE(errors.worker.eq(0).all().item<bool>())
+        << compressor->name() << " of " << x.numel() << " elements, round " << round;
+    EXPECT_TRUE(errors.server.eq(0).all().item<bool>())
+        << compressor->name() << " of " << x.numel() << " elements, round " << round;
   }
 }
 
@@ -68,7 +71,8 @@ TEST_P(CompressedTest, SignsOfOneMagnitudeArriveExactly) {
                   for (const int64_t numel : kSizes) {
                     torch::manual_seed(static_cast<uint64_t>(numel));
                     const at::Tensor signs = torch::randint(0, 2, {numel}, torch::kFloat) * 2 - 1;
-                    expect_exact(group, sign_compressor(), (signs * 0.375 * (group.rank() + 1)).to(type), (signs * 0.1875 * (group.size() + 1)).to(type));
+                    expect_exact(group, sign_compressor(), (signs * 0.375 * (group.rank() + 1)).to(type),
+                                 (signs * 0.1875 * (group.size() + 1)).to(type));
                   }
                 }
               }),
@@ -105,29 +109,33 @@ TEST_P(CompressedTest, NumbersOfEightBitsArriveExactly) {
 }
 
 TEST_P(CompressedTest, TheSumOfAllRoundsIsThatOfTheMeansButForTheErrors) {
-  EXPECT_THAT(run([](const Group& group) {
-                for (const auto& compressor : {sign_compressor(), eight_bit_compressor(), top_k_compressor(0.2)}) {
-                  for (const int64_t numel : {int64_t{45}, int64_t{10007}}) {
-                    CompressedAllReduce reduce(group, compressor, numel);
-                    const ErrorFeedback errors = reduce.no_errors(torch::kCPU);
-                    at::Tensor came = torch::zeros({numel}, torch::kDouble), sum = torch::zeros({numel}, torch::kDouble);
-                    for (int round = 0; round < 30; ++round) {
-                      torch::manual_seed(static_cast<uint64_t>(100 * round + group.rank()));
-                      const at::Tensor x = torch::randn({numel}) + 0.5;
-                      sum += true_mean(group, x);
-                      const at::Tensor mean = x.clone();
-                      reduce.run(mean, errors, "numbers");
-                      came += mean;
-                      const at::Tensor all = of_all_ranks(group, mean);
-                      EXPECT_TRUE(all.eq(mean).all().item<bool>()) << compressor->name() << ": the ranks have different means, round " << round;
-                    }
-                    EXPECT_TRUE(torch::allclose(came + what_is_missing(group, reduce, errors), sum, 1e-5, 1e-4)) << compressor->name() << " of " << numel;
-                    // The errors do not grow: what is missing is a few rounds' worth, of 30.
-                    EXPECT_LT(what_is_missing(group, reduce, errors).norm().item<double>(), 0.6 * sum.norm().item<double>()) << compressor->name() << " of " << numel;
-                  }
-                }
-              }),
-              IsEmpty());
+  EXPECT_THAT(
+      run([](const Group& group) {
+        for (const auto& compressor : {sign_compressor(), eight_bit_compressor(), top_k_compressor(0.2)}) {
+          for (const int64_t numel : {int64_t{45}, int64_t{10007}}) {
+            CompressedAllReduce reduce(group, compressor, numel);
+            const ErrorFeedback errors = reduce.no_errors(torch::kCPU);
+            at::Tensor came = torch::zeros({numel}, torch::kDouble), sum = torch::zeros({numel}, torch::kDouble);
+            for (int round = 0; round < 30; ++round) {
+              torch::manual_seed(static_cast<uint64_t>(100 * round + group.rank()));
+              const at::Tensor x = torch::randn({numel}) + 0.5;
+              sum += true_mean(group, x);
+              const at::Tensor mean = x.clone();
+              reduce.run(mean, errors, "numbers");
+              came += mean;
+              const at::Tensor all = of_all_ranks(group, mean);
+              EXPECT_TRUE(all.eq(mean).all().item<bool>())
+                  << compressor->name() << ": the ranks have different means, round " << round;
+            }
+            EXPECT_TRUE(torch::allclose(came + what_is_missing(group, reduce, errors), sum, 1e-5, 1e-4))
+                << compressor->name() << " of " << numel;
+            // The errors do not grow: what is missing is a few rounds' worth, of 30.
+            EXPECT_LT(what_is_missing(group, reduce, errors).norm().item<double>(), 0.6 * sum.norm().item<double>())
+                << compressor->name() << " of " << numel;
+          }
+        }
+      }),
+      IsEmpty());
 }
 
 // The largest whole numbers travel, the others stay: nothing is rounded.
@@ -167,9 +175,12 @@ TEST_P(CompressedTest, BytesAreTheClosedForm) {
                 bytes(sign_compressor(), 4 * stretches + 2000);
                 bytes(eight_bit_compressor(), (4 * 63 + 16000 + 15) / 16 * 16);
                 bytes(top_k_compressor(0.01), (6 * (7 * 21 + 17) + 15) / 16 * 16);
-                const double plain = 2.0 * 4 * static_cast<double>(numel) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+                const double plain =
+                    2.0 * 4 * static_cast<double>(numel) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
                 if (ranks > 1) {
-                  EXPECT_GT(plain / static_cast<double>(CompressedAllReduce(group, sign_compressor(), numel).bytes_a_round()), 31.4);
+                  EXPECT_GT(
+                      plain / static_cast<double>(CompressedAllReduce(group, sign_compressor(), numel).bytes_a_round()),
+                      31.4);
                 }
               }),
               IsEmpty());
@@ -197,7 +208,8 @@ TEST_P(CompressedTest, WhatIsInNoStretchStaysOut) {
 }
 
 // The algorithm by the compressor's own operations on whole ranges: what run() makes of `x`.
-at::Tensor by_hand(const Group& group, const Compressor& compressor, const std::vector<Stretch>& wanted, const at::Tensor& x, const ErrorFeedback& errors) {
+at::Tensor by_hand(const Group& group, const Compressor& compressor, const std::vector<Stretch>& wanted,
+                   const at::Tensor& x, const ErrorFeedback& errors) {
   const int64_t each = ((x.numel() + group.size() - 1) / group.size() + 15) / 16 * 16;
   std::vector<Stretch> ranges;
   std::vector<std::vector<Stretch>> stretches;
@@ -208,7 +220,9 @@ at::Tensor by_hand(const Group& group, const Compressor& compressor, const std::
     at.push_back(at.back() + (compressor.message_bytes(stretches.back()) + 3) / 4 * 4);
   }
   const auto range = [&](const at::Tensor& of, int rank) { return of.slice(0, ranges[rank].begin, ranges[rank].end); };
-  const auto message = [&](const at::Tensor& of, int rank) { return of.slice(0, at[rank], at[rank] + compressor.message_bytes(stretches[rank])); };
+  const auto message = [&](const at::Tensor& of, int rank) {
+    return of.slice(0, at[rank], at[rank] + compressor.message_bytes(stretches[rank]));
+  };
   errors.worker.add_(x);
   const at::Tensor sent = torch::zeros({at.back()}, torch::kByte);
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -239,9 +253,12 @@ TEST_P(CompressedTest, AStretchAtATimeIsTheSameToTheBit) {
                 constexpr int64_t kWhole = 20'000;
                 const std::vector<Stretch> wanted = {{0, 100}, {160, 9000}, {9000, 9001}, {9005, kWhole - 3}};
                 for (const auto& compressor : {sign_compressor(), eight_bit_compressor()}) {
-                  CompressedAllReduce by_functions(group, compressor, kWhole, wanted), by_tensors(group, compressor, kWhole, wanted);
+                  CompressedAllReduce by_functions(group, compressor, kWhole, wanted),
+                      by_tensors(group, compressor, kWhole, wanted);
                   ASSERT_TRUE(by_functions.by_stretches(torch::kCPU));
-                  const ErrorFeedback errors = by_functions.no_errors(torch::kCPU), of_tensors = by_functions.no_errors(torch::kCPU), of_hand = by_functions.no_errors(torch::kCPU);
+                  const ErrorFeedback errors = by_functions.no_errors(torch::kCPU),
+                                      of_tensors = by_functions.no_errors(torch::kCPU),
+                                      of_hand = by_functions.no_errors(torch::kCPU);
                   for (int round = 0; round < 4; ++round) {
                     torch::manual_seed(static_cast<uint64_t>(100 * round + group.rank()));
                     const at::Tensor x = torch::zeros({kWhole});
@@ -251,14 +268,24 @@ TEST_P(CompressedTest, AStretchAtATimeIsTheSameToTheBit) {
                     const at::Tensor expected = by_hand(group, *compressor, wanted, x, of_hand);
                     const at::Tensor found = torch::zeros({kWhole}), tensor = x.clone();
                     const auto* const numbers = x.const_data_ptr<float>();
-                    by_functions.start([&](int64_t begin, int64_t end, float* to) { std::transform(numbers + begin, numbers + end, to, to, std::plus<>()); }, errors);
+                    by_functions.start(
+                        [&](int64_t begin, int64_t end, float* to) {
+                          std::transform(numbers + begin, numbers + end, to, to, std::plus<>());
+                        },
+                        errors);
                     by_functions.turn(errors);
-                    by_functions.finish([&](int64_t begin, int64_t end, const float* means) { std::copy_n(means, end - begin, found.mutable_data_ptr<float>() + begin); });
+                    by_functions.finish([&](int64_t begin, int64_t end, const float* means) {
+                      std::copy_n(means, end - begin, found.mutable_data_ptr<float>() + begin);
+                    });
                     by_tensors.run(tensor, of_tensors);
-                    for (const auto& [name, result, own] : {std::tuple("functions", found, errors), std::tuple("tensors", tensor, of_tensors)}) {
-                      EXPECT_TRUE(result.equal(expected)) << compressor->name() << " by " << name << ", round " << round;
-                      EXPECT_TRUE(own.worker.equal(of_hand.worker)) << compressor->name() << " by " << name << ", round " << round;
-                      EXPECT_TRUE(own.server.equal(of_hand.server)) << compressor->name() << " by " << name << ", round " << round;
+                    for (const auto& [name, result, own] :
+                         {std::tuple("functions", found, errors), std::tuple("tensors", tensor, of_tensors)}) {
+                      EXPECT_TRUE(result.equal(expected))
+                          << compressor->name() << " by " << name << ", round " << round;
+                      EXPECT_TRUE(own.worker.equal(of_hand.worker))
+                          << compressor->name() << " by " << name << ", round " << round;
+                      EXPECT_TRUE(own.server.equal(of_hand.server))
+                          << compressor->name() << " by " << name << ", round " << round;
                     }
                   }
                 }
@@ -294,19 +321,27 @@ TEST_P(CompressedTest, RoundsUnderWayAtOnceEqualThoseOneByOne) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CompressedTest, testing::Combine(testing::Values("shm", "gloo"), testing::Values(1, 2, 3, 4)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Backends, CompressedTest,
+                         testing::Combine(testing::Values("shm", "gloo"), testing::Values(1, 2, 3, 4)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks");
+                         });
 
 TEST(CompressedErrorTest, ShapesAndStretchesAreChecked) {
   const Group alone;
-  const auto make = [&](std::vector<Stretch> stretches) { CompressedAllReduce(alone, sign_compressor(), 100, std::move(stretches)); };
-  EXPECT_THAT(test::error_of([&] { make({{0, 10}, {5, 20}}); }), HasSubstr("the stretch [5, 20) leaves them or overlaps"));
+  const auto make = [&](std::vector<Stretch> stretches) {
+    CompressedAllReduce(alone, sign_compressor(), 100, std::move(stretches));
+  };
+  EXPECT_THAT(test::error_of([&] { make({{0, 10}, {5, 20}}); }),
+              HasSubstr("the stretch [5, 20) leaves them or overlaps"));
   EXPECT_THAT(test::error_of([&] { make({{90, 101}}); }), HasSubstr("the stretch [90, 101) leaves them"));
   CompressedAllReduce reduce(alone, sign_compressor(), 100);
   const ErrorFeedback errors = reduce.no_errors(torch::kCPU);
   EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({99}), errors); }), HasSubstr("made for 100 elements"));
-  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}, torch::kHalf), errors); }), HasSubstr("fp32 or bf16"));
-  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}), {}); }), HasSubstr("the errors do not belong to it"));
+  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}, torch::kHalf), errors); }),
+              HasSubstr("fp32 or bf16"));
+  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}), {}); }),
+              HasSubstr("the errors do not belong to it"));
 }
 
 } // namespace

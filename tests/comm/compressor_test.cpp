@@ -15,9 +15,11 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Of many lengths: one element, less than a byte of signs, one more than a block of 8-bit codes, the longest; with a gap of 9 elements after the second.
+// Of many lengths: one element, less than a byte of signs, one more than a block of 8-bit codes, the longest; with a
+// gap of 9 elements after the second.
 const std::vector<Stretch>& some_stretches() {
-  static const std::vector<Stretch> stretches = {{0, 1}, {1, 8}, {17, 17 + 257}, {274, 274 + 2048}, {2322, 2322 + 2048}, {4370, 4370 + 100}};
+  static const std::vector<Stretch> stretches = {
+      {0, 1}, {1, 8}, {17, 17 + 257}, {274, 274 + 2048}, {2322, 2322 + 2048}, {4370, 4370 + 100}};
   return stretches;
 }
 constexpr int64_t kNumel = 4470;
@@ -43,7 +45,8 @@ Sent send(const Compressor& compressor, const at::Tensor& x) {
 TEST(CutTest, StretchesEndWithTheirRangeAndAreNotTooLong) {
   const std::vector<Stretch> wanted = {{0, 10}, {12, 5000}, {5000, 5001}};
   EXPECT_THAT(cut(wanted, {0, 5}), ElementsAre(Stretch{0, 5}));
-  EXPECT_THAT(cut(wanted, {8, 4500}), ElementsAre(Stretch{0, 2}, Stretch{4, 2052}, Stretch{2052, 4100}, Stretch{4100, 4492}));
+  EXPECT_THAT(cut(wanted, {8, 4500}),
+              ElementsAre(Stretch{0, 2}, Stretch{4, 2052}, Stretch{2052, 4100}, Stretch{4100, 4492}));
   EXPECT_THAT(cut(wanted, {4500, 6000}), ElementsAre(Stretch{0, 500}, Stretch{500, 501}));
   EXPECT_THAT(cut(wanted, {10, 12}), ElementsAre());
 }
@@ -94,8 +97,11 @@ TEST_P(CompressorTest, ManyThreadsGiveTheSameBits) {
   EXPECT_TRUE(one.rest.equal(three.rest));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CompressorTest, testing::Values(sign_compressor(), eight_bit_compressor(), top_k_compressor(0.1)),
-                         [](const auto& info) { return std::string(info.index == 0 ? "sign" : info.index == 1 ? "eight_bit" : "top_k"); });
+INSTANTIATE_TEST_SUITE_P(All, CompressorTest,
+                         testing::Values(sign_compressor(), eight_bit_compressor(), top_k_compressor(0.1)),
+                         [](const auto& info) {
+                           return std::string(info.index == 0 ? "sign" : info.index == 1 ? "eight_bit" : "top_k");
+                         });
 
 TEST(SignCompressorTest, IsTheSignTimesTheRootOfTheMeanSquareOfEachStretch) {
   at::Tensor x = random_numbers(8);
@@ -104,7 +110,9 @@ TEST(SignCompressorTest, IsTheSignTimesTheRootOfTheMeanSquareOfEachStretch) {
   for (const Stretch& stretch : some_stretches()) {
     const at::Tensor part = x.slice(0, stretch.begin, stretch.end);
     const at::Tensor scale = part.to(torch::kDouble).square().mean().sqrt().to(torch::kFloat);
-    EXPECT_TRUE(torch::allclose(sent.arrived.slice(0, stretch.begin, stretch.end), torch::where(part.ge(0), scale, -scale), 3e-7, 0)) << stretch.begin;
+    EXPECT_TRUE(torch::allclose(sent.arrived.slice(0, stretch.begin, stretch.end),
+                                torch::where(part.ge(0), scale, -scale), 3e-7, 0))
+        << stretch.begin;
   }
   EXPECT_GT(sent.arrived[20].item<float>(), 0);
   EXPECT_EQ(sign_compressor()->message_bytes(some_stretches()), 6 * 4 + 1 + 1 + 33 + 256 + 256 + 13);
@@ -135,7 +143,9 @@ TEST(TopKCompressorTest, KeepsTheLargestElementsOfEachStretch) {
     const int64_t count = (stretch.count() + 9) / 10;
     kept += count;
     const at::Tensor least = std::get<0>(part.abs().sort(0, /*descending=*/true))[count - 1];
-    EXPECT_TRUE(sent.arrived.slice(0, stretch.begin, stretch.end).equal(torch::where(part.abs().ge(least), part, torch::zeros_like(part)))) << stretch.begin;
+    EXPECT_TRUE(sent.arrived.slice(0, stretch.begin, stretch.end)
+                    .equal(torch::where(part.abs().ge(least), part, torch::zeros_like(part))))
+        << stretch.begin;
   }
   EXPECT_EQ(top->message_bytes(some_stretches()), 6 * kept);
 }

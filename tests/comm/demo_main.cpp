@@ -24,8 +24,8 @@ int main(int argc, char** argv) {
     }
     world.group().all_reduce(mine, comm::ReduceOp::sum, "demo").wait();
     const float* sum = mine.data_ptr<float>();
-    std::printf("rank %d of %d (local %d of %d): [%g, %g, %g]\n", world.rank(), world.size(), world.local_rank(), world.local_size(), sum[0],
-                sum[1], sum[2]);
+    std::printf("rank %d of %d (local %d of %d): [%g, %g, %g]\n", world.rank(), world.size(), world.local_rank(),
+                world.local_size(), sum[0], sum[1], sum[2]);
     if (argc == 3 && std::strcmp(argv[1], "--throw-on") == 0) {
       if (std::atoi(argv[2]) == world.rank()) {
         throw Error("demo", "fails on purpose.");

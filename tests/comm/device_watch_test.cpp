@@ -27,17 +27,18 @@ namespace trireme::comm {
 namespace {
 
 namespace fs = std::filesystem;
+using std::chrono::milliseconds;
 using test::Gate;
 using test::peer_error;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-using std::chrono::milliseconds;
 
 /// What a test says about an operation of its device.
 struct FakeMark : public DeviceMark {
-  explicit FakeMark(std::function<void(FakeMark&)> before_return = nullptr) : before_return_(std::move(before_return)) {}
+  explicit FakeMark(std::function<void(FakeMark&)> before_return = nullptr)
+      : before_return_(std::move(before_return)) {}
   bool finished() override {
     if (lost) {
       throw std::runtime_error("the card fell off the bus");
@@ -207,8 +208,11 @@ class FakeBackend : public Backend {
 class WatchedRank {
  public:
   explicit WatchedRank(const std::string& host)
-      : host_(host), environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })), meeting_(meet(environment_, kMeeting)),
-        watch_(std::make_shared<Watch>(meeting_.watch_store, environment_.rank, environment_.size, meeting_.store_host)) {
+      : host_(host),
+        environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })),
+        meeting_(meet(environment_, kMeeting)),
+        watch_(
+            std::make_shared<Watch>(meeting_.watch_store, environment_.rank, environment_.size, meeting_.store_host)) {
     signal(SIGPIPE, SIG_IGN);
   }
   ~WatchedRank() {
@@ -220,22 +224,30 @@ class WatchedRank {
   int rank() const {
     return environment_.rank;
   }
-  std::shared_ptr<Group::State> open(const std::string& name, milliseconds timeout, Routes::Open device = nullptr, at::DeviceType type = at::kMeta) {
+  std::shared_ptr<Group::State> open(const std::string& name, milliseconds timeout, Routes::Open device = nullptr,
+                                     at::DeviceType type = at::kMeta) {
     fake = std::make_shared<FakeBackend>(rank(), environment_.size);
     if (!device) {
       device = [this](at::Device) { return fake; };
     }
-    auto routes = std::make_unique<Routes>(connect(name, timeout), std::map<at::DeviceType, Routes::Open>{{type, std::move(device)}});
+    auto routes = std::make_unique<Routes>(connect(name, timeout),
+                                           std::map<at::DeviceType, Routes::Open>{{type, std::move(device)}});
     std::vector<int> all;
     for (int member = 0; member < environment_.size; ++member) {
       all.push_back(member);
     }
-    states_.push_back(std::make_shared<Group::State>(name, name + "/0", all, std::move(routes), timeout, watch_, environment_.size));
+    states_.push_back(
+        std::make_shared<Group::State>(name, name + "/0", all, std::move(routes), timeout, watch_, environment_.size));
     watch_->add(states_.back());
     return states_.back();
   }
   std::shared_ptr<Backend> connect(const std::string& name, milliseconds timeout) const {
-    GroupSetup setup{.name = name, .store = meeting_.store.scoped(name + "/"), .rank = rank(), .size = environment_.size, .members = {}, .hosts = meeting_.hosts};
+    GroupSetup setup{.name = name,
+                     .store = meeting_.store.scoped(name + "/"),
+                     .rank = rank(),
+                     .size = environment_.size,
+                     .members = {},
+                     .hosts = meeting_.hosts};
     setup.timeout = timeout;
     for (int member = 0; member < setup.size; ++member) {
       setup.members.push_back(member);
@@ -302,14 +314,19 @@ TEST_P(DeviceWatchTest, AnOperationThatNobodyWaitsForIsReported) {
                 // The thread goes on and waits on the host, in a group where nothing is late.
                 at::Tensor tensor = torch::ones({4});
                 EXPECT_THAT(peer_error([&] { other.recv(tensor, 1, 0, "header").wait(); }),
-                            AllOf(HasSubstr("all_reduce #1 (\"bucket 7\""), HasSubstr("in group \"data\" is not done by its device after 1.00 s"), HasSubstr("rank 1 has not come")));
+                            AllOf(HasSubstr("all_reduce #1 (\"bucket 7\""),
+                                  HasSubstr("in group \"data\" is not done by its device after 1.00 s"),
+                                  HasSubstr("rank 1 has not come")));
                 EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-                EXPECT_THAT(peer_error([&] { group.all_reduce(on_fake()); }), HasSubstr("the group has failed before: "));
+                EXPECT_THAT(peer_error([&] { group.all_reduce(on_fake()); }),
+                            HasSubstr("the group has failed before: "));
                 EXPECT_TRUE(rank.fake->interrupted);
                 told.open();
               }),
               IsEmpty());
-  EXPECT_THAT(printed(), AllOf(HasSubstr("hang report: all_reduce #1 (\"bucket 7\", 4.00 kB) in group \"data\" is not done after 1.00 s on rank 0 of 2"), HasSubstr("held up by: rank 1")));
+  EXPECT_THAT(printed(), AllOf(HasSubstr("hang report: all_reduce #1 (\"bucket 7\", 4.00 kB) in group \"data\" is not "
+                                         "done after 1.00 s on rank 0 of 2"),
+                               HasSubstr("held up by: rank 1")));
   EXPECT_TRUE(fs::exists(folder_ / "hang-rank0.json"));
 }
 
@@ -333,7 +350,8 @@ TEST_P(DeviceWatchTest, WhoHasAllBegunItLooksAtTheDevices) {
                       }
                     }
                   }();
-                  EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #3 (\"bucket 3\""), HasSubstr("all ranks have begun it and answer")));
+                  EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #3 (\"bucket 3\""),
+                                           HasSubstr("all ranks have begun it and answer")));
                   told.open();
                 } else {
                   told.wait();
@@ -390,7 +408,9 @@ TEST_P(DeviceWatchTest, WhatIsDroppedIsForgotten) {
   EXPECT_THAT(run([&](WatchedRank& rank) {
                 const auto state = rank.open("data", kShort);
                 const Group group(state);
-                { const Work dropped = group.all_reduce(on_fake(), ReduceOp::sum, "x"); }
+                {
+                  const Work dropped = group.all_reduce(on_fake(), ReduceOp::sum, "x");
+                }
                 std::this_thread::sleep_for(kShort + milliseconds(1200));
                 EXPECT_FALSE(state->progress().waiting);
                 EXPECT_NO_THROW(group.all_reduce(on_fake()));
@@ -408,28 +428,35 @@ TEST_P(DeviceWatchTest, ADeviceThatFailsEndsTheGroup) {
                 }
                 at::Tensor tensor = torch::ones({4});
                 const std::string error = peer_error([&] { group.recv(tensor, 1 - rank.rank(), 0, "header").wait(); });
-                EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #1 (\"bucket 7\""), HasSubstr("the card fell off the bus")));
+                EXPECT_THAT(error,
+                            AllOf(HasSubstr("all_reduce #1 (\"bucket 7\""), HasSubstr("the card fell off the bus")));
               }),
               IsEmpty());
 }
 
 // A copy to the host that never arrives: the backend's thread waits for it without a deadline, and so does the caller.
 TEST_P(DeviceWatchTest, AStagedOperationOnAHungDeviceIsEnded) {
-  EXPECT_THAT(run([&](WatchedRank& rank) {
-                sim::start();
-                const auto open = [&](at::Device device) { return make_staged_backend(rank.connect("staged", kShort), device.type()); };
-                const Group group(rank.open("data", kShort, open, at::kPrivateUse1));
-                at::Tensor tensor = torch::ones({1000}, at::TensorOptions(sim::device()));
-                group.all_reduce(tensor, ReduceOp::sum, "warm").wait();
-                sim::set_polls(1 << 30); // events are never ready: no operation of the host begins, so none is late there
-                const std::string error = peer_error([&] { group.all_reduce(tensor, ReduceOp::sum, "bucket 7").wait(); });
-                EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #2 (\"bucket 7\""), HasSubstr("all ranks have begun it and answer"), Not(HasSubstr("as an operation before it"))));
-              }),
-              IsEmpty());
+  EXPECT_THAT(
+      run([&](WatchedRank& rank) {
+        sim::start();
+        const auto open = [&](at::Device device) {
+          return make_staged_backend(rank.connect("staged", kShort), device.type());
+        };
+        const Group group(rank.open("data", kShort, open, at::kPrivateUse1));
+        at::Tensor tensor = torch::ones({1000}, at::TensorOptions(sim::device()));
+        group.all_reduce(tensor, ReduceOp::sum, "warm").wait();
+        sim::set_polls(1 << 30); // events are never ready: no operation of the host begins, so none is late there
+        const std::string error = peer_error([&] { group.all_reduce(tensor, ReduceOp::sum, "bucket 7").wait(); });
+        EXPECT_THAT(error,
+                    AllOf(HasSubstr("all_reduce #2 (\"bucket 7\""), HasSubstr("all ranks have begun it and answer"),
+                          Not(HasSubstr("as an operation before it"))));
+      }),
+      IsEmpty());
   EXPECT_THAT(printed(), AllOf(HasSubstr("hang report: "), HasSubstr("in group \"data\" is not done after 1.00 s")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, DeviceWatchTest, testing::Values("shm", "gloo"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Hosts, DeviceWatchTest, testing::Values("shm", "gloo"),
+                         [](const auto& info) { return std::string(info.param); });
 
 } // namespace
 } // namespace trireme::comm

@@ -48,8 +48,10 @@ TEST(ExplainTest, NamesTheAbsentAndWhereTheyAre) {
   scene.roll_call.peers[5].progress = doing({1206, "all_reduce", 4, "Float", "loss", -1, false});
   scene.roll_call.peers[7].progress = doing({1190, "barrier", 0, "Byte", "", -1, false}, true);
   EXPECT_EQ(scene.late(),
-            "[comm] all_reduce #1207 (\"bucket 3\", 26.2 MB) in group \"data\" is not done after 1 min 00 s on rank 3 of 8: ranks 5 and 7 have not "
-            "come (rank 5 is at all_reduce #1206 (\"loss\", 4 B), rank 7 last did barrier #1190 (0 B)). Look at what ranks 5 and 7 are doing "
+            "[comm] all_reduce #1207 (\"bucket 3\", 26.2 MB) in group \"data\" is not done after 1 min 00 s on rank 3 "
+            "of 8: ranks 5 and 7 have not "
+            "come (rank 5 is at all_reduce #1206 (\"loss\", 4 B), rank 7 last did barrier #1190 (0 B)). Look at what "
+            "ranks 5 and 7 are doing "
             "instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds.");
 }
 
@@ -67,7 +69,8 @@ TEST(ExplainTest, OtherSizesOperationsAndTypesAreMismatches) {
                              OpSummary{1207, "all_reduce", 26'214'400, "Half", "", -1, false}}) {
     Scene scene;
     scene.roll_call.peers[2].progress = doing(theirs);
-    EXPECT_THAT(scene.late(), HasSubstr("rank 2 called " + describe(theirs) + " of " + std::string(theirs.dtype) + " where this rank called " + describe(scene.op)));
+    EXPECT_THAT(scene.late(), HasSubstr("rank 2 called " + describe(theirs) + " of " + std::string(theirs.dtype) +
+                                        " where this rank called " + describe(scene.op)));
     EXPECT_THAT(scene.late(), HasSubstr("same order"));
   }
 }
@@ -82,7 +85,8 @@ TEST(ExplainTest, RanksAheadOfUsHaveCome) {
 TEST(ExplainTest, TheGoneAndTheFailed) {
   Scene scene;
   scene.roll_call.peers[1] = {.answered = false, .left = true, .error = "", .progress = doing(bucket(1206), true)};
-  scene.roll_call.peers[2] = {.answered = true, .left = false, .error = "[data] out of samples", .progress = doing(bucket(1206), true)};
+  scene.roll_call.peers[2] = {
+      .answered = true, .left = false, .error = "[data] out of samples", .progress = doing(bucket(1206), true)};
   EXPECT_THAT(scene.lost(), HasSubstr("rank 2 reports: [data] out of samples"));
   EXPECT_THAT(scene.lost(), HasSubstr("rank 1 has ended without an error (rank 1 last did all_reduce #1206"));
   scene.roll_call.peers[2].left = true;
@@ -91,8 +95,14 @@ TEST(ExplainTest, TheGoneAndTheFailed) {
 
 TEST(ExplainTest, AProcessThatIsGoneHasEnded) {
   Scene scene;
-  scene.roll_call.peers[1] = {.answered = false, .left = false, .error = "", .progress = doing(bucket(1206), true), .process = 4711, .state = kProcessEnded};
-  EXPECT_THAT(scene.lost(), HasSubstr("rank 1 has ended without closing its world (process 4711; rank 1 last did all_reduce #1206"));
+  scene.roll_call.peers[1] = {.answered = false,
+                              .left = false,
+                              .error = "",
+                              .progress = doing(bucket(1206), true),
+                              .process = 4711,
+                              .state = kProcessEnded};
+  EXPECT_THAT(scene.lost(),
+              HasSubstr("rank 1 has ended without closing its world (process 4711; rank 1 last did all_reduce #1206"));
   EXPECT_THAT(scene.lost(), HasSubstr("Look at the output of rank 1"));
   EXPECT_THAT(scene.lost(), Not(HasSubstr("not answer")));
   scene.roll_call.peers[1].state = "is stopped (state T: SIGSTOP, or Ctrl-Z)";

@@ -33,27 +33,29 @@ class EndlessWork : public c10d::Work {
 TEST(GlooWedgeTest, AThreadThatDiesWhileConnectionsAreBrokenHoldsUpNobody) {
   test::RunOptions options;
   options.deadline = std::chrono::milliseconds(20'000);
-  EXPECT_THAT(test::run_processes(1,
-                                  [](int) {
-                                    auto shared = std::make_shared<GlooShared>();
-                                    auto* of_gloo = new std::mutex; // who waits for it never ends
-                                    std::promise<void> breaking;
-                                    shared->break_context = [&breaking, of_gloo] {
-                                      breaking.set_value();
-                                      of_gloo->lock();
-                                    };
-                                    of_gloo->lock();
-                                    std::thread dying([&] {
-                                      breaking.get_future().wait();
-                                      shared->wedge();
-                                    });
-                                    auto pending = std::make_unique<GlooCollective>(c10::make_intrusive<EndlessWork>(), shared, Deadline::clock::now(), nullptr);
-                                    EXPECT_THROW(pending->wait(), Trouble);
-                                    pending.reset();
-                                    dying.join();
-                                    EXPECT_TRUE(shared->wedged);
-                                  },
-                                  options),
+  EXPECT_THAT(test::run_processes(
+                  1,
+                  [](int) {
+                    auto shared = std::make_shared<GlooShared>();
+                    auto* of_gloo = new std::mutex; // who waits for it never ends
+                    std::promise<void> breaking;
+                    shared->break_context = [&breaking, of_gloo] {
+                      breaking.set_value();
+                      of_gloo->lock();
+                    };
+                    of_gloo->lock();
+                    std::thread dying([&] {
+                      breaking.get_future().wait();
+                      shared->wedge();
+                    });
+                    auto pending = std::make_unique<GlooCollective>(c10::make_intrusive<EndlessWork>(), shared,
+                                                                    Deadline::clock::now(), nullptr);
+                    EXPECT_THROW(pending->wait(), Trouble);
+                    pending.reset();
+                    dying.join();
+                    EXPECT_TRUE(shared->wedged);
+                  },
+                  options),
               IsEmpty());
 }
 

@@ -55,7 +55,8 @@ inline void reduce_scatter_and_all_gather(const Group& group, at::ScalarType typ
 
   auto inside = whole.narrow(0, group.rank() * part, part);
   group.reduce_scatter(inside, whole).wait();
-  expect_equal(inside, sum_of_all(size, part * size, type).narrow(0, group.rank() * part, part), "reduce_scatter into its own slice");
+  expect_equal(inside, sum_of_all(size, part * size, type).narrow(0, group.rank() * part, part),
+               "reduce_scatter into its own slice");
   group.all_gather(whole, inside).wait();
   expect_equal(whole, sum_of_all(size, part * size, type), "all_gather from its own slice");
 

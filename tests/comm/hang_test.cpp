@@ -1,4 +1,5 @@
-// What a job says when it hangs: the rank to blame, what it does, the dumps. Real processes, over gloo and shared memory.
+// What a job says when it hangs: the rank to blame, what it does, the dumps. Real processes, over gloo and shared
+// memory.
 #include <trireme/base/file.h>
 #include <trireme/base/notes.h>
 #include <trireme/comm/hang_report.h>
@@ -9,8 +10,8 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/sanitized.h"
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <gmock/gmock.h>
 
@@ -62,7 +63,8 @@ class HangTest : public testing::TestWithParam<const char*> {
   }
 
   /// Ranks whose operations time out after `timeout`, write their stderr to one file and their dumps beside it.
-  std::vector<std::string> run(int ranks, const std::string& fault, const std::function<void(World&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(3),
+  std::vector<std::string> run(int ranks, const std::string& fault, const std::function<void(World&)>& body,
+                               std::chrono::milliseconds timeout = std::chrono::seconds(3),
                                const std::string& check = "") {
     RunOptions options;
     options.backend = GetParam();
@@ -110,8 +112,10 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
                       return;
                     }
                     const Note note("recv activation of micro-batch", 5);
-                    const std::string error = peer_error([&] { world.group().recv(tensor, world.rank() + 1, 0, "activations").wait(); });
-                    if (world.rank() == 0) { // rank 1 notices at the same moment; whoever is second is told the first one's error
+                    const std::string error =
+                        peer_error([&] { world.group().recv(tensor, world.rank() + 1, 0, "activations").wait(); });
+                    if (world.rank() ==
+                        0) { // rank 1 notices at the same moment; whoever is second is told the first one's error
                       EXPECT_THAT(error, AllOf(HasSubstr("rank 2"), HasSubstr("recv #1 from rank 1")));
                     }
                     told.open();
@@ -119,7 +123,8 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
               IsEmpty());
   const std::string text = printed();
   EXPECT_EQ(count(text, "hang report:"), 1) << text;
-  EXPECT_THAT(text, AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU), in forward of micro-batch 5, for "), HasSubstr("more: trireme inspect " + folder_.string())));
+  EXPECT_THAT(text, AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU), in forward of micro-batch 5, for "),
+                          HasSubstr("more: trireme inspect " + folder_.string())));
   if (test::kTakesStacks) {
     EXPECT_THAT(text, HasSubstr("trireme::test::Gate::wait("));
   }
@@ -133,7 +138,8 @@ TEST_P(HangTest, TheRankInsideALayerIsNamedThroughAChainOfReceives) {
       EXPECT_GT(told.at("threads").at(0).at("stack").size(), 2u);
     }
   }
-  EXPECT_THAT(describe_hang(folder_), AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU)"), Not(HasSubstr("no dump of"))));
+  EXPECT_THAT(describe_hang(folder_),
+              AllOf(HasSubstr("held up by: rank 2 is in layer 7 (ReLU)"), Not(HasSubstr("no dump of"))));
   EXPECT_EQ(describe_hang(folder_ / "hang-rank1.json"), describe_hang(folder_));
 }
 
@@ -151,8 +157,8 @@ TEST_P(HangTest, AStoppedRankIsToldToBeStopped) {
         world.group().all_reduce(tensor, ReduceOp::sum, concat("bucket ", i)).wait();
       }
     });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 1 does not answer any more: its process"), HasSubstr("is stopped (state T"),
-                             HasSubstr("kill -CONT")));
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1 does not answer any more: its process"),
+                             HasSubstr("is stopped (state T"), HasSubstr("kill -CONT")));
     world.close();
     if (world.rank() == 2) {
       told.wait();
@@ -164,7 +170,8 @@ TEST_P(HangTest, AStoppedRankIsToldToBeStopped) {
   EXPECT_THAT(lines, ElementsAre("rank 1: ended by signal 9 (Killed)"));
   EXPECT_EQ(count(printed(), "hang report:"), 1) << printed();
   EXPECT_THAT(printed(), HasSubstr("held up by: rank 1 does not answer: its process"));
-  EXPECT_THAT(describe_hang(folder_), AnyOf(HasSubstr("no dump of rank 1:"), HasSubstr("no dump of ranks 1 and 2:"))) << "rank 2 may be late";
+  EXPECT_THAT(describe_hang(folder_), AnyOf(HasSubstr("no dump of rank 1:"), HasSubstr("no dump of ranks 1 and 2:")))
+      << "rank 2 may be late";
 }
 
 TEST_P(HangTest, TheStoppedHostOfTheMeetingPointIsToldToo) {
@@ -209,7 +216,8 @@ TEST_P(HangTest, ASkippedCollectiveIsNamed) {
 }
 
 TEST_P(HangTest, WithChecksASkippedCollectiveIsNamedAtOnce) {
-  EXPECT_THAT(run(2, "rank=1,step=3,phase=all_reduce,kind=drop",
+  EXPECT_THAT(run(
+                  2, "rank=1,step=3,phase=all_reduce,kind=drop",
                   [](World& world) {
                     auto tensor = torch::ones({250});
                     const std::string error = peer_error([&] {
@@ -217,7 +225,8 @@ TEST_P(HangTest, WithChecksASkippedCollectiveIsNamedAtOnce) {
                         world.group().all_reduce(tensor, ReduceOp::sum, concat("bucket ", i)).wait();
                       }
                     });
-                    EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #3 (\"bucket "), HasSubstr("bucket 3"), HasSubstr("bucket 4")));
+                    EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #3 (\"bucket "), HasSubstr("bucket 3"),
+                                             HasSubstr("bucket 4")));
                   },
                   kNever, "1"),
               IsEmpty());
@@ -266,7 +275,8 @@ TEST_P(HangTest, WithChecksNothingIsReducedThatDoesNotFit) {
   };
   for (const Mismatch& mismatch : all) {
     SCOPED_TRACE(mismatch.name);
-    EXPECT_THAT(run(2, "",
+    EXPECT_THAT(run(
+                    2, "",
                     [&](World& world) {
                       auto warm = torch::ones({4});
                       world.group().all_reduce(warm, ReduceOp::sum, "warm").wait();
@@ -298,14 +308,16 @@ TEST_P(HangTest, AMalformedFaultIsRefused) {
   EXPECT_THAT(lines[0], HasSubstr("kind=explode is unknown"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, HangTest, testing::Values("gloo", "shm"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST(HangDumpTest, DamagedDumpsAreRefused) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_hang_damaged_", getpid());
   fs::create_directories(folder);
   EXPECT_FALSE(newest_hang_dump(folder));
   EXPECT_THROW(describe_hang(folder), InputError);
-  for (const char* content : {"", "{}", "[1]", R"({"format": "trireme hang dump"})", R"({"format": "trireme hang dump", "rank": "x"})"}) {
+  for (const char* content :
+       {"", "{}", "[1]", R"({"format": "trireme hang dump"})", R"({"format": "trireme hang dump", "rank": "x"})"}) {
     write_file_atomically(folder / "hang-rank0.json", content);
     EXPECT_TRUE(newest_hang_dump(folder));
     EXPECT_THROW(describe_hang(folder), InputError) << content;

@@ -68,7 +68,8 @@ TEST(TaskThreadTest, AnExceptionThatDropsAnOperationInterruptsIt) {
   bool in_time = false;
   TaskThread thread([&] { interrupted.set_value(); });
   try {
-    const auto work = thread.run([&] { in_time = noticed.wait_for(std::chrono::seconds(20)) == std::future_status::ready; });
+    const auto work =
+        thread.run([&] { in_time = noticed.wait_for(std::chrono::seconds(20)) == std::future_status::ready; });
     throw std::runtime_error("of the program's own");
   } catch (const std::runtime_error&) {
   }
@@ -101,7 +102,9 @@ TEST(HierarchyTest, LargeAndOddTensorsAddUpWithTheSameBitsEverywhere) {
                     const Group& group = world.group();
                     // One element, an odd number, several chunks with a rest.
                     for (const int64_t numel : {1, 4099, 20'001, 2'500'007}) {
-                      const auto value = [&](int rank) { return (torch::arange(numel, torch::kFloat64) * (rank + 1.3)).sin(); };
+                      const auto value = [&](int rank) {
+                        return (torch::arange(numel, torch::kFloat64) * (rank + 1.3)).sin();
+                      };
                       auto wanted = torch::zeros({numel}, torch::kFloat64);
                       for (int rank = 0; rank < group.size(); ++rank) {
                         wanted += value(rank);

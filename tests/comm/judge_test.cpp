@@ -85,7 +85,8 @@ TEST(JudgeTest, RanksThatWillNeverCome) {
   failed.error = "[data] out of samples";
   for (const PeerView& gone : {silent, left, failed}) {
     EXPECT_EQ(judged({{0, gone}, {1, at(2, 61)}, {2, at(2, 61)}}).kind, Kind::hopeless);
-    EXPECT_EQ(judged({{0, gone}, {1, at(2, 61)}, {2, at(1)}}).kind, Kind::hopeless) << "also with one that is only late";
+    EXPECT_EQ(judged({{0, gone}, {1, at(2, 61)}, {2, at(1)}}).kind, Kind::hopeless)
+        << "also with one that is only late";
   }
 }
 
@@ -102,7 +103,8 @@ TEST(JudgeTest, AnOperationThatTheLastHasJustJoinedIsOpen) {
   EXPECT_EQ(judged({{0, behind}, {1, at(2, 61)}, {2, at(2, 61)}}).kind, Kind::late);
 }
 
-// Over shared memory the bytes move only while a thread waits for them: the rank that is late is behind the one that has joined.
+// Over shared memory the bytes move only while a thread waits for them: the rank that is late is behind the one that
+// has joined.
 TEST(JudgeTest, WhoHasJoinedAndWaitsElsewhereIsFollowed) {
   PeerView ties = also(at(2), "tie", {0, 2}, 1, 61);
   ties.groups[kKey].progress.recent.back().done = false;
@@ -119,7 +121,8 @@ TEST(JudgeTest, WhoHasJoinedAndWaitsElsewhereIsFollowed) {
 
 TEST(JudgeTest, RanksThatWaitForEachOtherAreADeadlock) {
   const auto ranks = [](double other) {
-    return std::map<int, PeerView>{{0, also(at(1), "norms", {0, 1}, 1, other)}, {1, also(at(2, 61), "norms", {0, 1}, 0, 0)}, {2, at(1)}};
+    return std::map<int, PeerView>{
+        {0, also(at(1), "norms", {0, 1}, 1, other)}, {1, also(at(2, 61), "norms", {0, 1}, 0, 0)}, {2, at(1)}};
   };
   EXPECT_EQ(judged(ranks(61)).kind, Kind::hopeless) << "rank 2 is late, but that does not help";
   EXPECT_EQ(judged(ranks(30)).kind, Kind::late) << "rank 0 may have what it waits for by now; rank 2 is late";
@@ -130,14 +133,16 @@ TEST(JudgeTest, RanksThatWaitForEachOtherAreADeadlock) {
 }
 
 TEST(JudgeTest, RanksThatExchangeSomethingLive) {
-  const std::map<int, PeerView> ranks = {{0, also(at(1), "evaluation", {0, 2}, 7, 0.1)}, {1, at(2, 61)}, {2, also(at(1), "evaluation", {0, 2}, 7, 0.2)}};
+  const std::map<int, PeerView> ranks = {
+      {0, also(at(1), "evaluation", {0, 2}, 7, 0.1)}, {1, at(2, 61)}, {2, also(at(1), "evaluation", {0, 2}, 7, 0.2)}};
   const Outlook outlook = judged(ranks);
   EXPECT_EQ(outlook.kind, Kind::late);
   EXPECT_THAT(outlook.late, ElementsAre(0, 2));
 }
 
 TEST(JudgeTest, TheLateRankMayBeBehindAnotherOne) {
-  const std::map<int, PeerView> ranks = {{0, also(at(1), "pair", {0, 2}, 1, 61)}, {1, at(2, 61)}, {2, also(at(2, 50), "pair", {0, 2}, 0, 0)}};
+  const std::map<int, PeerView> ranks = {
+      {0, also(at(1), "pair", {0, 2}, 1, 61)}, {1, at(2, 61)}, {2, also(at(2, 50), "pair", {0, 2}, 0, 0)}};
   EXPECT_EQ(judged(ranks).kind, Kind::open) << "rank 2 waits for rank 0, which waits for rank 2";
   auto busy = ranks;
   busy[2].groups[kKey].progress.waiting.reset();
@@ -147,7 +152,8 @@ TEST(JudgeTest, TheLateRankMayBeBehindAnotherOne) {
 // The thread of a rank whose device waits is on its way.
 TEST(JudgeTest, ADeviceThatWaitsIsNoDeadlockWithAThread) {
   const auto ranks = [](bool from_waits_on_device) {
-    std::map<int, PeerView> all = {{0, also(at(1), "pair", {0, 1}, 1, 61)}, {1, also(at(2, 61, from_waits_on_device), "pair", {0, 1}, 0, 0)}};
+    std::map<int, PeerView> all = {{0, also(at(1), "pair", {0, 1}, 1, 61)},
+                                   {1, also(at(2, 61, from_waits_on_device), "pair", {0, 1}, 0, 0)}};
     all[0].groups["pair"].progress.waiting->on_device = true;
     all[0].groups[kKey].members = all[1].groups[kKey].members = {0, 1};
     return all;

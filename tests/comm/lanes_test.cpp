@@ -12,7 +12,8 @@ TEST(LanesTest, NoTwoMessagesOfARankShareALane) {
         std::set<Lane> used = {Lane::collectives};
         for (const auto& [from, to] : neighbours(size, ring)) {
           if (from == rank || to == rank) {
-            EXPECT_TRUE(used.insert(lane_of(from, to, size)).second) << from << " to " << to << " of " << size << (ring ? ", ring" : "");
+            EXPECT_TRUE(used.insert(lane_of(from, to, size)).second)
+                << from << " to " << to << " of " << size << (ring ? ", ring" : "");
           }
         }
       }
@@ -44,7 +45,8 @@ TEST(LanesTest, TheirNumberDoesNotGrowWithTheGroup) {
 }
 
 TEST(LanesTest, NeighboursAreThoseOfAChainOrARing) {
-  EXPECT_THAT(neighbours(3, false), testing::ElementsAre(std::pair(0, 1), std::pair(1, 0), std::pair(1, 2), std::pair(2, 1)));
+  EXPECT_THAT(neighbours(3, false),
+              testing::ElementsAre(std::pair(0, 1), std::pair(1, 0), std::pair(1, 2), std::pair(2, 1)));
   EXPECT_EQ(neighbours(3, true).size(), 6u);
   EXPECT_EQ(neighbours(5, true).count({4, 0}), 1u);
   EXPECT_EQ(neighbours(2, true).size(), 2u);

@@ -58,7 +58,8 @@ class LateRanksTest : public testing::TestWithParam<const char*> {
   }
 
   /// Ranks whose stderr goes to one file. All must have ended within half a minute.
-  std::vector<std::string> run(int ranks, const std::function<void(World&)>& body, const Limits& limits = {}, milliseconds deadline = seconds(30)) {
+  std::vector<std::string> run(int ranks, const std::function<void(World&)>& body, const Limits& limits = {},
+                               milliseconds deadline = seconds(30)) {
     test::RunOptions options;
     options.backend = GetParam();
     options.deadline = deadline;
@@ -69,7 +70,9 @@ class LateRanksTest : public testing::TestWithParam<const char*> {
           dup2(out, STDERR_FILENO);
           close(out);
           setenv("TRIREME_RUN_DIR", folder_.c_str(), 1);
-          const auto set = [](const char* name, const std::string& value) { value.empty() ? unsetenv(name) : setenv(name, value.c_str(), 1); };
+          const auto set = [](const char* name, const std::string& value) {
+            value.empty() ? unsetenv(name) : setenv(name, value.c_str(), 1);
+          };
           set("TRIREME_WARN_AFTER", limits.warn_after);
           set("TRIREME_TIMEOUT", limits.timeout);
           World world = World::connect();
@@ -94,7 +97,8 @@ class LateRanksTest : public testing::TestWithParam<const char*> {
   void* memory_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, LateRanksTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, LateRanksTest, testing::Values("gloo", "shm"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // README's pattern: rank 0 evaluates, the others wait for it at the next collective.
 void evaluate_on_rank_0(World& world, seconds evaluation) {
@@ -112,9 +116,11 @@ void evaluate_on_rank_0(World& world, seconds evaluation) {
 TEST_P(LateRanksTest, ALateRankIsWaitedForAndNamedOnce) {
   EXPECT_THAT(run(3, [](World& world) { evaluate_on_rank_0(world, seconds(5)); }), IsEmpty());
   EXPECT_EQ(count("is late"), 1) << printed();
-  EXPECT_THAT(printed(), AllOf(HasSubstr("all_reduce #2 (\"bucket 3\", 1.00 kB) in group \"world\" is not done after 1."), HasSubstr("it waits for rank 0, which is late"),
-                               HasSubstr("rank 0 is in evaluation, for "), HasSubstr("it last did all_reduce #1 (\"loss\", 4 B)"),
-                               HasSubstr("30 min"), HasSubstr("TRIREME_TIMEOUT="), HasSubstr("TRIREME_WARN_AFTER=")));
+  EXPECT_THAT(printed(),
+              AllOf(HasSubstr("all_reduce #2 (\"bucket 3\", 1.00 kB) in group \"world\" is not done after 1."),
+                    HasSubstr("it waits for rank 0, which is late"), HasSubstr("rank 0 is in evaluation, for "),
+                    HasSubstr("it last did all_reduce #1 (\"loss\", 4 B)"), HasSubstr("30 min"),
+                    HasSubstr("TRIREME_TIMEOUT="), HasSubstr("TRIREME_WARN_AFTER=")));
   EXPECT_THAT(printed(), Not(HasSubstr("hang report")));
 }
 
@@ -151,14 +157,18 @@ TEST_P(LateRanksTest, EachThreadThatWaitsIsSeen) {
                   }),
               IsEmpty());
   EXPECT_EQ(count("is late"), 1) << printed();
-  EXPECT_THAT(printed(), HasSubstr("recv #1 from rank 1 (\"the late one\", 16 B) in group \"world\" is not done after 1."));
+  EXPECT_THAT(printed(),
+              HasSubstr("recv #1 from rank 1 (\"the late one\", 16 B) in group \"world\" is not done after 1."));
 }
 
 TEST_P(LateRanksTest, LongAnEvaluationMayTakeLongerThanAMinute) {
   if (!env::flag("TRIREME_LONG_TESTS")) {
     GTEST_SKIP() << "takes a minute; set TRIREME_LONG_TESTS=1";
   }
-  EXPECT_THAT(run(2, [](World& world) { evaluate_on_rank_0(world, seconds(70)); }, {.warn_after = "", .timeout = ""}, seconds(100)), IsEmpty());
+  EXPECT_THAT(run(
+                  2, [](World& world) { evaluate_on_rank_0(world, seconds(70)); }, {.warn_after = "", .timeout = ""},
+                  seconds(100)),
+              IsEmpty());
   EXPECT_EQ(count("is late"), 1) << printed();
 }
 
@@ -176,7 +186,8 @@ TEST_P(LateRanksTest, ARankMayComeLateToANewGroup) {
                   }),
               IsEmpty());
   EXPECT_EQ(count("is late"), 1) << printed();
-  EXPECT_THAT(printed(), AllOf(HasSubstr("in group \"again\" is not done after 1."), HasSubstr("rank 0 is in evaluation")));
+  EXPECT_THAT(printed(),
+              AllOf(HasSubstr("in group \"again\" is not done after 1."), HasSubstr("rank 0 is in evaluation")));
 }
 
 TEST_P(LateRanksTest, ARankMayEndLate) {
@@ -189,7 +200,8 @@ TEST_P(LateRanksTest, ARankMayEndLate) {
                     }
                   }),
               IsEmpty());
-  EXPECT_THAT(printed(), HasSubstr("rank 0 has ended its work and waits for rank 1 to end too (rank 1 is in evaluation"));
+  EXPECT_THAT(printed(),
+              HasSubstr("rank 0 has ended its work and waits for rank 1 to end too (rank 1 is in evaluation"));
 }
 
 TEST_P(LateRanksTest, WithATimeOutAnOperationEndsThereAndNotBefore) {
@@ -202,7 +214,8 @@ TEST_P(LateRanksTest, WithATimeOutAnOperationEndsThereAndNotBefore) {
                       return;
                     }
                     const auto begin = Clock::now();
-                    EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }), AllOf(HasSubstr("is not done after 4.00 s"), HasSubstr("rank 0 has not come")));
+                    EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }),
+                                AllOf(HasSubstr("is not done after 4.00 s"), HasSubstr("rank 0 has not come")));
                     EXPECT_GE(Clock::now() - begin, seconds(4));
                     told.open();
                   },
@@ -233,7 +246,8 @@ TEST_P(LateRanksTest, RanksThatWaitForEachOtherEndSoon) {
                     const Group& own = world.rank() == 0 ? one : two;
                     auto ones = torch::ones({4});
                     EXPECT_THAT(peer_error([&] { own.all_reduce(ones, ReduceOp::sum, "x").wait(); }),
-                                AllOf(HasSubstr(concat("rank ", 1 - world.rank())), HasSubstr("operations of all groups in the same order")));
+                                AllOf(HasSubstr(concat("rank ", 1 - world.rank())),
+                                      HasSubstr("operations of all groups in the same order")));
                   }),
               IsEmpty());
   EXPECT_THAT(printed(), AllOf(HasSubstr("wait for each other"), HasSubstr("hang report"), Not(HasSubstr("is late"))));
@@ -255,7 +269,8 @@ TEST_P(LateRanksTest, AStoppedRankIsNotWaitedFor) {
     }
   });
   EXPECT_THAT(lines, ElementsAre("rank 1: ended by signal 9 (Killed)"));
-  EXPECT_THAT(printed(), AllOf(HasSubstr("hang report"), HasSubstr("rank 1 does not answer: its process"), HasSubstr("is stopped (state T")));
+  EXPECT_THAT(printed(), AllOf(HasSubstr("hang report"), HasSubstr("rank 1 does not answer: its process"),
+                               HasSubstr("is stopped (state T")));
 }
 
 // Late at first, and stopped while it is waited for.
@@ -283,12 +298,14 @@ TEST_P(LateRanksTest, ARankThatHasFinishedHasEnded) {
                       world.group().all_reduce(ones, ReduceOp::sum, "a").wait();
                       if (world.rank() != first) {
                         EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones, ReduceOp::sum, "b").wait(); }),
-                                    AllOf(HasSubstr(concat("rank ", first, " has ended without an error")), HasSubstr("same number of steps"), Not(HasSubstr("not answer"))));
+                                    AllOf(HasSubstr(concat("rank ", first, " has ended without an error")),
+                                          HasSubstr("same number of steps"), Not(HasSubstr("not answer"))));
                       }
                     }),
                 IsEmpty());
   }
-  EXPECT_THAT(printed(), AllOf(HasSubstr("rank 0 has ended"), HasSubstr("rank 1 has ended"), Not(HasSubstr("is late")), Not(HasSubstr("not answer"))));
+  EXPECT_THAT(printed(), AllOf(HasSubstr("rank 0 has ended"), HasSubstr("rank 1 has ended"), Not(HasSubstr("is late")),
+                               Not(HasSubstr("not answer"))));
 }
 
 // The host of the meeting point does not wait for ever, and takes it along.
@@ -299,7 +316,8 @@ TEST_P(LateRanksTest, TheHostOfTheMeetingPointHasEnded) {
                     if (world.rank() == 1) {
                       std::this_thread::sleep_for(milliseconds(2500));
                       auto ones = torch::ones({4});
-                      EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }), AllOf(HasSubstr("rank 0"), HasSubstr("has ended"), Not(HasSubstr("not answer"))));
+                      EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }),
+                                  AllOf(HasSubstr("rank 0"), HasSubstr("has ended"), Not(HasSubstr("not answer"))));
                     }
                   },
                   {.warn_after = "", .timeout = "4"}),
@@ -315,7 +333,8 @@ TEST_P(LateRanksTest, ARankThatEndsWithoutAWordHasEnded) {
       _exit(0);
     }
     EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones, ReduceOp::sum, "b").wait(); }),
-                AllOf(HasSubstr("rank 1 has ended without closing its world"), HasSubstr("exit()"), Not(HasSubstr("not answer"))));
+                AllOf(HasSubstr("rank 1 has ended without closing its world"), HasSubstr("exit()"),
+                      Not(HasSubstr("not answer"))));
   });
   EXPECT_THAT(lines, ElementsAre("rank 1: exit code 0"));
 }
@@ -323,7 +342,8 @@ TEST_P(LateRanksTest, ARankThatEndsWithoutAWordHasEnded) {
 TEST(WarnAfterTest, MustBeANumberOfSeconds) {
   const auto lines = run_processes(1, [](int) {
     setenv("TRIREME_WARN_AFTER", "soon", 1);
-    EXPECT_THAT(test::error_of([] { World::connect(); }), HasSubstr("TRIREME_WARN_AFTER must be a number of seconds above 0, it is \"soon\""));
+    EXPECT_THAT(test::error_of([] { World::connect(); }),
+                HasSubstr("TRIREME_WARN_AFTER must be a number of seconds above 0, it is \"soon\""));
   });
   EXPECT_THAT(lines, IsEmpty());
 }

@@ -33,7 +33,8 @@ std::vector<std::string> lines_of(const std::string& output) {
 void expect_three_ranks(const std::string& command) {
   const auto [status, output] = run_command(command);
   EXPECT_EQ(status, 0) << output;
-  EXPECT_THAT(lines_of(output), UnorderedElementsAre("rank 0 of 3 (local 0 of 3): [15, 27, 39]", "rank 1 of 3 (local 1 of 3): [15, 27, 39]",
+  EXPECT_THAT(lines_of(output), UnorderedElementsAre("rank 0 of 3 (local 0 of 3): [15, 27, 39]",
+                                                     "rank 1 of 3 (local 1 of 3): [15, 27, 39]",
                                                      "rank 2 of 3 (local 2 of 3): [15, 27, 39]"))
       << output;
 }
@@ -63,9 +64,12 @@ TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
 // Both end at about the same time, rank 0 with an error that says only that rank 1 has ended.
 TEST(LaunchersTest, TheRankThatFailedIsShown) {
   for (int turn = 0; turn < 5; ++turn) {
-    const auto [status, output] = run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 3 -- " + kDemo + " --throw-on 1 2>&1");
+    const auto [status, output] =
+        run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 3 -- " + kDemo + " --throw-on 1 2>&1");
     EXPECT_EQ(status, 1);
-    ASSERT_THAT(output, AllOf(HasSubstr("[launch] rank 1 ended with exit code 1 (pid "), HasSubstr(" after start: [demo] fails on purpose.\n"))) << "turn " << turn;
+    ASSERT_THAT(output, AllOf(HasSubstr("[launch] rank 1 ended with exit code 1 (pid "),
+                              HasSubstr(" after start: [demo] fails on purpose.\n")))
+        << "turn " << turn;
   }
 }
 
@@ -92,16 +96,20 @@ assert not torch.equal(start, model.weight)
 print(torch.cat([p.detach().flatten() for p in model.parameters()]).tolist())
 dist.destroy_process_group()
 )");
-  const auto [status, output] = run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- sh -c '" + kDemo + " & \"" + python +
-                                            "\" " + script + " && wait $!' 2>&1");
+  const auto [status, output] =
+      run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- sh -c '" + kDemo + " & \"" +
+                  python + "\" " + script + " && wait $!' 2>&1");
   EXPECT_EQ(status, 0) << output;
   const auto lines = lines_of(output);
   const auto parameters = [&](const std::string& rank) {
-    const auto line = std::find_if(lines.begin(), lines.end(), [&](const std::string& one) { return one.starts_with(rank + "["); });
+    const auto line =
+        std::find_if(lines.begin(), lines.end(), [&](const std::string& one) { return one.starts_with(rank + "["); });
     return line == lines.end() ? "none of " + rank : line->substr(rank.size());
   };
   EXPECT_EQ(parameters("[rank 0] "), parameters("[rank 1] ")) << output;
-  EXPECT_THAT(lines, IsSupersetOf({"[rank 0] rank 0 of 2 (local 0 of 2): [11, 22, 33]", "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]"})) << output;
+  EXPECT_THAT(lines, IsSupersetOf({"[rank 0] rank 0 of 2 (local 0 of 2): [11, 22, 33]",
+                                   "[rank 1] rank 1 of 2 (local 1 of 2): [11, 22, 33]"}))
+      << output;
 }
 
 TEST(LaunchersTest, Torchrun) {
@@ -109,7 +117,8 @@ TEST(LaunchersTest, Torchrun) {
   if (!std::filesystem::exists(torchrun)) {
     GTEST_SKIP() << torchrun << " is not there (libtorch comes from elsewhere); torchrun is not tested";
   }
-  expect_three_ranks("OMP_NUM_THREADS=1 \"" + torchrun + "\" --no-python --nproc-per-node 3 --master-addr 127.0.0.1 --master-port " +
+  expect_three_ranks("OMP_NUM_THREADS=1 \"" + torchrun +
+                     "\" --no-python --nproc-per-node 3 --master-addr 127.0.0.1 --master-port " +
                      std::to_string(free_port()) + " " + kDemo);
 }
 
@@ -122,24 +131,33 @@ TEST(LaunchersTest, Mpirun) {
 }
 
 TEST(LaunchersTest, AShellOfSlurmIsNoTask) {
-  const std::string step = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_JOB_ID=4711 SLURM_JOB_NAME=train SLURM_STEP_NODELIST=$(hostname) ";
+  const std::string step =
+      "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_JOB_ID=4711 SLURM_JOB_NAME=train "
+      "SLURM_STEP_NODELIST=$(hostname) ";
   // With set -m bash treats its commands as at a terminal.
-  const auto [status, output] = run_command(step + "SLURM_PTY_PORT=44263 bash -c 'set -m; export SLURM_TASK_PID=$$; " + kDemo + "; exit $?' 2>&1");
+  const auto [status, output] = run_command(step + "SLURM_PTY_PORT=44263 bash -c 'set -m; export SLURM_TASK_PID=$$; " +
+                                            kDemo + "; exit $?' 2>&1");
   EXPECT_EQ(status, 0) << output;
   EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 1 "), HasSubstr("SLURM_NTASKS")));
 }
 
 TEST(LaunchersTest, RankZeroSoonSaysForWhomItWaits) {
-  const auto [status, output] = run_command("SLURM_PROCID=0 SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_JOB_ID=" + std::to_string(free_port() % 10000) +
-                                            " SLURM_STEP_NODELIST=$(hostname) TRIREME_TIMEOUT=7 " + kDemo + " 2>&1");
+  const auto [status, output] =
+      run_command("SLURM_PROCID=0 SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_JOB_ID=" + std::to_string(free_port() % 10000) +
+                  " SLURM_STEP_NODELIST=$(hostname) TRIREME_TIMEOUT=7 " + kDemo + " 2>&1");
   EXPECT_EQ(status, 1) << output;
-  EXPECT_THAT(output, AllOf(HasSubstr("rank 0 of 3 (Slurm: SLURM_PROCID and SLURM_NTASKS) waits for ranks 1 and 2 at 127.0.0.1:"), HasSubstr("unset SLURM_STEP_ID")));
+  EXPECT_THAT(
+      output,
+      AllOf(HasSubstr("rank 0 of 3 (Slurm: SLURM_PROCID and SLURM_NTASKS) waits for ranks 1 and 2 at 127.0.0.1:"),
+            HasSubstr("unset SLURM_STEP_ID")));
 }
 
 TEST(LaunchersTest, WrongVariablesExitWithTwo) {
   const auto [status, output] = run_command("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 " + kDemo);
   EXPECT_EQ(status, 2);
-  EXPECT_EQ(output, "[comm] rank 2 is outside a world of 2 (RANK and WORLD_SIZE). Ranks run from 0 to 1: correct the rank or the world size.\n");
+  EXPECT_EQ(output,
+            "[comm] rank 2 is outside a world of 2 (RANK and WORLD_SIZE). Ranks run from 0 to 1: correct the rank or "
+            "the world size.\n");
 }
 
 } // namespace

@@ -1,8 +1,8 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/backends.h>
 
-#include "tests/support/command.h"
 #include "tests/comm/group_checks.h"
+#include "tests/support/command.h"
 #include "tests/support/run_mpi.h"
 
 #include <gmock/gmock.h>
@@ -53,17 +53,18 @@ TEST_P(MpiTest, ManyCallsOfAFewElements) {
 }
 
 TEST_P(MpiTest, MaximaKeepNaN) {
-  EXPECT_THAT(test::run_over_mpi(GetParam(), 2,
-                                 [](World& world) {
-                                   for (const auto type : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf}) {
-                                     auto tensor = torch::full({3}, world.rank() == 0 ? NAN : 1.0, type);
-                                     world.group().all_reduce(tensor, ReduceOp::max).wait();
-                                     EXPECT_TRUE(torch::isnan(tensor).all().item<bool>()) << c10::toString(type);
-                                     world.group().all_reduce(tensor, ReduceOp::min).wait();
-                                     EXPECT_TRUE(torch::isnan(tensor).all().item<bool>()) << c10::toString(type);
-                                   }
-                                 }),
-              IsEmpty());
+  EXPECT_THAT(
+      test::run_over_mpi(GetParam(), 2,
+                         [](World& world) {
+                           for (const auto type : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf}) {
+                             auto tensor = torch::full({3}, world.rank() == 0 ? NAN : 1.0, type);
+                             world.group().all_reduce(tensor, ReduceOp::max).wait();
+                             EXPECT_TRUE(torch::isnan(tensor).all().item<bool>()) << c10::toString(type);
+                             world.group().all_reduce(tensor, ReduceOp::min).wait();
+                             EXPECT_TRUE(torch::isnan(tensor).all().item<bool>()) << c10::toString(type);
+                           }
+                         }),
+      IsEmpty());
 }
 
 TEST_P(MpiTest, UnknownTypesAndTagsAreErrors) {
@@ -99,7 +100,8 @@ TEST_P(MpiTest, EndsCleanly) {
   EXPECT_THAT(output, Not(HasSubstr("finalize")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Libraries, MpiTest, testing::Values("openmpi", "mpich"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Libraries, MpiTest, testing::Values("openmpi", "mpich"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST(WithoutMpiTest, ProgramsDoNotNeedItAndSayHowToGetIt) {
   EXPECT_THAT(run_command("ldd " + kDemo).second, Not(HasSubstr("libmpi")));

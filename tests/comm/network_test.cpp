@@ -24,7 +24,6 @@
 namespace trireme::comm {
 namespace {
 
-using trireme::test::TwoHosts;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::Each;
@@ -32,6 +31,7 @@ using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
+using trireme::test::TwoHosts;
 
 class NetworkTest : public testing::Test {
  protected:
@@ -43,9 +43,10 @@ class NetworkTest : public testing::Test {
   }
 
   /// Two ranks on each host.
-  std::vector<std::string> run(const std::string& backend, const std::function<void(World&)>& body,
-                               std::chrono::milliseconds timeout = std::chrono::seconds(60),
-                               const std::function<void(int rank)>& before = [](int) {}) {
+  std::vector<std::string> run(
+      const std::string& backend, const std::function<void(World&)>& body,
+      std::chrono::milliseconds timeout = std::chrono::seconds(60),
+      const std::function<void(int rank)>& before = [](int) {}) {
     trireme::test::RunOptions options;
     options.backend = backend;
     options.hosts = 2;
@@ -92,7 +93,9 @@ TEST_F(NetworkTest, TwoLevelsSendTwoThirdsOfAFlatRing) {
   }
   const double two_levels = static_cast<double>(sent[0]) / (2 * kBytes);
   const double flat = static_cast<double>(sent[1]) / (2 * kBytes);
-  std::printf("bytes over the cable for every byte reduced: two levels %.3f (formula 1), flat ring %.3f (formula 1.5)\n", two_levels, flat);
+  std::printf(
+      "bytes over the cable for every byte reduced: two levels %.3f (formula 1), flat ring %.3f (formula 1.5)\n",
+      two_levels, flat);
   EXPECT_LT(two_levels, 1.06); // what headers add
   EXPECT_GT(flat, 1.45);
 }
@@ -144,15 +147,17 @@ TEST_F(NetworkTest, ACableCutDuringAnAllReduceEndsInAnErrorThatNamesTheOtherHost
           }
           EXPECT_THAT(error, HasSubstr("(\"bucket\""));
           // Seen from host 0, where the meeting point is, the others are silent; those have lost the meeting point.
-          EXPECT_THAT(error, world.rank() < 2 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
-                                              : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
+          EXPECT_THAT(error, world.rank() < 2
+                                 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
+                                 : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
         },
         std::chrono::seconds(3));
     EXPECT_THAT(lines, IsEmpty()) << backend;
   }
 }
 
-/// The time-out is ten minutes, far beyond the deadline of this test: what ends the ranks is the silence of the other host.
+/// The time-out is ten minutes, far beyond the deadline of this test: what ends the ranks is the silence of the other
+/// host.
 TEST_F(NetworkTest, ACutCableIsNoticedLongBeforeTheTimeout) {
   for (const bool unplugged : {false, true}) {
     SCOPED_TRACE(unplugged ? "interfaces down, ranks that only wait" : "packets lost, data on its way");
@@ -173,41 +178,45 @@ TEST_F(NetworkTest, ACutCableIsNoticedLongBeforeTheTimeout) {
               world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
             }
           });
-          EXPECT_THAT(error, world.rank() < 2 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
-                                              : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
+          EXPECT_THAT(error, world.rank() < 2
+                                 ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
+                                 : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
         },
         std::chrono::minutes(10));
     EXPECT_THAT(lines, IsEmpty());
   }
 }
 
-/// Every connection between hosts is probed while it is idle: those to the meeting point, and those that gloo makes for every group.
+/// Every connection between hosts is probed while it is idle: those to the meeting point, and those that gloo makes for
+/// every group.
 TEST(ConnectionsTest, AreAllProbed) {
-  EXPECT_THAT(trireme::test::run_ranks(2,
-                                       [](World& world) {
-                                         const Group pair = world.subgroup({0, 1}, "pair");
-                                         pair.barrier().wait();
-                                         int connections = 0;
-                                         for (int number = 0; number < 1024; ++number) {
-                                           int protocol = 0;
-                                           int listens = 0;
-                                           socklen_t length = sizeof(protocol);
-                                           if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 || protocol != IPPROTO_TCP ||
-                                               getsockopt(number, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens != 0) {
-                                             continue;
-                                           }
-                                           int probed = 0;
-                                           int idle = 0;
-                                           getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
-                                           getsockopt(number, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length);
-                                           EXPECT_EQ(probed, 1);
-                                           EXPECT_LT(idle, store::kSilence.count());
-                                           ++connections;
-                                         }
-                                         EXPECT_GE(connections, 4) << "two to the meeting point, and one for each group";
-                                         world.group().barrier().wait();
-                                       },
-                                       {.backend = "gloo"}),
+  EXPECT_THAT(trireme::test::run_ranks(
+                  2,
+                  [](World& world) {
+                    const Group pair = world.subgroup({0, 1}, "pair");
+                    pair.barrier().wait();
+                    int connections = 0;
+                    for (int number = 0; number < 1024; ++number) {
+                      int protocol = 0;
+                      int listens = 0;
+                      socklen_t length = sizeof(protocol);
+                      if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 ||
+                          protocol != IPPROTO_TCP ||
+                          getsockopt(number, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens != 0) {
+                        continue;
+                      }
+                      int probed = 0;
+                      int idle = 0;
+                      getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
+                      getsockopt(number, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length);
+                      EXPECT_EQ(probed, 1);
+                      EXPECT_LT(idle, store::kSilence.count());
+                      ++connections;
+                    }
+                    EXPECT_GE(connections, 4) << "two to the meeting point, and one for each group";
+                    world.group().barrier().wait();
+                  },
+                  {.backend = "gloo"}),
               IsEmpty());
 }
 
@@ -219,15 +228,20 @@ TEST_F(NetworkTest, AJobWithoutASecretIsWarnedOf) {
     if (secret) {
       setenv("TRIREME_SECRET_FILE", file.c_str(), 1);
     }
-    EXPECT_THAT(run("gloo",
+    EXPECT_THAT(run(
+                    "gloo",
                     [&](World& world) {
                       if (world.rank() == 0) {
                         const std::string said = testing::internal::GetCapturedStderr();
-                        EXPECT_EQ(said.find("without a secret: whoever reaches that port can join the job") != std::string::npos, !secret) << said;
+                        EXPECT_EQ(said.find("without a secret: whoever reaches that port can join the job") !=
+                                      std::string::npos,
+                                  !secret)
+                            << said;
                       }
                       world.group().barrier().wait();
                     },
-                    std::chrono::seconds(60), [](int rank) {
+                    std::chrono::seconds(60),
+                    [](int rank) {
                       if (rank == 0) {
                         testing::internal::CaptureStderr();
                       }

@@ -44,7 +44,8 @@ at::Tensor of_rank(int64_t rank, uint64_t seed) {
   torch::manual_seed(seed);
   const at::Tensor x = torch::randn({kAll});
   for (const FlatMatrix& matrix : some_matrices()) {
-    x.slice(0, matrix.begin, matrix.begin + matrix.numel()).copy_(torch::randn({matrix.rows, rank}).matmul(torch::randn({rank, matrix.columns})).view(-1));
+    x.slice(0, matrix.begin, matrix.begin + matrix.numel())
+        .copy_(torch::randn({matrix.rows, rank}).matmul(torch::randn({rank, matrix.columns})).view(-1));
   }
   return x;
 }
@@ -76,10 +77,12 @@ TEST_P(PowerSgdTest, TheSumOfAllRoundsIsThatOfTheMeansButForTheErrors) {
                   reduce.run(x, state, "gradients");
                   came += x;
                   EXPECT_TRUE(mean_of(group, x).equal(x)) << "the ranks have different means, round " << round;
-                  EXPECT_TRUE(mean_of(group, state.right).equal(state.right)) << "the ranks have different Q, round " << round;
+                  EXPECT_TRUE(mean_of(group, state.right).equal(state.right))
+                      << "the ranks have different Q, round " << round;
                 }
                 const at::Tensor missing = mean_of(group, state.error.to(torch::kDouble));
-                EXPECT_TRUE(torch::allclose(came + missing, sum, 1e-4, 1e-3)) << (came + missing - sum).abs().max().item<double>();
+                EXPECT_TRUE(torch::allclose(came + missing, sum, 1e-4, 1e-3))
+                    << (came + missing - sum).abs().max().item<double>();
                 EXPECT_EQ(missing.abs().max().item<double>() > 1, group.size() > 1);
                 EXPECT_TRUE(missing.slice(0, 600, 607).eq(0).all().item<bool>()); // in no matrix
               }),
@@ -90,8 +93,10 @@ TEST_P(PowerSgdTest, TheSumOfAllRoundsIsThatOfTheMeansButForTheErrors) {
 TEST_P(PowerSgdTest, ConvergesFromRoundToRound) {
   EXPECT_THAT(run([](const Group& group) {
                 torch::manual_seed(1);
-                const at::Tensor matrix = std::get<0>(torch::linalg_qr(torch::randn({40, 6}))).matmul(torch::diag(torch::tensor({8.0, 6.0, 1.0, 0.5, 0.2, 0.1}).to(torch::kFloat)))
-                                              .matmul(std::get<0>(torch::linalg_qr(torch::randn({25, 6}))).t());
+                const at::Tensor matrix =
+                    std::get<0>(torch::linalg_qr(torch::randn({40, 6})))
+                        .matmul(torch::diag(torch::tensor({8.0, 6.0, 1.0, 0.5, 0.2, 0.1}).to(torch::kFloat)))
+                        .matmul(std::get<0>(torch::linalg_qr(torch::randn({25, 6}))).t());
                 const PowerSgd reduce(group, 1000, {{0, 40, 25}}, 2);
                 PowerSgd::State state = reduce.first_state(torch::kCPU, 5);
                 double distance = 0;
@@ -139,20 +144,26 @@ TEST_P(PowerSgdTest, BytesAreTheClosedForm) {
                 };
                 const at::Tensor x = torch::ones({kAll});
                 const PowerSgd::State state = reduce.first_state(torch::kCPU, 5);
-                const int64_t wanted = bytes([&] { group.all_reduce(torch::ones({reduce.numbers_of_first()})).wait(); }) +
-                                       bytes([&] { group.all_reduce(torch::ones({reduce.numbers_of_second()})).wait(); });
+                const int64_t wanted =
+                    bytes([&] { group.all_reduce(torch::ones({reduce.numbers_of_first()})).wait(); }) +
+                    bytes([&] { group.all_reduce(torch::ones({reduce.numbers_of_second()})).wait(); });
                 EXPECT_EQ(bytes([&] { reduce.run(x, state); }), wanted);
               }),
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, PowerSgdTest, testing::Combine(testing::Values("shm", "gloo"), testing::Values(1, 2, 3)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Backends, PowerSgdTest,
+                         testing::Combine(testing::Values("shm", "gloo"), testing::Values(1, 2, 3)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks");
+                         });
 
 TEST(PowerSgdErrorTest, MatricesAndShapesAreChecked) {
   const Group alone;
-  EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {{0, 5, 10}, {40, 2, 5}}, 1); }), HasSubstr("the matrix of 2 x 5 at 40 leaves them or overlaps"));
-  EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {{60, 5, 10}}, 1); }), HasSubstr("the matrix of 5 x 10 at 60 leaves them"));
+  EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {{0, 5, 10}, {40, 2, 5}}, 1); }),
+              HasSubstr("the matrix of 2 x 5 at 40 leaves them or overlaps"));
+  EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {{60, 5, 10}}, 1); }),
+              HasSubstr("the matrix of 5 x 10 at 60 leaves them"));
   EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {}, 0); }), HasSubstr("PowerSGD of rank 0"));
   const PowerSgd reduce(alone, 100, {{0, 5, 10}}, 1);
   const PowerSgd::State state = reduce.first_state(torch::kCPU, 1);

@@ -1,8 +1,8 @@
 #include <trireme/comm/recorder.h>
 #include <trireme/comm/world.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <gmock/gmock.h>
 
@@ -23,7 +23,8 @@ TEST(RecorderTest, KeepsTheLast1024InOrder) {
   EXPECT_EQ(records.back().number, 1500);
   EXPECT_EQ(records.back().state, OpState::done);
   EXPECT_GE(records.back().finished_us, records.back().queued_us);
-  EXPECT_TRUE(std::none_of(records.begin(), records.end(), [](const Record& record) { return record.state == OpState::failed; }));
+  EXPECT_TRUE(std::none_of(records.begin(), records.end(),
+                           [](const Record& record) { return record.state == OpState::failed; }));
 }
 
 TEST(RecorderTest, WritesJsonThatSaysEverything) {

@@ -50,20 +50,24 @@ TEST(RendezvousTest, NamesTheRanksThatAreMissing) {
                                 meet_and_add();
                               }
                             }),
-              UnorderedElementsAre(AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 3.00 s; 2 of 4 ranks are here."), HasSubstr("TRIREME_TIMEOUT")),
-                                   AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"), HasSubstr("rank 2: [comm] the meeting point"))));
+              UnorderedElementsAre(
+                  AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 3.00 s; 2 of 4 ranks are here."),
+                        HasSubstr("TRIREME_TIMEOUT")),
+                  AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"),
+                        HasSubstr("rank 2: [comm] the meeting point"))));
 }
 
 TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
   const std::string port = std::to_string(free_port());
-  EXPECT_THAT(run_processes(2,
-                            [&](int rank) {
-                              set("MASTER_PORT", port);
-                              if (rank == 1) {
-                                meet_and_add();
-                              }
-                            }),
-              UnorderedElementsAre(HasSubstr("nobody listens on 127.0.0.1:" + port + " after 3.00 s, so rank 0 has not come")));
+  EXPECT_THAT(
+      run_processes(2,
+                    [&](int rank) {
+                      set("MASTER_PORT", port);
+                      if (rank == 1) {
+                        meet_and_add();
+                      }
+                    }),
+      UnorderedElementsAre(HasSubstr("nobody listens on 127.0.0.1:" + port + " after 3.00 s, so rank 0 has not come")));
 }
 
 TEST(RendezvousTest, SaysThatThePortIsInUse) {
@@ -80,7 +84,9 @@ TEST(RendezvousTest, SaysThatThePortIsInUse) {
                                     try {
                                       meet_and_add();
                                     } catch (const InputError& error) {
-                                      EXPECT_THAT(error.what(), AllOf(HasSubstr("port " + port + " on 127.0.0.1 is in use"), HasSubstr("MASTER_PORT")));
+                                      EXPECT_THAT(error.what(),
+                                                  AllOf(HasSubstr("port " + port + " on 127.0.0.1 is in use"),
+                                                        HasSubstr("MASTER_PORT")));
                                       EXPECT_EQ(error.exit_code(), 2);
                                       throw;
                                     }
@@ -94,34 +100,36 @@ TEST(RendezvousTest, SaysThatThePortIsInUse) {
 TEST(RendezvousTest, AStrangerWhoSaysNothingIsFoundOut) {
   const int stranger = store::listen_on({"127.0.0.1", 0});
   const std::string port = std::to_string(store::bound_port(stranger));
-  EXPECT_THAT(run_processes(2,
-                            [&](int rank) {
-                              set("MASTER_PORT", port);
-                              if (rank == 1) {
-                                meet_and_add();
-                              }
-                            }),
-              UnorderedElementsAre(HasSubstr("what listens on 127.0.0.1:" + port + " is not the meeting point of this job")));
+  EXPECT_THAT(
+      run_processes(2,
+                    [&](int rank) {
+                      set("MASTER_PORT", port);
+                      if (rank == 1) {
+                        meet_and_add();
+                      }
+                    }),
+      UnorderedElementsAre(HasSubstr("what listens on 127.0.0.1:" + port + " is not the meeting point of this job")));
   close(stranger);
 }
 
 TEST(RendezvousTest, TwoProcessesCannotBeTheSameRank) {
   test::Gate refused; // the two that have met stay until the third has come
-  EXPECT_THAT(run_processes(3,
-                            [&](int rank) {
-                              set("WORLD_SIZE", "2");
-                              set("LOCAL_WORLD_SIZE", "2");
-                              set("LOCAL_RANK", rank == 0 ? "0" : "1");
-                              set("RANK", rank == 0 ? "0" : "1");
-                              try {
-                                const World world = World::connect({.timeout = std::chrono::seconds(20)});
-                                refused.wait();
-                              } catch (const InputError&) {
-                                refused.open(2);
-                                throw;
-                              }
-                            }),
-              UnorderedElementsAre(AllOf(HasSubstr("two processes claim to be rank 1 of 2"), HasSubstr("MASTER_PORT"))));
+  EXPECT_THAT(
+      run_processes(3,
+                    [&](int rank) {
+                      set("WORLD_SIZE", "2");
+                      set("LOCAL_WORLD_SIZE", "2");
+                      set("LOCAL_RANK", rank == 0 ? "0" : "1");
+                      set("RANK", rank == 0 ? "0" : "1");
+                      try {
+                        const World world = World::connect({.timeout = std::chrono::seconds(20)});
+                        refused.wait();
+                      } catch (const InputError&) {
+                        refused.open(2);
+                        throw;
+                      }
+                    }),
+      UnorderedElementsAre(AllOf(HasSubstr("two processes claim to be rank 1 of 2"), HasSubstr("MASTER_PORT"))));
 }
 
 TEST(RendezvousTest, RanksMustAgreeOnTheWorldSize) {
@@ -134,7 +142,8 @@ TEST(RendezvousTest, RanksMustAgreeOnTheWorldSize) {
     meet_and_add();
   });
   EXPECT_THAT(lines, SizeIs(2));
-  EXPECT_THAT(lines, Each(AnyOf(HasSubstr("rank 1 says the world has 3 ranks, rank 0 says 2"), HasSubstr("rank 0 says the world has 2 ranks, rank 1 says 3"),
+  EXPECT_THAT(lines, Each(AnyOf(HasSubstr("rank 1 says the world has 3 ranks, rank 0 says 2"),
+                                HasSubstr("rank 0 says the world has 2 ranks, rank 1 says 3"),
                                 HasSubstr("the meeting point"))));
 }
 
@@ -157,7 +166,8 @@ TEST(RendezvousTest, RanksOfOneMpirunMeetOverAFile) {
   EXPECT_THAT(run_processes(3,
                             [&](int rank) {
                               set("TMPDIR", folder);
-                              for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
+                              for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                                       "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
                                 unsetenv(name);
                               }
                               set("PMI_RANK", std::to_string(rank));
@@ -197,8 +207,11 @@ TEST(RendezvousTest, EnvironmentChoosesBackendAndTimeout) {
                                 }
                                 return std::string("no InputError");
                               };
-                              EXPECT_THAT(refused("TRIREME_BACKEND", "glooo"), AllOf(HasSubstr("no backend \"glooo\""), HasSubstr(" Did you mean \"gloo\"? It comes from")));
-                              EXPECT_THAT(refused("TRIREME_TIMEOUT", "soon"), HasSubstr("TRIREME_TIMEOUT must be a number of seconds"));
+                              EXPECT_THAT(refused("TRIREME_BACKEND", "glooo"),
+                                          AllOf(HasSubstr("no backend \"glooo\""),
+                                                HasSubstr(" Did you mean \"gloo\"? It comes from")));
+                              EXPECT_THAT(refused("TRIREME_TIMEOUT", "soon"),
+                                          HasSubstr("TRIREME_TIMEOUT must be a number of seconds"));
                               EXPECT_THAT(refused("TRIREME_TIMEOUT", "-1"), HasSubstr("TRIREME_TIMEOUT"));
                             }),
               IsEmpty());

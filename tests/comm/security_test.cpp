@@ -33,8 +33,6 @@ namespace {
 
 using test::open_descriptors;
 using test::own_listening_sockets;
-using trireme::test::run_processes;
-using trireme::test::RunOptions;
 using testing::AllOf;
 using testing::Each;
 using testing::Field;
@@ -43,12 +41,14 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
 using testing::UnorderedElementsAre;
+using trireme::test::run_processes;
+using trireme::test::RunOptions;
 
 /// What forked processes see of each other.
 template <typename T>
 class Shared {
  public:
-  Shared() : place_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T) {}
+  Shared() : place_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T) {}
   ~Shared() {
     munmap(place_, sizeof(T));
   }
@@ -100,22 +100,23 @@ TEST_P(ListeningTest, OnlyOnTheLoopbackInterfaceWhenAllRanksAreHere) {
   options.backend = GetParam();
   for (const bool own_socket : {false, true}) {
     const std::string port = std::to_string(trireme::test::free_port());
-    EXPECT_THAT(run_processes(2,
-                              [&](int rank) {
-                                if (own_socket) {
-                                  if (rank == 0) {
-                                    close(std::stoi(getenv("TRIREME_LISTEN_FD")));
-                                  }
-                                  unsetenv("TRIREME_LISTEN_FD");
-                                  set("MASTER_PORT", port);
-                                }
-                                World world = World::connect();
-                                const auto listening = own_listening_sockets();
-                                EXPECT_THAT(listening, SizeIs((rank == 0 ? 1 : 0) + (std::string(GetParam()) == "gloo" ? 1 : 0)));
-                                EXPECT_THAT(listening, Each(Field(&test::Listening::address, "0100007F")));
-                                world.group().barrier().wait();
-                              },
-                              options),
+    EXPECT_THAT(run_processes(
+                    2,
+                    [&](int rank) {
+                      if (own_socket) {
+                        if (rank == 0) {
+                          close(std::stoi(getenv("TRIREME_LISTEN_FD")));
+                        }
+                        unsetenv("TRIREME_LISTEN_FD");
+                        set("MASTER_PORT", port);
+                      }
+                      World world = World::connect();
+                      const auto listening = own_listening_sockets();
+                      EXPECT_THAT(listening, SizeIs((rank == 0 ? 1 : 0) + (std::string(GetParam()) == "gloo" ? 1 : 0)));
+                      EXPECT_THAT(listening, Each(Field(&test::Listening::address, "0100007F")));
+                      world.group().barrier().wait();
+                    },
+                    options),
                 IsEmpty());
   }
 }
@@ -136,12 +137,14 @@ void besiege(Siege& siege, int connections) {
         continue;
       }
       // gloo's socket drops what comes: nobody to wait for.
-      const auto attempt = store::try_to_connect({"127.0.0.1", port}, std::chrono::milliseconds(turn % 100 == 0 ? 5 : 0));
+      const auto attempt =
+          store::try_to_connect({"127.0.0.1", port}, std::chrono::milliseconds(turn % 100 == 0 ? 5 : 0));
       std::string bytes(random() % 100, '\0');
       for (char& byte : bytes) {
         byte = static_cast<char>(random());
       }
-      [[maybe_unused]] const ssize_t sent = send(attempt.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      [[maybe_unused]] const ssize_t sent =
+          send(attempt.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       // Most are broken off with a reset, so that 100,000 of them leave only some ports of this host waiting.
       const linger now{turn % 10 == 0 ? 0 : 1, 0};
       setsockopt(attempt.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
@@ -184,7 +187,8 @@ TEST_P(StrangersTest, AFloodOfThemDoesNotHarmTheJob) {
           usleep(200);
         }
         // Strangers leave nothing behind, and the doors still open for those who belong here.
-        EXPECT_TRUE(wait_for([&] { return open_descriptors() <= descriptors + 2; })) << open_descriptors() << " descriptors, before " << descriptors;
+        EXPECT_TRUE(wait_for([&] { return open_descriptors() <= descriptors + 2; }))
+            << open_descriptors() << " descriptors, before " << descriptors;
         const Group again = world.subgroup({0, 1}, "again");
         auto one = torch::ones({10});
         again.all_reduce(one).wait();
@@ -194,8 +198,10 @@ TEST_P(StrangersTest, AFloodOfThemDoesNotHarmTheJob) {
   EXPECT_THAT(lines, IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ListeningTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
-INSTANTIATE_TEST_SUITE_P(Backends, StrangersTest, testing::Values("gloo", "shm"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, ListeningTest, testing::Values("gloo", "shm"),
+                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, StrangersTest, testing::Values("gloo", "shm"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
   for (const bool none : {false, true}) {
@@ -209,7 +215,8 @@ TEST(JobsTest, RanksWithAnotherSecretAreToldWhatToDo) {
       World::connect(options);
     });
     EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
-                                            AllOf(HasSubstr("rank 1 of 2: the secret is wrong"), HasSubstr("TRIREME_SECRET_FILE"), HasSubstr("MASTER_PORT"))));
+                                            AllOf(HasSubstr("rank 1 of 2: the secret is wrong"),
+                                                  HasSubstr("TRIREME_SECRET_FILE"), HasSubstr("MASTER_PORT"))));
   }
 }
 
@@ -235,7 +242,8 @@ TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
         World::connect();
       } catch (const InputError& error) {
         ++jobs->refused;
-        EXPECT_THAT(error.what(), rank == 2 ? HasSubstr("port " + port + " on 127.0.0.1 is in use") : HasSubstr("the ranks of another job meet on 127.0.0.1:" + port));
+        EXPECT_THAT(error.what(), rank == 2 ? HasSubstr("port " + port + " on 127.0.0.1 is in use")
+                                            : HasSubstr("the ranks of another job meet on 127.0.0.1:" + port));
         EXPECT_THAT(error.what(), HasSubstr("MASTER_PORT"));
         return;
       }
@@ -253,7 +261,8 @@ TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
 
 /// As a launcher that makes no secret starts the ranks of one host.
 void start_as(const std::string& launcher, int rank, const std::string& port) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
     unsetenv(name);
   }
   if (launcher == "mpirun") {
@@ -319,12 +328,15 @@ TEST(JobsTest, WithoutASecretTheRanksOfOneHostMakeOne) {
       // Another user of this host knows the port, and a job's name if it has one, but cannot read the file.
       store::Endpoint endpoint{"127.0.0.1", std::stoi(port)};
       if (launcher == "mpirun") {
-        endpoint = read_meeting(meeting_path("parent"), std::chrono::steady_clock::now() + std::chrono::seconds(20)).endpoint;
+        endpoint =
+            read_meeting(meeting_path("parent"), std::chrono::steady_clock::now() + std::chrono::seconds(20)).endpoint;
         knows_where.open();
       }
-      const std::string job = launcher == "srun" ? concat("Slurm ", (std::stoi(port) - 15000 + 10000) % 10000, ".0") : "";
+      const std::string job =
+          launcher == "srun" ? concat("Slurm ", (std::stoi(port) - 15000 + 10000) % 10000, ".0") : "";
       try {
-        store::Client::connect(endpoint, store::Secret(), job, std::chrono::steady_clock::now() + std::chrono::seconds(20));
+        store::Client::connect(endpoint, store::Secret(), job,
+                               std::chrono::steady_clock::now() + std::chrono::seconds(20));
         ADD_FAILURE() << "let in";
       } catch (const store::ConnectError& error) {
         EXPECT_EQ(error.reason, store::ConnectError::Reason::wrong_secret) << error.what();
@@ -356,9 +368,12 @@ TEST(JobsTest, ARankOfAnotherUserOrFolderIsToldWhereTheSecretIs) {
       throw;
     }
   });
-  EXPECT_THAT(lines, UnorderedElementsAre(HasSubstr("rank 1 has not come"),
-                                          AllOf(HasSubstr("rank 1 of 2: the secret is wrong: this rank was given none, and rank 0 has left none in"),
-                                                HasSubstr("same TMPDIR"), HasSubstr("TRIREME_SECRET_FILE"))));
+  EXPECT_THAT(
+      lines,
+      UnorderedElementsAre(
+          HasSubstr("rank 1 has not come"),
+          AllOf(HasSubstr("rank 1 of 2: the secret is wrong: this rank was given none, and rank 0 has left none in"),
+                HasSubstr("same TMPDIR"), HasSubstr("TRIREME_SECRET_FILE"))));
 }
 
 // A name for the port alone was one file for both: who read it last had the other job's secret, and was refused.
@@ -375,10 +390,11 @@ TEST(JobsTest, OfOnePortAndTwoAddressesHaveASecretEach) {
                                 listens[0].wait();
                                 listens[1].wait();
                               } else {
-                                watch = std::thread([&, file = meeting_path({getenv("MASTER_ADDR"), std::stoi(port)}, "")] {
-                                  EXPECT_TRUE(wait_for([&] { return find_meeting(file).has_value(); }));
-                                  listens[job].open(2);
-                                });
+                                watch =
+                                    std::thread([&, file = meeting_path({getenv("MASTER_ADDR"), std::stoi(port)}, "")] {
+                                      EXPECT_TRUE(wait_for([&] { return find_meeting(file).has_value(); }));
+                                      listens[job].open(2);
+                                    });
                               }
                               World world = World::connect();
                               auto one = torch::ones({1});
@@ -401,7 +417,7 @@ TEST_F(MeetingFileTest, IsForThisUserOnly) {
   const mode_t before = umask(0);
   {
     const PublishedMeeting published(path_, note_);
-    struct stat status {};
+    struct stat status{};
     ASSERT_EQ(stat(path_.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600u);
     const auto found = find_meeting(path_);
@@ -426,7 +442,8 @@ TEST_F(MeetingFileTest, IsNamedAfterTheAddressThePortAndTheJob) {
   EXPECT_NE(one, meeting_path({"127.0.0.2", 4711}, ""));
   EXPECT_NE(one, meeting_path({"127.0.0.1", 4712}, ""));
   EXPECT_NE(one, meeting_path({"127.0.0.1", 4711}, "of Ann/../x"));
-  EXPECT_EQ(std::filesystem::path(meeting_path({"127.0.0.1", 4711}, "of Ann/../x")).parent_path(), std::filesystem::path(one).parent_path());
+  EXPECT_EQ(std::filesystem::path(meeting_path({"127.0.0.1", 4711}, "of Ann/../x")).parent_path(),
+            std::filesystem::path(one).parent_path());
 }
 
 TEST_F(MeetingFileTest, OfAnEarlierJobDoesNotCount) {

@@ -90,26 +90,31 @@ TEST(ShmLimitsTest, WithALimitOnAddressesAllRanksTakeGloo) {
 TEST(ShmLimitsTest, WhoAsksForSharedMemoryHearsOfTheLimit) {
   test::RunOptions options;
   options.backend = "shm";
-  EXPECT_THAT(run_processes(2,
-                            [](int) {
-                              limit_files();
-                              World::connect();
-                            },
-                            options),
-              ElementsAre(AllOf(HasSubstr("backend \"shm\" is not available here"), HasSubstr("ulimit -f")), HasSubstr("ulimit -f")));
-  EXPECT_THAT(run_processes(1,
-                            [](int) {
-                              limit_files();
-                              Arena::process();
-                            }),
-              ElementsAre(AllOf(HasSubstr("cannot make shared memory: no file may be larger than 205 MB here (ulimit -f)"), HasSubstr("TRIREME_BACKEND=gloo"))));
+  EXPECT_THAT(run_processes(
+                  2,
+                  [](int) {
+                    limit_files();
+                    World::connect();
+                  },
+                  options),
+              ElementsAre(AllOf(HasSubstr("backend \"shm\" is not available here"), HasSubstr("ulimit -f")),
+                          HasSubstr("ulimit -f")));
+  EXPECT_THAT(
+      run_processes(1,
+                    [](int) {
+                      limit_files();
+                      Arena::process();
+                    }),
+      ElementsAre(AllOf(HasSubstr("cannot make shared memory: no file may be larger than 205 MB here (ulimit -f)"),
+                        HasSubstr("TRIREME_BACKEND=gloo"))));
 }
 
 class ControlBlocksTest : public testing::TestWithParam<bool> {};
 
 TEST_P(ControlBlocksTest, AreReleasedWhenAllHaveLeft) {
   const bool killed = GetParam();
-  auto* gone = static_cast<std::atomic<int>*>(mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* gone = static_cast<std::atomic<int>*>(
+      mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(gone, MAP_FAILED);
   test::RunOptions options;
   options.backend = "shm";
@@ -147,7 +152,8 @@ TEST_P(ControlBlocksTest, AreReleasedWhenAllHaveLeft) {
   munmap(gone, sizeof(std::atomic<int>));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ControlBlocksTest, testing::Bool(), [](const auto& info) { return info.param ? "OneIsKilled" : "AllLeave"; });
+INSTANTIATE_TEST_SUITE_P(Ranks, ControlBlocksTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "OneIsKilled" : "AllLeave"; });
 
 TEST(ControlBlockTest, IsEmptyAndTakesMemoryOnlyWhereItIsTouched) {
   EXPECT_THAT(run_processes(1,
@@ -165,7 +171,8 @@ TEST(ControlBlockTest, IsEmptyAndTakesMemoryOnlyWhereItIsTouched) {
                               }
                               const std::byte* block = ControlBlocks::process().make(64);
                               EXPECT_LT(own_shared_bytes(), 16 << 20) << "of 34 MB";
-                              EXPECT_TRUE(std::all_of(block, block + shm::Control::bytes(64), [](std::byte byte) { return byte == std::byte{0}; }));
+                              EXPECT_TRUE(std::all_of(block, block + shm::Control::bytes(64),
+                                                      [](std::byte byte) { return byte == std::byte{0}; }));
                             }),
               IsEmpty());
 }

@@ -26,7 +26,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::vector<std::string> run_shm(int ranks, const std::function<void(World&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+std::vector<std::string> run_shm(int ranks, const std::function<void(World&)>& body,
+                                 std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   test::RunOptions options;
   options.backend = "shm";
   options.timeout = timeout;
@@ -46,28 +47,31 @@ at::Tensor place(const Group& group, bool shared, const at::Tensor& value) {
 class ShmSmallTest : public testing::TestWithParam<int> {};
 
 TEST_P(ShmSmallTest, GivesTheBitsOfLargeOnes) {
-  EXPECT_THAT(run_shm(GetParam(),
-                      [](World& world) {
-                        const Group& group = world.group();
-                        for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64, torch::kInt64, torch::kInt32,
-                                                torch::kInt16, torch::kInt8, torch::kUInt8}) {
-                          const auto bytes = static_cast<int64_t>(c10::elementSize(type));
-                          const int64_t most = (64 << 10) / bytes;
-                          for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
-                            auto large = place(group, true, values(group.rank(), (2 << 20) / bytes, type));
-                            group.all_reduce(large, op).wait();
-                            const int64_t small = (16 << 10) / bytes; // the largest that one rank adds alone
-                            for (const int64_t numel : {int64_t{0}, int64_t{1}, int64_t{63}, 4096 / bytes, small - 1, small, small + 1, most - 3, most}) {
-                              for (const bool shared : {true, false}) {
-                                auto tensor = place(group, shared, values(group.rank(), numel, type));
-                                group.all_reduce(tensor, op).wait();
-                                EXPECT_TRUE(torch::equal(tensor, large.narrow(0, 0, numel))) << c10::toString(type) << " x " << numel << ' ' << shared;
-                              }
-                            }
-                          }
-                        }
-                      }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_shm(GetParam(),
+              [](World& world) {
+                const Group& group = world.group();
+                for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64, torch::kInt64,
+                                        torch::kInt32, torch::kInt16, torch::kInt8, torch::kUInt8}) {
+                  const auto bytes = static_cast<int64_t>(c10::elementSize(type));
+                  const int64_t most = (64 << 10) / bytes;
+                  for (const auto op : {ReduceOp::sum, ReduceOp::max, ReduceOp::min}) {
+                    auto large = place(group, true, values(group.rank(), (2 << 20) / bytes, type));
+                    group.all_reduce(large, op).wait();
+                    const int64_t small = (16 << 10) / bytes; // the largest that one rank adds alone
+                    for (const int64_t numel : {int64_t{0}, int64_t{1}, int64_t{63}, 4096 / bytes, small - 1, small,
+                                                small + 1, most - 3, most}) {
+                      for (const bool shared : {true, false}) {
+                        auto tensor = place(group, shared, values(group.rank(), numel, type));
+                        group.all_reduce(tensor, op).wait();
+                        EXPECT_TRUE(torch::equal(tensor, large.narrow(0, 0, numel)))
+                            << c10::toString(type) << " x " << numel << ' ' << shared;
+                      }
+                    }
+                  }
+                }
+              }),
+      IsEmpty());
 }
 
 TEST_P(ShmSmallTest, ManyInARowOfAllSizesStayApart) {
@@ -100,29 +104,35 @@ TEST_P(ShmSmallTest, ManyInARowOfAllSizesStayApart) {
 }
 
 TEST_P(ShmSmallTest, RanksOfDifferentSpeedWithManyUnderWay) {
-  EXPECT_THAT(run_shm(GetParam(),
-                      [](World& world) {
-                        const Group& group = world.group();
-                        constexpr int kAtOnce = 100; // more than there are steps
-                        for (int slow = 0; slow < group.size(); ++slow) {
-                          std::vector<at::Tensor> tensors;
-                          std::vector<Work> works;
-                          for (int index = 0; index < kAtOnce; ++index) {
-                            if (group.rank() == slow && index % 20 == 0) {
-                              std::this_thread::sleep_for(std::chrono::milliseconds(2));
-                            }
-                            tensors.push_back(place(group, index % 2 == 0, torch::full({1 + index * 13}, index + group.rank(), torch::kInt64)));
-                            works.push_back(group.all_reduce(tensors.back()));
-                          }
-                          int wrong = 0;
-                          for (int index = kAtOnce - 1; index >= 0; --index) {
-                            works[index].wait();
-                            wrong += tensors[index].eq(group.size() * index + group.size() * (group.size() - 1) / 2).all().item<bool>() ? 0 : 1;
-                          }
-                          EXPECT_EQ(wrong, 0) << "rank " << slow << " is slow";
-                        }
-                      }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_shm(
+          GetParam(),
+          [](World& world) {
+            const Group& group = world.group();
+            constexpr int kAtOnce = 100; // more than there are steps
+            for (int slow = 0; slow < group.size(); ++slow) {
+              std::vector<at::Tensor> tensors;
+              std::vector<Work> works;
+              for (int index = 0; index < kAtOnce; ++index) {
+                if (group.rank() == slow && index % 20 == 0) {
+                  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                }
+                tensors.push_back(
+                    place(group, index % 2 == 0, torch::full({1 + index * 13}, index + group.rank(), torch::kInt64)));
+                works.push_back(group.all_reduce(tensors.back()));
+              }
+              int wrong = 0;
+              for (int index = kAtOnce - 1; index >= 0; --index) {
+                works[index].wait();
+                wrong +=
+                    tensors[index].eq(group.size() * index + group.size() * (group.size() - 1) / 2).all().item<bool>()
+                        ? 0
+                        : 1;
+              }
+              EXPECT_EQ(wrong, 0) << "rank " << slow << " is slow";
+            }
+          }),
+      IsEmpty());
 }
 
 TEST_P(ShmSmallTest, RanksThatShareACoreComeForward) {
@@ -146,7 +156,8 @@ TEST_P(ShmSmallTest, RanksThatShareACoreComeForward) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ShmSmallTest, testing::Values(2, 3), [](const auto& info) { return concat(info.param, "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ShmSmallTest, testing::Values(2, 3),
+                         [](const auto& info) { return concat(info.param, "Ranks"); });
 
 TEST(ShmSmallGroupTest, RankZeroIsNotNeeded) {
   test::Gate done;
@@ -187,7 +198,9 @@ TEST(ShmSmallFailureTest, AKilledRankIsNamedWhoeverItIs) {
               world.group().all_reduce(tensor, ReduceOp::sum, "loss").wait();
             }
           });
-          EXPECT_THAT(error, AllOf(HasSubstr("(\"loss\""), HasSubstr(concat("rank ", victim)), AnyOf(HasSubstr("not answer any more"), HasSubstr("has ended without closing its world"))));
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr("(\"loss\""), HasSubstr(concat("rank ", victim)),
+                            AnyOf(HasSubstr("not answer any more"), HasSubstr("has ended without closing its world"))));
         },
         std::chrono::minutes(10)); // no time-out: it was noticed
     EXPECT_THAT(lines, ElementsAre(concat("rank ", victim, ": ended by signal 9 (Killed)")));

@@ -29,7 +29,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::vector<std::string> run(int ranks, const std::function<void(World&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+std::vector<std::string> run(int ranks, const std::function<void(World&)>& body,
+                             std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   test::RunOptions options;
   options.backend = "shm";
   options.timeout = timeout;
@@ -70,8 +71,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const bool in : {true, false}) {
     for (const bool out : {true, false}) {
-      for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64, torch::kInt64, torch::kInt32, torch::kInt16,
-                              torch::kInt8, torch::kUInt8}) {
+      for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64, torch::kInt64,
+                              torch::kInt32, torch::kInt16, torch::kInt8, torch::kUInt8}) {
         if (in != out && type != torch::kFloat32 && type != torch::kBFloat16) {
           continue; // where the memory lies does not depend on the type
         }
@@ -140,7 +141,8 @@ void check_copies(const Group& group, const Case& c) {
   }
   group.all_to_all(out, many).wait();
   for (int from = 0; from < size; ++from) {
-    expect_equal(out.narrow(0, from * c.numel, c.numel), numbers(from * size + rank, c.numel, c.type), "all_to_all " + c.text());
+    expect_equal(out.narrow(0, from * c.numel, c.numel), numbers(from * size + rank, c.numel, c.type),
+                 "all_to_all " + c.text());
   }
   group.barrier().wait();
 }
@@ -202,30 +204,33 @@ TEST_P(ShmTest, AddsInRankOrderWithTheSameBitsEverywhere) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ShmTest, testing::Values(2, 3, 4), [](const auto& info) { return concat(info.param, "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ShmTest, testing::Values(2, 3, 4),
+                         [](const auto& info) { return concat(info.param, "Ranks"); });
 
 TEST(ShmGroupTest, IsWhatAutoChoosesOnOneHost) {
   EXPECT_THAT(test::run_ranks(2, [](World& world) { EXPECT_STREQ(world.group().backend(), "shm"); }), IsEmpty());
 }
 
 TEST(ShmGroupTest, ManyOperationsStayInOrder) {
-  EXPECT_THAT(run(4,
-                  [](World& world) {
-                    // More steps than fit at once, in both kinds of memory, with messages in between.
-                    const Group& group = world.group();
-                    std::vector<at::Tensor> tensors;
-                    std::vector<Work> works;
-                    for (int index = 0; index < 300; ++index) {
-                      auto tensor = room(group, index % 3 != 0, torch::full({1 + index * 97}, index + group.rank(), torch::kFloat32));
-                      works.push_back(group.all_reduce(tensor));
-                      tensors.push_back(tensor);
-                    }
-                    for (int index = 299; index >= 0; --index) {
-                      works[index].wait();
-                      expect_equal(tensors[index], torch::full({1 + index * 97}, 4.0F * index + 6, torch::kFloat32), "sum");
-                    }
-                  }),
-              IsEmpty());
+  EXPECT_THAT(
+      run(4,
+          [](World& world) {
+            // More steps than fit at once, in both kinds of memory, with messages in between.
+            const Group& group = world.group();
+            std::vector<at::Tensor> tensors;
+            std::vector<Work> works;
+            for (int index = 0; index < 300; ++index) {
+              auto tensor =
+                  room(group, index % 3 != 0, torch::full({1 + index * 97}, index + group.rank(), torch::kFloat32));
+              works.push_back(group.all_reduce(tensor));
+              tensors.push_back(tensor);
+            }
+            for (int index = 299; index >= 0; --index) {
+              works[index].wait();
+              expect_equal(tensors[index], torch::full({1 + index * 97}, 4.0F * index + 6, torch::kFloat32), "sum");
+            }
+          }),
+      IsEmpty());
 }
 
 TEST(ShmGroupTest, AReceiverMayBeAnyNumberOfMessagesBehind) {
@@ -237,7 +242,8 @@ TEST(ShmGroupTest, AReceiverMayBeAnyNumberOfMessagesBehind) {
                     std::vector<Work> works;
                     if (group.rank() == 0) {
                       for (int index = 0; index < kMessages; ++index) {
-                        works.push_back(group.send(torch::full({index % 10 == 0 ? 9000 : 3}, index, torch::kFloat32), 1, index % 2));
+                        works.push_back(group.send(torch::full({index % 10 == 0 ? 9000 : 3}, index, torch::kFloat32), 1,
+                                                   index % 2));
                       }
                       sent.open();
                       for (auto& work : works) {
@@ -346,15 +352,22 @@ struct OfType {
 
 TEST(ShmGroupTest, AnotherTypeOfTheSameSizeIsRefused) {
   const std::vector<OfType> collectives = {
-      {"all_gather", [](const Group& group, at::ScalarType type) { group.all_gather(torch::zeros({8}, type), torch::ones({4}, type)).wait(); }},
-      {"broadcast", [](const Group& group, at::ScalarType type) { group.broadcast(torch::full({4}, group.rank(), type), 0).wait(); }},
-      {"all_to_all", [](const Group& group, at::ScalarType type) { group.all_to_all(torch::zeros({4}, type), torch::ones({4}, type)).wait(); }},
+      {"all_gather",
+       [](const Group& group, at::ScalarType type) {
+         group.all_gather(torch::zeros({8}, type), torch::ones({4}, type)).wait();
+       }},
+      {"broadcast", [](const Group& group,
+                       at::ScalarType type) { group.broadcast(torch::full({4}, group.rank(), type), 0).wait(); }},
+      {"all_to_all",
+       [](const Group& group, at::ScalarType type) {
+         group.all_to_all(torch::zeros({4}, type), torch::ones({4}, type)).wait();
+       }},
   };
   for (const OfType& collective : collectives) {
     EXPECT_THAT(run(2,
                     [&](World& world) {
-                      const std::string error =
-                          test::peer_error([&] { collective.call(world.group(), world.rank() == 0 ? torch::kFloat32 : torch::kInt32); });
+                      const std::string error = test::peer_error(
+                          [&] { collective.call(world.group(), world.rank() == 0 ? torch::kFloat32 : torch::kInt32); });
                       EXPECT_THAT(error, AllOf(HasSubstr(collective.op), HasSubstr("of Float"), HasSubstr("of Int")));
                     }),
                 IsEmpty())
@@ -373,7 +386,8 @@ TEST(ShmGroupTest, AnotherTypeOfTheSameSizeIsRefused) {
                     });
                     EXPECT_THAT(error, HasSubstr("rank"));
                     if (world.rank() == 1) {
-                      EXPECT_THAT(error, HasSubstr("a message of 16 bytes of Float came where 16 bytes of Int were expected"));
+                      EXPECT_THAT(error,
+                                  HasSubstr("a message of 16 bytes of Float came where 16 bytes of Int were expected"));
                     }
                   }),
               IsEmpty());
@@ -426,7 +440,9 @@ TEST(ShmFailureTest, AKilledRankIsNoticedAndLeavesNothing) {
               world.group().all_reduce(tensor, ReduceOp::sum, "bucket").wait();
             }
           });
-          EXPECT_THAT(error, AllOf(HasSubstr("(\"bucket\""), HasSubstr("rank 1"), AnyOf(HasSubstr("not answer any more"), HasSubstr("has ended without closing its world"))));
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr("(\"bucket\""), HasSubstr("rank 1"),
+                            AnyOf(HasSubstr("not answer any more"), HasSubstr("has ended without closing its world"))));
         },
         std::chrono::minutes(10)); // no time-out: it was noticed
     EXPECT_THAT(lines, ElementsAre("rank 1: ended by signal 9 (Killed)"));

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <trireme/base/env.h>
 #include <trireme/comm/environment.h>
 #include <trireme/comm/group_state.h>
 #include <trireme/comm/rendezvous.h>
 #include <trireme/comm/staged/staged_backend.h>
-#include <trireme/base/env.h>
 
 #include "tests/support/run_ranks.h"
 
@@ -24,9 +24,12 @@ constexpr StagedOptions kSmallPieces{.piece_bytes = 16 << 10, .ahead = 2};
 class StagedRank {
  public:
   StagedRank(const std::string& host, at::Device device, std::chrono::milliseconds timeout)
-      : device(device), timeout_(timeout), environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })),
+      : device(device),
+        timeout_(timeout),
+        environment_(read_environment([](const std::string& name) { return env::text(name.c_str()); })),
         meeting_(meet(environment_, timeout)),
-        watch_(std::make_shared<Watch>(meeting_.watch_store, environment_.rank, environment_.size, meeting_.store_host)) {
+        watch_(
+            std::make_shared<Watch>(meeting_.watch_store, environment_.rank, environment_.size, meeting_.store_host)) {
     signal(SIGPIPE, SIG_IGN);
     const BackendEntry& entry = find_backend(host);
     direct = entry.connect(setup("direct"));
@@ -53,7 +56,8 @@ class StagedRank {
     for (int member = 0; member < size(); ++member) {
       all.push_back(member);
     }
-    state_ = std::make_shared<Group::State>("staged", "staged/0", all, std::make_unique<Routes>(staged), timeout_, watch_, size());
+    state_ = std::make_shared<Group::State>("staged", "staged/0", all, std::make_unique<Routes>(staged), timeout_,
+                                            watch_, size());
     watch_->add(state_);
     return Group(state_);
   }
@@ -64,7 +68,12 @@ class StagedRank {
 
  private:
   GroupSetup setup(const std::string& key) const {
-    GroupSetup setup{.name = key, .store = meeting_.store.scoped(key + "/"), .rank = rank(), .size = size(), .members = {}, .hosts = meeting_.hosts};
+    GroupSetup setup{.name = key,
+                     .store = meeting_.store.scoped(key + "/"),
+                     .rank = rank(),
+                     .size = size(),
+                     .members = {},
+                     .hosts = meeting_.hosts};
     setup.timeout = timeout_;
     for (int member = 0; member < size(); ++member) {
       setup.members.push_back(member);
@@ -80,8 +89,10 @@ class StagedRank {
 };
 
 /// Forks the ranks; `prepare` runs first in each (it makes a device known, where that is needed).
-inline std::vector<std::string> run_staged(int ranks, const std::string& host, at::Device device, const std::function<void(StagedRank&)>& body,
-                                           std::chrono::milliseconds timeout = std::chrono::seconds(30), const std::function<void()>& prepare = nullptr) {
+inline std::vector<std::string> run_staged(int ranks, const std::string& host, at::Device device,
+                                           const std::function<void(StagedRank&)>& body,
+                                           std::chrono::milliseconds timeout = std::chrono::seconds(30),
+                                           const std::function<void()>& prepare = nullptr) {
   return test::run_processes(ranks, [&](int) {
     if (prepare) {
       prepare();
@@ -107,7 +118,8 @@ inline at::Tensor bits(int rank, int64_t numel, at::ScalarType type, int64_t sal
 inline void expect_bits(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
   const at::Tensor host = found.cpu();
   ASSERT_EQ(host.numel(), wanted.numel()) << what;
-  EXPECT_TRUE(torch::equal(host, wanted)) << what << ": " << (host != wanted).sum().item<int64_t>() << " of " << wanted.numel() << " differ";
+  EXPECT_TRUE(torch::equal(host, wanted))
+      << what << ": " << (host != wanted).sum().item<int64_t>() << " of " << wanted.numel() << " differ";
 }
 
 /// Columns of one piece, as the backend cuts them.
@@ -116,7 +128,8 @@ inline int64_t piece_columns(int size, int64_t rows, at::ScalarType type) {
   return std::max(cut, kSmallPieces.piece_bytes / static_cast<int64_t>(c10::elementSize(type)) / rows / cut * cut);
 }
 
-/// Every operation, in sizes around that of a piece, against the host backend. `same_order`: the host adds pieces as it adds the whole.
+/// Every operation, in sizes around that of a piece, against the host backend. `same_order`: the host adds pieces as it
+/// adds the whole.
 inline void equal_the_host(StagedRank& peer, at::ScalarType type, bool same_order) {
   const int size = peer.size();
   const int rank = peer.rank();
@@ -130,7 +143,8 @@ inline void equal_the_host(StagedRank& peer, at::ScalarType type, bool same_orde
         if (exact) {
           expect_bits(found, wanted, op + " " + what);
         } else {
-          EXPECT_TRUE(torch::allclose(found.cpu().to(torch::kDouble), wanted.to(torch::kDouble), 1e-2, 1.0)) << op << " " << what;
+          EXPECT_TRUE(torch::allclose(found.cpu().to(torch::kDouble), wanted.to(torch::kDouble), 1e-2, 1.0))
+              << op << " " << what;
         }
       };
       if (!by_rows) {
@@ -183,7 +197,8 @@ inline void equal_the_host(StagedRank& peer, at::ScalarType type, bool same_orde
   complete(peer.staged->barrier());
 }
 
-/// Messages of all sizes between all pairs: every rank sends before it receives, and waits in the other order than it has begun.
+/// Messages of all sizes between all pairs: every rank sends before it receives, and waits in the other order than it
+/// has begun.
 inline void messages_in_crossing_orders(StagedRank& peer) {
   const int64_t piece = piece_columns(1, 1, torch::kFloat32);
   const std::vector<int64_t> sizes = {1, piece - 1, piece, piece + 1, 3 * piece + 5, 0, 40 * piece};
@@ -207,7 +222,8 @@ inline void messages_in_crossing_orders(StagedRank& peer) {
     for (int other = 0; other < peer.size(); ++other) {
       if (other != peer.rank()) {
         const at::Tensor tensor = torch::zeros({sizes[tag]}).to(peer.device);
-        incoming.push_back({peer.staged->recv(tensor, other, static_cast<int>(tag)), tensor, bits(other, sizes[tag], torch::kFloat32, static_cast<int64_t>(tag))});
+        incoming.push_back({peer.staged->recv(tensor, other, static_cast<int>(tag)), tensor,
+                            bits(other, sizes[tag], torch::kFloat32, static_cast<int64_t>(tag))});
       }
     }
   }
@@ -251,13 +267,15 @@ inline void many_under_way(StagedRank& peer) {
   std::vector<at::Tensor> tensors;
   std::vector<std::shared_ptr<Pending>> pendings;
   for (int index = 0; index < 40; ++index) {
-    tensors.push_back((torch::arange(100 + index * 997) % 13 + peer.rank() + index).to(torch::kFloat32).to(peer.device).mul_(2));
+    tensors.push_back(
+        (torch::arange(100 + index * 997) % 13 + peer.rank() + index).to(torch::kFloat32).to(peer.device).mul_(2));
     pendings.push_back(peer.staged->all_reduce(tensors.back(), ReduceOp::sum));
   }
   for (int index = 39; index >= 0; --index) {
     complete(pendings[static_cast<size_t>(index)]);
     const int size = peer.size();
-    const at::Tensor wanted = ((torch::arange(100 + index * 997) % 13 + index) * size + size * (size - 1) / 2).to(torch::kFloat32) * 2 + 1;
+    const at::Tensor wanted =
+        ((torch::arange(100 + index * 997) % 13 + index) * size + size * (size - 1) / 2).to(torch::kFloat32) * 2 + 1;
     expect_bits(tensors[static_cast<size_t>(index)].add_(1), wanted, concat("tensor ", index));
   }
   pendings.clear();

@@ -1,4 +1,5 @@
-// Tensors of a device through host memory, on CPU tensors: the threads, the pieces and the errors; devices' own order is tested with a device.
+// Tensors of a device through host memory, on CPU tensors: the threads, the pieces and the errors; devices' own order
+// is tested with a device.
 #include "tests/comm/staged_checks.h"
 
 #include "tests/support/peer_error.h"
@@ -33,7 +34,8 @@ TEST_P(StagedTest, EveryOperationEqualsTheHosts) {
   EXPECT_THAT(run([](StagedRank& peer) {
                 EXPECT_STREQ(peer.staged->name(), "staged");
                 const bool same_order = std::string(peer.direct->name()) == "shm";
-                for (const auto type : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64, torch::kUInt8}) {
+                for (const auto type :
+                     {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf, torch::kInt64, torch::kUInt8}) {
                   equal_the_host(peer, type, same_order);
                 }
               }),
@@ -45,7 +47,9 @@ TEST_P(StagedTest, MessagesInCrossingOrders) {
 }
 
 TEST_P(StagedTest, ALaterMessageMayBeTakenFirst) {
-  EXPECT_THAT(run_staged(std::get<1>(GetParam()), std::get<0>(GetParam()), kDevice, [](StagedRank& peer) { later_message_first(peer); }, std::chrono::seconds(5)),
+  EXPECT_THAT(run_staged(
+                  std::get<1>(GetParam()), std::get<0>(GetParam()), kDevice,
+                  [](StagedRank& peer) { later_message_first(peer); }, std::chrono::seconds(5)),
               IsEmpty());
 }
 
@@ -76,7 +80,9 @@ TEST_P(StagedTest, SendsTheBytesOfItsHost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, StagedTest, testing::Combine(testing::Values("shm", "gloo"), testing::Values(2, 3, 4)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks"); });
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks");
+                         });
 
 /// Where ranks write what they know of a hang.
 class DumpFolder {
@@ -132,7 +138,8 @@ TEST_P(StagedTroubleTest, ADeadPeerIsNamed) {
                              _exit(3);
                            }
                            const Work receive = group.recv(torch::ones({10}), 1, 5, "acts");
-                           EXPECT_THAT(peer_error([&] { group.all_reduce(tensor, ReduceOp::sum, "bucket 7").wait(); }), AllOf(HasSubstr("bucket 7"), HasSubstr("rank 1")));
+                           EXPECT_THAT(peer_error([&] { group.all_reduce(tensor, ReduceOp::sum, "bucket 7").wait(); }),
+                                       AllOf(HasSubstr("bucket 7"), HasSubstr("rank 1")));
                          }),
               ElementsAre(HasSubstr("rank 1")));
 }
@@ -195,7 +202,10 @@ TEST_P(StagedTroubleTest, ClosingEndsWhatIsUnderWay) {
 TEST_P(StagedTroubleTest, ATypeThatNobodyAddsIsRefusedAndTheGroupGoesOn) {
   EXPECT_THAT(run_staged(2, GetParam(), kDevice,
                          [](StagedRank& peer) {
-                           EXPECT_THAT(error_of([&] { peer.staged->all_reduce(torch::zeros({3}, torch::kBool), ReduceOp::sum); }), HasSubstr("all_reduce"));
+                           EXPECT_THAT(error_of([&] {
+                                         peer.staged->all_reduce(torch::zeros({3}, torch::kBool), ReduceOp::sum);
+                                       }),
+                                       HasSubstr("all_reduce"));
                            at::Tensor tensor = torch::ones({3});
                            complete(peer.staged->all_reduce(tensor, ReduceOp::sum));
                            expect_bits(tensor, torch::full({3}, 2.0F), "after it");
@@ -203,9 +213,11 @@ TEST_P(StagedTroubleTest, ATypeThatNobodyAddsIsRefusedAndTheGroupGoesOn) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, StagedTroubleTest, testing::Values("shm", "gloo"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Hosts, StagedTroubleTest, testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
 
-std::vector<std::string> run_world(const std::string& backend, std::chrono::milliseconds timeout, const std::function<void(World&)>& body) {
+std::vector<std::string> run_world(const std::string& backend, std::chrono::milliseconds timeout,
+                                   const std::function<void(World&)>& body) {
   test::RunOptions options;
   options.backend = backend;
   options.timeout = timeout;
@@ -214,21 +226,23 @@ std::vector<std::string> run_world(const std::string& backend, std::chrono::mill
 
 TEST(StagedWorldTest, DevicesWithoutABackendOfTheirOwnAreOpenedOverTheHosts) {
   for (const char* backend : {"auto", "staged", "gloo"}) {
-    EXPECT_THAT(run_world(backend, std::chrono::seconds(30),
-                          [backend](World& world) {
-                            const Group& group = world.group();
-                            EXPECT_STREQ(group.backend(), std::string(backend) == "gloo" ? "gloo" : "shm");
-                            group.open(at::kCPU);
-                            group.open(at::Device(at::kPrivateUse1, 0)); // which moves nothing yet, so no such device is needed
-                            group.open(at::Device(at::kPrivateUse1, 0));
-                            const Group alone = world.subgroup({world.rank()}, "alone");
-                            alone.open(at::kMeta);
-                            EXPECT_THAT(error_of([&] { group.open(at::kMeta); }), HasSubstr("no backend here moves tensors on meta"));
-                            at::Tensor tensor = torch::ones({3});
-                            group.all_reduce(tensor).wait();
-                            expect_bits(tensor, torch::full({3}, 2.0F), "on the host");
-                          }),
-                IsEmpty())
+    EXPECT_THAT(
+        run_world(backend, std::chrono::seconds(30),
+                  [backend](World& world) {
+                    const Group& group = world.group();
+                    EXPECT_STREQ(group.backend(), std::string(backend) == "gloo" ? "gloo" : "shm");
+                    group.open(at::kCPU);
+                    group.open(at::Device(at::kPrivateUse1, 0)); // which moves nothing yet, so no such device is needed
+                    group.open(at::Device(at::kPrivateUse1, 0));
+                    const Group alone = world.subgroup({world.rank()}, "alone");
+                    alone.open(at::kMeta);
+                    EXPECT_THAT(error_of([&] { group.open(at::kMeta); }),
+                                HasSubstr("no backend here moves tensors on meta"));
+                    at::Tensor tensor = torch::ones({3});
+                    group.all_reduce(tensor).wait();
+                    expect_bits(tensor, torch::full({3}, 2.0F), "on the host");
+                  }),
+        IsEmpty())
         << backend;
   }
 }
@@ -238,7 +252,8 @@ TEST(StagedWorldTest, WhoDoesNotOpenIsNamed) {
   EXPECT_THAT(run_world("auto", std::chrono::seconds(2),
                         [](World& world) {
                           if (world.rank() == 0) {
-                            EXPECT_THAT(peer_error([&] { world.group().open(at::Device(at::kPrivateUse1, 0)); }), AllOf(HasSubstr("open #1"), HasSubstr("rank 1 has not come")));
+                            EXPECT_THAT(peer_error([&] { world.group().open(at::Device(at::kPrivateUse1, 0)); }),
+                                        AllOf(HasSubstr("open #1"), HasSubstr("rank 1 has not come")));
                           } else {
                             std::this_thread::sleep_for(std::chrono::seconds(4));
                           }

@@ -10,9 +10,9 @@
 namespace trireme::comm {
 namespace {
 
-using trireme::test::error_of;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using trireme::test::error_of;
 
 TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
   const Group group;
@@ -39,39 +39,48 @@ TEST(NullGroupTest, AGroupOfOneDoesEverythingAtOnce) {
 TEST(TensorCheckTest, SaysWhatIsWrongWithATensor) {
   const Group group;
   EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2, 3}).t(), ReduceOp::sum, "weights"); }),
-              testing::AllOf(HasSubstr("all_reduce \"weights\" in group \"self\""), HasSubstr("not contiguous"), HasSubstr(".contiguous()")));
+              testing::AllOf(HasSubstr("all_reduce \"weights\" in group \"self\""), HasSubstr("not contiguous"),
+                             HasSubstr(".contiguous()")));
   EXPECT_THAT(error_of([&] { group.all_reduce(at::Tensor()); }), HasSubstr("undefined"));
   EXPECT_THAT(error_of([&] { group.broadcast(torch::ones({2}), 1); }), HasSubstr("rank 1 is not in a group of 1"));
   EXPECT_THAT(error_of([&] { group.broadcast(torch::ones({2}), -1); }), HasSubstr("rank -1"));
   EXPECT_THAT(error_of([&] { group.send(torch::ones({2}), 0); }), HasSubstr("this rank itself"));
-  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({3}), torch::ones({2})); }), HasSubstr("1 x 2 elements, it has 3"));
-  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({2}), torch::ones({2}, torch::kHalf)); }), HasSubstr("Float, Half"));
+  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({3}), torch::ones({2})); }),
+              HasSubstr("1 x 2 elements, it has 3"));
+  EXPECT_THAT(error_of([&] { group.all_gather(torch::ones({2}), torch::ones({2}, torch::kHalf)); }),
+              HasSubstr("Float, Half"));
   const at::Tensor elsewhere = torch::ones({2}, torch::device(torch::kMeta));
   group.all_reduce(elsewhere).wait(); // one rank moves nothing, so it may lie anywhere
   EXPECT_EQ(group.allocate(3, torch::kHalf, torch::kMeta).device(), elsewhere.device());
 }
 
 TEST(TensorCheckTest, RefusesWhatDoesNotDivide) {
-  EXPECT_THAT(test::run_ranks(2,
-                              [](World& world) {
-                                const Group& group = world.group();
-                                auto three = torch::ones({3});
-                                auto other = torch::ones({3});
-                                EXPECT_THAT(error_of([&] { group.reduce_scatter(torch::ones({1}), three); }), HasSubstr("2 x 1 elements, it has 3"));
-                                EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }), HasSubstr("meta"));
-                                EXPECT_THAT(error_of([&] { group.all_to_all(other, three); }), HasSubstr("3 elements do not divide among 2"));
-                                EXPECT_THAT(error_of([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }), HasSubstr("same memory"));
-                                EXPECT_THAT(error_of([&] { world.subgroup({0, 2}, "bad"); }), HasSubstr("different ranks between 0 and 1"));
-                                EXPECT_THAT(error_of([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
-                                EXPECT_THAT(error_of([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
-                                // None of these has used up a number or disturbed the others.
-                                group.all_reduce(three).wait();
-                                EXPECT_EQ(three[0].item<float>(), 2.0F);
-                                world.close();
-                                world.close();
-                                EXPECT_THAT(error_of([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
-                                EXPECT_THAT(error_of([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
-                              }),
+  EXPECT_THAT(test::run_ranks(
+                  2,
+                  [](World& world) {
+                    const Group& group = world.group();
+                    auto three = torch::ones({3});
+                    auto other = torch::ones({3});
+                    EXPECT_THAT(error_of([&] { group.reduce_scatter(torch::ones({1}), three); }),
+                                HasSubstr("2 x 1 elements, it has 3"));
+                    EXPECT_THAT(error_of([&] { group.all_reduce(torch::ones({2}, torch::device(torch::kMeta))); }),
+                                HasSubstr("meta"));
+                    EXPECT_THAT(error_of([&] { group.all_to_all(other, three); }),
+                                HasSubstr("3 elements do not divide among 2"));
+                    EXPECT_THAT(error_of([&] { group.all_to_all(three.narrow(0, 0, 2), three.narrow(0, 0, 2)); }),
+                                HasSubstr("same memory"));
+                    EXPECT_THAT(error_of([&] { world.subgroup({0, 2}, "bad"); }),
+                                HasSubstr("different ranks between 0 and 1"));
+                    EXPECT_THAT(error_of([&] { world.subgroup({0, 0}, "bad"); }), HasSubstr("\"bad\""));
+                    EXPECT_THAT(error_of([&] { world.subgroup({}, "bad"); }), HasSubstr("\"bad\""));
+                    // None of these has used up a number or disturbed the others.
+                    group.all_reduce(three).wait();
+                    EXPECT_EQ(three[0].item<float>(), 2.0F);
+                    world.close();
+                    world.close();
+                    EXPECT_THAT(error_of([&] { group.all_reduce(three); }), HasSubstr("after its world was closed"));
+                    EXPECT_THAT(error_of([&] { world.subgroup({0, 1}, "late"); }), HasSubstr("closed world"));
+                  }),
               IsEmpty());
 }
 

@@ -39,14 +39,16 @@ PeerView busy(const char* what, int64_t number, const char* detail) {
 }
 
 TEST(WaitGraphTest, FollowsMessagesToTheRankThatWaitsForNobody) {
-  std::map<int, PeerView> ranks = {{0, busy("layer", 7, "ReLU")}, {1, at(recv(0), true)}, {2, at(recv(1), true)}, {3, at(recv(2), true)}};
+  std::map<int, PeerView> ranks = {
+      {0, busy("layer", 7, "ReLU")}, {1, at(recv(0), true)}, {2, at(recv(1), true)}, {3, at(recv(2), true)}};
   const WaitGraph graph = follow_waits(ranks, 3);
   EXPECT_THAT(graph.roots, ElementsAre(0));
   EXPECT_THAT(graph.circle, IsEmpty());
   EXPECT_THAT(graph.waits.at(2).for_ranks, ElementsAre(1));
   const std::string text = hang_text(ranks, 3, "something");
   EXPECT_THAT(text, HasSubstr("held up by: rank 0 is in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"));
-  EXPECT_THAT(text, HasSubstr("rank 1 waits 12.0 s in recv #5 from rank 0 (\"activations\", 4.00 kB) of group \"pipe\""));
+  EXPECT_THAT(text,
+              HasSubstr("rank 1 waits 12.0 s in recv #5 from rank 0 (\"activations\", 4.00 kB) of group \"pipe\""));
   EXPECT_LT(text.find("held up by"), text.find("rank 1 waits"));
 }
 
@@ -55,12 +57,14 @@ TEST(WaitGraphTest, FollowsCollectivesToThoseThatHaveNotCome) {
   OpSummary before = reduce;
   before.number = 8;
   before.done = true;
-  std::map<int, PeerView> ranks = {{0, at(reduce, true)}, {1, at(reduce, true)}, {2, at(before, false)}, {3, at(reduce, true)}};
+  std::map<int, PeerView> ranks = {
+      {0, at(reduce, true)}, {1, at(reduce, true)}, {2, at(before, false)}, {3, at(reduce, true)}};
   EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
   ranks[2].answered = false;
   ranks[2].process = 77;
   ranks[2].state = "is stopped (state T)";
-  EXPECT_THAT(hang_text(ranks, 0, "x"), HasSubstr("held up by: rank 2 does not answer: its process 77 is stopped (state T)"));
+  EXPECT_THAT(hang_text(ranks, 0, "x"),
+              HasSubstr("held up by: rank 2 does not answer: its process 77 is stopped (state T)"));
   ranks[2] = at(reduce, true);
   EXPECT_THAT(follow_waits(ranks, 0).roots, IsEmpty()) << "all have come";
   ranks[2] = at(reduce, false); // has begun it and does something else before it waits
@@ -75,7 +79,10 @@ PeerView on_device(PeerView view) {
 TEST(WaitGraphTest, DevicesWaitForThoseThatHaveNotCome) {
   const OpSummary reduce{9, "all_reduce", 4, "Float", "loss", -1, false};
   const OpSummary before{8, "all_reduce", 4, "Float", "loss", -1, true};
-  std::map<int, PeerView> ranks = {{0, on_device(at(reduce, true))}, {1, on_device(at(reduce, true))}, {2, at(before, false)}, {3, on_device(at(reduce, true))}};
+  std::map<int, PeerView> ranks = {{0, on_device(at(reduce, true))},
+                                   {1, on_device(at(reduce, true))},
+                                   {2, at(before, false)},
+                                   {3, on_device(at(reduce, true))}};
   EXPECT_THAT(follow_waits(ranks, 0).roots, ElementsAre(2));
   EXPECT_THAT(hang_text(ranks, 0, "x"), HasSubstr("rank 1 waits 12.0 s on its device in all_reduce #9"));
   ranks[2] = on_device(at(reduce, true));

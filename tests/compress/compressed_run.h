@@ -7,7 +7,8 @@
 
 namespace trireme::engine {
 
-/// As small_config(), with an optimizer or other sections in place of its own: {.optimizer = R"({"type": "OneBitLamb"})"}.
+/// As small_config(), with an optimizer or other sections in place of its own: {.optimizer = R"({"type":
+/// "OneBitLamb"})"}.
 struct Compression {
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}})";
   std::string gradients = {}; // "gradient_compression"
@@ -20,7 +21,8 @@ struct Compression {
   config::EngineConfig config() const {
     config::EngineConfig config = small_config(global_batch, accumulation, clipping);
     const std::string more = gradients.empty() ? "" : R"(, "gradient_compression": )" + gradients;
-    const config::EngineConfig read = config::read_deepspeed(JsonNode::parse(concat(R"({"train_batch_size": 48, "optimizer": )", optimizer, more, "}"), "test.json"));
+    const config::EngineConfig read = config::read_deepspeed(
+        JsonNode::parse(concat(R"({"train_batch_size": 48, "optimizer": )", optimizer, more, "}"), "test.json"));
     config.optimizer = read.optimizer;
     config.compression = read.compression;
     config.zero.stage = zero_stage;
@@ -42,7 +44,8 @@ inline data::Batch samples_of(int64_t number, int rank, int ranks) {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// All of a state of a checkpoint, by parameter: "" of the parameters themselves, "exp_avg". Zeros for what it does not have.
+/// All of a state of a checkpoint, by parameter: "" of the parameters themselves, "exp_avg". Zeros for what it does not
+/// have.
 inline Tensors read_all(const checkpoint::Checkpoint& from, torch::nn::Module& model, const std::string& state = "") {
   Tensors all;
   for (const auto& item : model.named_parameters()) {
@@ -70,11 +73,13 @@ inline Tensors gradients_at(const Tensors& parameters, int64_t number, int rank,
   return gradients;
 }
 
-/// Of a rank's numbers `of_rank(name, rank)`: their mean with the errors of one checkpoint, less those of a later one, all in units of `unit` (empty: 1). It is what the ranks have agreed on
-/// between, if error feedback is right.
+/// Of a rank's numbers `of_rank(name, rank)`: their mean with the errors of one checkpoint, less those of a later one,
+/// all in units of `unit` (empty: 1). It is what the ranks have agreed on between, if error feedback is right.
 template <class OfRank>
-Tensors agreed_between(const checkpoint::Checkpoint& before, const checkpoint::Checkpoint& after, torch::nn::Module& model, int ranks, const Tensors& unit, const OfRank& of_rank) {
-  const Tensors server_before = read_all(before, model, "server_error"), server_after = read_all(after, model, "server_error");
+Tensors agreed_between(const checkpoint::Checkpoint& before, const checkpoint::Checkpoint& after,
+                       torch::nn::Module& model, int ranks, const Tensors& unit, const OfRank& of_rank) {
+  const Tensors server_before = read_all(before, model, "server_error"),
+                server_after = read_all(after, model, "server_error");
   Tensors agreed;
   for (const auto& [name, error] : server_before) {
     const at::Tensor in_units = unit.empty() ? torch::ones_like(error) : unit.at(name);
@@ -95,14 +100,17 @@ Tensors agreed_between(const checkpoint::Checkpoint& before, const checkpoint::C
 inline Tensors units_of(const Tensors& second) {
   Tensors units;
   for (const auto& [name, square] : second) {
-    const at::Tensor unit = std::get<1>(torch::frexp(square.sqrt() + 1e-8)).sub(1).to(torch::kFloat64).exp2().to(torch::kFloat32);
+    const at::Tensor unit =
+        std::get<1>(torch::frexp(square.sqrt() + 1e-8)).sub(1).to(torch::kFloat64).exp2().to(torch::kFloat32);
     units[name] = unit.masked_fill(square.eq(0), 0);
   }
   return units;
 }
 
-/// A run that is saved after so many steps and continued, and one that loads what it has saved in the middle of another.
-inline void expect_resume_repeats(comm::World& world, const config::EngineConfig& config, const std::filesystem::path& folder, int save_after, int steps_more = 5) {
+/// A run that is saved after so many steps and continued, and one that loads what it has saved in the middle of
+/// another.
+inline void expect_resume_repeats(comm::World& world, const config::EngineConfig& config,
+                                  const std::filesystem::path& folder, int save_after, int steps_more = 5) {
   torch::manual_seed(7);
   SmallRun whole(world, config, true);
   for (int step = 0; step < save_after; ++step) {
@@ -116,7 +124,8 @@ inline void expect_resume_repeats(comm::World& world, const config::EngineConfig
   }
   second.engine().load_checkpoint(folder);
   for (int step = 0; step < steps_more; ++step) {
-    EXPECT_EQ(second.engine().train_batch().item<double>(), whole.engine().train_batch().item<double>()) << "saved after " << save_after << ", step " << step;
+    EXPECT_EQ(second.engine().train_batch().item<double>(), whole.engine().train_batch().item<double>())
+        << "saved after " << save_after << ", step " << step;
   }
   const auto ours = states_of(second);
   for (const auto& [name, values] : states_of(whole)) {
@@ -135,12 +144,14 @@ inline at::Tensor end_of(comm::World& world, const config::EngineConfig& config,
 }
 
 /// The losses of a pipeline of GPT layers, or of all layers in one stage.
-inline std::vector<double> pipeline_losses(comm::World& world, int stages, const config::EngineConfig& config, int steps) {
+inline std::vector<double> pipeline_losses(comm::World& world, int stages, const config::EngineConfig& config,
+                                           int steps) {
   torch::manual_seed(7);
   pipeline::PipelineOptions pipeline;
   pipeline.stages = stages;
   InitializeOptions options;
-  options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
+  options.pipeline =
+      std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
   options.config = config;
   options.training_data = std::make_shared<Counting>();
   options.shuffle = false;

@@ -9,8 +9,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
 #include <unistd.h>
+#include <cmath>
 
 namespace trireme::engine {
 namespace {
@@ -25,19 +25,22 @@ constexpr const char* kMomentum = R"({"type": "SGD", "params": {"lr": 0.1, "mome
 constexpr const char* kLambByName = R"({"type": "Lamb", "params": {"lr": 0.01, "betas": [0.9, 0.95]}})";
 
 std::vector<std::string> kinds() {
-  return {R"({"kind": "sign"})", R"({"kind": "eight_bit"})", R"({"kind": "top_k", "ratio": 0.1})", R"({"kind": "power_sgd", "rank": 2})"};
+  return {R"({"kind": "sign"})", R"({"kind": "eight_bit"})", R"({"kind": "top_k", "ratio": 0.1})",
+          R"({"kind": "power_sgd", "rank": 2})"};
 }
 
 class GradientCompressionTest : public testing::TestWithParam<int> {
  protected:
-  GradientCompressionTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_gradient_compression_", ::getpid())) {}
+  GradientCompressionTest()
+      : folder_(fs::path(testing::TempDir()) / concat("trireme_gradient_compression_", ::getpid())) {}
   ~GradientCompressionTest() override {
     fs::remove_all(folder_);
   }
   fs::path folder_;
 };
 
-// SGD's step shows the gradient: the mean of the ranks' with their errors, less the errors after it, times one factor of clipping.
+// SGD's step shows the gradient: the mean of the ranks' with their errors, less the errors after it, times one factor
+// of clipping.
 void expect_sgd_formula(comm::World& world, const fs::path& folder, const Compression& run_of, double clipping) {
   constexpr int64_t kStep = 4;
   Compression compression = run_of;
@@ -55,7 +58,8 @@ void expect_sgd_formula(comm::World& world, const fs::path& folder, const Compre
   if (world.rank() != 0) {
     return;
   }
-  const auto before = checkpoint::Checkpoint::open(folder, concat("step", kStep - 1)), after = checkpoint::Checkpoint::open(folder, concat("step", kStep));
+  const auto before = checkpoint::Checkpoint::open(folder, concat("step", kStep - 1)),
+             after = checkpoint::Checkpoint::open(folder, concat("step", kStep));
   const Tensors x = read_all(before, *run.model), y = read_all(after, *run.model);
   std::vector<Tensors> gradients;
   double squares = 0;
@@ -67,10 +71,13 @@ void expect_sgd_formula(comm::World& world, const fs::path& folder, const Compre
   }
   const double factor = clipping > 0 ? std::min(1.0, clipping / (std::sqrt(squares) + 1e-6)) : 1;
   EXPECT_EQ(factor < 1, clipping > 0);
-  const Tensors agreed = agreed_between(before, after, *run.model, world.size(), {}, [&](const std::string& name, int rank) { return factor * gradients[static_cast<size_t>(rank)].at(name); });
+  const Tensors agreed = agreed_between(
+      before, after, *run.model, world.size(), {},
+      [&](const std::string& name, int rank) { return factor * gradients[static_cast<size_t>(rank)].at(name); });
   double errors = 0;
   for (const auto& [name, weight] : x) {
-    EXPECT_TRUE(torch::allclose(y.at(name), weight - 0.1 * agreed.at(name), 1e-5, 1e-6)) << name << ": " << (y.at(name) - weight + 0.1 * agreed.at(name)).abs().max().item<double>();
+    EXPECT_TRUE(torch::allclose(y.at(name), weight - 0.1 * agreed.at(name), 1e-5, 1e-6))
+        << name << ": " << (y.at(name) - weight + 0.1 * agreed.at(name)).abs().max().item<double>();
     errors += after.has("worker_error_0/" + name) ? after.read("worker_error_0/" + name).abs().sum().item<double>() : 0;
   }
   EXPECT_EQ(errors > 0, world.size() > 1);
@@ -83,7 +90,10 @@ TEST_P(GradientCompressionTest, AStepIsTheFormula) {
                           for (const std::string& kind : kinds()) {
                             for (const int stage : {0, 1}) {
                               SCOPED_TRACE(concat(kind, ", ZeRO stage ", stage));
-                              expect_sgd_formula(world, folder_ / std::to_string(number++), {.optimizer = kPlainSgd, .gradients = kind, .accumulation = 2, .zero_stage = stage}, stage == 0 ? 0.0 : 0.05);
+                              expect_sgd_formula(
+                                  world, folder_ / std::to_string(number++),
+                                  {.optimizer = kPlainSgd, .gradients = kind, .accumulation = 2, .zero_stage = stage},
+                                  stage == 0 ? 0.0 : 0.05);
                             }
                           }
                         }),
@@ -92,48 +102,56 @@ TEST_P(GradientCompressionTest, AStepIsTheFormula) {
 
 // Where nothing is left out, it is plain data parallelism up to the rounding of sums.
 TEST_P(GradientCompressionTest, WhatArrivesExactlyTrainsAsPlainGradientsDo) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          for (const std::string& optimizer : {Compression().optimizer, std::string(kLambByName)}) {
-                            for (const char* kind : {R"({"kind": "top_k", "ratio": 1})", R"({"kind": "power_sgd", "rank": 16})"}) {
-                              std::vector<Tensors> ends;
-                              for (const std::string& gradients : {std::string(), std::string(kind)}) {
-                                torch::manual_seed(7);
-                                SmallRun run(world, Compression{.optimizer = optimizer, .gradients = gradients, .accumulation = 2}.config());
-                                for (int step = 0; step < 6; ++step) {
-                                  run.engine().train_batch();
-                                }
-                                ends.push_back(states_of(run));
-                              }
-                              for (const auto& [name, values] : ends[0]) {
-                                if (!name.ends_with("c_attn.bias")) { // the keys' have no gradient but rounding errors, which Adam divides by themselves
-                                  EXPECT_TRUE(torch::allclose(ends[1].at(name), values, 1e-3, 1e-5)) << kind << ", " << name << ": " << (ends[1].at(name) - values).abs().max().item<double>();
-                                }
-                              }
-                            }
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          GetParam(),
+          [](comm::World& world) {
+            for (const std::string& optimizer : {Compression().optimizer, std::string(kLambByName)}) {
+              for (const char* kind : {R"({"kind": "top_k", "ratio": 1})", R"({"kind": "power_sgd", "rank": 16})"}) {
+                std::vector<Tensors> ends;
+                for (const std::string& gradients : {std::string(), std::string(kind)}) {
+                  torch::manual_seed(7);
+                  SmallRun run(world,
+                               Compression{.optimizer = optimizer, .gradients = gradients, .accumulation = 2}.config());
+                  for (int step = 0; step < 6; ++step) {
+                    run.engine().train_batch();
+                  }
+                  ends.push_back(states_of(run));
+                }
+                for (const auto& [name, values] : ends[0]) {
+                  if (!name.ends_with("c_attn.bias")) { // the keys' have no gradient but rounding errors, which Adam
+                                                        // divides by themselves
+                    EXPECT_TRUE(torch::allclose(ends[1].at(name), values, 1e-3, 1e-5))
+                        << kind << ", " << name << ": " << (ends[1].at(name) - values).abs().max().item<double>();
+                  }
+                }
+              }
+            }
+          }),
+      IsEmpty());
 }
 
 TEST_P(GradientCompressionTest, ResumedIsUninterruptedBitForBitAndStageOneIsStageZero) {
   const fs::path folder = folder_;
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [folder](comm::World& world) {
-                          for (const std::string& kind : kinds()) {
-                            SCOPED_TRACE(kind);
-                            std::vector<at::Tensor> ends;
-                            for (const int stage : {0, 1}) {
-                              Compression one{.gradients = kind, .accumulation = 2, .clipping = 1, .zero_stage = stage, .bf16 = stage == 1};
-                              expect_resume_repeats(world, one.config(), folder, 4, 3);
-                              one.bf16 = false;
-                              ends.push_back(end_of(world, one.config(), 5));
-                            }
-                            EXPECT_TRUE(ends[0].equal(ends[1]));
-                          }
-                          expect_resume_repeats(world, Compression{.optimizer = kLambByName, .gradients = kinds()[3]}.config(), folder, 3, 3);
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(GetParam(),
+                [folder](comm::World& world) {
+                  for (const std::string& kind : kinds()) {
+                    SCOPED_TRACE(kind);
+                    std::vector<at::Tensor> ends;
+                    for (const int stage : {0, 1}) {
+                      Compression one{
+                          .gradients = kind, .accumulation = 2, .clipping = 1, .zero_stage = stage, .bf16 = stage == 1};
+                      expect_resume_repeats(world, one.config(), folder, 4, 3);
+                      one.bf16 = false;
+                      ends.push_back(end_of(world, one.config(), 5));
+                    }
+                    EXPECT_TRUE(ends[0].equal(ends[1]));
+                  }
+                  expect_resume_repeats(world, Compression{.optimizer = kLambByName, .gradients = kinds()[3]}.config(),
+                                        folder, 3, 3);
+                }),
+      IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientCompressionTest, testing::Values(1, 2, 3));
@@ -142,7 +160,10 @@ TEST(GradientCompressionStartTest, UpToTheStartStepItIsPlainBitForBit) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           const config::EngineConfig plain = Compression{.accumulation = 2, .clipping = 1}.config();
-                          const config::EngineConfig late = Compression{.gradients = R"({"kind": "sign", "start_step": 5})", .accumulation = 2, .clipping = 1}.config();
+                          const config::EngineConfig late =
+                              Compression{
+                                  .gradients = R"({"kind": "sign", "start_step": 5})", .accumulation = 2, .clipping = 1}
+                                  .config();
                           EXPECT_TRUE(end_of(world, late, 5).equal(end_of(world, plain, 5)));
                           EXPECT_FALSE(end_of(world, late, 6).equal(end_of(world, plain, 6)));
                         }),
@@ -160,7 +181,9 @@ TEST(GradientCompressionBytesTest, MessagesAreAsShortAsTheyShouldBe) {
                             models::Gpt model(shape);
                             InitializeOptions options;
                             options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.loss = [model](const data::Batch& batch) mutable {
+                              return model->loss(batch.input(), batch.target());
+                            };
                             options.config = Compression{.gradients = kind, .global_batch = 4}.config();
                             options.config.data_parallel = parallel::DataParallelOptions();
                             options.training_data = std::make_shared<Counting>();
@@ -182,7 +205,8 @@ TEST(GradientCompressionCurveTest, LearnsAsPlainGradientsDo) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           const auto end = [&](const std::string& gradients, bool fp16) {
-                            config::EngineConfig config = Compression{.optimizer = kMomentum, .gradients = gradients, .clipping = 1}.config();
+                            config::EngineConfig config =
+                                Compression{.optimizer = kMomentum, .gradients = gradients, .clipping = 1}.config();
                             if (fp16) {
                               config.precision.compute = precision::Type::fp16;
                               config.precision.loss_scale.initial_scale_power = 10;
@@ -210,8 +234,10 @@ TEST(GradientCompressionCurveTest, LearnsAsPlainGradientsDo) {
 TEST(GradientCompressionPipelineTest, TwoStagesWithTwoReplicasLearnAsOneStageDoes) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
-                          const config::EngineConfig config = Compression{.gradients = kinds()[1], .accumulation = 4, .clipping = 1}.config();
-                          const std::vector<double> staged = pipeline_losses(world, 2, config, 20), whole = pipeline_losses(world, 1, config, 20);
+                          const config::EngineConfig config =
+                              Compression{.gradients = kinds()[1], .accumulation = 4, .clipping = 1}.config();
+                          const std::vector<double> staged = pipeline_losses(world, 2, config, 20),
+                                                    whole = pipeline_losses(world, 1, config, 20);
                           for (size_t step = 0; step < staged.size(); ++step) {
                             EXPECT_NEAR(staged[step], whole[step], 0.1) << "step " << step;
                           }
@@ -246,12 +272,15 @@ TEST(GradientCompressionSkipTest, SkippedStepsAndParametersLeaveNoTrace) {
                               InitializeOptions options;
                               options.model = model.ptr();
                               options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch); };
-                              options.config = Compression{.optimizer = kPlainSgd, .gradients = kind, .global_batch = 2}.config();
+                              options.config =
+                                  Compression{.optimizer = kPlainSgd, .gradients = kind, .global_batch = 2}.config();
                               std::visit([](auto& rule) { rule.lr = 1e-4; }, options.config.optimizer->rule);
                               const Initialized made = initialize(world, options);
                               const auto step = [&](double of_b) {
                                 torch::manual_seed(3 + world.rank());
-                                made.engine->train_batch([&] { return data::Batch{{torch::rand({20, 20}) + 0.1}, {torch::tensor(of_b)}, 1}; });
+                                made.engine->train_batch([&] {
+                                  return data::Batch{{torch::rand({20, 20}) + 0.1}, {torch::tensor(of_b)}, 1};
+                                });
                               };
                               for (int i = 0; i < 4; ++i) {
                                 step(1);
@@ -290,7 +319,8 @@ TEST_F(GradientCompressionTest, WithAnotherNumberOfRanksTheErrorsBeginAtZero) {
       log::set_sink(nullptr);
       expect_equal_on(world.group(), *run.model, "after a step");
       if (loads && world.rank() == 0) {
-        EXPECT_THAT(lines, testing::Contains(HasSubstr("from 3 data ranks that compressed by power_sgd, this run has 2 and power_sgd; the errors of compression begin at zero")));
+        EXPECT_THAT(lines, testing::Contains(HasSubstr("from 3 data ranks that compressed by power_sgd, this run has 2 "
+                                                       "and power_sgd; the errors of compression begin at zero")));
       }
       if (!loads) {
         run.engine().save_checkpoint(folder);
@@ -309,10 +339,14 @@ TEST(GradientCompressionErrorTest, WhatDoesNotGoTogetherIsRefusedByName) {
     return test::error_of([&] { SmallRun(world, config); });
   };
   EXPECT_THAT(error([](auto& config) { config.zero.stage = 2; }), HasSubstr("gradient_compression with ZeRO stage 2"));
-  EXPECT_THAT(error([](auto& config) { config.zero.stage = 1, config.zero.shard_size = 2; }), HasSubstr("gradient_compression with zero_optimization.mics_shard_size"));
-  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }), HasSubstr("step_in_backward with gradient_compression"));
-  EXPECT_THAT(error([](auto& config) { config.averaging.every = 2; }), HasSubstr("parameter_averaging with gradient_compression"));
-  EXPECT_THAT(error([](auto& config) { config.optimizer = optim::OptimizerOptions{optim::OneBitAdamOptions()}; }), HasSubstr("gradient_compression with OneBitAdam"));
+  EXPECT_THAT(error([](auto& config) { config.zero.stage = 1, config.zero.shard_size = 2; }),
+              HasSubstr("gradient_compression with zero_optimization.mics_shard_size"));
+  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }),
+              HasSubstr("step_in_backward with gradient_compression"));
+  EXPECT_THAT(error([](auto& config) { config.averaging.every = 2; }),
+              HasSubstr("parameter_averaging with gradient_compression"));
+  EXPECT_THAT(error([](auto& config) { config.optimizer = optim::OptimizerOptions{optim::OneBitAdamOptions()}; }),
+              HasSubstr("gradient_compression with OneBitAdam"));
 }
 
 } // namespace

@@ -26,7 +26,8 @@ class OneBitAdamStateTest : public testing::TestWithParam<int> {
   fs::path folder_;
 };
 
-void expect_resumed_equals_uninterrupted(comm::World& world, const config::EngineConfig& config, const fs::path& folder, int save_after) {
+void expect_resumed_equals_uninterrupted(comm::World& world, const config::EngineConfig& config, const fs::path& folder,
+                                         int save_after) {
   torch::manual_seed(7);
   SmallRun whole(world, config, true);
   for (int step = 0; step < save_after; ++step) {
@@ -40,7 +41,8 @@ void expect_resumed_equals_uninterrupted(comm::World& world, const config::Engin
   }
   second.engine().load_checkpoint(folder);
   for (int step = 0; step < 5; ++step) {
-    EXPECT_EQ(second.engine().train_batch().item<double>(), whole.engine().train_batch().item<double>()) << "saved after " << save_after << ", step " << step;
+    EXPECT_EQ(second.engine().train_batch().item<double>(), whole.engine().train_batch().item<double>())
+        << "saved after " << save_after << ", step " << step;
   }
   const auto ours = states_of(second);
   for (const auto& [name, values] : states_of(whole)) {
@@ -78,24 +80,29 @@ TEST_F(OneBitAdamStateTest, WithAnotherNumberOfRanksTheErrorsBeginAtZero) {
                           run.engine().save_checkpoint(folder);
                         }),
               IsEmpty());
-  EXPECT_THAT(run_ranks(2,
-                        [folder](comm::World& world) {
-                          std::vector<std::string> lines;
-                          log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                          SmallRun run(world, one_bit_config(3));
-                          run.engine().load_checkpoint(folder);
-                          log::set_sink(nullptr);
-                          if (world.rank() == 0) {
-                            EXPECT_THAT(lines, testing::Contains(HasSubstr("the checkpoint is from 3 data ranks, this run has 2; the errors of compression begin at zero")));
-                          }
-                          const auto before = states_of(run);
-                          run.engine().train_batch();
-                          for (const auto& [name, values] : states_of(run)) { // the warm-up is over
-                            EXPECT_EQ(values.equal(before.at(name)), name.starts_with("exp_avg_sq/")) << name;
-                          }
-                          expect_equal_on(world.group(), *run.model, "after a step");
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          2,
+          [folder](comm::World& world) {
+            std::vector<std::string> lines;
+            log::set_sink([&](const std::string& line) { lines.push_back(line); });
+            SmallRun run(world, one_bit_config(3));
+            run.engine().load_checkpoint(folder);
+            log::set_sink(nullptr);
+            if (world.rank() == 0) {
+              EXPECT_THAT(
+                  lines,
+                  testing::Contains(HasSubstr(
+                      "the checkpoint is from 3 data ranks, this run has 2; the errors of compression begin at zero")));
+            }
+            const auto before = states_of(run);
+            run.engine().train_batch();
+            for (const auto& [name, values] : states_of(run)) { // the warm-up is over
+              EXPECT_EQ(values.equal(before.at(name)), name.starts_with("exp_avg_sq/")) << name;
+            }
+            expect_equal_on(world.group(), *run.model, "after a step");
+          }),
+      IsEmpty());
 }
 
 TEST_F(OneBitAdamStateTest, ContinuesACheckpointOfAdamWAndTheOtherWayRound) {
@@ -152,7 +159,10 @@ TEST(OneBitAdamSkipTest, AStepThatIsSkippedLeavesNoTrace) {
                                   run.engine().step();
                                   const at::Tensor second = run.engine().forward(the_batch(world));
                                   const at::Tensor weight = run.model->parameters().back();
-                                  run.engine().backward(world.rank() == 1 ? second + (at::sqrt((weight * 0).sum()) * 0).to(second.scalar_type()) : second);
+                                  run.engine().backward(
+                                      world.rank() == 1
+                                          ? second + (at::sqrt((weight * 0).sum()) * 0).to(second.scalar_type())
+                                          : second);
                                   run.engine().step();
                                   EXPECT_EQ(run.engine().skipped_steps(), 1);
                                 } else {
@@ -208,9 +218,11 @@ void expect_unused_values_kept(comm::World& world, int zero_stage) {
   const at::Tensor a = model->a.detach().clone(), b = model->b.detach().clone();
   const auto moment_of_b = [&] {
     at::Tensor found = torch::zeros({0}); // this rank may have nothing of it
-    made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
-      found = state == "exp_avg" && tensor.name == "b" ? values.clone() : found;
-    }, false);
+    made.optimizer->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+          found = state == "exp_avg" && tensor.name == "b" ? values.clone() : found;
+        },
+        false);
     return found;
   };
   const at::Tensor moment = moment_of_b();
@@ -228,7 +240,8 @@ void expect_unused_values_kept(comm::World& world, int zero_stage) {
 
 TEST(OneBitAdamSkipTest, WhatHadNoGradientKeepsItsValues) {
   for (const int stage : {0, 1}) {
-    EXPECT_THAT(run_ranks(2, [stage](comm::World& world) { expect_unused_values_kept(world, stage); }), IsEmpty()) << "ZeRO stage " << stage;
+    EXPECT_THAT(run_ranks(2, [stage](comm::World& world) { expect_unused_values_kept(world, stage); }), IsEmpty())
+        << "ZeRO stage " << stage;
   }
 }
 

@@ -9,8 +9,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
 #include <unistd.h>
+#include <cmath>
 
 namespace trireme::engine {
 namespace {
@@ -32,26 +32,29 @@ class OneBitAdamTest : public testing::TestWithParam<std::tuple<int, int>> {
 };
 
 TEST_P(OneBitAdamTest, TheWarmUpIsAdamBitForBit) {
-  EXPECT_THAT(run_ranks(ranks(),
-                        [](comm::World& world) {
-                          for (const int64_t accumulation : {1, 2}) {
-                            config::EngineConfig config = small_config(48, accumulation);
-                            config.zero.stage = stage();
-                            torch::manual_seed(7);
-                            SmallRun adam(world, config);
-                            torch::manual_seed(7);
-                            SmallRun one_bit(world, one_bit_config(100, accumulation, 1.0, 48, stage()));
-                            for (int step = 0; step < 6; ++step) {
-                              EXPECT_EQ(one_bit.engine().train_batch().item<double>(), adam.engine().train_batch().item<double>()) << "step " << step;
-                            }
-                            const auto ours = states_of(one_bit), theirs = states_of(adam);
-                            ASSERT_EQ(ours.size(), theirs.size());
-                            for (const auto& [name, values] : theirs) {
-                              EXPECT_TRUE(ours.at(name).equal(values)) << name;
-                            }
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          ranks(),
+          [](comm::World& world) {
+            for (const int64_t accumulation : {1, 2}) {
+              config::EngineConfig config = small_config(48, accumulation);
+              config.zero.stage = stage();
+              torch::manual_seed(7);
+              SmallRun adam(world, config);
+              torch::manual_seed(7);
+              SmallRun one_bit(world, one_bit_config(100, accumulation, 1.0, 48, stage()));
+              for (int step = 0; step < 6; ++step) {
+                EXPECT_EQ(one_bit.engine().train_batch().item<double>(), adam.engine().train_batch().item<double>())
+                    << "step " << step;
+              }
+              const auto ours = states_of(one_bit), theirs = states_of(adam);
+              ASSERT_EQ(ours.size(), theirs.size());
+              for (const auto& [name, values] : theirs) {
+                EXPECT_TRUE(ours.at(name).equal(values)) << name;
+              }
+            }
+          }),
+      IsEmpty());
 }
 
 /// The samples of step `number` that one rank of the data axis has.
@@ -74,8 +77,8 @@ at::Tensor powers(const at::Tensor& second) {
   return std::get<1>(torch::frexp(second.sqrt() + 1e-8)).sub(1).to(torch::kFloat64).exp2().to(torch::kFloat32);
 }
 
-// Step 6 from two checkpoints: what the ranks agreed on is the mean of their moments with their errors, less the errors after it; the second moment
-// stays; the parameters follow. The gradients come from libtorch alone.
+// Step 6 from two checkpoints: what the ranks agreed on is the mean of their moments with their errors, less the errors
+// after it; the second moment stays; the parameters follow. The gradients come from libtorch alone.
 void expect_formula(comm::World& world, const fs::path& folder, double clipping, int zero_stage) {
   constexpr int64_t kFreeze = 3, kStep = 6;
   torch::manual_seed(7);
@@ -118,17 +121,22 @@ void expect_formula(comm::World& world, const fs::path& folder, double clipping,
   EXPECT_EQ(factor < 1, clipping > 0);
   for (const auto& item : run.model->named_parameters()) {
     const std::string& name = item.key();
-    const at::Tensor old = before.read("exp_avg/" + name), agreed = after.read("exp_avg/" + name), second = before.read("exp_avg_sq/" + name);
+    const at::Tensor old = before.read("exp_avg/" + name), agreed = after.read("exp_avg/" + name),
+                     second = before.read("exp_avg_sq/" + name);
     const at::Tensor unit = powers(second); // of the errors
     at::Tensor wanted = unit * (saved(before, "server_error", name) - saved(after, "server_error", name));
     for (int rank = 0; rank < world.size(); ++rank) {
       const std::string error = concat("worker_error_", rank);
-      wanted += (kBeta1 * old + (1 - kBeta1) * factor * gradients[static_cast<size_t>(rank)][name] + unit * (saved(before, error, name) - saved(after, error, name))) / world.size();
+      wanted += (kBeta1 * old + (1 - kBeta1) * factor * gradients[static_cast<size_t>(rank)][name] +
+                 unit * (saved(before, error, name) - saved(after, error, name))) /
+                world.size();
     }
-    EXPECT_TRUE(torch::allclose(agreed, wanted, 1e-4, 1e-6)) << name << ": " << (agreed - wanted).abs().max().item<double>();
+    EXPECT_TRUE(torch::allclose(agreed, wanted, 1e-4, 1e-6))
+        << name << ": " << (agreed - wanted).abs().max().item<double>();
     EXPECT_TRUE(after.read("exp_avg_sq/" + name).equal(second)) << name;
     const double correction1 = 1 - std::pow(kBeta1, kStep), correction2 = 1 - std::pow(kBeta2, kFreeze);
-    const at::Tensor moved = before.read(name) * (1 - 0.01 * kDecay) - 0.01 / correction1 * agreed / ((second / correction2).sqrt() + 1e-8);
+    const at::Tensor moved =
+        before.read(name) * (1 - 0.01 * kDecay) - 0.01 / correction1 * agreed / ((second / correction2).sqrt() + 1e-8);
     EXPECT_TRUE(torch::allclose(after.read(name), moved, 1e-5, 1e-6)) << name;
     EXPECT_EQ(saved(after, "worker_error_0", name).abs().max().item<double>() > 0, world.size() > 1) << name;
     if (world.size() > 1) { // a compressed moment has as many magnitudes as scales
@@ -140,13 +148,17 @@ void expect_formula(comm::World& world, const fs::path& folder, double clipping,
 TEST_P(OneBitAdamTest, AfterItAStepIsTheFormula) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_one_bit_", ::getpid());
   for (const double clipping : {0.0, 0.05}) {
-    EXPECT_THAT(run_ranks(ranks(), [&](comm::World& world) { expect_formula(world, folder, clipping, stage()); }), IsEmpty()) << "clipping " << clipping;
+    EXPECT_THAT(run_ranks(ranks(), [&](comm::World& world) { expect_formula(world, folder, clipping, stage()); }),
+                IsEmpty())
+        << "clipping " << clipping;
     fs::remove_all(folder);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OneBitAdamTest, testing::Combine(testing::Values(1, 2, 3), testing::Values(0, 1)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), "RanksStage", std::get<1>(info.param)); });
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), "RanksStage", std::get<1>(info.param));
+                         });
 
 TEST(OneBitAdamZeroTest, StageOneIsStageZeroBitForBit) {
   for (const int ranks : {2, 3}) {
@@ -198,12 +210,14 @@ Trained trained(comm::World& world, config::EngineConfig config, bool bf16) {
   return result;
 }
 
-// Biases of keys have no gradient but rounding errors: what travels is in units of their second moments' roots, or they would step a thousand times too far.
+// Biases of keys have no gradient but rounding errors: what travels is in units of their second moments' roots, or they
+// would step a thousand times too far.
 TEST(OneBitAdamCurveTest, LearnsAsAdamDoesInFp32AndInBf16) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           for (const bool bf16 : {false, true}) {
-                            const Trained exact = trained(world, small_config(48, 1), bf16), compressed = trained(world, one_bit_config(40, 1, 1.0), bf16);
+                            const Trained exact = trained(world, small_config(48, 1), bf16),
+                                          compressed = trained(world, one_bit_config(40, 1, 1.0), bf16);
                             EXPECT_LT(exact.last, 1.3);
                             EXPECT_NEAR(compressed.last, exact.last, 0.15) << "bf16 " << bf16;
                             for (const auto& [name, size] : compressed.sizes) {
@@ -215,50 +229,52 @@ TEST(OneBitAdamCurveTest, LearnsAsAdamDoesInFp32AndInBf16) {
 }
 
 TEST(OneBitAdamCurveTest, AutoEndsTheWarmUpWhenTheSecondMomentsHaveSettled) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          std::vector<std::string> lines;
-                          log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                          torch::manual_seed(7);
-                          config::EngineConfig config = one_bit_config(std::nullopt);
-                          std::get<optim::OneBitAdamOptions>(config.optimizer->rule).lr = 1e-6; // gradients stay as they are
-                          SmallRun run(world, config);
-                          double last = 0;
-                          int64_t frozen = 0;
-                          std::map<std::string, at::Tensor> kept;
-                          for (int64_t step = 1; step <= 160; ++step) {
-                            run.engine().train_batch();
-                            const auto states = states_of(run);
-                            if (frozen != 0) {
-                              for (const auto& [name, values] : kept) {
-                                ASSERT_TRUE(states.at(name).equal(values)) << name << ", step " << step;
-                              }
-                              if (step == frozen + 2) {
-                                break;
-                              }
-                            } else if (step % 20 == 0) { // 1 / (1 - beta2)
-                              double norm = 0;
-                              for (const auto& [name, values] : states) {
-                                norm += name.starts_with("exp_avg_sq/") ? values.sum(torch::kFloat64).item<double>() : 0;
-                              }
-                              if (std::min(norm, last) >= 0.96 * std::max(norm, last)) {
-                                frozen = step;
-                                for (const auto& [name, values] : states) {
-                                  if (name.starts_with("exp_avg_sq/")) {
-                                    kept[name] = values;
-                                  }
-                                }
-                              }
-                              last = norm;
-                            }
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  std::vector<std::string> lines;
+                  log::set_sink([&](const std::string& line) { lines.push_back(line); });
+                  torch::manual_seed(7);
+                  config::EngineConfig config = one_bit_config(std::nullopt);
+                  std::get<optim::OneBitAdamOptions>(config.optimizer->rule).lr = 1e-6; // gradients stay as they are
+                  SmallRun run(world, config);
+                  double last = 0;
+                  int64_t frozen = 0;
+                  std::map<std::string, at::Tensor> kept;
+                  for (int64_t step = 1; step <= 160; ++step) {
+                    run.engine().train_batch();
+                    const auto states = states_of(run);
+                    if (frozen != 0) {
+                      for (const auto& [name, values] : kept) {
+                        ASSERT_TRUE(states.at(name).equal(values)) << name << ", step " << step;
+                      }
+                      if (step == frozen + 2) {
+                        break;
+                      }
+                    } else if (step % 20 == 0) { // 1 / (1 - beta2)
+                      double norm = 0;
+                      for (const auto& [name, values] : states) {
+                        norm += name.starts_with("exp_avg_sq/") ? values.sum(torch::kFloat64).item<double>() : 0;
+                      }
+                      if (std::min(norm, last) >= 0.96 * std::max(norm, last)) {
+                        frozen = step;
+                        for (const auto& [name, values] : states) {
+                          if (name.starts_with("exp_avg_sq/")) {
+                            kept[name] = values;
                           }
-                          log::set_sink(nullptr);
-                          EXPECT_EQ(frozen, 80); // (1 - beta2^60) / (1 - beta2^80) is the first such ratio above 0.96
-                          if (world.rank() == 0) {
-                            EXPECT_THAT(lines, testing::Contains(HasSubstr(concat("the second moments stay as they are after step ", frozen, ';'))));
-                          }
-                        }),
-              IsEmpty());
+                        }
+                      }
+                      last = norm;
+                    }
+                  }
+                  log::set_sink(nullptr);
+                  EXPECT_EQ(frozen, 80); // (1 - beta2^60) / (1 - beta2^80) is the first such ratio above 0.96
+                  if (world.rank() == 0) {
+                    EXPECT_THAT(lines, testing::Contains(HasSubstr(
+                                           concat("the second moments stay as they are after step ", frozen, ';'))));
+                  }
+                }),
+      IsEmpty());
 }
 
 /// 460 thousand parameters: large enough that scales and short parameters do not count.
@@ -298,12 +314,15 @@ TEST(OneBitAdamBytesTest, FiveTimesFewerInARunWithFifteenPercentOfWarmUp) {
                           plain.data_parallel = one_bit.data_parallel = parallel::DataParallelOptions();
                           const auto whole = static_cast<double>(WideRun(world, plain).bytes(20));
                           WideRun run(world, one_bit);
-                          const auto warm_up = static_cast<double>(run.bytes(3)), after = static_cast<double>(run.bytes(17));
+                          const auto warm_up = static_cast<double>(run.bytes(3)),
+                                     after = static_cast<double>(run.bytes(17));
                           log::set_sink(nullptr);
                           EXPECT_NEAR(warm_up, whole * 3 / 20, 200);
                           EXPECT_GT(whole / (warm_up + after), 5);
                           EXPECT_GT(whole * 17 / 20 / after, 30.5);
-                          const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) { return line.find("bytes, compressed, in step 4 where gradients take") != std::string::npos; });
+                          const auto told = std::count_if(lines.begin(), lines.end(), [](const std::string& line) {
+                            return line.find("bytes, compressed, in step 4 where gradients take") != std::string::npos;
+                          });
                           EXPECT_EQ(told, world.rank() == 0 ? 1 : 0);
                         }),
               IsEmpty());
@@ -317,10 +336,14 @@ TEST(OneBitAdamErrorTest, WhatDoesNotGoTogetherIsRefusedByName) {
     return test::error_of([&] { SmallRun(world, config); });
   };
   EXPECT_THAT(error([](auto& config) { config.zero.stage = 2; }), HasSubstr("OneBitAdam with ZeRO stage 2"));
-  EXPECT_THAT(error([](auto& config) { config.zero.stage = 1, config.zero.shard_size = 2; }), HasSubstr("OneBitAdam with zero_optimization.mics_shard_size"));
-  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }), HasSubstr("step_in_backward with OneBitAdam"));
-  EXPECT_THAT(error([](auto& config) { config.optimizer->state_type = optim::StateType::bf16; }), HasSubstr("OneBitAdam with moments in bf16"));
-  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitAdamOptions>(config.optimizer->rule).freeze_step = 0; }), HasSubstr("freeze_step is 0"));
+  EXPECT_THAT(error([](auto& config) { config.zero.stage = 1, config.zero.shard_size = 2; }),
+              HasSubstr("OneBitAdam with zero_optimization.mics_shard_size"));
+  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }),
+              HasSubstr("step_in_backward with OneBitAdam"));
+  EXPECT_THAT(error([](auto& config) { config.optimizer->state_type = optim::StateType::bf16; }),
+              HasSubstr("OneBitAdam with moments in bf16"));
+  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitAdamOptions>(config.optimizer->rule).freeze_step = 0; }),
+              HasSubstr("freeze_step is 0"));
 }
 
 } // namespace

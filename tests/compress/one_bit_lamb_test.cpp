@@ -8,8 +8,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
 #include <unistd.h>
+#include <cmath>
 
 namespace trireme::engine {
 namespace {
@@ -19,11 +19,17 @@ using test::run_ranks;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr double kLambDecay = 0.1, kLambLr = 0.01, kCoeffBeta = 0.8, kFactorMin = 0.7, kFactorMax = 1.5, kThreshold = 0.05, kMinCoeff = 0.02, kMaxCoeff = 3;
+constexpr double kLambDecay = 0.1, kLambLr = 0.01, kCoeffBeta = 0.8, kFactorMin = 0.7, kFactorMax = 1.5,
+                 kThreshold = 0.05, kMinCoeff = 0.02, kMaxCoeff = 3;
 
 Compression lamb(const std::string& type, std::optional<int64_t> freeze_step, double lr = kLambLr) {
-  const std::string own = !freeze_step ? "" : concat(R"(, "freeze_step": )", *freeze_step, R"(, "coeff_beta": )", kCoeffBeta, R"(, "factor_min": )", kFactorMin, R"(, "factor_max": )", kFactorMax, R"(, "factor_threshold": )", kThreshold);
-  return {.optimizer = concat(R"({"type": ")", type, R"(", "params": {"lr": )", lr, R"(, "betas": [0.9, 0.95], "weight_decay": )", kLambDecay, R"(, "min_coeff": )", kMinCoeff, R"(, "max_coeff": )", kMaxCoeff, own, "}}")};
+  const std::string own = !freeze_step ? ""
+                                       : concat(R"(, "freeze_step": )", *freeze_step, R"(, "coeff_beta": )", kCoeffBeta,
+                                                R"(, "factor_min": )", kFactorMin, R"(, "factor_max": )", kFactorMax,
+                                                R"(, "factor_threshold": )", kThreshold);
+  return {.optimizer = concat(R"({"type": ")", type, R"(", "params": {"lr": )", lr,
+                              R"(, "betas": [0.9, 0.95], "weight_decay": )", kLambDecay, R"(, "min_coeff": )",
+                              kMinCoeff, R"(, "max_coeff": )", kMaxCoeff, own, "}}")};
 }
 
 class OneBitLambTest : public testing::TestWithParam<std::tuple<int, int>> {
@@ -68,7 +74,8 @@ at::Tensor root_of(const at::Tensor& second) {
   return second.sqrt() + 1e-8;
 }
 
-// Every step from two checkpoints. In the warm-up the average of trust ratios; then momenta, fresh second moments, factors and parameters.
+// Every step from two checkpoints. In the warm-up the average of trust ratios; then momenta, fresh second moments,
+// factors and parameters.
 void expect_lamb_formula(comm::World& world, const fs::path& folder, int zero_stage) {
   constexpr int64_t kFreeze = 4, kSteps = 9;
   Compression one_bit = lamb("OneBitLamb", kFreeze);
@@ -87,9 +94,12 @@ void expect_lamb_formula(comm::World& world, const fs::path& folder, int zero_st
   }
   int moved = 0; // factors that are neither what they were nor at a limit of change
   for (int64_t step = 1; step <= kSteps; ++step) {
-    const auto before = checkpoint::Checkpoint::open(folder, concat("step", step - 1)), after = checkpoint::Checkpoint::open(folder, concat("step", step));
-    const Tensors x = read_all(before, *run.model), y = read_all(after, *run.model), old = read_all(before, *run.model, "exp_avg"), first = read_all(after, *run.model, "exp_avg"),
-                  second = read_all(after, *run.model, "exp_avg_sq"), second_before = read_all(before, *run.model, "exp_avg_sq");
+    const auto before = checkpoint::Checkpoint::open(folder, concat("step", step - 1)),
+               after = checkpoint::Checkpoint::open(folder, concat("step", step));
+    const Tensors x = read_all(before, *run.model), y = read_all(after, *run.model),
+                  old = read_all(before, *run.model, "exp_avg"), first = read_all(after, *run.model, "exp_avg"),
+                  second = read_all(after, *run.model, "exp_avg_sq"),
+                  second_before = read_all(before, *run.model, "exp_avg_sq");
     const bool frozen = step > kFreeze;
     const Tensors units = units_of(second);
     Tensors agreed;
@@ -98,28 +108,36 @@ void expect_lamb_formula(comm::World& world, const fs::path& folder, int zero_st
       for (int rank = 0; rank < world.size(); ++rank) {
         gradients.push_back(gradients_at(x, step, rank, world.size()));
       }
-      agreed = agreed_between(before, after, *run.model, world.size(), units,
-                              [&](const std::string& name, int rank) { return 0.9 * old.at(name) + 0.1 * gradients[static_cast<size_t>(rank)].at(name); });
+      agreed = agreed_between(before, after, *run.model, world.size(), units, [&](const std::string& name, int rank) {
+        return 0.9 * old.at(name) + 0.1 * gradients[static_cast<size_t>(rank)].at(name);
+      });
     }
     const double correction = std::sqrt(1 - std::pow(0.95, std::min(step, kFreeze))) / (1 - std::pow(0.9, step));
     for (const auto& [name, weight] : x) {
-      const at::Tensor kept = after.read("lamb_coefficients/" + name), kept_before = before.read("lamb_coefficients/" + name);
+      const at::Tensor kept = after.read("lamb_coefficients/" + name),
+                       kept_before = before.read("lamb_coefficients/" + name);
       const at::Tensor part = first.at(name) / root_of(second.at(name)), update = part + kLambDecay * weight;
       double ratio = 0;
       if (!frozen) {
         const double size = norm_of(weight).item<double>();
         ratio = size > 0 ? limited(size / norm_of(update).item<double>(), kMinCoeff, kMaxCoeff) : 1;
-        EXPECT_NEAR(kept[0].item<double>(), kCoeffBeta * kept_before[0].item<double>() + (1 - kCoeffBeta) * ratio, 1e-4 * ratio) << name << ", step " << step;
+        EXPECT_NEAR(kept[0].item<double>(), kCoeffBeta * kept_before[0].item<double>() + (1 - kCoeffBeta) * ratio,
+                    1e-4 * ratio)
+            << name << ", step " << step;
         EXPECT_NEAR(kept[1].item<double>(), 1 - std::pow(kCoeffBeta, step), 1e-5) << name;
         EXPECT_EQ(kept[2].item<double>(), 1) << name;
       } else {
         EXPECT_TRUE(kept.slice(0, 0, 2).equal(kept_before.slice(0, 0, 2))) << name;
         EXPECT_TRUE(second.at(name).equal(second_before.at(name))) << name;
-        EXPECT_TRUE(torch::allclose(first.at(name), agreed.at(name), 1e-4, 1e-6)) << name << ": " << (first.at(name) - agreed.at(name)).abs().max().item<double>();
-        const at::Tensor gradient = (first.at(name) - 0.9 * old.at(name)) / (1 - 0.9), fresh = after.read("exp_avg_sq_fresh/" + name);
+        EXPECT_TRUE(torch::allclose(first.at(name), agreed.at(name), 1e-4, 1e-6))
+            << name << ": " << (first.at(name) - agreed.at(name)).abs().max().item<double>();
+        const at::Tensor gradient = (first.at(name) - 0.9 * old.at(name)) / (1 - 0.9),
+                         fresh = after.read("exp_avg_sq_fresh/" + name);
         const at::Tensor fresh_before = step == kFreeze + 1 ? second.at(name) : before.read("exp_avg_sq_fresh/" + name);
-        EXPECT_TRUE(torch::allclose(fresh, 0.95 * fresh_before + 0.05 * gradient.square(), 1e-4, 1e-12)) << name << ", step " << step;
-        double factor = (root_of(second.at(name)) / root_of(fresh)).masked_fill(second.at(name).eq(0), 0).max().item<double>();
+        EXPECT_TRUE(torch::allclose(fresh, 0.95 * fresh_before + 0.05 * gradient.square(), 1e-4, 1e-12))
+            << name << ", step " << step;
+        double factor =
+            (root_of(second.at(name)) / root_of(fresh)).masked_fill(second.at(name).eq(0), 0).max().item<double>();
         const double share = std::min(1.0, norm_of(part).item<double>() / norm_of(update).item<double>());
         factor = limited(factor * share + 1 - share, kFactorMin, kFactorMax);
         const double last = kept_before[2].item<double>();
@@ -128,7 +146,8 @@ void expect_lamb_formula(comm::World& world, const fs::path& folder, int zero_st
         EXPECT_NEAR(kept[2].item<double>(), factor, 1e-4) << name << ", step " << step;
         ratio = factor * (kept[0] / kept[1]).item<double>();
       }
-      EXPECT_TRUE(torch::allclose(y.at(name), weight - kLambLr * correction * ratio * update, 1e-5, 1e-6)) << name << ", step " << step;
+      EXPECT_TRUE(torch::allclose(y.at(name), weight - kLambLr * correction * ratio * update, 1e-5, 1e-6))
+          << name << ", step " << step;
     }
   }
   EXPECT_GT(moved, 5);
@@ -156,7 +175,9 @@ TEST_P(OneBitLambTest, ResumedIsUninterruptedBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OneBitLambTest, testing::Combine(testing::Values(1, 2, 3), testing::Values(0, 1)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), "RanksStage", std::get<1>(info.param)); });
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), "RanksStage", std::get<1>(info.param));
+                         });
 
 TEST(OneBitLambZeroTest, StageOneIsStageZeroBitForBit) {
   EXPECT_THAT(run_ranks(2,
@@ -194,10 +215,12 @@ TEST_F(OneBitLambTest, WithAnotherNumberOfRanksCoefficientsAndFreshMomentsRemain
                           run.engine().load_checkpoint(folder, "three");
                           run.engine().save_checkpoint(folder, "two");
                           world.group().barrier().wait();
-                          const auto three = checkpoint::Checkpoint::open(folder, "three"), two = checkpoint::Checkpoint::open(folder, "two");
+                          const auto three = checkpoint::Checkpoint::open(folder, "three"),
+                                     two = checkpoint::Checkpoint::open(folder, "two");
                           for (const auto& item : run.model->named_parameters()) {
                             for (const char* state : {"exp_avg_sq_fresh/", "lamb_coefficients/", "exp_avg/"}) {
-                              EXPECT_TRUE(two.read(state + item.key()).equal(three.read(state + item.key()))) << state << item.key();
+                              EXPECT_TRUE(two.read(state + item.key()).equal(three.read(state + item.key())))
+                                  << state << item.key();
                             }
                           }
                           run.engine().train_batch();
@@ -207,23 +230,30 @@ TEST_F(OneBitLambTest, WithAnotherNumberOfRanksCoefficientsAndFreshMomentsRemain
 }
 
 TEST(OneBitLambCurveTest, LearnsAsLambDoes) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          std::vector<double> ends;
-                          for (const Compression& one : {lamb("Lamb", std::nullopt, 0.02), Compression{.optimizer = R"({"type": "OneBitLamb", "params": {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.1, "min_coeff": 0.02, "max_coeff": 3, "freeze_step": 40}})"}}) {
-                            torch::manual_seed(7);
-                            SmallRun run(world, one.config());
-                            double last = 0;
-                            for (int step = 0; step < 200; ++step) {
-                              const double loss = run.engine().train_batch().item<double>();
-                              last += step >= 196 ? loss / 4 : 0;
-                            }
-                            ends.push_back(last);
-                          }
-                          EXPECT_LT(ends[0], 1.3);
-                          EXPECT_NEAR(ends[1], ends[0], 0.25);
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          2,
+          [](comm::World& world) {
+            std::vector<double> ends;
+            for (
+                const Compression& one :
+                {lamb("Lamb", std::nullopt, 0.02),
+                 Compression{
+                     .optimizer =
+                         R"({"type": "OneBitLamb", "params": {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.1, "min_coeff": 0.02, "max_coeff": 3, "freeze_step": 40}})"}}) {
+              torch::manual_seed(7);
+              SmallRun run(world, one.config());
+              double last = 0;
+              for (int step = 0; step < 200; ++step) {
+                const double loss = run.engine().train_batch().item<double>();
+                last += step >= 196 ? loss / 4 : 0;
+              }
+              ends.push_back(last);
+            }
+            EXPECT_LT(ends[0], 1.3);
+            EXPECT_NEAR(ends[1], ends[0], 0.25);
+          }),
+      IsEmpty());
 }
 
 TEST(OneBitLambPipelineTest, TwoStagesWithTwoReplicasLearnAsOneStageDoes) {
@@ -232,7 +262,8 @@ TEST(OneBitLambPipelineTest, TwoStagesWithTwoReplicasLearnAsOneStageDoes) {
                           Compression one_bit = lamb("OneBitLamb", 10);
                           one_bit.accumulation = 4;
                           one_bit.clipping = 1;
-                          const std::vector<double> staged = pipeline_losses(world, 2, one_bit.config(), 30), whole = pipeline_losses(world, 1, one_bit.config(), 30);
+                          const std::vector<double> staged = pipeline_losses(world, 2, one_bit.config(), 30),
+                                                    whole = pipeline_losses(world, 1, one_bit.config(), 30);
                           for (size_t step = 0; step < staged.size(); ++step) {
                             EXPECT_NEAR(staged[step], whole[step], step < 10 ? 1e-4 : 0.35) << "step " << step;
                           }
@@ -249,10 +280,14 @@ TEST(OneBitLambErrorTest, WhatDoesNotGoTogetherIsRefusedByName) {
     return test::error_of([&] { SmallRun(world, config); });
   };
   EXPECT_THAT(error([](auto& config) { config.zero.stage = 3; }), HasSubstr("OneBitLamb with ZeRO stage 3"));
-  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }), HasSubstr("step_in_backward with OneBitLamb"));
-  EXPECT_THAT(error([](auto& config) { config.averaging.every = 2; }), HasSubstr("parameter_averaging with OneBitLamb"));
-  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitLambOptions>(config.optimizer->rule).freeze_step = 0; }), HasSubstr("freeze_step is 0"));
-  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitLambOptions>(config.optimizer->rule).factor_min = 2; }), HasSubstr("factor_min 2"));
+  EXPECT_THAT(error([](auto& config) { config.step_in_backward = true; }),
+              HasSubstr("step_in_backward with OneBitLamb"));
+  EXPECT_THAT(error([](auto& config) { config.averaging.every = 2; }),
+              HasSubstr("parameter_averaging with OneBitLamb"));
+  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitLambOptions>(config.optimizer->rule).freeze_step = 0; }),
+              HasSubstr("freeze_step is 0"));
+  EXPECT_THAT(error([](auto& config) { std::get<optim::OneBitLambOptions>(config.optimizer->rule).factor_min = 2; }),
+              HasSubstr("factor_min 2"));
 }
 
 } // namespace

@@ -39,7 +39,7 @@ TEST(WarmUpTest, EndsWhenTheNormHasSettledOverOneOverOneMinusBeta2Steps) {
   EXPECT_EQ(end_with({1, 2, 3, 3.1, 3.2}, &asked), 40); // 3 / 3.1 = 0.968
   EXPECT_EQ(asked, 4);
   EXPECT_EQ(end_with({1, 1.05, 1.1, 1.15}), 0); // 0.952, 0.955, 0.957
-  EXPECT_EQ(end_with({4, 2, 1.93, 1}), 30); // it may also fall: 0.965
+  EXPECT_EQ(end_with({4, 2, 1.93, 1}), 30);     // it may also fall: 0.965
   EXPECT_EQ(end_with({0, 0, 0}), 0);
   EXPECT_EQ(end_with({100, 96.1}), 20);
   EXPECT_EQ(end_with({100, 95.9}), 0);

@@ -21,12 +21,13 @@ std::string written(const std::string& json) {
 }
 
 TEST(CppConfigurationPageTest, TheCodeIsTheJson) {
-  trireme::EngineConfig config;                 // the defaults are those of docs/configuration.md
-  config.batch.micro = 4;                       // samples of a rank and micro-batch
-  config.batch.accumulation = 2;                // micro-batches of a step
-  config.gradient_clipping = 0;                 // as a loop without clip_grad_norm_()
+  trireme::EngineConfig config;  // the defaults are those of docs/configuration.md
+  config.batch.micro = 4;        // samples of a rank and micro-batch
+  config.batch.accumulation = 2; // micro-batches of a step
+  config.gradient_clipping = 0;  // as a loop without clip_grad_norm_()
 
-  config.optimizer = trireme::optim::OptimizerOptions{.rule = trireme::optim::AdamOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1}};
+  config.optimizer = trireme::optim::OptimizerOptions{
+      .rule = trireme::optim::AdamOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1}};
   config.optimizer->decay_rule = trireme::optim::DecayRule::matrices; // not of biases and norms
 
   config.schedule.kind = trireme::optim::ScheduleOptions::Kind::warmup_cosine;
@@ -56,7 +57,8 @@ TEST(CppConfigurationPageTest, TheCodeIsTheJson) {
 TEST(CppConfigurationPageTest, OtherOptimizers) {
   trireme::EngineConfig config;
   config.batch.micro = 1;
-  config.optimizer = trireme::optim::OptimizerOptions{.rule = trireme::optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}};
+  config.optimizer = trireme::optim::OptimizerOptions{
+      .rule = trireme::optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true}};
   EXPECT_EQ(written(config), written(R"({"train_micro_batch_size_per_gpu": 1,
                                         "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true}}})"));
 }

@@ -325,7 +325,9 @@ TEST(DeepSpeedJsonTest, AdamModes) {
 }
 
 TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
-  const auto optimizer = [](const std::string& section) { return *read(concat(R"({"optimizer": )", section, "}")).optimizer; };
+  const auto optimizer = [](const std::string& section) {
+    return *read(concat(R"({"optimizer": )", section, "}")).optimizer;
+  };
   auto o = optimizer(R"({"type": "lamb"})");
   EXPECT_TRUE(std::holds_alternative<optim::LambOptions>(o.rule));
   EXPECT_EQ(std::get<optim::LambOptions>(o.rule).max_coeff, 10);
@@ -346,12 +348,14 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(std::get<optim::RmspropOptions>(o.rule).alpha, 0.9);
   EXPECT_EQ(std::get<optim::RmspropOptions>(o.rule).momentum, 0.8);
   EXPECT_TRUE(std::get<optim::RmspropOptions>(o.rule).centered);
-  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type, optim::StateType::bf16);
+  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type,
+            optim::StateType::bf16);
   o = optimizer(R"({"type": "OneBitAdam", "params": {"comm_backend_name": "mpi", "cuda_aware": true}})");
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, 100000);
   EXPECT_TRUE(std::get<optim::OneBitAdamOptions>(o.rule).bias_correction);
   EXPECT_EQ(o.lr(), 1e-3);
-  o = optimizer(R"({"type": "onebitadam", "params": {"freeze_step": 23, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.3, "bias_correction": false}})");
+  o = optimizer(
+      R"({"type": "onebitadam", "params": {"freeze_step": 23, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.3, "bias_correction": false}})");
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, 23);
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).beta2, 0.99);
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).eps, 1e-6);
@@ -359,8 +363,11 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(o.weight_decay(), 0.3);
   o = optimizer(R"({"type": "OneBitLamb"})");
   const auto lamb = std::get<optim::OneBitLambOptions>(o.rule);
-  EXPECT_EQ(std::tuple(lamb.freeze_step, lamb.max_coeff, lamb.min_coeff, lamb.coeff_beta, lamb.factor_max, lamb.factor_min, lamb.factor_threshold, lamb.eps_inside_sqrt), std::tuple(100000, 10, 0.01, 0.9, 4, 0.5, 0.1, false));
-  o = optimizer(R"({"type": "OneBitLamb", "params": {"freeze_step": "auto", "max_coeff": 0.3, "coeff_beta": 0.5, "factor_max": 2, "factor_threshold": 0.2}})");
+  EXPECT_EQ(std::tuple(lamb.freeze_step, lamb.max_coeff, lamb.min_coeff, lamb.coeff_beta, lamb.factor_max,
+                       lamb.factor_min, lamb.factor_threshold, lamb.eps_inside_sqrt),
+            std::tuple(100000, 10, 0.01, 0.9, 4, 0.5, 0.1, false));
+  o = optimizer(
+      R"({"type": "OneBitLamb", "params": {"freeze_step": "auto", "max_coeff": 0.3, "coeff_beta": 0.5, "factor_max": 2, "factor_threshold": 0.2}})");
   EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).freeze_step, std::nullopt);
   EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).max_coeff, 0.3);
   EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).coeff_beta, 0.5);
@@ -368,7 +375,9 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
   EXPECT_EQ(std::get<optim::OneBitLambOptions>(o.rule).factor_threshold, 0.2);
   o = optimizer(R"({"type": "ZeroOneAdam", "params": {"cuda_aware": false}})");
   const auto zero_one = std::get<optim::ZeroOneAdamOptions>(o.rule);
-  EXPECT_EQ(std::tuple(zero_one.var_freeze_step, zero_one.var_update_scaler, zero_one.local_step_scaler, zero_one.local_step_clipper, zero_one.lr), std::tuple(100000, 16, 32678, 16, 1e-3));
+  EXPECT_EQ(std::tuple(zero_one.var_freeze_step, zero_one.var_update_scaler, zero_one.local_step_scaler,
+                       zero_one.local_step_clipper, zero_one.lr),
+            std::tuple(100000, 16, 32678, 16, 1e-3));
   o = optimizer(R"({"type": "OneBitAdam", "params": {"freeze_step": "auto"}})");
   EXPECT_EQ(std::get<optim::OneBitAdamOptions>(o.rule).freeze_step, std::nullopt);
 }
@@ -376,13 +385,16 @@ TEST(DeepSpeedJsonTest, OptimizersWithTheirDefaults) {
 TEST(DeepSpeedJsonTest, GradientCompression) {
   using Kind = compress::GradientCompressionOptions::Kind;
   EXPECT_FALSE(read(R"({"train_batch_size": 8})").compression.on());
-  const auto power = read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "power_sgd", "rank": 2, "start_step": 10}})").compression;
+  const auto power =
+      read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "power_sgd", "rank": 2, "start_step": 10}})")
+          .compression;
   EXPECT_EQ(std::tuple(power.kind, power.rank, power.start_step), std::tuple(Kind::power_sgd, 2, 10));
   EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "power_sgd"}})").compression.rank, 4);
   const auto largest = read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "top_k"}})").compression;
   EXPECT_EQ(std::tuple(largest.kind, largest.ratio, largest.start_step), std::tuple(Kind::top_k, 0.01, 0));
   EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "sign"}})").compression.kind, Kind::sign);
-  EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "eight_bit"}})").compression.kind, Kind::eight_bit);
+  EXPECT_EQ(read(R"({"train_batch_size": 8, "gradient_compression": {"kind": "eight_bit"}})").compression.kind,
+            Kind::eight_bit);
 }
 
 TEST(DeepSpeedJsonTest, Sgd) {

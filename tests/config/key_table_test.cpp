@@ -20,7 +20,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 bool is_honoured(const Section& section, std::string_view key) {
-  return std::any_of(section.keys.begin(), section.keys.end(), [&](const Key& one) { return one.name == key && one.verdict == Verdict::honoured; });
+  return std::any_of(section.keys.begin(), section.keys.end(),
+                     [&](const Key& one) { return one.name == key && one.verdict == Verdict::honoured; });
 }
 
 // A run file in which the section of this path and type has a place.
@@ -43,10 +44,12 @@ json base_for(const Section& section, std::string_view key = "") {
     run["data"]["validation"] = "v.txt";
   } else if (section.path == "engine.zero_optimization") {
     run["engine"]["zero_optimization"]["stage"] = 1;
-  } else if (section.path.starts_with("engine.zero_optimization.offload_") && (key == "device" || is_honoured(section, key))) {
+  } else if (section.path.starts_with("engine.zero_optimization.offload_") &&
+             (key == "device" || is_honoured(section, key))) {
     run["engine"]["zero_optimization"]["stage"] = 3;
     const json files = {{"device", "nvme"}, {"nvme_path", "/n"}};
-    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] = key == "nvme_path" ? json{{"device", "cpu"}} : files;
+    run["engine"]["zero_optimization"][std::string(section.path.substr(section.path.rfind('.') + 1))] =
+        key == "nvme_path" ? json{{"device", "cpu"}} : files;
   } else if (section.path == "engine.parameter_averaging") {
     run["engine"]["parameter_averaging"] = {{"every", 2}, {"outer_optimizer", "nesterov"}};
     run["training"]["steps"] = 8;
@@ -54,7 +57,10 @@ json base_for(const Section& section, std::string_view key = "") {
     run["parallel"]["sync"] = {{"kind", "local_sgd"}};
     run["training"]["steps"] = 51200; // whatever is tried divides it
   } else if (section.path == "parallel.sync" && key != "kind") {
-    run["parallel"]["sync"] = {{"kind", "server"}, {"mode", key == "staleness" ? "stale" : key == "timeout_s" ? "hybrid" : "sync"}};
+    run["parallel"]["sync"] = {{"kind", "server"},
+                               {"mode", key == "staleness"   ? "stale"
+                                        : key == "timeout_s" ? "hybrid"
+                                                             : "sync"}};
   } else if (section.path == "engine.gradient_compression") {
     run["engine"]["gradient_compression"]["kind"] = key == "ratio" ? "top_k" : "power_sgd";
   } else if (section.path == "engine.activation_checkpointing" && key == "memory_budget") {
@@ -124,7 +130,10 @@ json another_value(const Section& section, const Key& key, const json& current) 
     case Kind::texts:
     case Kind::path:
     case Kind::paths:
-      return key.name == "partition" ? "uniform" : key.name == "device" ? "cpu" : key.name == "choices" ? "recompute" : "other";
+      return key.name == "partition" ? "uniform"
+             : key.name == "device"  ? "cpu"
+             : key.name == "choices" ? "recompute"
+                                     : "other";
     case Kind::bytes:
       return "2GB";
     case Kind::reals:
@@ -179,7 +188,8 @@ json another_value(const Section& section, const Key& key, const json& current) 
 bool is_object_with_section(const Section& section, const Key& key) {
   const std::string path = section.path.empty() ? std::string(key.name) : concat(section.path, '.', key.name);
   const ValueType::Kind kind = ValueType::parse(key.type).kind;
-  return (kind == ValueType::Kind::object || kind == ValueType::Kind::objects || kind == ValueType::Kind::object_or_path) &&
+  return (kind == ValueType::Kind::object || kind == ValueType::Kind::objects ||
+          kind == ValueType::Kind::object_or_path) &&
          find_section(path, "") != nullptr;
 }
 
@@ -252,7 +262,8 @@ TEST(KeyTableTest, DefaultsAndNoOpValuesAreAcceptedSilently) {
   });
 }
 
-// A run file has no model of a program's own that could be split (run_file_test.cpp): there the engine's part is read alone.
+// A run file has no model of a program's own that could be split (run_file_test.cpp): there the engine's part is read
+// alone.
 json meaning_of(const Section& section, const json& run) {
   if (section.path.starts_with("engine.tensor_parallel")) {
     return to_json(read_deepspeed(JsonNode::parse(run["engine"].dump(1), "engine.json")));
@@ -271,9 +282,10 @@ TEST(KeyTableTest, EveryHonouredKeyIsUnderstood) {
     json& object = at(run, section); // its mere presence is not the effect
     const json before = meaning_of(section, run);
     const std::string name(key.name);
-    const json current = object.contains(name)                                          ? object[name]
-                         : key.default_value == "required" || key.default_value.empty() ? json()
-                                                                                        : json::parse(key.default_value);
+    const json current = object.contains(name) ? object[name]
+                         : key.default_value == "required" || key.default_value.empty()
+                             ? json()
+                             : json::parse(key.default_value);
     object[name] = another_value(section, key, current);
     try {
       EXPECT_NE(meaning_of(section, run), before) << object;
@@ -293,7 +305,8 @@ TEST(KeyTableTest, EveryOtherKeyIsNotedOrRefusedByName) {
     }
     ++others;
     const std::string name(key.name);
-    const json current = key.default_value == "required" || key.default_value.empty() ? json() : json::parse(key.default_value);
+    const json current =
+        key.default_value == "required" || key.default_value.empty() ? json() : json::parse(key.default_value);
     at(run, section)[name] = another_value(section, key, current);
     const std::string error = error_of(run);
     if (behind_the_gate) {

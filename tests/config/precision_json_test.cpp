@@ -61,7 +61,8 @@ TEST(PrecisionJsonTest, ReadsHalfPrecision) {
 }
 
 TEST(PrecisionJsonTest, ReadsBfloat16) {
-  const PrecisionOptions options = read_precision(R"({"bf16": {"enabled": true, "check_grad_overflow": false, "immediate_grad_update": true},
+  const PrecisionOptions options =
+      read_precision(R"({"bf16": {"enabled": true, "check_grad_overflow": false, "immediate_grad_update": true},
                                             "communication_data_type": "bf16"})");
   EXPECT_EQ(options.compute, Type::bf16);
   EXPECT_TRUE(options.has_masters());
@@ -72,12 +73,14 @@ TEST(PrecisionJsonTest, ReadsBfloat16) {
 
 TEST(PrecisionJsonTest, ReadsAutocastWithAnyOfItsTypesNames) {
   for (const char* name : {"bf16", "bfloat16", "torch.bfloat16"}) {
-    const PrecisionOptions options = read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
+    const PrecisionOptions options =
+        read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
     EXPECT_TRUE(options.autocast && options.autocast_type == Type::bf16) << name;
     EXPECT_FALSE(options.scales_loss() || options.has_masters());
   }
   for (const char* name : {"fp16", "float16", "half", "torch.float16"}) {
-    const PrecisionOptions options = read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
+    const PrecisionOptions options =
+        read_precision(concat(R"({"torch_autocast": {"enabled": true, "dtype": ")", name, "\"}}"));
     EXPECT_TRUE(options.autocast && options.autocast_type == Type::fp16) << name;
     EXPECT_TRUE(options.scales_loss()) << "its gradients are fp16";
   }
@@ -91,7 +94,8 @@ TEST(PrecisionJsonTest, NonsenseIsRefusedByPlace) {
   EXPECT_THAT(precision_error(R"({"fp16": {"enabled": true, "loss_scale": 1e300}})"),
               HasSubstr("fp16.loss_scale: 1e+300 times a loss is infinite"));
   EXPECT_EQ(precision_error(R"({"fp16": {"enabled": false, "min_loss_scale": 1e300}})"), "") << "nothing uses it";
-  EXPECT_EQ(precision_error(R"({"fp16": {"enabled": true, "loss_scale": 8, "min_loss_scale": 1e300}})"), "") << "a static scale has no minimum";
+  EXPECT_EQ(precision_error(R"({"fp16": {"enabled": true, "loss_scale": 8, "min_loss_scale": 1e300}})"), "")
+      << "a static scale has no minimum";
   EXPECT_THAT(precision_error(R"({"torch_autocast": {"enabled": true}, "bf16": {"enabled": true}})"),
               AllOf(HasSubstr("ds.json:1:32: torch_autocast.enabled: "), HasSubstr("bf16.enabled at ds.json:1:59")));
   EXPECT_THAT(precision_error(R"({"data_types": {"grad_accum_dtype": "fp16"}, "bf16": {"enabled": true}})"),
@@ -110,9 +114,12 @@ std::string whole_error_of(const std::string& text) {
 TEST(PrecisionJsonTest, RangesAreTheTables) {
   EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "initial_scale_power": 128}})"),
               HasSubstr("must be a whole number from 0 to 127, found 128"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": true}})"), HasSubstr("fp16.loss_scale: must be a number"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": -1}})"), HasSubstr("must be a number >= 0, found -1"));
-  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})"), HasSubstr("must be a number > 0, found 0"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": true}})"),
+              HasSubstr("fp16.loss_scale: must be a number"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "loss_scale": -1}})"),
+              HasSubstr("must be a number >= 0, found -1"));
+  EXPECT_THAT(whole_error_of(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})"),
+              HasSubstr("must be a number > 0, found 0"));
   EXPECT_THAT(whole_error_of(R"({"torch_autocast": {"enabled": true, "dtype": "int8"}})"),
               HasSubstr("\"int8\" is not one of the choices"));
 }
@@ -136,7 +143,8 @@ TEST(PrecisionJsonTest, WhatIsWrittenIsReadAgain) {
 }
 
 TEST(PrecisionJsonTest, Bf16MayBeLeftToAMeasurement) {
-  const PrecisionOptions options = read_precision(R"({"bf16": {"enabled": "auto", "check_grad_overflow": false}, "communication_data_type": "fp32"})");
+  const PrecisionOptions options = read_precision(
+      R"({"bf16": {"enabled": "auto", "check_grad_overflow": false}, "communication_data_type": "fp32"})");
   EXPECT_TRUE(options.bf16_if_faster);
   EXPECT_EQ(options.compute, Type::fp32);
   EXPECT_EQ(options.communication, Type::fp32) << "stays, should bf16 be chosen";
@@ -144,12 +152,16 @@ TEST(PrecisionJsonTest, Bf16MayBeLeftToAMeasurement) {
   nlohmann::ordered_json written;
   write_precision(options, written);
   EXPECT_EQ(written["bf16"]["enabled"], "auto");
-  for (const char* const other : {R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": true}})", R"({"bf16": {"enabled": "auto"}, "torch_autocast": {"enabled": true}})",
+  for (const char* const other : {R"({"bf16": {"enabled": "auto"}, "fp16": {"enabled": true}})",
+                                  R"({"bf16": {"enabled": "auto"}, "torch_autocast": {"enabled": true}})",
                                   R"({"bf16": {"enabled": true}})", R"({"bf16": {"enabled": false}})"}) {
     EXPECT_FALSE(read_precision(other).bf16_if_faster) << other;
   }
-  EXPECT_EQ(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "auto"}})", "ds.json")).precision.bf16_if_faster, true);
-  EXPECT_THROW(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "maybe"}})", "ds.json")), InputError);
+  EXPECT_EQ(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "auto"}})", "ds.json"))
+                .precision.bf16_if_faster,
+            true);
+  EXPECT_THROW(read_deepspeed(JsonNode::parse(R"({"train_batch_size": 1, "bf16": {"enabled": "maybe"}})", "ds.json")),
+               InputError);
 }
 
 } // namespace

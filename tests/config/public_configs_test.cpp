@@ -1,4 +1,5 @@
-// What the reader makes of configurations as public projects write them; tests/engine/public_configs_test.cpp trains with them.
+// What the reader makes of configurations as public projects write them; tests/engine/public_configs_test.cpp trains
+// with them.
 #include <tests/config/public_configs.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -20,7 +21,8 @@ using testing::HasSubstr;
 const AutoValues kRun = {.steps = 100, .hidden = 64};
 
 EngineConfig public_config(const std::string& name) {
-  return read_deepspeed(JsonNode::parse_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json")), kRun);
+  return read_deepspeed(JsonNode::parse_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json")),
+                        kRun);
 }
 
 TEST(PublicConfigsTest, AllButTwoAreRead) {
@@ -36,7 +38,8 @@ TEST(PublicConfigsTest, AllButTwoAreRead) {
     } catch (const InputError& error) {
       refused.insert(file.stem());
       ASSERT_EQ(test::refused_public_configs().count(file.stem()), 1u) << error.what();
-      EXPECT_THAT(error.what(), AllOf(HasSubstr(file.filename().string() + ":"), HasSubstr(test::refused_public_configs().at(file.stem()))));
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(file.filename().string() + ":"),
+                                      HasSubstr(test::refused_public_configs().at(file.stem()))));
     }
   }
   EXPECT_EQ(refused.size(), test::refused_public_configs().size());
@@ -68,7 +71,8 @@ TEST(PublicConfigsTest, EveryKindOfAutoIsFilledIn) {
 
 TEST(PublicConfigsTest, WhatHasNoMeaningHereIsSaid) {
   EXPECT_TRUE(public_config("gpt_pretraining_checkpointing").activations.shares_inputs);
-  EXPECT_THAT(public_config("sft_zero2_all_auto").notes, AllOf(Contains(HasSubstr("comms_config has no effect")), Contains(HasSubstr("monitor_config has no effect"))));
+  EXPECT_THAT(public_config("sft_zero2_all_auto").notes, AllOf(Contains(HasSubstr("comms_config has no effect")),
+                                                               Contains(HasSubstr("monitor_config has no effect"))));
 }
 
 } // namespace

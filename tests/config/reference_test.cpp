@@ -153,7 +153,8 @@ TEST_F(ReferenceTest, TheReaderKnowsExactlyTheKeysOfTheSchema) {
   std::set<std::string> sections = {""};
   for (const std::string& key : keys) {
     const size_t dot = key.rfind('.');
-    if (dot != std::string::npos && !key.ends_with(".enabled") && !key.ends_with(".deepcompile")) { // what a switch holds is not looked at
+    if (dot != std::string::npos && !key.ends_with(".enabled") &&
+        !key.ends_with(".deepcompile")) { // what a switch holds is not looked at
       sections.insert(key.substr(0, dot + 1));
     }
     EXPECT_TRUE(reader_knows(key)) << key;

@@ -155,7 +155,9 @@ TEST_F(RunFileTest, FoldersOfFilesStartAtTheWorkingDirectory) {
   const fs::path before = fs::current_path();
   fs::create_directories(folder_ / "elsewhere");
   fs::current_path(folder_ / "elsewhere");
-  const RunConfig run = read(with("engine", R"({"train_batch_size": 8, "activation_checkpointing": {"policy": "nvme", "nvme_path": "a/../b"}, "zero_optimization": {"stage": 3,
+  const RunConfig run = read(with(
+      "engine",
+      R"({"train_batch_size": 8, "activation_checkpointing": {"policy": "nvme", "nvme_path": "a/../b"}, "zero_optimization": {"stage": 3,
     "offload_optimizer": {"device": "nvme", "nvme_path": "states"}, "offload_param": {"device": "nvme", "nvme_path": "."}}})"));
   fs::current_path(before);
   EXPECT_EQ(run.engine.offload.optimizer.nvme_path, (folder_ / "elsewhere/states").string());
@@ -207,8 +209,12 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"model", R"({"type": "gpt", "layer": 2})", {"model.layer: unknown key", "\"layers\""}},
       {"model", R"({"type": "gpt", "layers": 0})", {"model.layers: must be a whole number >= 1, found 0"}},
       {"model", R"({"type": "gpt", "layers": 1000000000})", {"model.layers: 1000000000 layers are more than 100000"}},
-      {"model", R"({"type": "gpt", "hidden": 48000000000})", {"model: it would have 1.", "e+23 parameters, more than 1e+15"}},
-      {"model", R"({"type": "gpt", "sequence_length": 1000000000000})", {"model.sequence_length: a sample of 1000000000000 tokens makes tensors of "}},
+      {"model",
+       R"({"type": "gpt", "hidden": 48000000000})",
+       {"model: it would have 1.", "e+23 parameters, more than 1e+15"}},
+      {"model",
+       R"({"type": "gpt", "sequence_length": 1000000000000})",
+       {"model.sequence_length: a sample of 1000000000000 tokens makes tensors of "}},
       {"model", R"({"type": "gpt", "dropout": 1})", {"model.dropout: must be a number from 0 to below 1"}},
       {"model",
        R"({"type": "gpt", "hidden": 64, "heads": 3})",
@@ -258,13 +264,20 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
        R"({"type": "images", "train": "images", "train_labels": "labels"})",
        {"model.type: a gpt cannot learn from images"}},
       {"parallel", R"({"pipe": 0})", {"parallel.pipe: must be a whole number from 1 to 4096"}},
-      {"parallel", R"({"pipe": 2, "schedule": "zero-bubble", "chunks": 2})", {"parallel.chunks: \"zero-bubble\" has one part"}},
+      {"parallel",
+       R"({"pipe": 2, "schedule": "zero-bubble", "chunks": 2})",
+       {"parallel.chunks: \"zero-bubble\" has one part"}},
       {"parallel", R"({"expert": 4})", {"parallel.expert: not yet: "}},
       {"parallel", R"({"tensor": 3})", {"parallel.tensor: 3 tensor ranks cannot share "}},
-      {"parallel", R"({"context": 3})", {"parallel.context: the 6 pieces of 3 context ranks, two each in a ring, cannot share ", "or a model.sequence_length that 6 divides"}},
+      {"parallel",
+       R"({"context": 3})",
+       {"parallel.context: the 6 pieces of 3 context ranks, two each in a ring, cannot share ",
+        "or a model.sequence_length that 6 divides"}},
       {"parallel", R"({"context": 3, "context_kind": "ulysses"})", {"parallel.context: 3 context ranks cannot share "}},
       {"parallel", R"({"context": 8, "context_kind": "ulysses"})", {"parallel.context: 8 context ranks cannot share "}},
-      {"parallel", R"({"context_kind": "loop"})", {"parallel.context_kind: \"loop\" is not one of the choices", "ring, ulysses"}},
+      {"parallel",
+       R"({"context_kind": "loop"})",
+       {"parallel.context_kind: \"loop\" is not one of the choices", "ring, ulysses"}},
       {"parallel", R"({"data": 0})", {"parallel.data: must be a whole number >= 1 or \"auto\", found 0"}},
       {"parallel", R"({"data": "all"})", {"parallel.data: must be a whole number"}},
       {"parallel", R"({"data": 3})", {"the batch sizes do not fit 3 data ranks", "9 = 3 * 1 * 3", "run.json:"}},
@@ -272,7 +285,9 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training", R"({})", {"training: the key \"steps\" is missing"}},
       {"training", R"({"steps": 0})", {"training.steps: must be a whole number >= 1, found 0"}},
       {"training", R"({"steps": 5, "seed": -1})", {"training.seed: must be a whole number >= 0"}},
-      {"training", R"({"steps": 5, "device": "gpu"})", {"training.device: \"gpu\" is not a device that can be asked for", "\"cuda:0\""}},
+      {"training",
+       R"({"steps": 5, "device": "gpu"})",
+       {"training.device: \"gpu\" is not a device that can be asked for", "\"cuda:0\""}},
       {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a device"}},
       {"training",
        R"({"steps": 5, "eval_every": 2})",
@@ -281,17 +296,26 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training",
        R"({"steps": 5, "sample": {"temperature": -1}})",
        {"training.sample.temperature: must be a number >= 0"}},
-      {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"every": 4}})", {"training.steps: 10 is not a multiple of 4, engine.parameter_averaging.every at ", "Write 8 or 12."}},
-      {"engine", R"({"train_batch_size": 8, "zero_optimization": {"stage": 1}, "parameter_averaging": {"every": 5}})", {"engine.parameter_averaging: replicas that step by themselves cannot have ZeRO stage 1", "Use stage 0, or leave "}},
-      {"parallel", R"({"context": 2, "sync": {"kind": "local_sgd", "every": 5}})", {"parallel.sync: replicas that step by themselves cannot have 2 context ranks"}},
-      {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"every": 20}})", {"training.steps: 10 is not a multiple of 20", "Write 20."}},
-      {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"outer_optimizer": "slowmo"}})", {"every"}},
-      {"engine", R"({"train_batch_size": 8, "optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 2, "local_step_scaler": 2, "local_step_clipper": 4}}})",
-       {"training.steps: step 10 is between two meetings of ranks that step by themselves, engine.optimizer at", "They meet in step 12; every 4 steps there."}},
-      {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine",
-       R"({"train_batch_size": 8, "sparse_gradients": true})",
-       {"engine.sparse_gradients: not yet: "}},
+       R"({"train_batch_size": 8, "parameter_averaging": {"every": 4}})",
+       {"training.steps: 10 is not a multiple of 4, engine.parameter_averaging.every at ", "Write 8 or 12."}},
+      {"engine",
+       R"({"train_batch_size": 8, "zero_optimization": {"stage": 1}, "parameter_averaging": {"every": 5}})",
+       {"engine.parameter_averaging: replicas that step by themselves cannot have ZeRO stage 1",
+        "Use stage 0, or leave "}},
+      {"parallel",
+       R"({"context": 2, "sync": {"kind": "local_sgd", "every": 5}})",
+       {"parallel.sync: replicas that step by themselves cannot have 2 context ranks"}},
+      {"engine",
+       R"({"train_batch_size": 8, "parameter_averaging": {"every": 20}})",
+       {"training.steps: 10 is not a multiple of 20", "Write 20."}},
+      {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"outer_optimizer": "slowmo"}})", {"every"}},
+      {"engine",
+       R"({"train_batch_size": 8, "optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 2, "local_step_scaler": 2, "local_step_clipper": 4}}})",
+       {"training.steps: step 10 is between two meetings of ranks that step by themselves, engine.optimizer at",
+        "They meet in step 12; every 4 steps there."}},
+      {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
+      {"engine", R"({"train_batch_size": 8, "sparse_gradients": true})", {"engine.sparse_gradients: not yet: "}},
       {"engine",
        R"({"train_batch_size": 8, "optimiser": {"type": "AdamW"}})",
        {"engine.optimiser: unknown key", "\"optimizer\""}},
@@ -336,27 +360,41 @@ TEST_F(RunFileTest, ASampleNeedsATokenizer) {
 TEST_F(RunFileTest, StagesAreSaidInEitherPlace) {
   EXPECT_EQ(read(kMinimal, {"parallel.pipe=2"}).pipeline.stages, 2);
   EXPECT_EQ(read(kMinimal, {"engine.pipeline.stages=2"}).parallel.pipe, 2);
-  const RunConfig run = read(kMinimal, {"parallel.pipe=2", "parallel.schedule=interleaved", "engine.pipeline.partition=type:block"});
+  const RunConfig run =
+      read(kMinimal, {"parallel.pipe=2", "parallel.schedule=interleaved", "engine.pipeline.partition=type:block"});
   EXPECT_EQ(run.pipeline.chunks, 2);
   EXPECT_EQ(run.pipeline.partition, "type:block");
-  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2", "parallel.chunks=3"}).pipeline.schedule, pipeline::ScheduleKind::interleaved);
-  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=3"}), HasSubstr("pipeline.stages is 3 but parallel.pipe is 2"));
-  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=1"}), HasSubstr("pipeline.stages is 1 but parallel.pipe is 2"));
+  EXPECT_EQ(read(kMinimal, {"parallel.pipe=2", "parallel.chunks=3"}).pipeline.schedule,
+            pipeline::ScheduleKind::interleaved);
+  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=3"}),
+              HasSubstr("pipeline.stages is 3 but parallel.pipe is 2"));
+  EXPECT_THAT(error_of(kMinimal, {"parallel.pipe=2", "engine.pipeline.stages=1"}),
+              HasSubstr("pipeline.stages is 1 but parallel.pipe is 2"));
 }
 
 // The keys of a C++ program's own model, which is split by patterns.
 TEST_F(RunFileTest, AModelIsSplitInOnePlace) {
   const auto splits = [](const char* key) {
-    return concat(R"(engine.tensor_parallel={")", key, R"(": 2, "partition_config": {"layer_specs": {"patterns": ".*fc1$", "partition_type": "column"}}})");
+    return concat(R"(engine.tensor_parallel={")", key,
+                  R"(": 2, "partition_config": {"layer_specs": {"patterns": ".*fc1$", "partition_type": "column"}}})");
   };
-  EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=2", splits("autotp_size")}),
-              AllOf(HasSubstr("engine.tensor_parallel.autotp_size: this splits the weights of a C++ program's own model"), HasSubstr("this run's gpt are split already, parallel.tensor at "),
-                    HasSubstr("Leave engine.tensor_parallel out")));
-  EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}), HasSubstr("engine.tensor_parallel.tp_size: this splits"));
-  EXPECT_THAT(error_of(kMinimal, {splits("autotp_size")}), AllOf(HasSubstr("the run has a gpt, model.type at "), HasSubstr("say in parallel.tensor how many ranks share each layer")));
-  EXPECT_THAT(error_of(R"({"model": {"type": "cnn"}, "data": {"type": "images", "train": "images", "train_labels": "labels"}, "training": {"steps": 1}, "engine": {"train_batch_size": 8}})", {splits("autotp_size")}),
-              HasSubstr("the run has a cnn, model.type at "));
-  EXPECT_EQ(read(kMinimal, {"parallel.tensor=2", "engine.tensor_parallel={\"autotp_size\": 1}"}).parallel.tensor, 2) << "as without";
+  EXPECT_THAT(
+      error_of(kMinimal, {"parallel.tensor=2", splits("autotp_size")}),
+      AllOf(HasSubstr("engine.tensor_parallel.autotp_size: this splits the weights of a C++ program's own model"),
+            HasSubstr("this run's gpt are split already, parallel.tensor at "),
+            HasSubstr("Leave engine.tensor_parallel out")));
+  EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}),
+              HasSubstr("engine.tensor_parallel.tp_size: this splits"));
+  EXPECT_THAT(error_of(kMinimal, {splits("autotp_size")}),
+              AllOf(HasSubstr("the run has a gpt, model.type at "),
+                    HasSubstr("say in parallel.tensor how many ranks share each layer")));
+  EXPECT_THAT(
+      error_of(
+          R"({"model": {"type": "cnn"}, "data": {"type": "images", "train": "images", "train_labels": "labels"}, "training": {"steps": 1}, "engine": {"train_batch_size": 8}})",
+          {splits("autotp_size")}),
+      HasSubstr("the run has a cnn, model.type at "));
+  EXPECT_EQ(read(kMinimal, {"parallel.tensor=2", "engine.tensor_parallel={\"autotp_size\": 1}"}).parallel.tensor, 2)
+      << "as without";
 }
 
 // A model in one piece has no layers that could be recomputed or seeded.
@@ -373,21 +411,22 @@ TEST_F(RunFileTest, NotesOfTheRunAndOfItsEngine) {
       read(kMinimal, {"parallel.schedule=gpipe", "engine.vocabulary_size=100", "engine.scheduler.type=WarmupCosineLR",
                       "engine.scheduler.params.total_num_steps=8", "engine.scheduler.params.warmup_num_steps=2"});
   EXPECT_EQ(run.pipeline.schedule, pipeline::ScheduleKind::gpipe);
-  EXPECT_THAT(
-      run.notes,
-      ElementsAre(HasSubstr("engine.vocabulary_size has no effect"),
-                  AllOf(HasSubstr("the schedule ends at step 8, but the run has 10"), HasSubstr("training.steps at"))));
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("engine.vocabulary_size has no effect"),
+                                     AllOf(HasSubstr("the schedule ends at step 8, but the run has 10"),
+                                           HasSubstr("training.steps at"))));
 }
 
 TEST_F(RunFileTest, AutoIsFilledInFromTheRun) {
-  const std::string engine = R"({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+  const std::string engine =
+      R"({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
     "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})";
   const RunConfig run = read(with("engine", engine), {"model.hidden=32"});
   EXPECT_EQ(run.engine.schedule.total_num_steps, 10);
   EXPECT_EQ(run.engine.data_parallel.bucket_bytes, 32 * 32 * 4);
   EXPECT_EQ(run.engine.batch_for(3), (BatchTriple{24, 8, 1}));
   EXPECT_FALSE(run.engine.optimizer.has_value()) << "AdamW, as the engine says in its log";
-  EXPECT_EQ(run.resolved["engine"]["scheduler"]["params"]["total_num_steps"], "auto") << "a resumed run may have more steps";
+  EXPECT_EQ(run.resolved["engine"]["scheduler"]["params"]["total_num_steps"], "auto")
+      << "a resumed run may have more steps";
   EXPECT_EQ(read(with("engine", engine), {"training.steps=70"}).engine.schedule.total_num_steps, 70);
 }
 

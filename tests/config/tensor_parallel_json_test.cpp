@@ -16,7 +16,8 @@ EngineConfig engine_of(const std::string& text) {
 }
 
 TEST(TensorParallelJson, ReadsDeepSpeedsSpecsIntoRules) {
-  const EngineConfig config = engine_of(R"({"train_batch_size": 8, "tensor_parallel": {"autotp_size": 4, "tp_grain_size": 16, "dtype": "fp16", "partition_config": {
+  const EngineConfig config = engine_of(
+      R"({"train_batch_size": 8, "tensor_parallel": {"autotp_size": 4, "tp_grain_size": 16, "dtype": "fp16", "partition_config": {
     "use_default_specs": false,
     "layer_specs": [
       {"patterns": [".*\\.gate$"], "partition_type": "skip"},
@@ -42,10 +43,15 @@ TEST(TensorParallelJson, ReadsDeepSpeedsSpecsIntoRules) {
 }
 
 TEST(TensorParallelJson, IsOffByDefault) {
-  for (const char* text : {R"({})", R"({"tensor_parallel": {}})", R"({"tensor_parallel": {"autotp_size": 0}})", R"({"tensor_parallel": {"autotp_size": 1, "tp_size": 1}})"}) {
+  for (const char* text : {R"({})", R"({"tensor_parallel": {}})", R"({"tensor_parallel": {"autotp_size": 0}})",
+                           R"({"tensor_parallel": {"autotp_size": 1, "tp_size": 1}})"}) {
     EXPECT_EQ(engine_of(text).tensor_parallel.size, 1) << text;
   }
-  EXPECT_EQ(engine_of(R"({"tensor_parallel": {"tp_size": 2, "partition_config": {"layer_specs": {"patterns": "a", "partition_type": "row"}}}})").tensor_parallel.size, 2);
+  EXPECT_EQ(
+      engine_of(
+          R"({"tensor_parallel": {"tp_size": 2, "partition_config": {"layer_specs": {"patterns": "a", "partition_type": "row"}}}})")
+          .tensor_parallel.size,
+      2);
 }
 
 TEST(TensorParallelJson, SaysWhatIsWrongAndWhere) {
@@ -53,15 +59,21 @@ TEST(TensorParallelJson, SaysWhatIsWrongAndWhere) {
     return concat(R"({"tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": [)", spec, "]}}}");
   };
   const std::vector<std::vector<std::string>> cases = {
-      {R"({"tensor_parallel": {"autotp_size": 2}})", "1:37: tensor_parallel.autotp_size:", "nothing says which weights are split", "parallel.tensor"},
-      {R"({"tensor_parallel": {"autotp_size": 2, "tp_size": 4}})", "tensor_parallel.tp_size:", "autotp_size is 2", "Keep one"},
+      {R"({"tensor_parallel": {"autotp_size": 2}})",
+       "1:37: tensor_parallel.autotp_size:", "nothing says which weights are split", "parallel.tensor"},
+      {R"({"tensor_parallel": {"autotp_size": 2, "tp_size": 4}})", "tensor_parallel.tp_size:", "autotp_size is 2",
+       "Keep one"},
       {specs(R"({"partition_type": "row"})"), "layer_specs[0]:", "\"patterns\" is missing", ""},
       {specs(R"({"patterns": "a", "partition_typ": "row"})"), "layer_specs[0]", "unknown key", "partition_type"},
-      {specs(R"({"patterns": "a", "partition_type": "rows"})"), "layer_specs[0].partition_type:", "\"rows\" is not one of the choices", "\"row\""},
+      {specs(R"({"patterns": "a", "partition_type": "rows"})"),
+       "layer_specs[0].partition_type:", "\"rows\" is not one of the choices", "\"row\""},
       {specs(R"({"patterns": "h.(0"})"), "layer_specs[0].patterns:", "is not a regular expression", ""},
-      {specs(concat(R"({"patterns": ")", std::string(1001, '('), "\"}")), "layer_specs[0].patterns:", "more than 1000 characters", ""},
-      {specs(R"({"patterns": "a", "partition_type": "row", "gather_output": true})"), "gather_output:", "belongs to partition_type \"column\", not \"row\"", ""},
-      {specs(R"({"patterns": "a", "partition_type": "row", "shape": [3, -1]})"), "shape:", "belongs to partition_type", ""},
+      {specs(concat(R"({"patterns": ")", std::string(1001, '('), "\"}")),
+       "layer_specs[0].patterns:", "more than 1000 characters", ""},
+      {specs(R"({"patterns": "a", "partition_type": "row", "gather_output": true})"),
+       "gather_output:", "belongs to partition_type \"column\", not \"row\"", ""},
+      {specs(R"({"patterns": "a", "partition_type": "row", "shape": [3, -1]})"), "shape:", "belongs to partition_type",
+       ""},
       {specs(R"({"patterns": "a", "shape": [3, 4]})"), "shape:", "is not understood", "[N, -1]"},
       {specs(R"({"patterns": "a", "shape": [2.5, -1]})"), "shape:", "is not understood", "[N, -1]"},
       {specs(R"({"patterns": "a", "shape": []})"), "shape:", "is not understood", ""},
@@ -71,7 +83,9 @@ TEST(TensorParallelJson, SaysWhatIsWrongAndWhere) {
       {specs("3"), "layer_specs[0]", "must be an object", ""},
   };
   for (const std::vector<std::string>& c : cases) {
-    EXPECT_THAT([&] { engine_of(c[0]); }, ThrowsMessage<InputError>(AllOf(HasSubstr(c[1]), HasSubstr(c[2]), HasSubstr(c[3])))) << c[0];
+    EXPECT_THAT([&] { engine_of(c[0]); },
+                ThrowsMessage<InputError>(AllOf(HasSubstr(c[1]), HasSubstr(c[2]), HasSubstr(c[3]))))
+        << c[0];
   }
 }
 

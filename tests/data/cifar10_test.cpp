@@ -59,7 +59,8 @@ TEST_F(Cifar10Test, ReadsTheBinaryVersion) {
     for (int64_t channel = 0; channel < 3; ++channel) {
       for (int64_t place = 0; place < kArea; ++place) {
         const auto at = static_cast<size_t>(channel);
-        apart = std::max(apart, std::abs((value_of(image, channel, place) / 255.0 - options.mean[at]) / options.std[at] - *found++));
+        apart = std::max(
+            apart, std::abs((value_of(image, channel, place) / 255.0 - options.mean[at]) / options.std[at] - *found++));
       }
     }
   }
@@ -80,10 +81,12 @@ TEST_F(Cifar10Test, OnlyAPartWhereOnlyAPartIsWanted) {
 }
 
 TEST_F(Cifar10Test, SaysWhatIsWrongWithWhichFile) {
-  EXPECT_THAT(refused(record(1, 0).substr(0, 3000)), AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("3000 bytes"), HasSubstr("3073")));
+  EXPECT_THAT(refused(record(1, 0).substr(0, 3000)),
+              AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("3000 bytes"), HasSubstr("3073")));
   EXPECT_THAT(refused(""), AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("0 bytes")));
   EXPECT_THAT(refused(record(1, 0) + record(10, 1)), AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("image 1 is 10")));
-  EXPECT_THAT(input_error([&] { Cifar10 dataset({.files = Cifar10::test_files(folder_)}); }), HasSubstr("test_batch.bin"));
+  EXPECT_THAT(input_error([&] { Cifar10 dataset({.files = Cifar10::test_files(folder_)}); }),
+              HasSubstr("test_batch.bin"));
   EXPECT_THAT(input_error([&] { Cifar10 dataset({}); }), HasSubstr("no files"));
   const auto file = write("good.bin", record(1, 0));
   EXPECT_THAT(input_error([&] { Cifar10 dataset({.files = {file}, .std = {1, 0, 1}}); }), HasSubstr("channel 1"));

@@ -52,7 +52,9 @@ std::string strsxp(const std::vector<std::string>& strings, uint32_t type = 16) 
 std::string block(const std::string& raw, int64_t claimed = -1) {
   uLongf size = compressBound(raw.size());
   std::string packed(size, '\0');
-  EXPECT_EQ(compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(raw.data()), raw.size()), Z_OK);
+  EXPECT_EQ(
+      compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(raw.data()), raw.size()),
+      Z_OK);
   packed.resize(size);
   return be32(static_cast<uint32_t>(claimed < 0 ? raw.size() : claimed)) + packed;
 }
@@ -103,8 +105,11 @@ class FetchTest : public TemporaryFolderTest {
     fs::create_directories(data);
     fs::create_directories(folder_ / "package/DEBIAN");
     write("package/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb", tiny_database());
-    write("package/DEBIAN/control", "Package: r-cran-janeaustenr\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@localhost>\nDescription: tiny\n");
-    const CommandResult built = run_command({"dpkg-deb", "--build", "--root-owner-group", "package", "tiny.deb"}, folder_);
+    write("package/DEBIAN/control",
+          "Package: r-cran-janeaustenr\nVersion: 1\nArchitecture: all\nMaintainer: nobody "
+          "<nobody@localhost>\nDescription: tiny\n");
+    const CommandResult built =
+        run_command({"dpkg-deb", "--build", "--root-owner-group", "package", "tiny.deb"}, folder_);
     EXPECT_EQ(built.exit_code, 0) << built.err;
     return folder_ / "tiny.deb";
   }
@@ -123,10 +128,24 @@ class FetchTest : public TemporaryFolderTest {
 
 TEST(RdbTest, ReadsStringsOfEveryEncoding) {
   const std::string na = be32(9) + be32(0xffffffff);
-  const std::string first = strsxp({charsxp("EMMA"), charsxp(""), charsxp("\xc2\xa3" "5", kUtf8), charsxp("\xa3" "5", kLatin1), na});
-  const std::string version2 = "X\n" + be32(2) + be32(0x040201) + be32(0x020300) + be32(16) + be32(1) + charsxp("older");
+  const std::string first = strsxp({charsxp("EMMA"), charsxp(""),
+                                    charsxp("\xc2\xa3"
+                                            "5",
+                                            kUtf8),
+                                    charsxp("\xa3"
+                                            "5",
+                                            kLatin1),
+                                    na});
+  const std::string version2 =
+      "X\n" + be32(2) + be32(0x040201) + be32(0x020300) + be32(16) + be32(1) + charsxp("older");
   EXPECT_THAT(read_rdb(block(first) + block(version2) + block(strsxp({})), "x"),
-              ElementsAre(ElementsAre("EMMA", "", "\xc2\xa3" "5", "\xc2\xa3" "5", ""), ElementsAre("older"), ElementsAre()));
+              ElementsAre(ElementsAre("EMMA", "",
+                                      "\xc2\xa3"
+                                      "5",
+                                      "\xc2\xa3"
+                                      "5",
+                                      ""),
+                          ElementsAre("older"), ElementsAre()));
 }
 
 TEST(RdbTest, RefusesWhatItDoesNotUnderstand) {
@@ -145,8 +164,10 @@ TEST(RdbTest, RefusesWhatItDoesNotUnderstand) {
   EXPECT_THAT(complaint(block(strsxp({text}), 0xffffffff)), HasSubstr("its head says 4294967295"));
   EXPECT_THAT(complaint(block(strsxp({text})) + block("")), HasSubstr("block 2"));
   const std::string head = strsxp({}).substr(0, strsxp({}).size() - 4);
-  EXPECT_THAT(complaint(block(head + be32(0x7fffffff) + text)), HasSubstr("claims 2147483647 strings, there is room for 1"));
-  EXPECT_THAT(complaint(block(head + be32(1) + be32(kAscii) + be32(0x7fffffff) + "a")), HasSubstr("2147483647 bytes needed, 1 left"));
+  EXPECT_THAT(complaint(block(head + be32(0x7fffffff) + text)),
+              HasSubstr("claims 2147483647 strings, there is room for 1"));
+  EXPECT_THAT(complaint(block(head + be32(1) + be32(kAscii) + be32(0x7fffffff) + "a")),
+              HasSubstr("2147483647 bytes needed, 1 left"));
 }
 
 TEST(RdbTest, DamageIsAlwaysAnInputError) {
@@ -190,8 +211,8 @@ TEST_F(FetchTest, AustenBecomesNovelsAndASplit) {
     names.push_back(name);
     all += name.find("novel") != std::string::npos || name == "etc-passwd.txt" ? text : "";
   }
-  EXPECT_THAT(names, ElementsAre("first-novel.txt", "second-a-novel.txt", "etc-passwd.txt", "first-novel-4.txt", "novel-5.txt", "train.bin",
-                                 "validation.bin", "train.txt", "validation.txt"));
+  EXPECT_THAT(names, ElementsAre("first-novel.txt", "second-a-novel.txt", "etc-passwd.txt", "first-novel-4.txt",
+                                 "novel-5.txt", "train.bin", "validation.bin", "train.txt", "validation.txt"));
   EXPECT_THAT(content["second-a-novel.txt"],
               ::testing::StartsWith("\nSecond: a novel?\n\nSecond: a novel? paragraph 0 begins\nand ends.\n\n"));
   const std::string& train = content["train.txt"];
@@ -253,8 +274,9 @@ TEST_F(FetchTest, OtherContentIsRefusedAndChangesNothing) {
   fs::create_directories(folder_ / "out/austen");
   write("out/austen/train.txt", "older");
   const std::string text = input_error([&] { fetch("austen", folder_ / "out", options_); });
-  EXPECT_THAT(text, AllOf(HasSubstr("emma.txt"), HasSubstr("7c67b5985c6d0de1efaeb5d342d52cb82c38083c40e2295129e30e87ee690ebe"),
-                          HasSubstr("no such file"), HasSubstr("--from"), HasSubstr("--no-check")));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("emma.txt"), HasSubstr("7c67b5985c6d0de1efaeb5d342d52cb82c38083c40e2295129e30e87ee690ebe"),
+                  HasSubstr("no such file"), HasSubstr("--from"), HasSubstr("--no-check")));
   options_.from = write("emma.rdb", novel("EMMA", 9));
   EXPECT_THAT(input_error([&] { fetch("austen", folder_ / "out", options_); }),
               ::testing::ContainsRegex("got [0-9a-f]{64} \\([0-9]+ bytes\\)"));
@@ -267,7 +289,8 @@ TEST_F(FetchTest, FindsTheFilesInFoldersAndSaysWhatIsMissing) {
   options_.check = false;
   fs::create_directories(folder_ / "unpacked/usr/lib/R/site-library/janeaustenr/data");
   write("unpacked/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb", tiny_database());
-  for (const char* from : {"unpacked", "unpacked/usr/lib/R/site-library/janeaustenr", "unpacked/usr/lib/R/site-library/janeaustenr/data"}) {
+  for (const char* from : {"unpacked", "unpacked/usr/lib/R/site-library/janeaustenr",
+                           "unpacked/usr/lib/R/site-library/janeaustenr/data"}) {
     options_.from = folder_ / from;
     EXPECT_FALSE(fetch("austen", folder_ / "out" / from, options_).already_there) << from;
   }
@@ -305,14 +328,16 @@ TEST_F(FetchTest, FashionMnistIsUnpacked) {
     gzclose(file);
   }
   options_.from = folder_ / "set";
-  EXPECT_THAT(input_error([&] { fetch("fashion-mnist", folder_ / "out", options_); }), HasSubstr("not the expected one"));
+  EXPECT_THAT(input_error([&] { fetch("fashion-mnist", folder_ / "out", options_); }),
+              HasSubstr("not the expected one"));
   options_.check = false;
   const FetchResult result = fetch("fashion-mnist", folder_ / "out", options_);
   for (const std::string& name : names) {
     EXPECT_EQ(read_file(result.folder / name), "content of " + name);
   }
   fs::remove(folder_ / "set" / "train-labels-idx1-ubyte.gz");
-  EXPECT_THAT(input_error([&] { fetch("fashion-mnist", folder_ / "out2", options_); }), HasSubstr("dataset-fashion-mnist"));
+  EXPECT_THAT(input_error([&] { fetch("fashion-mnist", folder_ / "out2", options_); }),
+              HasSubstr("dataset-fashion-mnist"));
 }
 
 TEST_F(FetchTest, DownloadsAndUnpacksThePackage) {
@@ -322,11 +347,12 @@ TEST_F(FetchTest, DownloadsAndUnpacksThePackage) {
     GTEST_SKIP() << "this system has no dpkg-deb";
   }
   options_.check = false;
-  use_programs({{"apt-get", concat("test \"$*\" = '--quiet download r-cran-janeaustenr' && cp '", make_package().string(),
-                                   "' r-cran-janeaustenr_1_all.deb")}});
+  use_programs({{"apt-get", concat("test \"$*\" = '--quiet download r-cran-janeaustenr' && cp '",
+                                   make_package().string(), "' r-cran-janeaustenr_1_all.deb")}});
   fs::create_directories(folder_ / "here");
   fs::current_path(folder_ / "here");
-  for (const fs::path& out : {folder_ / "out", fs::path("out"), fs::path("two/levels"), fs::path("../out 2"), fs::path()}) {
+  for (const fs::path& out :
+       {folder_ / "out", fs::path("out"), fs::path("two/levels"), fs::path("../out 2"), fs::path()}) {
     const FetchResult result = fetch("austen", out, options_);
     EXPECT_EQ(result.source, "package r-cran-janeaustenr, downloaded");
     EXPECT_EQ(result.folder, (out.empty() ? fs::path(".") : out) / "austen");
@@ -350,7 +376,8 @@ TEST_F(FetchTest, SaysWhatToDoWhenThePackageCannotBeHad) {
     }
     return std::string();
   };
-  const auto says_what_to_do = AllOf(HasSubstr("dataset-fashion-mnist"), HasSubstr("--from PATH"), HasSubstr("apt-get update"));
+  const auto says_what_to_do =
+      AllOf(HasSubstr("dataset-fashion-mnist"), HasSubstr("--from PATH"), HasSubstr("apt-get update"));
   use_programs({});
   EXPECT_THAT(complaint(), AllOf(says_what_to_do, HasSubstr("no apt-get")));
   use_programs({{"apt-get", "echo 'E: Unable to locate package dataset-fashion-mnist' >&2; exit 100"}});
@@ -381,7 +408,8 @@ TEST(RunCommandTest, KeepsArgumentsOutputsAndStatus) {
   EXPECT_EQ(echo.out, "two words|$HOME|'; exit 7 #||");
   EXPECT_EQ(echo.exit_code, 0);
   // More than two pipes hold: neither may block the other.
-  const CommandResult both = run_command({"sh", "-c", "head -c 300000 /dev/zero >&2; head -c 300000 /dev/zero; exit 3"}, "/");
+  const CommandResult both =
+      run_command({"sh", "-c", "head -c 300000 /dev/zero >&2; head -c 300000 /dev/zero; exit 3"}, "/");
   EXPECT_EQ(both.out.size(), 300000u);
   EXPECT_EQ(both.err.size(), 300000u);
   EXPECT_EQ(both.exit_code, 3);

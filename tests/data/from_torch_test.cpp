@@ -45,7 +45,9 @@ void expect_squares(const Dataset& data, double factor = 1) {
 TEST(FromTorchTest, SinglesAndCollatedSamplesAreTheSameBatches) {
   expect_squares(*from_torch(Squares()));
   expect_squares(*from_torch(Squares().map(torch::data::transforms::Stack<>())));
-  expect_squares(*from_torch(Squares().map(torch::data::transforms::TensorLambda<>([](const at::Tensor& x) { return x * 2; }))), 2);
+  expect_squares(
+      *from_torch(Squares().map(torch::data::transforms::TensorLambda<>([](const at::Tensor& x) { return x * 2; }))),
+      2);
 }
 
 TEST(FromTorchTest, WithoutTargets) {

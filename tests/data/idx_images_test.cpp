@@ -16,7 +16,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 std::string big_endian(uint32_t value) {
-  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16), static_cast<char>(value >> 8), static_cast<char>(value)};
+  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16), static_cast<char>(value >> 8),
+          static_cast<char>(value)};
 }
 
 std::string idx(const std::vector<uint32_t>& dims, const std::string& elements) {
@@ -29,14 +30,18 @@ std::string idx(const std::vector<uint32_t>& dims, const std::string& elements) 
 
 class IdxImagesTest : public TemporaryFolderTest {
  protected:
-  std::string pixels_{"\x00\x01\x02\x03\x04\xFF" "abcdefghijkl", 18}; // three of 2 x 3
+  std::string pixels_{
+      "\x00\x01\x02\x03\x04\xFF"
+      "abcdefghijkl",
+      18}; // three of 2 x 3
   std::string images_ = idx({3, 2, 3}, pixels_);
   std::string labels_ = idx({3}, std::string("\x07\x00\xC8", 3));
 
   std::string refused(const std::string& images, const std::string& labels, int64_t classes = 0) const {
     const auto image_file = write("images.idx", images);
     const auto label_file = write("labels.idx", labels);
-    return input_error([&] { IdxImages dataset({.images = {image_file}, .labels = {label_file}, .classes = classes}); });
+    return input_error(
+        [&] { IdxImages dataset({.images = {image_file}, .labels = {label_file}, .classes = classes}); });
   }
 };
 
@@ -45,7 +50,8 @@ TEST_F(IdxImagesTest, ReadsPlainAndPackedAlike) {
   const auto labels = write("labels.idx", labels_);
   const auto packed_images = write("images.gz", pack(images_));
   const auto packed_labels = write("labels", pack(labels_)); // the name does not matter
-  for (const auto& [image_file, label_file] : {std::pair(images, labels), {packed_images, packed_labels}, {images, packed_labels}}) {
+  for (const auto& [image_file, label_file] :
+       {std::pair(images, labels), {packed_images, packed_labels}, {images, packed_labels}}) {
     const IdxImages dataset({.images = {image_file}, .labels = {label_file}, .mean = 0.25, .std = 0.5});
     EXPECT_EQ(dataset.size(), 3);
     EXPECT_EQ(dataset.height(), 2);
@@ -58,7 +64,8 @@ TEST_F(IdxImagesTest, ReadsPlainAndPackedAlike) {
     EXPECT_EQ(batch.input().scalar_type(), at::kFloat);
     for (int64_t row = 0; row < 2; ++row) {
       for (int64_t i = 0; i < 6; ++i) {
-        const auto pixel = static_cast<unsigned char>(pixels_[static_cast<size_t>(6 * indices[static_cast<size_t>(row)] + i)]);
+        const auto pixel =
+            static_cast<unsigned char>(pixels_[static_cast<size_t>(6 * indices[static_cast<size_t>(row)] + i)]);
         EXPECT_NEAR(batch.input()[row][0][i / 3][i % 3].item<float>(), (pixel / 255.0 - 0.25) / 0.5, 1e-6);
       }
     }
@@ -82,21 +89,25 @@ TEST_F(IdxImagesTest, SeveralFilesAreOneAfterTheOther) {
   EXPECT_FLOAT_EQ(dataset.get(last).input()[0][0][1][2].item<float>(), 'F' / 255.0f);
   EXPECT_EQ(dataset.get(last).target().item<int64_t>(), 5);
   const auto other = write("c", idx({1, 3, 2}, "ABCDEF"));
-  EXPECT_THAT(input_error([&] { IdxImages({.images = {a, other}, .labels = {a_labels, b_labels}}); }), HasSubstr("3 x 2"));
-  EXPECT_THAT(input_error([&] { IdxImages({.images = {a, b}, .labels = {a_labels}}); }), HasSubstr("2 files of images and 1 of labels"));
+  EXPECT_THAT(input_error([&] { IdxImages({.images = {a, other}, .labels = {a_labels, b_labels}}); }),
+              HasSubstr("3 x 2"));
+  EXPECT_THAT(input_error([&] { IdxImages({.images = {a, b}, .labels = {a_labels}}); }),
+              HasSubstr("2 files of images and 1 of labels"));
 }
 
 TEST_F(IdxImagesTest, UnusableFilesAreNamedWithWhatWasFound) {
   EXPECT_EQ(refused(images_, labels_), "");
   EXPECT_THAT(refused("", labels_), AllOf(HasSubstr("images.idx"), HasSubstr("nothing")));
-  EXPECT_THAT(refused("\x89PNG....", labels_), AllOf(HasSubstr("images.idx begins with 89 50 4e 47"), HasSubstr("00 00 08 03")));
+  EXPECT_THAT(refused("\x89PNG....", labels_),
+              AllOf(HasSubstr("images.idx begins with 89 50 4e 47"), HasSubstr("00 00 08 03")));
   EXPECT_THAT(refused(labels_, images_), HasSubstr("exchanged"));
   EXPECT_THAT(refused(images_, images_), AllOf(HasSubstr("labels.idx"), HasSubstr("exchanged")));
   EXPECT_THAT(refused(images_.substr(0, 10), labels_), HasSubstr("within its header of 16 bytes"));
   EXPECT_THAT(refused(images_.substr(0, 30), labels_), AllOf(HasSubstr("14 bytes"), HasSubstr("3 * 2 * 3 = 18")));
   EXPECT_THAT(refused(images_ + "x", labels_), HasSubstr("19 bytes"));
   EXPECT_THAT(refused(pack(images_ + "xyz"), labels_), HasSubstr("at least 19 bytes"));
-  EXPECT_THAT(refused(idx({2, 2, 3}, pixels_.substr(0, 12)), labels_), AllOf(HasSubstr("2 images"), HasSubstr("3 labels")));
+  EXPECT_THAT(refused(idx({2, 2, 3}, pixels_.substr(0, 12)), labels_),
+              AllOf(HasSubstr("2 images"), HasSubstr("3 labels")));
   EXPECT_THAT(refused(idx({0, 2, 3}, ""), labels_), HasSubstr("0 * 2 * 3"));
   EXPECT_THAT(refused(idx({0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, pixels_), labels_), HasSubstr("cannot be"));
   EXPECT_THAT(refused(pack(idx({0xFFFFFFFF, 0x7FFFFFF, 1}, pixels_)), labels_), HasSubstr("holds 18 bytes"));

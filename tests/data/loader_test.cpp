@@ -3,10 +3,10 @@
 
 #include "temporary_folder.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
@@ -61,7 +61,8 @@ std::vector<int64_t> values(const at::Tensor& tensor) {
   return {data, data + tensor.numel()};
 }
 
-DataLoader make(std::shared_ptr<const Dataset> dataset, int64_t micro_batch, int64_t prefetch, SamplerOptions options = {}) {
+DataLoader make(std::shared_ptr<const Dataset> dataset, int64_t micro_batch, int64_t prefetch,
+                SamplerOptions options = {}) {
   const int64_t size = dataset->size();
   return DataLoader(std::move(dataset), DistributedSampler(size, options), micro_batch, prefetch);
 }
@@ -257,7 +258,9 @@ TEST_P(LoaderTest, ACollateFunctionMakesTheMicroBatches) {
   }
   DataLoader targets(dataset, DistributedSampler(12), 4, GetParam(), Part::targets);
   EXPECT_TRUE(targets.next()->inputs.empty());
-  auto wrong = make(collated(std::make_shared<UnevenDataset>(12), [](std::vector<Batch> samples) { return samples[0]; }), 5, GetParam());
+  auto wrong =
+      make(collated(std::make_shared<UnevenDataset>(12), [](std::vector<Batch> samples) { return samples[0]; }), 5,
+           GetParam());
   EXPECT_THROW(wrong.next(), Error);
 }
 
@@ -311,7 +314,8 @@ TEST(LoaderThreadTest, BadArgumentsAreTheUsersInput) {
   EXPECT_THROW(make(dataset, 0, 2), InputError);
   EXPECT_THROW(make(dataset, 1, -1), InputError);
   EXPECT_THROW(DataLoader(nullptr, DistributedSampler(10), 1), InputError);
-  EXPECT_THAT(input_error([&] { DataLoader(dataset, DistributedSampler(11), 1); }), AllOf(HasSubstr("11"), HasSubstr("10")));
+  EXPECT_THAT(input_error([&] { DataLoader(dataset, DistributedSampler(11), 1); }),
+              AllOf(HasSubstr("11"), HasSubstr("10")));
   auto loader = make(dataset, 1, 2);
   auto other = make(std::make_shared<CountingDataset>(11), 1, 2);
   loader.next();

@@ -29,7 +29,8 @@ TEST_F(MakeDatasetTest, TextIsSplitOrHasItsOwnValidation) {
   EXPECT_EQ(alone.train->size(), 24);
   EXPECT_EQ(alone.tokenizer->vocab_size(), 256);
   EXPECT_EQ(make_dataset(options, Split::validation), nullptr);
-  EXPECT_THAT(input_error([&] { make_loader(nullptr, options, Split::validation, 2); }), HasSubstr("validation_fraction"));
+  EXPECT_THAT(input_error([&] { make_loader(nullptr, options, Split::validation, 2); }),
+              HasSubstr("validation_fraction"));
 
   options.validation_fraction = 0.2;
   const Datasets split = make_datasets(options);
@@ -72,7 +73,8 @@ TEST_F(MakeDatasetTest, TokensCarryTheVocabularyCheckToBothSplits) {
   EXPECT_FALSE(datasets.bytes_per_token.has_value());
   EXPECT_EQ(datasets.tokenizer, nullptr);
   options.vocab_size = 90;
-  EXPECT_THAT(refused(options), AllOf(HasSubstr("v.bin: token 2 is 90"), HasSubstr("0 to 89"))) << "of the validation at once";
+  EXPECT_THAT(refused(options), AllOf(HasSubstr("v.bin: token 2 is 90"), HasSubstr("0 to 89")))
+      << "of the validation at once";
   options.vocab_size = 7;
   options.validation.clear();
   EXPECT_THAT(refused(options), AllOf(HasSubstr("t.bin: token 6 is 7"), HasSubstr("0 to 6"))) << "of the training too";
@@ -82,7 +84,8 @@ TEST_F(MakeDatasetTest, TokensHaveTheTokenizerThatIsNamed) {
   DataOptions options{.kind = DataOptions::Kind::tokens, .train = {write_tokens("t.bin", {1, 2, 3, 4, 255, 6, 300})}};
   options.sequence_length = 2;
   options.tokenizer = "bytes";
-  EXPECT_THAT(refused(options), AllOf(HasSubstr("token 6 is 300"), HasSubstr("256"))) << "no vocab_size: the tokenizer's";
+  EXPECT_THAT(refused(options), AllOf(HasSubstr("token 6 is 300"), HasSubstr("256")))
+      << "no vocab_size: the tokenizer's";
   options.vocab_size = 301;
   const Datasets datasets = make_datasets(options);
   ASSERT_NE(datasets.tokenizer, nullptr);

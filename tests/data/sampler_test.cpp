@@ -17,12 +17,15 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-DistributedSampler make(int64_t size, int64_t rank, int64_t replicas, bool shuffle, bool drop_last, int64_t seed = 1234) {
-  return DistributedSampler(size, {.shuffle = shuffle, .drop_last = drop_last, .seed = seed, .rank = rank, .replicas = replicas});
+DistributedSampler make(int64_t size, int64_t rank, int64_t replicas, bool shuffle, bool drop_last,
+                        int64_t seed = 1234) {
+  return DistributedSampler(
+      size, {.shuffle = shuffle, .drop_last = drop_last, .seed = seed, .rank = rank, .replicas = replicas});
 }
 
 /// One global micro-batch: what all ranks take, in the order of the epoch's positions.
-std::optional<std::vector<int64_t>> global_next(std::vector<DistributedSampler>& ranks, int64_t per_rank, int64_t* real = nullptr) {
+std::optional<std::vector<int64_t>> global_next(std::vector<DistributedSampler>& ranks, int64_t per_rank,
+                                                int64_t* real = nullptr) {
   std::vector<int64_t> together(ranks.size() * static_cast<size_t>(per_rank), -1);
   size_t ended = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -102,8 +105,8 @@ TEST(SamplerTest, AnEpochIsEverySampleOnceForAnyLayout) {
     const bool shuffle = random() % 2 == 0;
     const bool drop_last = random() % 2 == 0;
     const int64_t seed = random();
-    SCOPED_TRACE(testing::Message() << size << " samples, " << replicas << " x " << per_rank << " shuffle "
-                                     << shuffle << " drop " << drop_last);
+    SCOPED_TRACE(testing::Message() << size << " samples, " << replicas << " x " << per_rank << " shuffle " << shuffle
+                                    << " drop " << drop_last);
     auto ranks = all_ranks(size, replicas, shuffle, drop_last, seed);
     for (int64_t epoch = 0; epoch < 2; ++epoch) {
       for (auto& rank : ranks) {
@@ -126,7 +129,8 @@ TEST(SamplerTest, AnEpochIsEverySampleOnceForAnyLayout) {
       for (size_t i = 0; i < seen.size(); ++i) {
         EXPECT_EQ(seen[i], order[i % order.size()]);
       }
-      EXPECT_EQ(seen.size(), drop_last ? static_cast<size_t>(kept) : static_cast<size_t>((size + together - 1) / together * together));
+      EXPECT_EQ(seen.size(), drop_last ? static_cast<size_t>(kept)
+                                       : static_cast<size_t>((size + together - 1) / together * together));
     }
   }
 }
@@ -219,7 +223,8 @@ TEST(SamplerTest, ForeignStatesAreRefusedSayingWhy) {
     state[key] = value;
     return refused(state);
   };
-  EXPECT_THAT(refused(make(99, 0, 2, true, true).state()), AllOf(HasSubstr("dataset size of 99"), HasSubstr("has 100")));
+  EXPECT_THAT(refused(make(99, 0, 2, true, true).state()),
+              AllOf(HasSubstr("dataset size of 99"), HasSubstr("has 100")));
   EXPECT_THAT(refused(make(100, 0, 2, true, true, 5).state()), AllOf(HasSubstr("seed 5"), HasSubstr("1234")));
   EXPECT_THAT(refused(make(100, 0, 2, false, true).state()), HasSubstr("shuffle: false, this run has true"));
   EXPECT_THAT(with("position", 101), HasSubstr("sample 101"));
@@ -270,10 +275,13 @@ TEST(OwnOrderTest, IsSharedOutAndResumedByAnyNumberOfRanks) {
   auto other = before;
   other["order"] = 1;
   EXPECT_THAT(input_error([&] { alone.load_state(other); }), HasSubstr("another order of epoch 5"));
-  EXPECT_THAT(input_error([&] { alone.load_state(DistributedSampler(10).state()); }), HasSubstr("order: the sampler's, this run has the program's own"));
-  EXPECT_THAT(input_error([&] { DistributedSampler(10).load_state(before); }), HasSubstr("order: the program's own, this run has the sampler's"));
+  EXPECT_THAT(input_error([&] { alone.load_state(DistributedSampler(10).state()); }),
+              HasSubstr("order: the sampler's, this run has the program's own"));
+  EXPECT_THAT(input_error([&] { DistributedSampler(10).load_state(before); }),
+              HasSubstr("order: the program's own, this run has the sampler's"));
   EXPECT_EQ(alone.state(), before);
-  EXPECT_THAT(input_error([&] { alone.start_epoch(10); }), HasSubstr("the own order of epoch 10 has sample 10 at place 4"));
+  EXPECT_THAT(input_error([&] { alone.start_epoch(10); }),
+              HasSubstr("the own order of epoch 10 has sample 10 at place 4"));
   EXPECT_EQ(alone.state(), before);
 }
 

@@ -79,12 +79,14 @@ TEST_F(TextDatasetTest, UnigramEntropyIsTheCrossEntropyUnderTheTrainFrequencies)
   const TextDataset coin(half, bytes, 1, "coin");
   EXPECT_NEAR(coin.unigram_entropy_per_byte(coin), std::log(2.0), 1e-3);
   // Tokens of another tokenizer do not change it: it is about bytes.
-  EXPECT_EQ(coin.unigram_entropy_per_byte(coin), TextDataset(half, FakeTokenizer(2, 0), 1, "").unigram_entropy_per_byte(coin));
+  EXPECT_EQ(coin.unigram_entropy_per_byte(coin),
+            TextDataset(half, FakeTokenizer(2, 0), 1, "").unigram_entropy_per_byte(coin));
 }
 
 TEST_F(TextDatasetTest, TooShortAndMissingTextIsTheUsersInput) {
   const FakeTokenizer bytes(1, 0);
-  EXPECT_THAT(input_error([&] { TextDataset("abc", bytes, 3, "a.txt"); }), AllOf(HasSubstr("a.txt has 3 tokens"), HasSubstr("3 + 1")));
+  EXPECT_THAT(input_error([&] { TextDataset("abc", bytes, 3, "a.txt"); }),
+              AllOf(HasSubstr("a.txt has 3 tokens"), HasSubstr("3 + 1")));
   EXPECT_THROW(TextDataset("", bytes, 3, "a.txt"), InputError);
   const auto a = write("a.txt", "one\n");
   const auto b = write("b.txt", "two");
@@ -97,14 +99,17 @@ TEST_F(TextDatasetTest, TooShortAndMissingTextIsTheUsersInput) {
 TEST_F(TextDatasetTest, GzipIsUnpackedWhateverTheFileIsCalled) {
   const std::string text = "the same words, the same words\n";
   const std::string packed = pack(text);
-  EXPECT_EQ(read_texts({write("a.txt.gz", packed), write("b.txt", packed + pack("more\n")), write("c.txt", text)}), text + text + "more\n" + text);
+  EXPECT_EQ(read_texts({write("a.txt.gz", packed), write("b.txt", packed + pack("more\n")), write("c.txt", text)}),
+            text + text + "more\n" + text);
   EXPECT_EQ(read_texts({write("padded.gz", packed + std::string(512, '\0'))}), text);
   EXPECT_THAT(input_error([&] { read_texts({write("empty.gz", pack(""))}); }), HasSubstr("empty.gz is empty"));
 }
 
 TEST_F(TextDatasetTest, DamagedGzipIsNamed) {
   const std::string packed = pack(std::string(5000, 'x') + "and the end of it");
-  const auto refused = [&](const std::string& content) { return input_error([&] { read_texts({write("a.gz", content)}); }); };
+  const auto refused = [&](const std::string& content) {
+    return input_error([&] { read_texts({write("a.gz", content)}); });
+  };
   for (size_t length = 2; length < packed.size(); ++length) {
     EXPECT_THAT(refused(packed.substr(0, length)), HasSubstr("a.gz ends in the middle of its gzip stream")) << length;
   }
@@ -114,16 +119,25 @@ TEST_F(TextDatasetTest, DamagedGzipIsNamed) {
   std::string second = pack("more");
   EXPECT_THAT(refused(packed + second.substr(0, second.size() - 3)), HasSubstr("a.gz ends in the middle"));
   second[0] ^= 1; // was dropped as if it were padding
-  EXPECT_THAT(refused(packed + second), HasSubstr(concat("a.gz is damaged: what begins at byte ", packed.size(), " is neither gzip nor padding")));
+  EXPECT_THAT(refused(packed + second), HasSubstr(concat("a.gz is damaged: what begins at byte ", packed.size(),
+                                                         " is neither gzip nor padding")));
 }
 
 TEST_F(TextDatasetTest, OtherPackingsAreNamed) {
   const struct {
     std::string content;
     const char* name;
-  } packings[] = {{"BZh91AY&SY.....", "bzip2"}, {{"\xFD" "7zXZ\0.....", 11}, "xz"}, {"\x28\xB5\x2F\xFD.....", "zstd"}, {"PK\x03\x04.....", "zip"}, {"7z\xBC\xAF\x27\x1C...", "7z"}};
+  } packings[] = {{"BZh91AY&SY.....", "bzip2"},
+                  {{"\xFD"
+                    "7zXZ\0.....",
+                    11},
+                   "xz"},
+                  {"\x28\xB5\x2F\xFD.....", "zstd"},
+                  {"PK\x03\x04.....", "zip"},
+                  {"7z\xBC\xAF\x27\x1C...", "7z"}};
   for (const auto& packing : packings) {
-    EXPECT_THAT(input_error([&] { read_texts({write("a.txt", packing.content)}); }), AllOf(HasSubstr(concat("a.txt is packed with ", packing.name)), HasSubstr("Unpack it first")));
+    EXPECT_THAT(input_error([&] { read_texts({write("a.txt", packing.content)}); }),
+                AllOf(HasSubstr(concat("a.txt is packed with ", packing.name)), HasSubstr("Unpack it first")));
   }
   EXPECT_THAT(input_error([&] { read_texts({write("twice.gz", pack(pack("text")))}); }), HasSubstr("what is in "));
   for (const std::string text : {"BZh is a name", "PK", "7z", "BZh9"}) {
@@ -138,7 +152,8 @@ TEST_F(TextDatasetTest, TextIsUtf8WithoutItsMark) {
     wide += std::string{c, '\0'};
   }
   for (const std::string& content : {wide, wide.substr(2), pack(wide)}) {
-    EXPECT_THAT(input_error([&] { read_texts({write("w.txt", content)}); }), AllOf(HasSubstr("w.txt is "), HasSubstr("UTF-16"), HasSubstr("iconv -f UTF-16")));
+    EXPECT_THAT(input_error([&] { read_texts({write("w.txt", content)}); }),
+                AllOf(HasSubstr("w.txt is "), HasSubstr("UTF-16"), HasSubstr("iconv -f UTF-16")));
   }
 }
 

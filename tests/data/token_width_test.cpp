@@ -54,7 +54,8 @@ class TokenWidthTest : public TemporaryFolderTest {
 };
 
 TEST_F(TokenWidthTest, WiderTokensAreKnownByTheirUpperHalves) {
-  for (const int64_t vocab_size : {4, 64, 256, 50257, 65536, 128256, 1000000}) { // letters of DNA, bytes, GPT-2's, Llama 3's
+  for (const int64_t vocab_size :
+       {4, 64, 256, 50257, 65536, 128256, 1000000}) { // letters of DNA, bytes, GPT-2's, Llama 3's
     for (const size_t count : {100, 401, 100000}) {
       const std::vector<int64_t> tokens = random_tokens(count, vocab_size);
       EXPECT_EQ(suggested(tokens_of(tokens, 4)), 4) << vocab_size << ' ' << count;
@@ -93,9 +94,13 @@ TEST_F(TokenWidthTest, TokensOf16BitsWithManyZerosAreTaken) {
 TEST_F(TokenWidthTest, AFileThatIsNot16BitIsRefusedWithWhatToDo) {
   const std::vector<int64_t> tokens = random_tokens(401, 64);
   EXPECT_EQ(refused(tokens_of(tokens, 2), 64), "");
-  EXPECT_THAT(refused(tokens_of(tokens, 4), 64), AllOf(HasSubstr("t.bin: every second 16-bit value is 0"), HasSubstr("32-bit"), HasSubstr("data.token_bytes to 4"), HasSubstr("to 2")));
-  EXPECT_THAT(refused(tokens_of(tokens, 8), 64), AllOf(HasSubstr("three of four"), HasSubstr("64-bit"), HasSubstr("np.int64")));
-  EXPECT_THAT(refused("\x93NUMPY\x01" + std::string(121, ' ') + tokens_of(tokens, 2), 64), AllOf(HasSubstr("header of a .npy file"), HasSubstr("tofile")));
+  EXPECT_THAT(refused(tokens_of(tokens, 4), 64),
+              AllOf(HasSubstr("t.bin: every second 16-bit value is 0"), HasSubstr("32-bit"),
+                    HasSubstr("data.token_bytes to 4"), HasSubstr("to 2")));
+  EXPECT_THAT(refused(tokens_of(tokens, 8), 64),
+              AllOf(HasSubstr("three of four"), HasSubstr("64-bit"), HasSubstr("np.int64")));
+  EXPECT_THAT(refused("\x93NUMPY\x01" + std::string(121, ' ') + tokens_of(tokens, 2), 64),
+              AllOf(HasSubstr("header of a .npy file"), HasSubstr("tofile")));
   EXPECT_THAT(refused(pack(tokens_of(tokens, 2)), 0), AllOf(HasSubstr("packed with gzip"), HasSubstr("Unpack it")));
   EXPECT_THAT(refused(tokens_of(tokens, 4) + "ab", 64), HasSubstr("32-bit")) << "cut off";
   EXPECT_THAT(refused(tokens_of(tokens, 4) + "ab", 64, 4), HasSubstr("1606 bytes long, no multiple of 4"));
@@ -103,7 +108,8 @@ TEST_F(TokenWidthTest, AFileThatIsNot16BitIsRefusedWithWhatToDo) {
   EXPECT_EQ(refused(tokens_of(tokens, 4), 64, 2), "");
   EXPECT_EQ(refused(tokens_of(tokens, 4), 64, 4), "");
   EXPECT_EQ(refused(tokens_of(tokens, 8), 64, 4), "");
-  EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 4), HasSubstr("802 bytes long, no multiple of 4")) << "401 tokens of 2 bytes";
+  EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 4), HasSubstr("802 bytes long, no multiple of 4"))
+      << "401 tokens of 2 bytes";
   EXPECT_THAT(refused(tokens_of(random_tokens(400, 64), 2), 64, 4), HasSubstr("leave data.token_bytes out"));
   EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 3), HasSubstr("must be 2 or 4"));
 }
@@ -111,14 +117,16 @@ TEST_F(TokenWidthTest, AFileThatIsNot16BitIsRefusedWithWhatToDo) {
 TEST_F(TokenWidthTest, AVocabularyBeyond16BitsNeedsOtherTokens) {
   const std::vector<int64_t> tokens = random_tokens(401, 65536);
   EXPECT_EQ(refused(tokens_of(tokens, 2), 65536), "");
-  EXPECT_THAT(refused(tokens_of(tokens, 2), 65537), AllOf(HasSubstr("16-bit tokens, which are below 65536"), HasSubstr("has 65537"), HasSubstr("data.token_bytes to 4")));
+  EXPECT_THAT(refused(tokens_of(tokens, 2), 65537), AllOf(HasSubstr("16-bit tokens, which are below 65536"),
+                                                          HasSubstr("has 65537"), HasSubstr("data.token_bytes to 4")));
   EXPECT_EQ(refused(tokens_of(tokens, 2), 65600, 2), "") << "padded for tensor parallelism";
   EXPECT_EQ(refused(tokens_of(random_tokens(401, 128256), 4), 128256, 4), "");
 }
 
 TEST_F(TokenWidthTest, TokensOf32BitsAreRead) {
   const std::vector<int64_t> tokens = {1, 65536, 128255, 4294967295, 7, 0, 9};
-  const TokensDataset dataset({write("a.bin", tokens_of({1, 65536, 128255}, 4)), write("b.bin", tokens_of({4294967295, 7, 0, 9}, 4))}, 6, 0, 4);
+  const TokensDataset dataset(
+      {write("a.bin", tokens_of({1, 65536, 128255}, 4)), write("b.bin", tokens_of({4294967295, 7, 0, 9}, 4))}, 6, 0, 4);
   ASSERT_EQ(dataset.size(), 1);
   EXPECT_EQ(dataset.num_tokens(), 7);
   const std::vector<int64_t> first{0};
@@ -134,13 +142,15 @@ TEST_F(TokenWidthTest, LargestTokenLooksAtEveryPlace) {
     for (size_t count = 1; count < 300; ++count) {
       const std::vector<int64_t> tokens = random_tokens(count, int64_t{1} << (8 * bytes), static_cast<unsigned>(count));
       const std::string content = "x" + tokens_of(tokens, static_cast<size_t>(bytes)); // at an odd address
-      EXPECT_EQ(largest_token({reinterpret_cast<const unsigned char*>(content.data()) + 1, content.size() - 1}, bytes), *std::max_element(tokens.begin(), tokens.end()));
+      EXPECT_EQ(largest_token({reinterpret_cast<const unsigned char*>(content.data()) + 1, content.size() - 1}, bytes),
+                *std::max_element(tokens.begin(), tokens.end()));
     }
     std::string zeros(300 * static_cast<size_t>(bytes), '\0');
     for (size_t place = 0; place < 300; ++place) {
       std::string content = zeros;
       content[place * static_cast<size_t>(bytes)] = 1;
-      EXPECT_EQ(largest_token({reinterpret_cast<const unsigned char*>(content.data()), content.size()}, bytes), 1) << place;
+      EXPECT_EQ(largest_token({reinterpret_cast<const unsigned char*>(content.data()), content.size()}, bytes), 1)
+          << place;
     }
   }
 }
@@ -166,13 +176,23 @@ TEST_F(TokenWidthTest, EveryTokenIsInOneShareOfTheCheck) {
     return found;
   };
   EXPECT_THAT(complaints(3), testing::IsEmpty());
-  for (const auto& [file, position] : {std::pair<size_t, size_t>(0, 0), {0, 2}, {1, 0}, {1, kBlock - 1}, {1, kBlock}, {1, 2 * kBlock + 4}, {2, kBlock - 1}, {3, 0}}) {
+  for (const auto& [file, position] : {std::pair<size_t, size_t>(0, 0),
+                                       {0, 2},
+                                       {1, 0},
+                                       {1, kBlock - 1},
+                                       {1, kBlock},
+                                       {1, 2 * kBlock + 4},
+                                       {2, kBlock - 1},
+                                       {3, 0}}) {
     std::string content = contents[file];
     content[2 * position + 1] = 2;
     content[2 * position] = 0; // token 512
     write(concat(file, ".bin"), content);
     for (const int64_t parts : {1, 2, 3, 16}) {
-      EXPECT_THAT(complaints(parts), testing::ElementsAre(HasSubstr(concat(file, ".bin: token ", position, " is 512, the vocabulary has 300")))) << parts;
+      EXPECT_THAT(
+          complaints(parts),
+          testing::ElementsAre(HasSubstr(concat(file, ".bin: token ", position, " is 512, the vocabulary has 300"))))
+          << parts;
     }
     write(concat(file, ".bin"), contents[file]);
   }
@@ -181,17 +201,20 @@ TEST_F(TokenWidthTest, EveryTokenIsInOneShareOfTheCheck) {
 // By the pages that this process has touched.
 TEST_F(TokenWidthTest, AFileIsReadOnceUnlessItChanges) {
   const auto file = write("a.bin", std::string(64 << 20, '\1')); // token 257
-  const auto check = [&](int64_t vocab_size) { return input_error([&] { TokensDataset({file}, 8, vocab_size).check(); }); };
+  const auto check = [&](int64_t vocab_size) {
+    return input_error([&] { TokensDataset({file}, 8, vocab_size).check(); });
+  };
   const auto pages = [&](int64_t vocab_size) {
-    struct rusage before {};
+    struct rusage before{};
     ::getrusage(RUSAGE_SELF, &before);
     EXPECT_EQ(check(vocab_size), "");
-    struct rusage after {};
+    struct rusage after{};
     ::getrusage(RUSAGE_SELF, &after);
     return after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt;
   };
   const auto read = pages(300);
-  std::this_thread::sleep_for(std::chrono::milliseconds(3100)); // what has just been written is not kept: it may be written again in the same tick of the clock
+  std::this_thread::sleep_for(std::chrono::milliseconds(
+      3100)); // what has just been written is not kept: it may be written again in the same tick of the clock
   EXPECT_EQ(check(300), "");
   constexpr long kFewest = (64 << 20) / (2 << 20); // of the largest pages
   EXPECT_LE(pages(300) + kFewest / 2, read);
@@ -205,11 +228,15 @@ TEST_F(TokenWidthTest, AFileIsReadOnceUnlessItChanges) {
 
 TEST_F(TokenWidthTest, TrainingTokensAreCheckedBeforeTheFirstStep) {
   std::vector<int64_t> tokens = random_tokens(1000, 50);
-  DataOptions options{.kind = DataOptions::Kind::tokens, .train = {write("train.bin", tokens_of(tokens, 2))}, .sequence_length = 8, .vocab_size = 50};
+  DataOptions options{.kind = DataOptions::Kind::tokens,
+                      .train = {write("train.bin", tokens_of(tokens, 2))},
+                      .sequence_length = 8,
+                      .vocab_size = 50};
   EXPECT_EQ(input_error([&] { make_datasets(options); }), "");
   tokens[998] = 50;
   write("train.bin", tokens_of(tokens, 2));
-  EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("train.bin: token 998 is 50, the vocabulary has 50 (0 to 49)"));
+  EXPECT_THAT(input_error([&] { make_datasets(options); }),
+              HasSubstr("train.bin: token 998 is 50, the vocabulary has 50 (0 to 49)"));
   options.token_bytes = 4;
   EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("leave data.token_bytes out"));
   options.vocab_size = 100000;

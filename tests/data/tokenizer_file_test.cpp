@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
 #include <sys/mman.h>
+#include <random>
 
 namespace trireme::data {
 namespace {
@@ -65,7 +65,8 @@ TEST_F(TokenizerFileTest, ReadsAFileByHand) {
 
 TEST_F(TokenizerFileTest, OutOfTwoFilesWithTheSameNamesAsGpt2) {
   const std::string vocab = R"({"a": 0, "b": 1, "ab": 3, "<|endoftext|>": 7})";
-  for (const auto& [vocab_name, merges_name] : {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")}) {
+  for (const auto& [vocab_name, merges_name] :
+       {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")}) {
     write(vocab_name, vocab);
     write(merges_name, "#version: 0.2\r\na b\r\n\n");
     const auto tokenizer = make_tokenizer(folder_);
@@ -103,30 +104,36 @@ TEST_F(TokenizerFileTest, AWordThatIsTooLongIsRefused) {
   void* const zeros = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(zeros, MAP_FAILED);
   EXPECT_THAT(input_error([&] { tokenizer->encode({static_cast<const char*>(zeros), kBytes}); }),
-              AllOf(HasSubstr("a word of 2147483648 bytes"), HasSubstr("tokenizer.json"), HasSubstr("up to 2147483647"), HasSubstr("encode it in parts")));
+              AllOf(HasSubstr("a word of 2147483648 bytes"), HasSubstr("tokenizer.json"), HasSubstr("up to 2147483647"),
+                    HasSubstr("encode it in parts")));
   ::munmap(zeros, kBytes);
 }
 
 TEST_F(TokenizerFileTest, RefusesByNameWhatWouldChangeTheIds) {
-  const std::pair<const char*, const char*> model[] = {
-      {R"("type": "BPE")", R"("type": "WordPiece")"},
-      {R"("type": "BPE")", R"("type": "Unigram")"},
-      {R"("type": "BPE")", R"("type": "WordLevel")"}};
+  const std::pair<const char*, const char*> model[] = {{R"("type": "BPE")", R"("type": "WordPiece")"},
+                                                       {R"("type": "BPE")", R"("type": "Unigram")"},
+                                                       {R"("type": "BPE")", R"("type": "WordLevel")"}};
   for (const auto& [from, to] : model) {
-    EXPECT_THAT(complaint(from, to),
-                AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"), HasSubstr("Supported: model BPE")));
+    EXPECT_THAT(complaint(from, to), AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"),
+                                           HasSubstr("Supported: model BPE")));
   }
-  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC"})"), AllOf(HasSubstr("NFC"), HasSubstr("json:7:")));
+  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC"})"),
+              AllOf(HasSubstr("NFC"), HasSubstr("json:7:")));
   EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Whitespace", "add)"),
               AllOf(HasSubstr("Whitespace"), HasSubstr("json:8:")));
   EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("\"Sequence\""));
-  EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "WordPiece"})"), HasSubstr("decoder \"WordPiece\""));
+  EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "WordPiece"})"),
+              HasSubstr("decoder \"WordPiece\""));
   EXPECT_THAT(complaint(R"("dropout": null)", R"("dropout": 0.1)"), HasSubstr("dropout 0.1"));
   EXPECT_THAT(complaint(R"("byte_fallback": false)", R"("byte_fallback": true)"), HasSubstr("byte_fallback"));
-  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("continuing_subword_prefix": "##")"), HasSubstr("continuing_subword_prefix"));
+  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("continuing_subword_prefix": "##")"),
+              HasSubstr("continuing_subword_prefix"));
   EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("end_of_word_suffix": "</w>")"), HasSubstr("end_of_word_suffix"));
-  EXPECT_THAT(complaint(R"("single_word": false)", R"("single_word": true)"), AllOf(HasSubstr("single_word"), HasSubstr("<e>")));
-  EXPECT_EQ(complaint(R"("dropout": null)", R"("dropout": 0.0, "continuing_subword_prefix": "", "end_of_word_suffix": null)"), "");
+  EXPECT_THAT(complaint(R"("single_word": false)", R"("single_word": true)"),
+              AllOf(HasSubstr("single_word"), HasSubstr("<e>")));
+  EXPECT_EQ(
+      complaint(R"("dropout": null)", R"("dropout": 0.0, "continuing_subword_prefix": "", "end_of_word_suffix": null)"),
+      "");
   EXPECT_EQ(complaint(R"("type": "BPE", )", ""), ""); // old files do not say it
 }
 

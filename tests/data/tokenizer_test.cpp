@@ -18,7 +18,6 @@
 namespace trireme::data {
 namespace {
 
-
 std::string utf8(char32_t code) {
   std::string out;
   if (code < 0x80) {
@@ -41,33 +40,124 @@ std::string utf8(char32_t code) {
 
 std::vector<std::string> hand_picked() {
   return {
-      "", " ", "  ", "a", " a", "  a", "a ", "a  ", "\n", " \n", "\n a", "a\r\n\r\n  b\t\tc", std::string("nul\0nul", 7),
-      "It's I'm we'll they've you're he'd can't 'S 'LL ''s 's' !'s don't!'t 're", "'", "''", " '", "x'", "l'l",
+      "",
+      " ",
+      "  ",
+      "a",
+      " a",
+      "  a",
+      "a ",
+      "a  ",
+      "\n",
+      " \n",
+      "\n a",
+      "a\r\n\r\n  b\t\tc",
+      std::string("nul\0nul", 7),
+      "It's I'm we'll they've you're he'd can't 'S 'LL ''s 's' !'s don't!'t 're",
+      "'",
+      "''",
+      " '",
+      "x'",
+      "l'l",
       "The quick brown fox, jumped over 12345 lazy dogs... \"really?\" (yes) -- 3.14159e-10",
-      "Grüße aus Köln, déjà vu, naïve, señor, Ångström, ﬁne, Ĳssel", "Привет, мир! Ελληνικά κείμενα. שלום עולם مرحبا بالعالم ١٢٣",
-      "हिन्दी में पाठ ๑๒๓ ไทย ქართული Հայերեն አማርኛ", "漢字かな交じり文、カタカナ。全角１２３　全角空白　 混在", "한국어 문장입니다. 中文句子，没有空格。",
-      "😀😃 👩‍👩‍👧‍👦 👍🏽 🇩🇪🇫🇷 ❤️ a😀b 1😀2", "e\u0301 vs \u00e9, Z\u0351\u036b\u0343 a\u0300b", "½ ² ³ ¼ Ⅷ ⅷ ① ㊿ ৯ 𝟘𝟙 𐄇 x² H₂O",
+      "Grüße aus Köln, déjà vu, naïve, señor, Ångström, ﬁne, Ĳssel",
+      "Привет, мир! Ελληνικά κείμενα. שלום עולם مرحبا بالعالم ١٢٣",
+      "हिन्दी में पाठ ๑๒๓ ไทย ქართული Հայերեն አማርኛ",
+      "漢字かな交じり文、カタカナ。全角１２３　全角空白　 混在",
+      "한국어 문장입니다. 中文句子，没有空格。",
+      "😀😃 👩‍👩‍👧‍👦 👍🏽 🇩🇪🇫🇷 ❤️ a😀b 1😀2",
+      "e\u0301 vs \u00e9, Z\u0351\u036b\u0343 a\u0300b",
+      "½ ² ³ ¼ Ⅷ ⅷ ① ㊿ ৯ 𝟘𝟙 𐄇 x² H₂O",
       "\u00a0nbsp\u00a0\u00a0x \u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000y \u200b\u200d\ufeff\u180ez",
       "a\u0085b \x1c\x1d\x1e\x1f \x7f \x01\x02 \v\f",
-      "𝒜𝓃 𐍈𐌰 𠀀𠀁𪚥 \U000e0001\U000f0000\U0010ffff \ufffd\uffff", "tabs\t\tand   runs     of      spaces\n\n\n\n   end   ",
-      "<|endoftext|>", "a<|endoftext|>b", "a <|endoftext|> b<|endoftext|><|endoftext|>", "<|endoftext", "<|end",
-      "<|endof <|endoftext|", "x<|end|>",
-      "hello  <mask>  world", "  <mask>", "<mask>  ", "a\n\t\u3000<mask>b", "<r>  \n\u00a0x  <r>", "a  <both>  b",
+      "𝒜𝓃 𐍈𐌰 𠀀𠀁𪚥 \U000e0001\U000f0000\U0010ffff \ufffd\uffff",
+      "tabs\t\tand   runs     of      spaces\n\n\n\n   end   ",
+      "<|endoftext|>",
+      "a<|endoftext|>b",
+      "a <|endoftext|> b<|endoftext|><|endoftext|>",
+      "<|endoftext",
+      "<|end",
+      "<|endof <|endoftext|",
+      "x<|end|>",
+      "hello  <mask>  world",
+      "  <mask>",
+      "<mask>  ",
+      "a\n\t\u3000<mask>b",
+      "<r>  \n\u00a0x  <r>",
+      "a  <both>  b",
       "<both><both>  <mask> <r> <r>  <both>",
-      "<r>  <mask>  x", "foo bar", "foobar", "foo foo bar barfoo", "blob job", "été étéé l'été", "<MASK> <Mask>", "s<unk>t",
+      "<r>  <mask>  x",
+      "foo bar",
+      "foobar",
+      "foo foo bar barfoo",
+      "blob job",
+      "été étéé l'été",
+      "<MASK> <Mask>",
+      "s<unk>t",
   };
 }
 
 // Pieces that meet each other in every order are what finds a wrong boundary.
 std::vector<std::string> random_cases(int count) {
-  const std::vector<std::string> pieces = {
-      " ", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "the", "The", "tion", "ing", "Zo\u00eb",
-      "\u00e9t\u00e9", "\u0416", "\u6f22\u5b57",
-      "\u0301", "1", "2024", "\u00bd", "\u0663", "'", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", ".", ",", "!?", "--",
-      "\"", "_", "$",
-      "\U0001f600", "\U0001f468\u200d\U0001f469", "\U00020000", "\U0010ffff", "\u00ad", "\u0100", "\u0120", "<|endoftext|>",
-      "<|end", "<mask>", "<r>",
-      "<both>", "foo", "foo bar", "ob", "<", "|>", std::string(1, '\0'), "\x7f", "\x1f"};
+  const std::vector<std::string> pieces = {" ",
+                                           " ",
+                                           "  ",
+                                           "\n",
+                                           "\r\n",
+                                           "\t",
+                                           "\u00a0",
+                                           "\u3000",
+                                           "\u2028",
+                                           "a",
+                                           "the",
+                                           "The",
+                                           "tion",
+                                           "ing",
+                                           "Zo\u00eb",
+                                           "\u00e9t\u00e9",
+                                           "\u0416",
+                                           "\u6f22\u5b57",
+                                           "\u0301",
+                                           "1",
+                                           "2024",
+                                           "\u00bd",
+                                           "\u0663",
+                                           "'",
+                                           "'s",
+                                           "'t",
+                                           "'re",
+                                           "'ve",
+                                           "'m",
+                                           "'ll",
+                                           "'d",
+                                           "'S",
+                                           ".",
+                                           ",",
+                                           "!?",
+                                           "--",
+                                           "\"",
+                                           "_",
+                                           "$",
+                                           "\U0001f600",
+                                           "\U0001f468\u200d\U0001f469",
+                                           "\U00020000",
+                                           "\U0010ffff",
+                                           "\u00ad",
+                                           "\u0100",
+                                           "\u0120",
+                                           "<|endoftext|>",
+                                           "<|end",
+                                           "<mask>",
+                                           "<r>",
+                                           "<both>",
+                                           "foo",
+                                           "foo bar",
+                                           "ob",
+                                           "<",
+                                           "|>",
+                                           std::string(1, '\0'),
+                                           "\x7f",
+                                           "\x1f"};
   std::mt19937 random(20240607);
   std::vector<std::string> cases;
   for (int i = 0; i < count; ++i) {
@@ -85,7 +175,8 @@ std::vector<std::string> random_cases(int count) {
 std::vector<std::string> code_point_cases() {
   std::vector<std::string> cases(1);
   for (char32_t code = 1; code <= 0x10ffff; ++code) {
-    const bool edge = char_class(code) != char_class(code - 1) || (code < 0x10ffff && char_class(code) != char_class(code + 1));
+    const bool edge =
+        char_class(code) != char_class(code - 1) || (code < 0x10ffff && char_class(code) != char_class(code + 1));
     if ((code >= 0xd800 && code <= 0xdfff) || (!edge && code >= 0x3000 && code % 401 != 0)) {
       continue;
     }
@@ -99,10 +190,12 @@ std::vector<std::string> code_point_cases() {
 }
 
 std::string corpus() {
-  std::string text = "It is a truth universally acknowledged, that a single man in possession of a good "
+  std::string text =
+      "It is a truth universally acknowledged, that a single man in possession of a good "
       "fortune, must be in want of a wife. ";
   for (int i = 0; i < 40; ++i) {
-    text += "the tion ing foo bar blob <|endof text and\n  then 2024 and 12345 they'll don't it's   Zo\u00eb "
+    text +=
+        "the tion ing foo bar blob <|endof text and\n  then 2024 and 12345 they'll don't it's   Zo\u00eb "
         "\u00e9t\u00e9 \u6f22\u5b57 \U0001f600\U0001f600 ";
     text += concat("word", i % 7, " \u041f\u0440\u0438\u0432\u0435\u0442 --- !!! \n\n\u3000x ", i, '\n');
   }
@@ -121,8 +214,8 @@ class TokenizerReferenceTest : public TemporaryFolderTest {
     cases_ = std::move(cases);
     write("corpus.txt", corpus());
     write("cases.json", nlohmann::json(cases_).dump());
-    const CommandResult result =
-        run_command({test_python(), TRIREME_SOURCE_DIR "/tests/data/tokenizer_reference.py", folder_.string()}, folder_);
+    const CommandResult result = run_command(
+        {test_python(), TRIREME_SOURCE_DIR "/tests/data/tokenizer_reference.py", folder_.string()}, folder_);
     ASSERT_EQ(result.exit_code, 0) << "PyPI tokenizers is needed (requirements-test.txt):\n" << result.err;
     expected_ = nlohmann::json::parse(read_file(folder_ / "expected.json"));
   }
@@ -158,7 +251,8 @@ TEST_F(TokenizerReferenceTest, GivesTheIdsOfHuggingFaceForEveryVariant) {
 }
 
 TEST_F(TokenizerReferenceTest, UsesTheUnknownTokenAsHuggingFaceDoes) {
-  run({"the cat", "the dog", "dog", "xyz", "the xyz cat", "\u6f22\u5b57 the", "thq", "qthe", "q q qq", "cat<unk>cat", "zz\nzz"});
+  run({"the cat", "the dog", "dog", "xyz", "the xyz cat", "\u6f22\u5b57 the", "thq", "qthe", "q q qq", "cat<unk>cat",
+       "zz\nzz"});
   expect_same_ids("unknown");
   expect_same_ids("unknown_fused");
   EXPECT_NE(expected_["ids"]["unknown"], expected_["ids"]["unknown_fused"]);

@@ -94,7 +94,8 @@ TEST_F(TokensTest, UnusableFilesAreTheUsersInput) {
   EXPECT_THAT(refused({folder_ / "absent.bin"}), AllOf(HasSubstr("absent.bin"), HasSubstr("No such file")));
   EXPECT_THAT(refused({folder_}), HasSubstr("not a file"));
   EXPECT_THAT(refused({write("empty.bin", "")}), AllOf(HasSubstr("empty.bin"), HasSubstr("it is empty")));
-  EXPECT_THAT(refused({good, write("odd.bin", "abcde")}), AllOf(HasSubstr("odd.bin"), HasSubstr("5 bytes"), HasSubstr("uint16")));
+  EXPECT_THAT(refused({good, write("odd.bin", "abcde")}),
+              AllOf(HasSubstr("odd.bin"), HasSubstr("5 bytes"), HasSubstr("uint16")));
   EXPECT_THAT(refused({good}, 5), AllOf(HasSubstr("good.bin has 5 tokens"), HasSubstr("sequence_length 5")));
   EXPECT_THAT(refused({good, good}, 10), HasSubstr("2 files together has 10 tokens"));
   EXPECT_THAT(refused({good}, 0), HasSubstr("at least 1"));

@@ -219,7 +219,9 @@ TEST(TorchSamplerTest, TakesStatesWithoutTheWordWithin) {
   TorchSampler whole(50, 0, 2);
   whole.reset();
   whole.next(4);
-  archive.write("trireme_sampler", c10::IValue(nlohmann::json({{"sampler", whole.sampler().state()}, {"passes", 1}, {"ended", false}}).dump()));
+  archive.write(
+      "trireme_sampler",
+      c10::IValue(nlohmann::json({{"sampler", whole.sampler().state()}, {"passes", 1}, {"ended", false}}).dump()));
   std::ostringstream out;
   archive.save_to(out);
   TorchSampler resumed(50, 0, 2);
@@ -238,7 +240,8 @@ TEST(TorchSamplerTest, StartsBehindBatchesThatWereCounted) {
   EXPECT_EQ(pass_of(resumed), pass_of(whole)) << "the epoch after it";
   resumed.start_at(0, 6, 4);
   EXPECT_TRUE(pass_of(resumed).empty());
-  EXPECT_THAT(input_error([&] { resumed.start_at(0, 7, 4); }), HasSubstr("start_at(epoch 0, 7 batches of 4) of 50 samples for 2 ranks"));
+  EXPECT_THAT(input_error([&] { resumed.start_at(0, 7, 4); }),
+              HasSubstr("start_at(epoch 0, 7 batches of 4) of 50 samples for 2 ranks"));
 }
 
 TEST(TorchSamplerTest, RefusesWhatIsNotItsOwn) {

@@ -30,7 +30,8 @@ TEST(ChooseTest, TheWords) {
   for (const char* word : {"auto", "cpu", "cuda", "cuda:0", "cuda:127"}) {
     EXPECT_TRUE(is_choice(word)) << word;
   }
-  for (const char* word : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", "cuda:128", "cuda:99999999999", "CUDA"}) {
+  for (const char* word :
+       {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", "cuda:128", "cuda:99999999999", "CUDA"}) {
     EXPECT_FALSE(is_choice(word)) << word;
   }
   EXPECT_EQ(gpu_number("cuda:12"), 12);
@@ -75,8 +76,12 @@ TEST(ChooseTest, EachRankOfAHostHasAGpuOfItsOwn) {
       EXPECT_EQ(choose_among(4, word, rank, 4), gpu(rank)) << word;
     }
     EXPECT_EQ(choose_among(4, word, 1, 2), gpu(1)) << "GPUs may be left over";
-    EXPECT_THAT(refusal(word, 5, 4), AllOf(HasSubstr("this host has 5 ranks and libtorch sees 4 GPUs"), HasSubstr("Start at most 4 ranks on it"))) << word;
-    EXPECT_THAT(refusal(word, 2, 1), AllOf(HasSubstr("this host has 2 ranks and libtorch sees 1 GPU"), HasSubstr("Start at most 1 rank on it"))) << word;
+    EXPECT_THAT(refusal(word, 5, 4), AllOf(HasSubstr("this host has 5 ranks and libtorch sees 4 GPUs"),
+                                           HasSubstr("Start at most 4 ranks on it")))
+        << word;
+    EXPECT_THAT(refusal(word, 2, 1), AllOf(HasSubstr("this host has 2 ranks and libtorch sees 1 GPU"),
+                                           HasSubstr("Start at most 1 rank on it")))
+        << word;
   }
   EXPECT_TRUE(choose_among(4, "cpu", 1, 9).is_cpu());
 }
@@ -85,7 +90,8 @@ TEST(ChooseTest, AGpuThatIsNamedIsForAllRanks) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(choose_among(2, "cuda:1", rank, 3), gpu(1));
   }
-  EXPECT_THAT(refusal("cuda:2", 1, 2), AllOf(HasSubstr("device \"cuda:2\" was asked for"), HasSubstr("libtorch sees 2 GPUs")));
+  EXPECT_THAT(refusal("cuda:2", 1, 2),
+              AllOf(HasSubstr("device \"cuda:2\" was asked for"), HasSubstr("libtorch sees 2 GPUs")));
   EXPECT_THAT(refusal("cuda:1", 1, 1), HasSubstr("libtorch sees 1 GPU."));
 }
 

@@ -1,4 +1,5 @@
-// "activation_checkpointing": whatever becomes of activations, an engine trains the same bits; ranks choose the same, within the budget.
+// "activation_checkpointing": whatever becomes of activations, an engine trains the same bits; ranks choose the same,
+// within the budget.
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
@@ -6,8 +7,8 @@
 #include <trireme/models/gpt_layers.h>
 
 #include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 
@@ -45,7 +46,8 @@ struct Task {
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
 };
 
-std::shared_ptr<Engine> make(comm::World& world, const Task& task, const activations::Options& wanted, std::shared_ptr<data::Dataset> data = std::make_shared<Counting>()) {
+std::shared_ptr<Engine> make(comm::World& world, const Task& task, const activations::Options& wanted,
+                             std::shared_ptr<data::Dataset> data = std::make_shared<Counting>()) {
   torch::manual_seed(11 + world.rank());
   models::GptOptions shape = small_gpt(task.dropout);
   shape.layers = task.layers;
@@ -60,7 +62,8 @@ std::shared_ptr<Engine> make(comm::World& world, const Task& task, const activat
     stages.chunks = task.chunks;
     stages.schedule = task.schedule;
     stages.activation_checkpoint_interval = task.interval;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape), models::token_loss, stages);
+    options.pipeline =
+        std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape), models::token_loss, stages);
   } else {
     models::Gpt model(shape);
     options.model = model.ptr();
@@ -117,14 +120,21 @@ TEST_P(EngineActivationsTest, AModelInOnePieceTrainsTheSameBitsAtEveryZeroStage)
 INSTANTIATE_TEST_SUITE_P(Zero, EngineActivationsTest, testing::Range(0, 4), testing::PrintToStringParamName());
 
 TEST(EngineActivations, PipelinesAndAutocastTrainTheSameBits) {
-  std::vector<Task> tasks = {{.stages = 2}, {.stages = 2, .interval = 2}, {.stages = 2, .schedule = pipeline::ScheduleKind::zero_bubble}, {.stage = 1, .stages = 2, .schedule = pipeline::ScheduleKind::gpipe}, {.autocast = true},
-                             {.interval = 1, .accumulation = 1}}; // the head shares its weight with the embedding: a sum in two pieces, or in one
+  std::vector<Task> tasks = {
+      {.stages = 2},
+      {.stages = 2, .interval = 2},
+      {.stages = 2, .schedule = pipeline::ScheduleKind::zero_bubble},
+      {.stage = 1, .stages = 2, .schedule = pipeline::ScheduleKind::gpipe},
+      {.autocast = true},
+      {.interval = 1,
+       .accumulation = 1}}; // the head shares its weight with the embedding: a sum in two pieces, or in one
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           for (const Task& task : tasks) {
                             const Trained plain = train(world, task, {});
                             for (const Way way : {Way::keep, Way::recompute, Way::nvme, Way::recompute_nvme}) {
-                              SCOPED_TRACE(concat(task.stages, " stages, interval ", task.interval, ", ", activations::name_of(way)));
+                              SCOPED_TRACE(concat(task.stages, " stages, interval ", task.interval, ", ",
+                                                  activations::name_of(way)));
                               EXPECT_EQ(train(world, task, every_part(way)).numbers, plain.numbers);
                             }
                           }
@@ -133,26 +143,30 @@ TEST(EngineActivations, PipelinesAndAutocastTrainTheSameBits) {
   fs::remove_all(files_of_activations());
 }
 
-// In a pipeline the list has a way for each layer, wherever the stages are cut: embedding, positions, three blocks, norm, head.
+// In a pipeline the list has a way for each layer, wherever the stages are cut: embedding, positions, three blocks,
+// norm, head.
 TEST(EngineActivations, AListOfLayersHasAChoiceForEachLayer) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          const Task task{.stages = 2};
-                          activations::Options listed = every_part(Way::keep);
-                          listed.policy.reset();
-                          listed.choices = activations::from_words({"keep", "recompute", "nvme", "recompute", "recompute_nvme", "2*keep"});
-                          const Trained trained = train(world, task, listed);
-                          EXPECT_EQ(trained.numbers, train(world, task, {}).numbers);
-                          at::Tensor count = torch::zeros({static_cast<int64_t>(activations::kWays.size())}, torch::kInt64);
-                          for (const Way way : trained.ways) {
-                            count[static_cast<int64_t>(way)] += 1;
-                          }
-                          world.group().all_reduce(count).wait();
-                          EXPECT_TRUE(count.equal(torch::tensor({2, 2, 0, 1, 0, 1}, torch::kInt64))) << count; // the embedding, whose input needs no gradient, is no part
-                          listed.choices.pop_back();
-                          EXPECT_THROW(train(world, task, listed), Error);
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  const Task task{.stages = 2};
+                  activations::Options listed = every_part(Way::keep);
+                  listed.policy.reset();
+                  listed.choices =
+                      activations::from_words({"keep", "recompute", "nvme", "recompute", "recompute_nvme", "2*keep"});
+                  const Trained trained = train(world, task, listed);
+                  EXPECT_EQ(trained.numbers, train(world, task, {}).numbers);
+                  at::Tensor count = torch::zeros({static_cast<int64_t>(activations::kWays.size())}, torch::kInt64);
+                  for (const Way way : trained.ways) {
+                    count[static_cast<int64_t>(way)] += 1;
+                  }
+                  world.group().all_reduce(count).wait();
+                  EXPECT_TRUE(count.equal(torch::tensor({2, 2, 0, 1, 0, 1}, torch::kInt64)))
+                      << count; // the embedding, whose input needs no gradient, is no part
+                  listed.choices.pop_back();
+                  EXPECT_THROW(train(world, task, listed), Error);
+                }),
+      IsEmpty());
   fs::remove_all(files_of_activations());
 }
 
@@ -172,62 +186,73 @@ TEST(EngineActivations, RecomputationNeedsLessMemoryThanKeeping) {
 
 TEST(EngineActivations, RanksChooseTheSameWithinTheBudget) {
   for (const int stages : {1, 2}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const Task task{.stages = stages, .layers = 8};
-                            const Trained plain = train(world, task, {}, 6);
-                            const auto largest = [&](int64_t bytes) {
-                              at::Tensor all = torch::tensor({bytes});
-                              world.group().all_reduce(all, comm::ReduceOp::max).wait();
-                              return all.item<int64_t>();
-                            };
-                            const int64_t keep = largest(train(world, task, every_part(Way::keep)).peaks.back());
-                            const int64_t recompute = largest(train(world, task, every_part(Way::recompute)).peaks.back());
-                            activations::Options wanted{.automatic = true, .memory_budget = stages > 1 ? keep : (keep + recompute) / 2, .nvme_path = files_of_activations().string()};
-                            const Trained chosen = train(world, task, wanted, 6);
-                            EXPECT_EQ(chosen.numbers, plain.numbers);
-                            for (size_t step = 2; step < chosen.peaks.size(); ++step) {
-                              EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
-                            }
-                            std::vector<int64_t> mine;
-                            for (const Way way : chosen.ways) {
-                              mine.push_back(static_cast<int64_t>(way));
-                            }
-                            at::Tensor own = torch::tensor(mine);
-                            if (stages == 1) {
-                              at::Tensor first = own.clone();
-                              world.group().broadcast(first, 0, "ways").wait();
-                              EXPECT_TRUE(first.equal(own));
-                              const Trained again = train(world, task, {.choices = chosen.ways, .nvme_path = files_of_activations().string()}, 6);
-                              EXPECT_EQ(again.numbers, plain.numbers);
-                              EXPECT_EQ(again.ways, chosen.ways);
-                            }
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(2,
+                  [&](comm::World& world) {
+                    const Task task{.stages = stages, .layers = 8};
+                    const Trained plain = train(world, task, {}, 6);
+                    const auto largest = [&](int64_t bytes) {
+                      at::Tensor all = torch::tensor({bytes});
+                      world.group().all_reduce(all, comm::ReduceOp::max).wait();
+                      return all.item<int64_t>();
+                    };
+                    const int64_t keep = largest(train(world, task, every_part(Way::keep)).peaks.back());
+                    const int64_t recompute = largest(train(world, task, every_part(Way::recompute)).peaks.back());
+                    activations::Options wanted{.automatic = true,
+                                                .memory_budget = stages > 1 ? keep : (keep + recompute) / 2,
+                                                .nvme_path = files_of_activations().string()};
+                    const Trained chosen = train(world, task, wanted, 6);
+                    EXPECT_EQ(chosen.numbers, plain.numbers);
+                    for (size_t step = 2; step < chosen.peaks.size(); ++step) {
+                      EXPECT_LE(chosen.peaks[step], wanted.memory_budget) << "step " << step;
+                    }
+                    std::vector<int64_t> mine;
+                    for (const Way way : chosen.ways) {
+                      mine.push_back(static_cast<int64_t>(way));
+                    }
+                    at::Tensor own = torch::tensor(mine);
+                    if (stages == 1) {
+                      at::Tensor first = own.clone();
+                      world.group().broadcast(first, 0, "ways").wait();
+                      EXPECT_TRUE(first.equal(own));
+                      const Trained again =
+                          train(world, task, {.choices = chosen.ways, .nvme_path = files_of_activations().string()}, 6);
+                      EXPECT_EQ(again.numbers, plain.numbers);
+                      EXPECT_EQ(again.ways, chosen.ways);
+                    }
+                  }),
+        IsEmpty());
   }
   fs::remove_all(files_of_activations());
 }
 
-// One micro-batch leaves for files while another comes back: with the least that a refusal names the peaks are within it.
+// One micro-batch leaves for files while another comes back: with the least that a refusal names the peaks are within
+// it.
 TEST(EngineActivations, PipelinesStayWithinTheLeastBudget) {
   using pipeline::ScheduleKind;
-  const std::vector<Task> tasks = {{.stages = 2, .layers = 6, .accumulation = 4},
-                                   {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::gpipe},
-                                   {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::zero_bubble},
-                                   {.stages = 2, .chunks = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::interleaved}};
+  const std::vector<Task> tasks = {
+      {.stages = 2, .layers = 6, .accumulation = 4},
+      {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::gpipe},
+      {.stages = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::zero_bubble},
+      {.stages = 2, .chunks = 2, .layers = 6, .accumulation = 4, .schedule = ScheduleKind::interleaved}};
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           for (const Task& task : tasks) {
                             SCOPED_TRACE(concat("schedule ", static_cast<int>(task.schedule)));
-                            activations::Options wanted{.automatic = true, .memory_budget = 1, .nvme_path = files_of_activations().string(), .least_bytes = 0};
+                            activations::Options wanted{.automatic = true,
+                                                        .memory_budget = 1,
+                                                        .nvme_path = files_of_activations().string(),
+                                                        .least_bytes = 0};
                             try {
                               train(world, task, wanted);
                               ADD_FAILURE() << "a byte is enough";
                             } catch (const InputError& error) { // every rank says what all say
                               const std::string words = "Raise memory_budget to ";
                               const std::string told = error.what();
-                              for (size_t at = told.find(words); at != std::string::npos; at = told.find(words, at + 1)) {
-                                wanted.memory_budget = std::max<int64_t>(wanted.memory_budget, std::stoll(told.substr(at + words.size())));
+                              for (size_t at = told.find(words); at != std::string::npos;
+                                   at = told.find(words, at + 1)) {
+                                wanted.memory_budget =
+                                    std::max<int64_t>(wanted.memory_budget, std::stoll(told.substr(at + words.size())));
                               }
                             }
                             const Trained trained = train(world, task, wanted, 6);
@@ -259,7 +284,8 @@ std::vector<double> steps_of(Engine& engine, int steps) {
   return numbers;
 }
 
-// The first step of a resumed run is treated as was chosen, where a run that measures recomputes everything in its first two.
+// The first step of a resumed run is treated as was chosen, where a run that measures recomputes everything in its
+// first two.
 TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
   const fs::path saved = fs::path(testing::TempDir()) / concat("trireme_chosen_activations_", ::getpid());
   for (const int stages : {1, 2}) {
@@ -294,8 +320,10 @@ TEST(EngineActivations, AResumedRunUsesTheChoiceOfItsCheckpoint) {
                             other.memory_budget -= 1;
                             const auto another = make(world, task, other);
                             another->load_checkpoint(saved, tag);
-                            EXPECT_EQ(steps_of(*another, 1), std::vector<double>(expected.begin(), expected.begin() + 2));
-                            EXPECT_THAT(another->activations()->ways(), testing::Each(Way::recompute)) << "another budget: measured again";
+                            EXPECT_EQ(steps_of(*another, 1),
+                                      std::vector<double>(expected.begin(), expected.begin() + 2));
+                            EXPECT_THAT(another->activations()->ways(), testing::Each(Way::recompute))
+                                << "another budget: measured again";
                           }),
                 IsEmpty());
   }
@@ -343,7 +371,8 @@ TEST(EngineActivations, AChoiceForSmallerInputsIsMeasuredAgain) {
                           const std::vector<double> rest = steps_of(*after, 3);
                           numbers.insert(numbers.end(), rest.begin(), rest.end());
                           EXPECT_EQ(numbers, expected);
-                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::keep)) << "measured in two steps after it";
+                          EXPECT_THAT(after->activations()->ways(), testing::Each(Way::keep))
+                              << "measured in two steps after it";
                         }),
               IsEmpty());
   fs::remove_all(saved);
@@ -360,7 +389,8 @@ TEST(EngineActivations, LayersThatNoClassMatchesAreRefused) {
                               train(world, task, wanted, 1);
                               ADD_FAILURE() << "it matches";
                             } catch (const Error& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr("\"LlamaBlock\" matches no class"), HasSubstr("GptBlock")));
+                              EXPECT_THAT(error.what(),
+                                          AllOf(HasSubstr("\"LlamaBlock\" matches no class"), HasSubstr("GptBlock")));
                             }
                           }),
                 IsEmpty());

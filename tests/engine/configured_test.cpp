@@ -11,11 +11,11 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <thread>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -47,8 +47,8 @@ class ConfiguredTest : public testing::Test {
   fs::path folder_;
 };
 
-// Two parameters over one memory would be stepped as two: in a model of one piece, in a layer that a LayerSpec builds, and in
-// a unit under zero::Init.
+// Two parameters over one memory would be stepped as two: in a model of one piece, in a layer that a LayerSpec builds,
+// and in a unit under zero::Init.
 TEST_F(ConfiguredTest, ATieBySharedMemoryIsRefusedByName) {
   struct TiedImpl : torch::nn::Module {
     torch::nn::Embedding embedding{8, 4};
@@ -65,17 +65,20 @@ TEST_F(ConfiguredTest, ATieBySharedMemoryIsRefusedByName) {
   TORCH_MODULE(Tied);
   EXPECT_THAT(run_ranks(1,
                         [](comm::World& world) {
-                          const auto names_both = AllOf(HasSubstr("embedding.weight"), HasSubstr("head.weight"), HasSubstr("share memory"));
+                          const auto names_both =
+                              AllOf(HasSubstr("embedding.weight"), HasSubstr("head.weight"), HasSubstr("share memory"));
                           Tied model;
                           InitializeOptions options;
                           options.config = small_config(6, 1);
                           options.model = model.ptr();
-                          options.loss = [model](const data::Batch& batch) mutable { return model->forward(batch.input()).sum(); };
+                          options.loss = [model](const data::Batch& batch) mutable {
+                            return model->forward(batch.input()).sum();
+                          };
                           EXPECT_THAT(refusal([&] { initialize(world, options); }), names_both);
                           InitializeOptions listed;
                           listed.config = options.config;
-                          listed.pipeline = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList{pipeline::LayerSpec<Tied>()}, nullptr,
-                                                                                       pipeline::PipelineOptions{});
+                          listed.pipeline = std::make_shared<pipeline::PipelineModule>(
+                              pipeline::LayerList{pipeline::LayerSpec<Tied>()}, nullptr, pipeline::PipelineOptions{});
                           EXPECT_THAT(refusal([&] { initialize(world, listed); }), names_both);
                           const zero::Init init(world);
                           EXPECT_THAT(refusal([&] { const zero::Sharded<Tied> unit; }), names_both);
@@ -97,7 +100,8 @@ TEST_F(ConfiguredTest, ACheckpointStoresAConfigurationMadeInCode) {
                           const nlohmann::json stored = checkpoint::Checkpoint::open(folder_).config();
                           EXPECT_EQ(stored.at("gradient_clipping"), 0.5) << stored;
                           EXPECT_EQ(stored.at("optimizer").at("type"), "Lion");
-                          const config::EngineConfig again = config::read_deepspeed(JsonNode::parse(stored.dump(), "stored"));
+                          const config::EngineConfig again =
+                              config::read_deepspeed(JsonNode::parse(stored.dump(), "stored"));
                           EXPECT_EQ(config::to_json(again), config::to_json(made)) << "it can be read again";
                           EXPECT_THAT(again.notes, IsEmpty());
                         }),
@@ -112,13 +116,15 @@ TEST_F(ConfiguredTest, ACheckpointStoresWhatWasChangedAfterReading) {
                           InitializeOptions options;
                           pipeline::PipelineOptions how;
                           how.partition = "uniform";
-                          options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, how);
+                          options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()),
+                                                                                        models::token_loss, how);
                           config.pipeline.activation_checkpoint_interval = 2;
                           options.config = config;
                           options.training_data = std::make_shared<Counting>();
                           const Initialized made = initialize(world, options);
                           EXPECT_EQ(options.pipeline->options().activation_checkpoint_interval, 2);
-                          EXPECT_EQ(options.pipeline->options().partition, "uniform") << "the configuration does not say it";
+                          EXPECT_EQ(options.pipeline->options().partition, "uniform")
+                              << "the configuration does not say it";
                           made.engine->save_checkpoint(folder_);
                           const nlohmann::json stored = checkpoint::Checkpoint::open(folder_).config();
                           EXPECT_EQ(stored.at("gradient_clipping"), 0.25);
@@ -130,26 +136,29 @@ TEST_F(ConfiguredTest, ACheckpointStoresWhatWasChangedAfterReading) {
 
 // A model in one piece cannot do what needs layers.
 TEST_F(ConfiguredTest, AModelInOnePieceRefusesWhatNeedsLayers) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          const auto refused = [&](const auto& change) {
-                            config::EngineConfig config = small_config(12, 1);
-                            change(config.pipeline);
-                            return refusal([&] { SmallRun(world, config); });
-                          };
-                          EXPECT_THAT(refused([](auto& keys) { keys.stages = 2; }), AllOf(HasSubstr("\"stages\""), HasSubstr("one piece"), HasSubstr("PipelineModule")));
-                          EXPECT_THAT(refused([](auto& keys) { keys.activation_checkpoint_interval = 1; }), HasSubstr("\"activation_checkpoint_interval\""));
-                          EXPECT_THAT(refused([](auto& keys) { keys.seed_layers = true; }), HasSubstr("\"seed_layers\""));
-                          EXPECT_EQ(refused([](auto& keys) {
-                                      keys.stages = 1;
-                                      keys.partition = "uniform";
-                                      keys.activation_checkpoint_interval = 0;
-                                      keys.seed_layers = false;
-                                    }),
-                                    "")
-                              << "that asks for nothing";
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(1,
+                [](comm::World& world) {
+                  const auto refused = [&](const auto& change) {
+                    config::EngineConfig config = small_config(12, 1);
+                    change(config.pipeline);
+                    return refusal([&] { SmallRun(world, config); });
+                  };
+                  EXPECT_THAT(refused([](auto& keys) { keys.stages = 2; }),
+                              AllOf(HasSubstr("\"stages\""), HasSubstr("one piece"), HasSubstr("PipelineModule")));
+                  EXPECT_THAT(refused([](auto& keys) { keys.activation_checkpoint_interval = 1; }),
+                              HasSubstr("\"activation_checkpoint_interval\""));
+                  EXPECT_THAT(refused([](auto& keys) { keys.seed_layers = true; }), HasSubstr("\"seed_layers\""));
+                  EXPECT_EQ(refused([](auto& keys) {
+                              keys.stages = 1;
+                              keys.partition = "uniform";
+                              keys.activation_checkpoint_interval = 0;
+                              keys.seed_layers = false;
+                            }),
+                            "")
+                      << "that asks for nothing";
+                }),
+      IsEmpty());
 }
 
 TEST_F(ConfiguredTest, AMonitorWithoutAFolderWritesIntoTheRunFolder) {
@@ -162,7 +171,9 @@ TEST_F(ConfiguredTest, AMonitorWithoutAFolderWritesIntoTheRunFolder) {
                           config.csv_monitor.enabled = config.tensorboard.enabled = true;
                           config.csv_monitor.job_name = config.tensorboard.job_name = "job";
                           ::unsetenv("TRIREME_RUN_DIR");
-                          EXPECT_THAT(refusal([&] { SmallRun(world, config); }), AllOf(HasSubstr("csv_monitor"), HasSubstr("output_path"), HasSubstr("TRIREME_RUN_DIR")));
+                          EXPECT_THAT(
+                              refusal([&] { SmallRun(world, config); }),
+                              AllOf(HasSubstr("csv_monitor"), HasSubstr("output_path"), HasSubstr("TRIREME_RUN_DIR")));
                           ::setenv("TRIREME_RUN_DIR", (folder_ / "run").c_str(), 1);
                           SmallRun run(world, config);
                           run.engine().train_batch();
@@ -193,7 +204,9 @@ TEST_F(ConfiguredTest, WithoutPrefetchTheCallerMakesTheBatches) {
                             const auto data = std::make_shared<Asked>();
                             InitializeOptions options;
                             options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.loss = [model](const data::Batch& batch) mutable {
+                              return model->loss(batch.input(), batch.target());
+                            };
                             options.config = small_config(12, 1);
                             options.training_data = data;
                             options.prefetch = prefetch;

@@ -7,17 +7,17 @@
 #include <trireme/comm/recorder.h>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/convert_parameters.h>
+#include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <chrono>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <regex>
-#include <unistd.h>
 
 namespace trireme::engine::observe {
 namespace {
@@ -50,15 +50,17 @@ json training(comm::World& world, const json& run) {
   json seen;
   for (int step = 0; step < 4; ++step) {
     it.engine().train_batch();
-    seen["steps"].push_back({number(it.engine().loss()), number(it.engine().get_lr()), number(it.engine().get_global_grad_norm()),
-                             number(it.engine().loss_scale()), it.engine().skipped_steps()});
+    seen["steps"].push_back({number(it.engine().loss()), number(it.engine().get_lr()),
+                             number(it.engine().get_global_grad_norm()), number(it.engine().loss_scale()),
+                             it.engine().skipped_steps()});
   }
   for (const auto& item : it.model->named_parameters()) {
     seen["weights"][item.key()] = digest(item.value());
   }
-  it.made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    seen["states"][concat(state, '/', tensor.name, '@', begin)] = digest(values);
-  });
+  it.made.optimizer->for_each_state(
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+        seen["states"][concat(state, '/', tensor.name, '@', begin)] = digest(values);
+      });
   return seen;
 }
 
@@ -91,7 +93,9 @@ json operations(comm::World& world, const json& run) {
   it.engine().train_batch();
   it.engine().train_batch();
   const comm::Recorder& recorder = comm::Recorder::process();
-  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count();
   it.engine().train_batch();
   json seen;
   for (const comm::Record& record : recorder.records()) {
@@ -111,7 +115,8 @@ json log_lines(comm::World& world, const json& run) {
   };
   const std::unique_ptr<const void, decltype(restore)> guard(&seen, restore);
   log::set_level(log::Level::info);
-  log::set_sink([&](const std::string& line) { seen["lines"].push_back(std::regex_replace(line, std::regex("[0-9].*"), "")); });
+  log::set_sink(
+      [&](const std::string& line) { seen["lines"].push_back(std::regex_replace(line, std::regex("[0-9].*"), "")); });
   SmallRun it = small(world, run);
   for (int step = 0; step < 3; ++step) {
     it.engine().train_batch();
@@ -197,7 +202,8 @@ json loss_with_norm(comm::World& world, const json& run) {
   options.loss = [norm](const data::Batch& batch) mutable { return norm->forward(batch.input()).abs().mean(); };
   const auto engine = initialize(world, options).engine;
   const int64_t rows = engine->train_micro_batch_size_per_gpu();
-  const data::Batch batch{{torch::arange(4 * rows, torch::kFloat32).view({rows, 4}).square() + 100 * world.rank()}, {}, rows};
+  const data::Batch batch{
+      {torch::arange(4 * rows, torch::kFloat32).view({rows, 4}).square() + 100 * world.rank()}, {}, rows};
   return engine->train_batch([&] { return batch; }).item<double>();
 }
 
@@ -271,7 +277,8 @@ json layers(comm::World& world, const json& run) {
   };
   InitializeOptions options;
   options.pipeline = std::make_shared<PipelineModule>(
-      LayerList{LayerSpec<torch::nn::Linear>(4, 64), counting, LayerSpec<torch::nn::Linear>(64, 4), LayerSpec<torch::nn::Linear>(4, 4)},
+      LayerList{LayerSpec<torch::nn::Linear>(4, 64), counting, LayerSpec<torch::nn::Linear>(64, 4),
+                LayerSpec<torch::nn::Linear>(4, 4)},
       [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); });
   options.config = config;
   const Initialized made = initialize(world, options);

@@ -40,8 +40,8 @@ json loss_with_norm(comm::World& world, const json& run);
 json steps_in_backward(comm::World& world, const json& run);
 /// What becomes of a checkpoint to which the ranks give different tags.
 json differing_tags(comm::World& world, const json& run);
-/// After three steps of a GPT in one piece: what becomes of each part's activations (of parts that "auto" chooses for, whether all are kept), and which of the folders
-/// "one" and "other" there are files of activations in.
+/// After three steps of a GPT in one piece: what becomes of each part's activations (of parts that "auto" chooses for,
+/// whether all are kept), and which of the folders "one" and "other" there are files of activations in.
 json activations(comm::World& world, const json& run);
 /// A list of layers: stages, bounds, first weights, and how often a layer's forward runs in a step.
 json layers(comm::World& world, const json& run);

@@ -12,8 +12,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 
-#include <filesystem>
 #include <unistd.h>
+#include <filesystem>
 
 namespace trireme::engine {
 namespace {
@@ -60,9 +60,12 @@ TEST(EnginePageTest, GroupsSamplesAndLogits) {
   options.training_data = std::make_shared<Points>();
   options.parameter_groups = {
       {.parameters = model->head->parameters(), .lr_factor = 10},
-      {.chooses = [](const std::string&, const std::vector<int64_t>& sizes) { return sizes.size() < 2; }, .weight_decay = 0}, // biases, norms
+      {.chooses = [](const std::string&, const std::vector<int64_t>& sizes) { return sizes.size() < 2; },
+       .weight_decay = 0}, // biases, norms
   };
-  options.order = [](int64_t epoch) { return data::permutation(1000, 17, epoch); }; // the numbers of an epoch's samples, the same on every rank
+  options.order = [](int64_t epoch) {
+    return data::permutation(1000, 17, epoch);
+  }; // the numbers of an epoch's samples, the same on every rank
   options.collate = [](std::vector<data::Batch> samples) { return stacked(std::move(samples)); };
   const Initialized made = initialize(world, options);
   made.engine->train_batch();
@@ -79,11 +82,14 @@ TEST(EnginePageTest, AnOptimizerOfLibtorch) {
   HeadedNet model;
   InitializeOptions options;
   options.model = model.ptr();
-  options.loss = [model](const data::Batch& batch) mutable { return torch::cross_entropy_loss(model->forward(batch.input()), batch.target()); };
+  options.loss = [model](const data::Batch& batch) mutable {
+    return torch::cross_entropy_loss(model->forward(batch.input()), batch.target());
+  };
   options.config = small_config(8, 1);
   options.training_data = std::make_shared<Points>();
   options.config.optimizer.reset(); // instead of the configuration's
-  options.optimizer = std::make_shared<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+  options.optimizer =
+      std::make_shared<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
   const Initialized made = initialize(world, options);
   made.engine->train_batch();
   EXPECT_EQ(made.engine->get_lr(), 1e-3);
@@ -102,11 +108,13 @@ TEST(EnginePageTest, ProgramsWithSeveralModels) {
     return initialize(world, options).engine;
   };
   const auto makes = engine_of(maker, [&](const data::Batch&) { return (judge(maker(noise)) - 1).square().mean(); });
-  const auto judges = engine_of(judge, [&](const data::Batch&) { return (judge(real) - 1).square().mean() + judge(maker(noise).detach()).square().mean(); });
+  const auto judges = engine_of(judge, [&](const data::Batch&) {
+    return (judge(real) - 1).square().mean() + judge(maker(noise).detach()).square().mean();
+  });
   const auto next = [&] { return data::Batch{{noise}, {noise}, 8}; };
   judges->train_batch(next); // (judge(real) - 1)^2 + judge(maker(noise).detach())^2
   const at::Tensor judged = judge->weight.detach().clone();
-  makes->train_batch(next);  // (judge(maker(noise)) - 1)^2: what it gives the judge is dropped
+  makes->train_batch(next); // (judge(maker(noise)) - 1)^2: what it gives the judge is dropped
   EXPECT_TRUE(judge->weight.equal(judged));
   EXPECT_FALSE(judge->weight.grad().defined());
 }
@@ -126,7 +134,8 @@ TEST(EnginePageTest, ADataSetOfTorch) {
 
 // tests/engine/gathered_model_test.cpp has stages, shards and tensor ranks.
 TEST(EnginePageTest, SavesAWholeModel) {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / concat("trireme_engine_page_", ::getpid());
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / concat("trireme_engine_page_", ::getpid());
   std::filesystem::create_directories(folder);
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(folder);
@@ -134,7 +143,9 @@ TEST(EnginePageTest, SavesAWholeModel) {
   HeadedNet net;
   InitializeOptions options;
   options.model = net.ptr();
-  options.loss = [net](const data::Batch& batch) mutable { return torch::cross_entropy_loss(net->forward(batch.input()), batch.target()); };
+  options.loss = [net](const data::Batch& batch) mutable {
+    return torch::cross_entropy_loss(net->forward(batch.input()), batch.target());
+  };
   options.config = small_config(8, 1);
   const auto engine = initialize(world, options).engine;
   const std::shared_ptr<torch::nn::Module> whole = engine->gather_model(); // on every rank

@@ -12,8 +12,8 @@
 namespace trireme::engine {
 namespace {
 
-using testing::HasSubstr;
 using test::run_ranks;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 struct Case {
@@ -39,7 +39,8 @@ TEST_P(EngineEqualsOneProcess, ForTwentySteps) {
                           for (int step = 0; step < 20; ++step) {
                             const double loss = run.engine().train_batch().item<double>();
                             EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
-                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step]) << "step " << step;
+                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step])
+                                << "step " << step;
                           }
                           EXPECT_LT(expected.back(), 0.8 * expected.front()) << "the test must train";
                           EXPECT_EQ(run.engine().global_samples(), 20 * 48);
@@ -48,10 +49,11 @@ TEST_P(EngineEqualsOneProcess, ForTwentySteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EngineEqualsOneProcess,
-                         testing::Values(Case{1, 1, 1.0}, Case{1, 4, 0}, Case{2, 1, 1.0}, Case{2, 2, 1.0}, Case{2, 4, 0}, Case{3, 1, 0}, Case{3, 2, 1.0},
-                                         Case{4, 1, 1.0}, Case{4, 3, 0}),
+                         testing::Values(Case{1, 1, 1.0}, Case{1, 4, 0}, Case{2, 1, 1.0}, Case{2, 2, 1.0},
+                                         Case{2, 4, 0}, Case{3, 1, 0}, Case{3, 2, 1.0}, Case{4, 1, 1.0}, Case{4, 3, 0}),
                          [](const auto& info) {
-                           return concat(info.param.ranks, "ranks_", info.param.accumulation, "accumulated_", info.param.clipping > 0 ? "clipped" : "free");
+                           return concat(info.param.ranks, "ranks_", info.param.accumulation, "accumulated_",
+                                         info.param.clipping > 0 ? "clipped" : "free");
                          });
 
 TEST(EngineTest, TrainBatchEqualsTheExplicitLoopBitForBit) {

@@ -56,13 +56,15 @@ struct NetImpl : nn::Module {
   }
   nn::Linear first{nullptr}, second{nullptr}, last{nullptr};
   Trap early; // the last layer's gradients are there when it is reached
-  Trap late; // none is
+  Trap late;  // none is
 };
 TORCH_MODULE(Net);
 
 config::EngineConfig config_of(int64_t accumulation, int64_t replicas) {
-  const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": )", accumulation, R"(, "train_batch_size": )",
-                                  3 * accumulation * replicas, R"(, "gradient_clipping": 0, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+  const std::string text =
+      concat(R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": )", accumulation,
+             R"(, "train_batch_size": )", 3 * accumulation * replicas,
+             R"(, "gradient_clipping": 0, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
   config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
   config.data_parallel.bucket_bytes = 100; // a bucket a tensor
   config.data_parallel.first_bucket_bytes = 100;
@@ -82,7 +84,9 @@ struct NetRun {
   NetRun(comm::World& world, const config::EngineConfig& config) : rank(world.rank()) {
     InitializeOptions options;
     options.model = net.ptr();
-    options.loss = [net = net](const data::Batch& batch) mutable { return (net->forward(batch.input()) - batch.target()).square().mean(); };
+    options.loss = [net = net](const data::Batch& batch) mutable {
+      return (net->forward(batch.input()) - batch.target()).square().mean();
+    };
     options.config = config;
     made = initialize(world, options);
   }
@@ -136,28 +140,35 @@ TEST(EngineFailureTest, NobodyGoesOnAfterAStepThatFailedOnOne) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool late : {false, true}) {
       SCOPED_TRACE(concat("stage ", stage, late ? ", late" : ", early"));
-      EXPECT_THAT(run_ranks(2,
-                            [&](comm::World& world) {
-                              config::EngineConfig config = config_of(1, world.size());
-                              config.zero.stage = stage;
-                              NetRun run(world, config);
-                              run.step(0);
-                              const auto before = run.net->first->weight.numel() > 0 && stage < 3 ? run.net->first->weight.clone() : at::Tensor();
-                              const Trap& trap = late ? run.net->late : run.net->early;
-                              const std::string error = test::error_of([&] { run.step(1, world.rank() == 0 ? 0 : -1, &trap); });
-                              EXPECT_THAT(error, AllOf(HasSubstr("backward went through it"), HasSubstr(world.rank() == 0 ? "trap" : "rank 0")));
-                              trap.arm(false);
-                              if (before.defined()) {
-                                EXPECT_TRUE(run.net->first->weight.equal(before));
-                              }
-                              if (world.rank() == 0) {
-                                Engine& engine = *run.made.engine;
-                                EXPECT_THAT(test::error_of([&] { run.step(1); }), AllOf(HasSubstr("after a failure in step 2"), HasSubstr("backward went through it")));
-                                EXPECT_THAT(test::error_of([&] { engine.eval_batch(batch_of(0)); }), HasSubstr("after a failure in step 2"));
-                                EXPECT_THAT(test::error_of([&] { engine.save_checkpoint(testing::TempDir()); }), HasSubstr("after a failure in step 2"));
-                              }
-                            }),
-                  IsEmpty());
+      EXPECT_THAT(
+          run_ranks(2,
+                    [&](comm::World& world) {
+                      config::EngineConfig config = config_of(1, world.size());
+                      config.zero.stage = stage;
+                      NetRun run(world, config);
+                      run.step(0);
+                      const auto before = run.net->first->weight.numel() > 0 && stage < 3
+                                              ? run.net->first->weight.clone()
+                                              : at::Tensor();
+                      const Trap& trap = late ? run.net->late : run.net->early;
+                      const std::string error = test::error_of([&] { run.step(1, world.rank() == 0 ? 0 : -1, &trap); });
+                      EXPECT_THAT(error, AllOf(HasSubstr("backward went through it"),
+                                               HasSubstr(world.rank() == 0 ? "trap" : "rank 0")));
+                      trap.arm(false);
+                      if (before.defined()) {
+                        EXPECT_TRUE(run.net->first->weight.equal(before));
+                      }
+                      if (world.rank() == 0) {
+                        Engine& engine = *run.made.engine;
+                        EXPECT_THAT(test::error_of([&] { run.step(1); }), AllOf(HasSubstr("after a failure in step 2"),
+                                                                                HasSubstr("backward went through it")));
+                        EXPECT_THAT(test::error_of([&] { engine.eval_batch(batch_of(0)); }),
+                                    HasSubstr("after a failure in step 2"));
+                        EXPECT_THAT(test::error_of([&] { engine.save_checkpoint(testing::TempDir()); }),
+                                    HasSubstr("after a failure in step 2"));
+                      }
+                    }),
+          IsEmpty());
     }
   }
 }
@@ -168,7 +179,9 @@ TEST(EngineFailureTest, DataThatIsNotThereEndsNoStep) {
                         [](comm::World& world) {
                           NetRun run(world, config_of(1, world.size()));
                           run.step(0);
-                          EXPECT_THROW(run.made.engine->train_batch([]() -> data::Batch { throw InputError("data", "the file ends"); }), InputError);
+                          EXPECT_THROW(run.made.engine->train_batch(
+                                           []() -> data::Batch { throw InputError("data", "the file ends"); }),
+                                       InputError);
                           EXPECT_TRUE(std::isfinite(run.step(1)));
                         }),
               IsEmpty());
@@ -259,11 +272,14 @@ TEST(EngineFailureTest, AStepThatFailsHalfDoneNeedsACheckpoint) {
                               failing.step(1);
                               ADD_FAILURE() << "went on";
                             } catch (const Error& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr("step 2"), HasSubstr("had been stepped"), HasSubstr("checkpoint")));
+                              EXPECT_THAT(error.what(), AllOf(HasSubstr("step 2"), HasSubstr("had been stepped"),
+                                                              HasSubstr("checkpoint")));
                             }
                           }
-                          EXPECT_THAT(test::error_of([&] { failing.made.engine->save_checkpoint(folder); }), HasSubstr("had been stepped"));
-                          EXPECT_THAT(test::error_of([&] { failing.made.engine->eval_batch(batch_of(0)); }), HasSubstr("had been stepped"));
+                          EXPECT_THAT(test::error_of([&] { failing.made.engine->save_checkpoint(folder); }),
+                                      HasSubstr("had been stepped"));
+                          EXPECT_THAT(test::error_of([&] { failing.made.engine->eval_batch(batch_of(0)); }),
+                                      HasSubstr("had been stepped"));
                           ASSERT_TRUE(failing.made.engine->load_checkpoint(folder));
                           EXPECT_EQ(failing.step(1), whole.step(1));
                           EXPECT_EQ(failing.step(2), whole.step(2));
@@ -282,7 +298,10 @@ TEST(EngineFailureTest, NothingIsSavedBetweenBackwardThatStepsAndStep) {
                           NetRun run(world, config);
                           Engine& engine = *run.made.engine;
                           engine.backward(engine.forward(batch_of(0)));
-                          const auto refused = [](const auto& f) { EXPECT_THAT(test::error_of(f), AllOf(HasSubstr("between backward() and step()"), HasSubstr("Call step() first"))); };
+                          const auto refused = [](const auto& f) {
+                            EXPECT_THAT(test::error_of(f), AllOf(HasSubstr("between backward() and step()"),
+                                                                 HasSubstr("Call step() first")));
+                          };
                           refused([&] { engine.save_checkpoint(folder); });
                           refused([&] { engine.eval_batch(batch_of(1)); });
                           refused([&] { engine.forward(batch_of(1)); });
@@ -298,13 +317,17 @@ TEST(EngineFailureTest, NothingIsSavedBetweenBackwardThatStepsAndStep) {
 TEST(EngineFailureTest, ACheckpointOfAnotherRunIsRefusedBeforeAnythingIsLoaded) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_refused_", ::getpid());
   const auto with = [](const char* optimizer, const char* scheduler) {
-    return config::read_deepspeed(JsonNode::parse(concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", optimizer, R"(, "scheduler": )", scheduler, "}"), "test.json"));
+    return config::read_deepspeed(JsonNode::parse(concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )",
+                                                         optimizer, R"(, "scheduler": )", scheduler, "}"),
+                                                  "test.json"));
   };
   const char* const sgd = R"({"type": "SGD", "params": {"lr": 0.01}})";
   const char* const momentum = R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})";
   const char* const warmup = R"({"type": "WarmupLR", "params": {"warmup_num_steps": 3}})";
   const char* const decay = R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 3, "total_num_steps": 9}})";
-  for (const auto& [config, reason] : {std::pair(with(sgd, decay), "schedule is WarmupLR"), std::pair(with(momentum, warmup), "has no optimizer state \"momentum_buffer/")}) {
+  for (const auto& [config, reason] :
+       {std::pair(with(sgd, decay), "schedule is WarmupLR"),
+        std::pair(with(momentum, warmup), "has no optimizer state \"momentum_buffer/")}) {
     EXPECT_THAT(run_ranks(2,
                           [&, config = config, reason = reason](comm::World& world) {
                             NetRun saved(world, with(sgd, warmup));
@@ -315,7 +338,8 @@ TEST(EngineFailureTest, ACheckpointOfAnotherRunIsRefusedBeforeAnythingIsLoaded) 
                             NetRun run(world, config);
                             run.step(5);
                             whole.step(5);
-                            EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }), HasSubstr(reason));
+                            EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }),
+                                        HasSubstr(reason));
                             EXPECT_EQ(run.made.engine->global_steps(), 1);
                             EXPECT_EQ(run.step(6), whole.step(6));
                             EXPECT_EQ(run.made.engine->get_lr(), whole.made.engine->get_lr());
@@ -340,7 +364,9 @@ struct ListRun {
     }
     const LayerList layers{LayerSpec<nn::Linear>(4, 8), trap, LayerSpec<nn::Linear>(8, 1)};
     model = std::make_shared<PipelineModule>(
-        layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+        layers,
+        [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); },
+        options);
     InitializeOptions initialize_options;
     initialize_options.pipeline = model;
     initialize_options.config = config_of(2, world.size() / stages);
@@ -382,7 +408,9 @@ TEST(EngineFailureTest, APipelineThatFailedSaysSoInTheNextBatch) {
                               run.step(1);
                               ADD_FAILURE() << "went on";
                             } catch (const Error& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr("after a failure"), HasSubstr("backward went through it"), HasSubstr("checkpoint")));
+                              EXPECT_THAT(error.what(),
+                                          AllOf(HasSubstr("after a failure"), HasSubstr("backward went through it"),
+                                                HasSubstr("checkpoint")));
                             }
                           }
                         }),
@@ -395,7 +423,9 @@ TEST(EngineFailureTest, AModuleOutlivesItsEngine) {
                         [](comm::World& world) {
                           const auto model = std::make_shared<PipelineModule>(
                               LayerList{LayerSpec<nn::Linear>(4, 1)},
-                              [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0).to(torch::kFloat32), targets.at(0)); });
+                              [](const Tensors& outputs, const Tensors& targets) {
+                                return at::mse_loss(outputs.at(0).to(torch::kFloat32), targets.at(0));
+                              });
                           {
                             InitializeOptions options;
                             options.pipeline = model;
@@ -419,7 +449,8 @@ TEST(EngineFailureTest, ANormThatIsWantedInTheMiddleOfAStepDoesNotTakeItBack) {
                           NetRun run(world, config);
                           Engine& engine = *run.made.engine;
                           run.step(0);
-                          run.net->last->bias.register_hook([](const at::Tensor& grad) { return torch::full_like(grad, INFINITY); });
+                          run.net->last->bias.register_hook(
+                              [](const at::Tensor& grad) { return torch::full_like(grad, INFINITY); });
                           engine.backward(engine.forward(batch_of(1)));
                           engine.want_grad_norm(true);
                           engine.step();

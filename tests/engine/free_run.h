@@ -23,11 +23,16 @@ struct FreeRun {
   std::shared_ptr<pipeline::PipelineModule> model;
   std::shared_ptr<Engine> engine;
 
-  FreeRun(comm::World& world, const pipeline::LayerList& layers, int stages, int count, pipeline::PipelineOptions options = {}, int zero_stage = 0) {
+  FreeRun(comm::World& world, const pipeline::LayerList& layers, int stages, int count,
+          pipeline::PipelineOptions options = {}, int zero_stage = 0) {
     options.stages = stages;
     options.seed_layers = true;
     model = std::make_shared<pipeline::PipelineModule>(
-        layers, [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+        layers,
+        [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+          return at::mse_loss(outputs.at(0), targets.at(0));
+        },
+        options);
     InitializeOptions initialize_options;
     initialize_options.pipeline = model;
     initialize_options.config = micro_batches(count, world.size() / stages);

@@ -14,9 +14,9 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
+#include <unistd.h>
 #include <filesystem>
 #include <sstream>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace gathered_model {
@@ -31,7 +31,8 @@ using testing::IsEmpty;
 
 nn::Sequential net_of(uint64_t seed) {
   torch::manual_seed(seed);
-  return nn::Sequential(nn::Linear(4, 6), nn::Tanh(), nn::BatchNorm1d(6), nn::Linear(6, 5), nn::Dropout(0.0), nn::Linear(5, 1));
+  return nn::Sequential(nn::Linear(4, 6), nn::Tanh(), nn::BatchNorm1d(6), nn::Linear(6, 5), nn::Dropout(0.0),
+                        nn::Linear(5, 1));
 }
 
 at::Tensor mean_square(const at::Tensor& y, const at::Tensor& target) {
@@ -56,7 +57,8 @@ std::shared_ptr<Engine> train(comm::World& world, InitializeOptions options) {
 // The same in torch.
 nn::Sequential trained_in_torch() {
   nn::Sequential net = net_of(1);
-  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
+  torch::optim::AdamW optimizer(net->parameters(),
+                                torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1));
   for (int64_t step = 0; step < kSteps; ++step) {
     const data::Batch batch = rows(step);
     optimizer.zero_grad();
@@ -72,7 +74,9 @@ InitializeOptions in_stages(const nn::Sequential& net, int stages) {
   InitializeOptions options;
   options.config = small_config(3, 1, 0);
   options.pipeline = std::make_shared<pipeline::PipelineModule>(
-      pipeline::LayerList(net), [](const pipeline::Tensors& y, const pipeline::Tensors& target) { return mean_square(y.at(0), target.at(0)); }, how);
+      pipeline::LayerList(net),
+      [](const pipeline::Tensors& y, const pipeline::Tensors& target) { return mean_square(y.at(0), target.at(0)); },
+      how);
   return options;
 }
 
@@ -101,7 +105,9 @@ void expect_equal(const nn::Module& found, const nn::Module& expected, double to
   const auto compare = [&](const auto& a, const auto& b) {
     EXPECT_EQ(a.keys(), b.keys());
     for (const auto& item : b) {
-      EXPECT_LE((a[item.key()].to(torch::kFloat) - item.value().to(torch::kFloat)).abs().max().template item<double>(), tolerance) << item.key();
+      EXPECT_LE((a[item.key()].to(torch::kFloat) - item.value().to(torch::kFloat)).abs().max().template item<double>(),
+                tolerance)
+          << item.key();
     }
   };
   compare(found.named_parameters(), expected.named_parameters());
@@ -129,9 +135,16 @@ TEST(GatheredModelTest, WhatIsOnOtherStagesIsNotSavedByMistake) {
                         [](comm::World& world) {
                           nn::Sequential net = net_of(1);
                           const auto engine = train(world, in_stages(net, 2));
-                          EXPECT_THAT(what_happens([&] { saved(net); }), AllOf(HasSubstr(world.rank() == 0 ? "is on stage 1" : "\"0.weight\" is on stage 0"), HasSubstr("not trained here"), HasSubstr("gather_model()")));
-                          EXPECT_THAT(what_happens([&] { net->forward(rows(0).input()); }), AllOf(HasSubstr("not trained here")));
-                          EXPECT_THAT(what_happens([&] { torch::serialize::OutputArchive archive; engine->module().save(archive); }),
+                          EXPECT_THAT(
+                              what_happens([&] { saved(net); }),
+                              AllOf(HasSubstr(world.rank() == 0 ? "is on stage 1" : "\"0.weight\" is on stage 0"),
+                                    HasSubstr("not trained here"), HasSubstr("gather_model()")));
+                          EXPECT_THAT(what_happens([&] { net->forward(rows(0).input()); }),
+                                      AllOf(HasSubstr("not trained here")));
+                          EXPECT_THAT(what_happens([&] {
+                                        torch::serialize::OutputArchive archive;
+                                        engine->module().save(archive);
+                                      }),
                                       AllOf(HasSubstr("2 stages"), HasSubstr("gather_model()")));
                           const auto own = net[world.rank() == 0 ? 0 : 5]->as<nn::Linear>();
                           const auto other = net[world.rank() == 0 ? 5 : 0]->as<nn::Linear>();
@@ -149,7 +162,8 @@ void expect_what_a_checkpoint_has(const SplitLayout& layout) {
                           SplitRun run(world, layout, split_gpt_build({}));
                           run.engine().train_batch();
                           run.engine().save_checkpoint(folder);
-                          const double loss = run.engine().eval_batch(test::batch_of_step(Counting(), 0, 4)).item<double>();
+                          const double loss =
+                              run.engine().eval_batch(test::batch_of_step(Counting(), 0, 4)).item<double>();
                           const std::shared_ptr<nn::Module> whole = run.engine().gather_model();
                           if (world.rank() != 0) {
                             return;
@@ -184,7 +198,9 @@ TEST(GatheredModelTest, InTheMiddleOfAStepItIsRefused) {
                           const data::Batch batch = test::batch_of_step(Counting(), 0, 4);
                           run.engine().backward(run.engine().forward(batch));
                           run.engine().step();
-                          EXPECT_THAT(what_happens([&] { run.engine().gather_model(); }), AllOf(HasSubstr("gather_model() in the middle of a step"), HasSubstr("1 of 2 micro-batches")));
+                          EXPECT_THAT(what_happens([&] { run.engine().gather_model(); }),
+                                      AllOf(HasSubstr("gather_model() in the middle of a step"),
+                                            HasSubstr("1 of 2 micro-batches")));
                         }),
               IsEmpty());
 }

@@ -22,24 +22,27 @@ using testing::IsEmpty;
 
 /// One for each way to read what is not there: the message names the parameter and says what to do.
 TEST(GatheredParametersTest, AParameterThatIsNotGatheredSaysSo) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          SmallRun run(world, zero_config(3));
-                          const at::Tensor weight = run.model->transformer->embedding->wte->weight;
-                          EXPECT_EQ(weight.sizes(), (at::IntArrayRef{31, 16}));
-                          for (const auto& read : std::vector<std::function<void()>>{[&] { weight.sum(); }, [&] { weight.data_ptr<float>(); },
-                                                                                      [&] { weight.t().matmul(torch::ones({31, 2})); }}) {
-                            try {
-                              const torch::NoGradGuard no_grad;
-                              read();
-                              ADD_FAILURE() << "read";
-                            } catch (const c10::Error& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr("transformer.wte.weight"), HasSubstr("ZeRO stage 3"), HasSubstr("GatheredParameters")));
-                            }
-                          }
-                          run.engine().train_batch(); // goes on
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  SmallRun run(world, zero_config(3));
+                  const at::Tensor weight = run.model->transformer->embedding->wte->weight;
+                  EXPECT_EQ(weight.sizes(), (at::IntArrayRef{31, 16}));
+                  for (const auto& read :
+                       std::vector<std::function<void()>>{[&] { weight.sum(); }, [&] { weight.data_ptr<float>(); },
+                                                          [&] { weight.t().matmul(torch::ones({31, 2})); }}) {
+                    try {
+                      const torch::NoGradGuard no_grad;
+                      read();
+                      ADD_FAILURE() << "read";
+                    } catch (const c10::Error& error) {
+                      EXPECT_THAT(error.what(), AllOf(HasSubstr("transformer.wte.weight"), HasSubstr("ZeRO stage 3"),
+                                                      HasSubstr("GatheredParameters")));
+                    }
+                  }
+                  run.engine().train_batch(); // goes on
+                }),
+      IsEmpty());
 }
 
 /// Looks at the second layer's weight while the first one runs, and the second one's is on its way.
@@ -65,10 +68,14 @@ TEST(GatheredParametersTest, AParameterThatIsOnItsWaySaysSo) {
                           PeekNet net;
                           InitializeOptions options;
                           options.model = net.ptr();
-                          options.loss = [net](const data::Batch& batch) mutable { return net->forward(batch.input()).square().mean(); };
+                          options.loss = [net](const data::Batch& batch) mutable {
+                            return net->forward(batch.input()).square().mean();
+                          };
                           options.config = zero_config(3);
                           const auto made = initialize(world, options);
-                          const auto step = [&] { made.engine->train_batch([] { return data::Batch{{torch::ones({24, 9})}, {}, 24}; }); };
+                          const auto step = [&] {
+                            made.engine->train_batch([] { return data::Batch{{torch::ones({24, 9})}, {}, 24}; });
+                          };
                           step(); // from now on it is known what comes next
                           int refused = 0;
                           net->peek = [&] {
@@ -96,14 +103,20 @@ TEST(GatheredParametersTest, DoNotOutliveAStep) {
                           for (int step = 0; step < 3; ++step) {
                             {
                               const auto whole = holding.engine().gather_parameters(holding.model->parameters());
-                              const auto refused = [](const auto& f) { EXPECT_THAT(test::error_of(f), HasSubstr("Let go of what gather_parameters() returned")); };
-                              refused([&] { holding.engine().train_batch([] { return Counting().get(std::vector<int64_t>{0, 1}); }); });
+                              const auto refused = [](const auto& f) {
+                                EXPECT_THAT(test::error_of(f),
+                                            HasSubstr("Let go of what gather_parameters() returned"));
+                              };
+                              refused([&] {
+                                holding.engine().train_batch([] { return Counting().get(std::vector<int64_t>{0, 1}); });
+                              });
                               if (step == 1) {
                                 holding.engine().save_checkpoint(folder);
                                 refused([&] { holding.engine().load_checkpoint(folder); });
                               }
                             }
-                            EXPECT_EQ(holding.engine().train_batch().item<double>(), free.engine().train_batch().item<double>());
+                            EXPECT_EQ(holding.engine().train_batch().item<double>(),
+                                      free.engine().train_batch().item<double>());
                           }
                         }),
               IsEmpty());
@@ -123,8 +136,9 @@ TEST(GatheredParametersTest, DoNotOutliveAStepOfTheExplicitLoop) {
                               engine.backward(loss);
                             }
                             const auto whole = engine.gather_parameters(run.model->parameters());
-                            EXPECT_THAT(test::error_of([&] { stepped_in_backward ? engine.backward(loss) : engine.step(); }),
-                                        HasSubstr("Let go of what gather_parameters() returned"));
+                            EXPECT_THAT(
+                                test::error_of([&] { stepped_in_backward ? engine.backward(loss) : engine.step(); }),
+                                HasSubstr("Let go of what gather_parameters() returned"));
                           }),
                 IsEmpty());
   }

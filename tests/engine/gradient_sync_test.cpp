@@ -1,4 +1,5 @@
-// The GradientSync seam carries ranks that step by themselves and agree every few steps, with a state of its own in checkpoints.
+// The GradientSync seam carries ranks that step by themselves and agree every few steps, with a state of its own in
+// checkpoints.
 #include "small_run.h"
 
 #include <trireme/base/error.h>
@@ -23,7 +24,8 @@ using testing::IsEmpty;
 
 constexpr int kEvery = 3;
 
-/// A client's own: averages parameters every kEvery steps, and knows neither masters nor states (parallel::AveragingSync does).
+/// A client's own: averages parameters every kEvery steps, and knows neither masters nor states
+/// (parallel::AveragingSync does).
 class MeanSync : public parallel::GradientSync {
  public:
   explicit MeanSync(const comm::Group& group) : GradientSync(group) {}
@@ -78,7 +80,9 @@ struct MeanRun {
     options.config = config;
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
-    options.gradient_sync = [](const parallel::ReduceGroups& groups) { return std::make_unique<MeanSync>(groups.data()); };
+    options.gradient_sync = [](const parallel::ReduceGroups& groups) {
+      return std::make_unique<MeanSync>(groups.data());
+    };
     made = initialize(world, options);
   }
   Engine& engine() {
@@ -101,14 +105,16 @@ config::EngineConfig bf16_config() {
 
 class GradientSyncTest : public testing::TestWithParam<int> {};
 
-// Masters of the ranks may differ in digits that their parameters do not have, and so may states: all of them are saved.
+// Masters of the ranks may differ in digits that their parameters do not have, and so may states: all of them are
+// saved.
 TEST_P(GradientSyncTest, RanksThatStepAloneAreSavedAndResumedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_gradient_sync_", ::getpid());
   EXPECT_THAT(run_ranks(GetParam(),
                         [folder](comm::World& world) {
                           MeanRun whole(world, bf16_config());
                           whole.train(4);
-                          EXPECT_THAT(test::error_of([&] { whole.engine().save_checkpoint(folder); }), HasSubstr("the next is step 6"));
+                          EXPECT_THAT(test::error_of([&] { whole.engine().save_checkpoint(folder); }),
+                                      HasSubstr("the next is step 6"));
                           whole.train(2);
                           whole.engine().save_checkpoint(folder);
                           const double loss = whole.train(5);
@@ -117,7 +123,8 @@ TEST_P(GradientSyncTest, RanksThatStepAloneAreSavedAndResumedBitForBit) {
                           second.engine().load_checkpoint(folder);
                           EXPECT_EQ(second.train(5), loss);
                           for (size_t i = 0; i < whole.model->parameters().size(); ++i) {
-                            EXPECT_TRUE(whole.model->parameters()[i].equal(second.model->parameters()[i])) << "parameter " << i;
+                            EXPECT_TRUE(whole.model->parameters()[i].equal(second.model->parameters()[i]))
+                                << "parameter " << i;
                           }
                         }),
               IsEmpty());
@@ -180,7 +187,8 @@ TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
                             InitializeOptions options;
                             pipeline::PipelineOptions pipeline;
                             pipeline.stages = 2;
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, pipeline);
+                            options.pipeline = std::make_shared<pipeline::PipelineModule>(
+                                models::gpt_layers(small_gpt()), models::token_loss, pipeline);
                             options.config = small_config(4, 2);
                             options.gradient_sync = [sync](const parallel::ReduceGroups& groups) {
                               auto made = std::make_unique<CountingSync>(groups);
@@ -198,7 +206,8 @@ TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
                           const auto second = std::make_shared<CountingSync*>();
                           const Initialized resumed = make(second);
                           resumed.engine->load_checkpoint(folder);
-                          (*second)->for_each_state(nullptr, [](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+                          (*second)->for_each_state(nullptr, [](const std::string&, const bucket::TensorInfo& tensor,
+                                                                int64_t, const at::Tensor& values) {
                             EXPECT_TRUE(values.eq(3).all().item<bool>()) << tensor.name;
                           });
                         }),
@@ -210,11 +219,13 @@ TEST(GradientSyncErrorTest, ZeroHasItsOwn) {
   comm::World world = comm::World::connect();
   config::EngineConfig config = small_config(48, 1, 0.5);
   config.zero.stage = 1;
-  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }), HasSubstr("ZeRO stage 1 with a gradient_sync of its own"));
+  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }),
+              HasSubstr("ZeRO stage 1 with a gradient_sync of its own"));
   config.zero.stage = 0;
   config.step_in_backward = true;
   config.gradient_clipping = 0;
-  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }), HasSubstr("step_in_backward with a gradient_sync of its own"));
+  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }),
+              HasSubstr("step_in_backward with a gradient_sync of its own"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientSyncTest, testing::Values(1, 2, 3));

@@ -1,4 +1,5 @@
-// Every key of "engine" that the table calls honoured does something: two values, and what an engine does or holds differs.
+// Every key of "engine" that the table calls honoured does something: two values, and what an engine does or holds
+// differs.
 #include "engine_observers.h"
 
 #include <tests/support/key_observers.h>
@@ -6,9 +7,9 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -22,7 +23,8 @@ json parsed(const char* text) {
   return json::parse(text);
 }
 
-const json kCommon = parsed(R"({"engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})");
+const json kCommon =
+    parsed(R"({"engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})");
 
 json engine(const char* text) {
   return {{"engine", parsed(text)}};
@@ -36,7 +38,8 @@ json files(comm::World& world, const json& run) {
   json here = run;
   for (const char* monitor : {"csv_monitor", "tensorboard"}) {
     if (here["engine"].contains(monitor) && here["engine"][monitor].contains("output_path")) {
-      here["engine"][monitor]["output_path"] = (folder / here["engine"][monitor]["output_path"].get<std::string>()).string();
+      here["engine"][monitor]["output_path"] =
+          (folder / here["engine"][monitor]["output_path"].get<std::string>()).string();
     }
   }
   ::setenv("TRIREME_RUN_DIR", (folder / "run").c_str(), 1);
@@ -88,8 +91,10 @@ std::vector<KeyObserver> top_level() {
 }
 
 std::vector<KeyObserver> zero_and_pipeline() {
-  const json sharded = engine(R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
-  const json accumulated = engine(R"({"gradient_clipping": 0, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
+  const json sharded =
+      engine(R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
+  const json accumulated = engine(
+      R"({"gradient_clipping": 0, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})");
   const json whole = engine(R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3}})");
   const std::string_view zero = "engine.zero_optimization";
   const std::string_view pipeline = "engine.pipeline";
@@ -105,7 +110,8 @@ std::vector<KeyObserver> zero_and_pipeline() {
       {zero, "", "param_persistence_threshold", 0, 100'000, observe::operations, whole, 2},
       {zero, "", "stage3_model_persistence_threshold", 0, 100'000, observe::operations, whole, 2},
       {pipeline, "", "stages", "auto", 2, observe::layers, {}, 2},
-      {pipeline, "", "partition", "parameters", "uniform", observe::layers, engine(R"({"pipeline": {"stages": 2}})"), 2},
+      {pipeline, "", "partition", "parameters", "uniform", observe::layers, engine(R"({"pipeline": {"stages": 2}})"),
+       2},
       {pipeline, "", "seed_layers", false, true, observe::layers},
       {pipeline, "", "activation_checkpoint_interval", 0, 2, observe::layers},
   };
@@ -145,7 +151,8 @@ std::vector<KeyObserver> activation_checkpointing() {
       {at, "", "layers", "Gpt", "Bert", observe::activations, section(R"({"policy": "recompute"})")},
       {at, "", "nvme_path", "one", "other", observe::activations, section(R"({"policy": "nvme"})")},
       {at, "", "cpu_checkpointing", false, true, observe::log_lines},
-      {at, "", "partition_activations", false, true, observe::log_lines}, // what it does among tensor ranks: split_activations_test.cpp
+      {at, "", "partition_activations", false, true,
+       observe::log_lines}, // what it does among tensor ranks: split_activations_test.cpp
       {at, "", "profile", false, true, observe::log_lines},
   };
 }
@@ -179,22 +186,35 @@ std::vector<KeyObserver> precision() {
       {"engine.bf16", "", "check_grad_overflow", true, false, observe::skips_nan_gradients, unclipped},
       {"engine.bf16", "", "bf16_optimizer_states", false, true, observe::training, bf16},
       {"engine.bfloat16", "", "enabled", false, true, observe::training},
-      {"engine.bfloat16", "", "check_grad_overflow", true, false, observe::skips_nan_gradients, engine(R"({"bfloat16": {"enabled": true}, "gradient_clipping": 0})")},
-      {"engine.bfloat16", "", "bf16_optimizer_states", false, true, observe::training, engine(R"({"bfloat16": {"enabled": true}})")},
+      {"engine.bfloat16", "", "check_grad_overflow", true, false, observe::skips_nan_gradients,
+       engine(R"({"bfloat16": {"enabled": true}, "gradient_clipping": 0})")},
+      {"engine.bfloat16", "", "bf16_optimizer_states", false, true, observe::training,
+       engine(R"({"bfloat16": {"enabled": true}})")},
       {"engine.torch_autocast", "", "enabled", false, true, observe::training},
-      {"engine.torch_autocast", "", "dtype", "bfloat16", "float16", observe::training, engine(R"({"torch_autocast": {"enabled": true}})")},
-      {"engine.data_types", "", "grad_accum_dtype", "fp32", "bf16", observe::training, engine(R"({"bf16": {"enabled": true}, "gradient_accumulation_steps": 3})")},
+      {"engine.torch_autocast", "", "dtype", "bfloat16", "float16", observe::training,
+       engine(R"({"torch_autocast": {"enabled": true}})")},
+      {"engine.data_types", "", "grad_accum_dtype", "fp32", "bf16", observe::training,
+       engine(R"({"bf16": {"enabled": true}, "gradient_accumulation_steps": 3})")},
   };
 }
 
 std::vector<KeyObserver> optimizers() {
   std::vector<KeyObserver> all = {{"engine.optimizer", "", "type", "AdamW", "SGD", observe::training}};
   const json zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {}}})");
-  const json frozen_zero_one = engine(R"({"optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 1, "var_update_scaler": 1, "local_step_scaler": 1}}})");
-  const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other, const char* params = "{}") {
-    all.push_back({"engine.optimizer.params", when, key, one, other, observe::training, {{"engine", {{"optimizer", {{"params", parsed(params)}}}}}}});
+  const json frozen_zero_one = engine(
+      R"({"optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 1, "var_update_scaler": 1, "local_step_scaler": 1}}})");
+  const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other,
+                       const char* params = "{}") {
+    all.push_back({"engine.optimizer.params",
+                   when,
+                   key,
+                   one,
+                   other,
+                   observe::training,
+                   {{"engine", {{"optimizer", {{"params", parsed(params)}}}}}}});
   };
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "SGD", "Lamb FusedLamb", "Lion", "Adagrad", "RMSprop"}) {
+  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "SGD", "Lamb FusedLamb", "Lion",
+                           "Adagrad", "RMSprop"}) {
     add(when, "lr", 0.01, 0.02);
     add(when, "weight_decay", 0, 0.5);
     add(when, "weight_decay_rule", "all", "matrices", R"({"weight_decay": 0.5})");
@@ -206,7 +226,8 @@ std::vector<KeyObserver> optimizers() {
   for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb", "Lion"}) {
     add(when, "betas", {0.9, 0.99}, {0.5, 0.6});
   }
-  for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
+  for (const char* when :
+       {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb", "Adagrad", "RMSprop"}) {
     add(when, "eps", 1e-8, 0.1);
   }
   for (const char* when : {"Adam AdamW", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lamb FusedLamb"}) {
@@ -224,9 +245,12 @@ std::vector<KeyObserver> optimizers() {
   add("OneBitLamb", "factor_min", 0.5, 1, R"({"freeze_step": 2, "factor_threshold": 0.9})");
   add("OneBitLamb", "factor_threshold", 0.1, 0.01, R"({"freeze_step": 1})");
   add("ZeroOneAdam", "var_update_scaler", 16, 1);
-  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "var_freeze_step", 100000, 2, observe::training, zero_one, 2});
-  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "local_step_scaler", 1, 100, observe::training, frozen_zero_one, 2});
-  all.push_back({"engine.optimizer.params", "ZeroOneAdam", "local_step_clipper", 1, 2, observe::training, frozen_zero_one, 2});
+  all.push_back(
+      {"engine.optimizer.params", "ZeroOneAdam", "var_freeze_step", 100000, 2, observe::training, zero_one, 2});
+  all.push_back(
+      {"engine.optimizer.params", "ZeroOneAdam", "local_step_scaler", 1, 100, observe::training, frozen_zero_one, 2});
+  all.push_back(
+      {"engine.optimizer.params", "ZeroOneAdam", "local_step_clipper", 1, 2, observe::training, frozen_zero_one, 2});
   add("Adam AdamW", "adam_w_mode", true, false, R"({"weight_decay": 0.5})");
   add("Adam AdamW", "fp32_optimizer_states", true, false);
   add("SGD", "momentum", 0, 0.9);
@@ -242,8 +266,15 @@ std::vector<KeyObserver> optimizers() {
 
 std::vector<KeyObserver> schedules() {
   std::vector<KeyObserver> all = {{"engine.scheduler", "", "type", "WarmupLR", "LRRangeTest", observe::training}};
-  const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other, const char* params = "{}") {
-    all.push_back({"engine.scheduler.params", when, key, one, other, observe::schedule, {{"engine", {{"scheduler", {{"params", parsed(params)}}}}}}});
+  const auto add = [&](std::string_view when, std::string_view key, const json& one, const json& other,
+                       const char* params = "{}") {
+    all.push_back({"engine.scheduler.params",
+                   when,
+                   key,
+                   one,
+                   other,
+                   observe::schedule,
+                   {{"engine", {{"scheduler", {{"params", parsed(params)}}}}}}});
   };
   const char* const total = R"({"total_num_steps": 5000})";
   for (const char* when : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
@@ -261,7 +292,8 @@ std::vector<KeyObserver> schedules() {
   }
   add("WarmupCosineLR", "warmup_min_ratio", 0, 0.5, total);
   add("WarmupCosineLR", "cos_min_ratio", 0.0001, 0.1, total);
-  const char* const cycle = R"({"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "decay_step_size": 100, "decay_lr_rate": 0.1, "decay_mom_rate": 0.1})";
+  const char* const cycle =
+      R"({"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "decay_step_size": 100, "decay_lr_rate": 0.1, "decay_mom_rate": 0.1})";
   add("OneCycle", "cycle_min_lr", 0.001, 0.002, cycle);
   add("OneCycle", "cycle_max_lr", 0.01, 0.02, cycle);
   add("OneCycle", "decay_lr_rate", 0.1, 0, cycle);
@@ -283,16 +315,18 @@ std::vector<KeyObserver> schedules() {
 
 std::vector<KeyObserver> all_observers() {
   std::vector<KeyObserver> all;
-  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), activation_checkpointing(), compression(), precision(), optimizers(), schedules()}) {
+  for (const auto& part : {top_level(), zero_and_pipeline(), averaging(), activation_checkpointing(), compression(),
+                           precision(), optimizers(), schedules()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
 }
 
-// What engine.tensor_parallel does to a model is in split_ordinary_test.cpp and tests/parallel/tensor: the model here has no rules for it. What offload's keys do is
-// seen on a device: tests/sim_device/offload_keys_test.cpp.
+// What engine.tensor_parallel does to a model is in split_ordinary_test.cpp and tests/parallel/tensor: the model here
+// has no rules for it. What offload's keys do is seen on a device: tests/sim_device/offload_keys_test.cpp.
 bool is_engine(std::string_view section) {
-  return section.starts_with("engine") && !section.starts_with("engine.tensor_parallel") && !section.starts_with("engine.zero_optimization.offload_") && section != "engine.aio";
+  return section.starts_with("engine") && !section.starts_with("engine.tensor_parallel") &&
+         !section.starts_with("engine.zero_optimization.offload_") && section != "engine.aio";
 }
 
 // A key that is honoured from now on gets an observer above.
@@ -303,9 +337,11 @@ TEST(KeyBehaviourTest, EveryHonouredKeyIsObserved) {
 TEST(KeyBehaviourTest, AnHonouredKeyWithoutAnObserverIsFound) {
   std::vector<KeyObserver> all = all_observers();
   std::erase_if(all, [](const KeyObserver& observer) { return observer.key == "seed_layers"; });
-  EXPECT_THAT(test::without_observer(all, is_engine), testing::ElementsAre("engine.pipeline: seed_layers is honoured, but nobody observes what it does"));
+  EXPECT_THAT(test::without_observer(all, is_engine),
+              testing::ElementsAre("engine.pipeline: seed_layers is honoured, but nobody observes what it does"));
   all.push_back({"engine.pipeline", "", "use_reentrant", true, false, observe::layers});
-  EXPECT_THAT(test::without_observer(all, is_engine), testing::Contains("1 observers are of keys that are not honoured"));
+  EXPECT_THAT(test::without_observer(all, is_engine),
+              testing::Contains("1 observers are of keys that are not honoured"));
 }
 
 class EveryHonouredKeyHasAnEffect : public testing::TestWithParam<int> {};
@@ -314,12 +350,14 @@ TEST_P(EveryHonouredKeyHasAnEffect, OnWhatAnEngineDoesOrHolds) {
   EXPECT_THAT(test::without_effect(all_observers(), GetParam(), kCommon), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, EveryHonouredKeyHasAnEffect, testing::Values(1, 2, 3), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryHonouredKeyHasAnEffect, testing::Values(1, 2, 3),
+                         testing::PrintToStringParamName());
 
 // What has no effect must not be taken for one.
 TEST(KeyBehaviourTest, AKeyWithoutEffectIsFound) {
   const std::vector<KeyObserver> idle = {{"engine", "", "disable_allgather", false, true, observe::training}};
-  EXPECT_THAT(test::without_effect(idle, 1, kCommon), testing::ElementsAre(HasSubstr("engine: disable_allgather has no effect")));
+  EXPECT_THAT(test::without_effect(idle, 1, kCommon),
+              testing::ElementsAre(HasSubstr("engine: disable_allgather has no effect")));
 }
 
 } // namespace

@@ -21,7 +21,8 @@ struct LayeredRun {
   std::shared_ptr<pipeline::PipelineModule> model;
   Initialized made;
 
-  LayeredRun(comm::World& world, const config::EngineConfig& config, const pipeline::PipelineOptions& pipeline, pipeline::LayerList layers = models::gpt_layers(four_layers()),
+  LayeredRun(comm::World& world, const config::EngineConfig& config, const pipeline::PipelineOptions& pipeline,
+             pipeline::LayerList layers = models::gpt_layers(four_layers()),
              pipeline::PipelineModule::Loss loss = models::token_loss)
       : model(std::make_shared<pipeline::PipelineModule>(std::move(layers), std::move(loss), pipeline)) {
     InitializeOptions options;
@@ -33,7 +34,8 @@ struct LayeredRun {
     made = initialize(world, options);
   }
   /// In one thread: tiny tensors.
-  LayeredRun(comm::World& world, const config::EngineConfig& config, int stages = 1, const models::GptOptions& shape = four_layers())
+  LayeredRun(comm::World& world, const config::EngineConfig& config, int stages = 1,
+             const models::GptOptions& shape = four_layers())
       : LayeredRun(world, config, in_one_thread(stages), models::gpt_layers(shape)) {}
 
   Engine& engine() {

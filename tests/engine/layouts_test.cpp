@@ -33,10 +33,17 @@ struct Layout {
 };
 
 constexpr Layout kLayouts[] = {
-    {"data1", 1, 1, 0},       {"data2", 1, 2, 0},       {"data2_zero1", 1, 2, 1},       {"data2_zero2", 1, 2, 2},       {"data2_zero3", 1, 2, 3},
-    {"pipe2_data1", 2, 1, 0}, {"pipe2_data2", 2, 2, 0}, {"pipe2_data2_zero1", 2, 2, 1}, {"pipe2_data2_zero2", 2, 2, 2},
+    {"data1", 1, 1, 0},
+    {"data2", 1, 2, 0},
+    {"data2_zero1", 1, 2, 1},
+    {"data2_zero2", 1, 2, 2},
+    {"data2_zero3", 1, 2, 3},
+    {"pipe2_data1", 2, 1, 0},
+    {"pipe2_data2", 2, 2, 0},
+    {"pipe2_data2_zero1", 2, 2, 1},
+    {"pipe2_data2_zero2", 2, 2, 2},
 };
-constexpr int kMore = 2; // steps after a checkpoint
+constexpr int kMore = 2;     // steps after a checkpoint
 constexpr double kLr = 0.01; // small_config()'s
 
 // In one piece, or as a list of layers: the names are the same.
@@ -51,7 +58,8 @@ std::shared_ptr<Engine> make_engine(comm::World& world, const Layout& layout, Ty
   if (layout.pipe > 1) {
     pipeline::PipelineOptions stages;
     stages.stages = layout.pipe;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
+    options.pipeline =
+        std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
   } else {
     models::Gpt model(small_gpt());
     options.model = model.ptr();
@@ -101,7 +109,8 @@ void expect_same_bits(const fs::path& folder, const fs::path& expected_folder) {
   }
 }
 
-// Layouts add in different orders. A parameter whose gradient is nothing but rounding moves by up to the learning rate in every step.
+// Layouts add in different orders. A parameter whose gradient is nothing but rounding moves by up to the learning rate
+// in every step.
 void expect_near(const fs::path& folder, const fs::path& expected_folder, double tolerance) {
   const auto saved = checkpoint::Checkpoint::open(folder);
   const auto expected = checkpoint::Checkpoint::open(expected_folder);
@@ -167,10 +176,12 @@ class LayoutsTest : public testing::TestWithParam<Type> {
                                 continue;
                               }
                               expect_same_bits(folder / "loaded", folder_ / source.name / "first");
-                              const std::vector<double> expected = read_losses(folder_ / concat(source.name, ".losses"));
+                              const std::vector<double> expected =
+                                  read_losses(folder_ / concat(source.name, ".losses"));
                               ASSERT_EQ(expected.size(), losses.size());
                               for (int step = 0; step < kMore; ++step) {
-                                EXPECT_NEAR(losses[step], expected[step], loss_tolerance() * expected[step]) << "step " << step << " after it";
+                                EXPECT_NEAR(losses[step], expected[step], loss_tolerance() * expected[step])
+                                    << "step " << step << " after it";
                               }
                               expect_near(folder / "last", folder_ / source.name / "last", moment_tolerance());
                             }
@@ -195,7 +206,8 @@ TEST_P(LayoutsTest, OneOfBeforeTheFirstStepDoesToo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, LayoutsTest, testing::Values(Type::fp32, Type::bf16), [](const auto& info) { return info.param == Type::fp32 ? "fp32" : "bf16"; });
+INSTANTIATE_TEST_SUITE_P(Types, LayoutsTest, testing::Values(Type::fp32, Type::bf16),
+                         [](const auto& info) { return info.param == Type::fp32 ? "fp32" : "bf16"; });
 
 // Checkpoints of before had the order in which gradients became ready. It is not read any more, and does no harm.
 TEST(OldCheckpointTest, AnOrderInItIsIgnored) {
@@ -213,7 +225,8 @@ TEST(OldCheckpointTest, AnOrderInItIsIgnored) {
                               const at::Tensor values = saved.read(name);
                               shards.push_back({name, saved.entry(name).kind, values.sizes().vec(), 0, values, {}, {}});
                             }
-                            const at::Tensor order = torch::randperm(static_cast<int64_t>(engine->module().parameters().size()), torch::kInt64);
+                            const at::Tensor order = torch::randperm(
+                                static_cast<int64_t>(engine->module().parameters().size()), torch::kInt64);
                             shards.push_back({"order/0/stage/0/of/1", "order", order.sizes().vec(), 0, order, {}, {}});
                           }
                           checkpoint::save(folder / "old", "saved", world.group(), shards, saved.state());

@@ -84,7 +84,8 @@ std::vector<double> train(comm::World& world, context::Kind kind, int64_t room) 
     losses.push_back(made.engine->train_batch().item<double>());
   }
   if (room > 0) {
-    EXPECT_LT(std::max<int64_t>(0, data_bytes() - before) + comm::own_shared_bytes() - shared_before, room) << "shared memory has no limit: it counts too";
+    EXPECT_LT(std::max<int64_t>(0, data_bytes() - before) + comm::own_shared_bytes() - shared_before, room)
+        << "shared memory has no limit: it counts too";
   }
   return losses;
 }
@@ -93,15 +94,19 @@ TEST(LongSequenceTest, RanksThatShareTokensTrainWhatOneRankCannotHold) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory counts";
 #endif
-  auto* const losses = static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* const losses =
+      static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(losses, MAP_FAILED);
-  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { std::ranges::copy(train(world, context::Kind::ring, 0), losses); }), IsEmpty());
+  EXPECT_THAT(
+      run_ranks(1, [&](comm::World& world) { std::ranges::copy(train(world, context::Kind::ring, 0), losses); }),
+      IsEmpty());
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           try {
                             train(world, context::Kind::ring, kRoom);
                           } catch (const std::exception& error) {
-                            EXPECT_THAT(error.what(), testing::AnyOf(testing::HasSubstr("memory"), testing::HasSubstr("bad_alloc")));
+                            EXPECT_THAT(error.what(),
+                                        testing::AnyOf(testing::HasSubstr("memory"), testing::HasSubstr("bad_alloc")));
                             return;
                           }
                           ADD_FAILURE() << "one rank had room enough";

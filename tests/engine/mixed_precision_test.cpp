@@ -8,9 +8,9 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <cmath>
 #include <filesystem>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -63,34 +63,39 @@ std::vector<double> plain_bf16_losses(int steps) {
 }
 
 TEST(MixedPrecisionTest, BfloatOnOneRankEqualsPlainLibtorch) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          SmallRun run(world, low_config(Type::bf16));
-                          const std::vector<double> expected = plain_bf16_losses(20);
-                          for (int step = 0; step < 20; ++step) {
-                            EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 2e-3 * expected[step]) << "step " << step;
-                          }
-                          EXPECT_EQ(run.model->parameters()[0].scalar_type(), torch::kBFloat16);
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(1,
+                [](comm::World& world) {
+                  SmallRun run(world, low_config(Type::bf16));
+                  const std::vector<double> expected = plain_bf16_losses(20);
+                  for (int step = 0; step < 20; ++step) {
+                    EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 2e-3 * expected[step])
+                        << "step " << step;
+                  }
+                  EXPECT_EQ(run.model->parameters()[0].scalar_type(), torch::kBFloat16);
+                }),
+      IsEmpty());
 }
 
 TEST(MixedPrecisionTest, EveryStageHasTheBitsOfStageZero) {
   for (const int stage : {1, 2, 3}) {
     for (const int ranks : {2, 3}) {
-      EXPECT_THAT(run_ranks(ranks,
-                            [stage](comm::World& world) {
-                              SmallRun plain(world, low_config(Type::bf16, 0, 1, 0));
-                              SmallRun sharded(world, low_config(Type::bf16, stage, 1, 0));
-                              for (int step = 0; step < 10; ++step) {
-                                EXPECT_EQ(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>()) << "step " << step;
-                              }
-                              const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
-                              for (const auto& item : sharded.model->named_parameters()) {
-                                EXPECT_TRUE(item.value().equal(plain.model->named_parameters()[item.key()])) << item.key();
-                              }
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(
+              ranks,
+              [stage](comm::World& world) {
+                SmallRun plain(world, low_config(Type::bf16, 0, 1, 0));
+                SmallRun sharded(world, low_config(Type::bf16, stage, 1, 0));
+                for (int step = 0; step < 10; ++step) {
+                  EXPECT_EQ(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>())
+                      << "step " << step;
+                }
+                const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
+                for (const auto& item : sharded.model->named_parameters()) {
+                  EXPECT_TRUE(item.value().equal(plain.model->named_parameters()[item.key()])) << item.key();
+                }
+              }),
+          IsEmpty())
           << "stage " << stage << " on " << ranks;
     }
   }
@@ -182,8 +187,11 @@ TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
                             options.model = model.ptr();
                             options.loss = [&](const data::Batch& batch) mutable {
                               const at::Tensor logits = model->forward(batch.input()).to(torch::kFloat);
-                              const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), batch.target().reshape({-1}));
-                              return world.rank() == 1 && ++losses == accumulation ? loss.to(torch::kHalf) : loss; // with accumulation the second of the step
+                              const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, logits.size(-1)}),
+                                                                             batch.target().reshape({-1}));
+                              return world.rank() == 1 && ++losses == accumulation
+                                         ? loss.to(torch::kHalf)
+                                         : loss; // with accumulation the second of the step
                             };
                             options.config = low_config(Type::fp16, 1, accumulation, 0);
                             options.config.precision.loss_scale.loss_scale = 0x1p16 * static_cast<double>(accumulation);
@@ -197,7 +205,8 @@ TEST(MixedPrecisionTest, AnFp16LossOfOneRankLowersTheScaleOfAll) {
                             EXPECT_TRUE(model->transformer->embedding->wte->weight.equal(before));
                             made.engine->train_batch();
                             EXPECT_EQ(made.engine->skipped_steps(), 1);
-                            const at::Tensor mine = model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
+                            const at::Tensor mine =
+                                model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
                             at::Tensor all = torch::empty({2, mine.size(0), mine.size(1)});
                             world.group().all_gather(all, mine).wait();
                             EXPECT_TRUE(all[0].equal(all[1]));
@@ -235,31 +244,35 @@ TEST(MixedPrecisionTest, ALoadInTheMiddleOfAStepLeavesOneScale) {
   enum class Load { works, finds_nothing, fails_late };
   for (const Load load : {Load::works, Load::finds_nothing, Load::fails_late}) {
     const bool refused = load != Load::works;
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            const HalfLossRun run(world);
-                            HalfLossRun(world, /*shuffle=*/load == Load::fails_late).engine().save_checkpoint(folder);
-                            run.engine().backward(run.engine().forward(run.made.loader->next())); // rank 1 has another scale now
-                            if (refused) {
-                              EXPECT_THROW(run.engine().load_checkpoint(folder, load == Load::fails_late ? "" : "absent"), InputError);
-                            } else {
-                              EXPECT_TRUE(run.engine().load_checkpoint(folder));
-                            }
-                            for (int step = 0; step < 3; ++step) {
-                              if (refused && step == 0) {
-                                run.engine().step();
-                              } else {
-                                run.engine().train_batch();
-                              }
-                              const at::Tensor mine = run.model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
-                              at::Tensor all = torch::empty({2, mine.size(0), mine.size(1)});
-                              world.group().all_gather(all, mine).wait();
-                              EXPECT_TRUE(all[0].equal(all[1])) << "step " << step;
-                            }
-                            EXPECT_EQ(*run.engine().loss_scale(), 0x1p15);
-                            EXPECT_EQ(run.engine().skipped_steps(), 1);
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(2,
+                  [&](comm::World& world) {
+                    const HalfLossRun run(world);
+                    HalfLossRun(world, /*shuffle=*/load == Load::fails_late).engine().save_checkpoint(folder);
+                    run.engine().backward(
+                        run.engine().forward(run.made.loader->next())); // rank 1 has another scale now
+                    if (refused) {
+                      EXPECT_THROW(run.engine().load_checkpoint(folder, load == Load::fails_late ? "" : "absent"),
+                                   InputError);
+                    } else {
+                      EXPECT_TRUE(run.engine().load_checkpoint(folder));
+                    }
+                    for (int step = 0; step < 3; ++step) {
+                      if (refused && step == 0) {
+                        run.engine().step();
+                      } else {
+                        run.engine().train_batch();
+                      }
+                      const at::Tensor mine =
+                          run.model->transformer->embedding->wte->weight.detach().to(torch::kFloat).contiguous();
+                      at::Tensor all = torch::empty({2, mine.size(0), mine.size(1)});
+                      world.group().all_gather(all, mine).wait();
+                      EXPECT_TRUE(all[0].equal(all[1])) << "step " << step;
+                    }
+                    EXPECT_EQ(*run.engine().loss_scale(), 0x1p15);
+                    EXPECT_EQ(run.engine().skipped_steps(), 1);
+                  }),
+        IsEmpty());
     fs::remove_all(folder);
   }
 }
@@ -276,7 +289,8 @@ TEST(MixedPrecisionTest, ALoweredScaleIsResumed) {
                           const HalfLossRun resumed(world);
                           EXPECT_TRUE(resumed.engine().load_checkpoint(folder));
                           for (int step = 0; step < 2; ++step) {
-                            EXPECT_EQ(resumed.engine().train_batch().item<double>(), run.engine().train_batch().item<double>());
+                            EXPECT_EQ(resumed.engine().train_batch().item<double>(),
+                                      run.engine().train_batch().item<double>());
                             EXPECT_EQ(resumed.engine().skipped_steps(), 1);
                           }
                         }),
@@ -284,8 +298,8 @@ TEST(MixedPrecisionTest, ALoweredScaleIsResumed) {
   fs::remove_all(folder);
 }
 
-/// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its rule, on all
-/// ranks; the gradients of the steps that are made are right.
+/// A loss in fp16 cannot carry a scale of 2^16. A fixed one is lowered to what fits, a dynamic one comes down by its
+/// rule, on all ranks; the gradients of the steps that are made are right.
 TEST(MixedPrecisionTest, AnFp16LossIsScaledByWhatFits) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
@@ -367,7 +381,8 @@ TEST(MixedPrecisionTest, CheckpointsFitEveryTypeAndStage) {
                             wide.engine().save_checkpoint(folder / "wide");
                             SmallRun narrow(world, low_config(Type::bf16, stage, 1, 0));
                             ASSERT_TRUE(narrow.engine().load_checkpoint(folder / "wide"));
-                            EXPECT_NEAR(narrow.engine().train_batch().item<double>(), wide.engine().train_batch().item<double>(), 0.03);
+                            EXPECT_NEAR(narrow.engine().train_batch().item<double>(),
+                                        wide.engine().train_batch().item<double>(), 0.03);
                           }),
                 IsEmpty())
         << "stage " << stage;
@@ -375,34 +390,39 @@ TEST(MixedPrecisionTest, CheckpointsFitEveryTypeAndStage) {
   }
 }
 
-/// Steps during backward, bucket by bucket, are the steps after it, bit for bit; what needs all gradients first refuses.
+/// Steps during backward, bucket by bucket, are the steps after it, bit for bit; what needs all gradients first
+/// refuses.
 TEST(MixedPrecisionTest, StepsInBackwardAreTheSameSteps) {
   for (const int ranks : {1, 2, 3}) {
-    EXPECT_THAT(run_ranks(ranks,
-                          [](comm::World& world) {
-                            for (const int stage : {0, 1, 2, 3}) {
-                              for (const int64_t accumulation : {1, 2}) {
-                                config::EngineConfig config = low_config(Type::fp32, stage, accumulation, 0);
-                                SmallRun after(world, config);
-                                config.step_in_backward = true;
-                                SmallRun during(world, config);
-                                for (int step = 0; step < 6; ++step) {
-                                  EXPECT_EQ(after.engine().train_batch().item<double>(), during.engine().train_batch().item<double>()) << stage << ' ' << step;
-                                }
-                                const data::Batch batch = during.made.loader->next();
-                                for (int64_t i = 0; i < accumulation; ++i) {
-                                  during.engine().backward(during.engine().forward(batch) * (world.rank() == 0 ? NAN : 1));
-                                  during.engine().step();
-                                }
-                                EXPECT_EQ(during.engine().skipped_steps(), 1);
-                                EXPECT_TRUE(std::isfinite(during.engine().train_batch().item<double>())) << "a step with a bad loss changes nothing";
-                              }
-                            }
-                            config::EngineConfig clipped = low_config(Type::fp32, 0, 1, 1.0);
-                            clipped.step_in_backward = true;
-                            EXPECT_THROW(SmallRun(world, clipped), InputError);
-                          }),
-                IsEmpty())
+    EXPECT_THAT(
+        run_ranks(
+            ranks,
+            [](comm::World& world) {
+              for (const int stage : {0, 1, 2, 3}) {
+                for (const int64_t accumulation : {1, 2}) {
+                  config::EngineConfig config = low_config(Type::fp32, stage, accumulation, 0);
+                  SmallRun after(world, config);
+                  config.step_in_backward = true;
+                  SmallRun during(world, config);
+                  for (int step = 0; step < 6; ++step) {
+                    EXPECT_EQ(after.engine().train_batch().item<double>(), during.engine().train_batch().item<double>())
+                        << stage << ' ' << step;
+                  }
+                  const data::Batch batch = during.made.loader->next();
+                  for (int64_t i = 0; i < accumulation; ++i) {
+                    during.engine().backward(during.engine().forward(batch) * (world.rank() == 0 ? NAN : 1));
+                    during.engine().step();
+                  }
+                  EXPECT_EQ(during.engine().skipped_steps(), 1);
+                  EXPECT_TRUE(std::isfinite(during.engine().train_batch().item<double>()))
+                      << "a step with a bad loss changes nothing";
+                }
+              }
+              config::EngineConfig clipped = low_config(Type::fp32, 0, 1, 1.0);
+              clipped.step_in_backward = true;
+              EXPECT_THROW(SmallRun(world, clipped), InputError);
+            }),
+        IsEmpty())
         << ranks << " ranks";
   }
 }
@@ -419,7 +439,8 @@ TEST(MixedPrecisionTest, RepeatedOverflowNamesTheLayer) {
       }
       ADD_FAILURE() << "went on for ever";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr("20 steps in a row"), HasSubstr("rank 1"), HasSubstr("transformer.h.1.ln_2.bias")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("20 steps in a row"), HasSubstr("rank 1"), HasSubstr("transformer.h.1.ln_2.bias")));
     }
   });
   EXPECT_THAT(problems, IsEmpty());
@@ -428,30 +449,33 @@ TEST(MixedPrecisionTest, RepeatedOverflowNamesTheLayer) {
 /// Every optimizer through the engine: LAMB's norms cross ranks, states are cut into shards.
 TEST(MixedPrecisionTest, OptimizersStepTheSameAtEveryStage) {
   for (const char* const optimizer :
-       {R"({"type": "Lamb", "params": {"lr": 0.01}})", R"({"type": "Lion", "params": {"lr": 0.001}})", R"({"type": "Adagrad", "params": {"lr": 0.01}})",
-        R"({"type": "RMSprop", "params": {"lr": 0.001}})", R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}})"}) {
-    EXPECT_THAT(run_ranks(3,
-                          [optimizer](comm::World& world) {
-                            const std::string text = concat(R"({"train_batch_size": 48, "gradient_accumulation_steps": 1, "optimizer": )", optimizer, "}");
-                            config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
-                            config.data_parallel.bucket_bytes = 4000;
-                            config.data_parallel.first_bucket_bytes = 1000;
-                            config.zero.param_persistence_threshold = 40;
-                            SmallRun plain(world, config);
-                            config.zero.stage = 2;
-                            SmallRun two(world, config);
-                            config.zero.stage = 3;
-                            SmallRun three(world, config);
-                            double first = 0;
-                            for (int step = 0; step < 8; ++step) {
-                              const double loss = plain.engine().train_batch().item<double>();
-                              first = step == 0 ? loss : first;
-                              EXPECT_NEAR(two.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
-                              EXPECT_NEAR(three.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
-                              EXPECT_TRUE(step < 7 || loss < first) << loss << " after " << first;
-                            }
-                          }),
-                IsEmpty())
+       {R"({"type": "Lamb", "params": {"lr": 0.01}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
+        R"({"type": "Adagrad", "params": {"lr": 0.01}})", R"({"type": "RMSprop", "params": {"lr": 0.001}})",
+        R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}})"}) {
+    EXPECT_THAT(
+        run_ranks(3,
+                  [optimizer](comm::World& world) {
+                    const std::string text = concat(
+                        R"({"train_batch_size": 48, "gradient_accumulation_steps": 1, "optimizer": )", optimizer, "}");
+                    config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
+                    config.data_parallel.bucket_bytes = 4000;
+                    config.data_parallel.first_bucket_bytes = 1000;
+                    config.zero.param_persistence_threshold = 40;
+                    SmallRun plain(world, config);
+                    config.zero.stage = 2;
+                    SmallRun two(world, config);
+                    config.zero.stage = 3;
+                    SmallRun three(world, config);
+                    double first = 0;
+                    for (int step = 0; step < 8; ++step) {
+                      const double loss = plain.engine().train_batch().item<double>();
+                      first = step == 0 ? loss : first;
+                      EXPECT_NEAR(two.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
+                      EXPECT_NEAR(three.engine().train_batch().item<double>(), loss, 1e-6 * loss) << "step " << step;
+                      EXPECT_TRUE(step < 7 || loss < first) << loss << " after " << first;
+                    }
+                  }),
+        IsEmpty())
         << optimizer;
   }
 }

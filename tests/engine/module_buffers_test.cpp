@@ -26,7 +26,8 @@ using testing::IsEmpty;
 // Several norms, so that a checkpoint's buffers would come from several ranks.
 nn::Sequential make_net() {
   torch::manual_seed(1);
-  return nn::Sequential(nn::Linear(4, 8), nn::BatchNorm1d(8), nn::Tanh(), nn::Linear(8, 6), nn::BatchNorm1d(6), nn::Linear(6, 1));
+  return nn::Sequential(nn::Linear(4, 8), nn::BatchNorm1d(8), nn::Tanh(), nn::Linear(8, 6), nn::BatchNorm1d(6),
+                        nn::Linear(6, 1));
 }
 
 struct NormRun {
@@ -39,15 +40,20 @@ struct NormRun {
   explicit NormRun(comm::World& world, bool broadcast = true, int stages = 0) : rank(world.rank()) {
     InitializeOptions options;
     const int64_t replicas = world.size() / std::max(stages, 1);
-    const std::string text = concat(R"({"train_micro_batch_size_per_gpu": 6, "gradient_accumulation_steps": 2, "train_batch_size": )", 12 * replicas,
-                                    R"(, "broadcast_buffers": )", broadcast ? "true" : "false",
-                                    R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+    const std::string text =
+        concat(R"({"train_micro_batch_size_per_gpu": 6, "gradient_accumulation_steps": 2, "train_batch_size": )",
+               12 * replicas, R"(, "broadcast_buffers": )", broadcast ? "true" : "false",
+               R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
     options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
     if (stages > 0) {
       pipeline::PipelineOptions how;
       how.stages = stages;
       options.pipeline = std::make_shared<pipeline::PipelineModule>(
-          net, [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, how);
+          net,
+          [](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+            return at::mse_loss(outputs.at(0), targets.at(0));
+          },
+          how);
       module = options.pipeline;
     } else {
       options.model = net.ptr();
@@ -62,7 +68,8 @@ struct NormRun {
   // Other data on every replica.
   data::Batch batch(int number) const {
     const int64_t replica = made.engine->group().rank();
-    const at::Tensor x = torch::sin(torch::arange(24, torch::kFloat32).view({6, 4}) * (1.1 + replica) + number) + replica;
+    const at::Tensor x =
+        torch::sin(torch::arange(24, torch::kFloat32).view({6, 4}) * (1.1 + replica) + number) + replica;
     return {{x}, {x.sum(1, true)}, 6};
   }
   double step(int number) {
@@ -103,7 +110,8 @@ TEST(ModuleBuffersTest, AreTheFirstReplicasInEveryStepAndEvaluation) {
                             run.made.engine->eval_batch(run.batch(7));
                             const int64_t again = run.made.engine->bytes_sent();
                             run.made.engine->eval_batch(run.batch(7));
-                            EXPECT_EQ(run.made.engine->bytes_sent() - again, again - before) << "sent only when they may differ";
+                            EXPECT_EQ(run.made.engine->bytes_sent() - again, again - before)
+                                << "sent only when they may differ";
                           }),
                 IsEmpty());
   }
@@ -119,7 +127,8 @@ TEST(ModuleBuffersTest, AreTheFirstReplicasBeforeTheForwardOfAStep) {
                           run.before_forward = [&] { seen.push_back(run.buffers()); };
                           for (int step = 0; step < 3; ++step) {
                             run.step(step);
-                            at::Tensor first = run.buffers(); // what a rank leaves, and what all of them begin the next step with
+                            at::Tensor first =
+                                run.buffers(); // what a rank leaves, and what all of them begin the next step with
                             run.made.engine->group().broadcast(first, 0).wait();
                             EXPECT_FALSE(run.are_equal());
                             run.step(10 + step);
@@ -159,8 +168,8 @@ TEST(ModuleBuffersTest, MayBeLeftToEveryRank) {
               IsEmpty());
 }
 
-/// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight features between two layers, of whose
-/// offsets each has a part.
+/// [B, T, 4] -> loss. The tensor ranks share the tokens of a sample, whose running statistics all have, and the eight
+/// features between two layers, of whose offsets each has a part.
 struct SplitNormImpl : torch::nn::Module, tensor::SplitModule {
   explicit SplitNormImpl(const tensor::Ranks& ranks) : ranks(ranks) {
     norm = register_module("norm", nn::BatchNorm1d(4));
@@ -193,58 +202,62 @@ TORCH_MODULE(SplitNorm);
 TEST(ModuleBuffersTest, TensorRanksHaveTheSameUnlessEachHasAPart) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_buffers_", ::getpid());
   for (const bool broadcast : {true, false}) {
-    EXPECT_THAT(run_ranks(4,
-                          [&](comm::World& world) {
-                            InitializeOptions options;
-                            options.mesh = mesh::training_mesh(world.group(), {.data = 2, .tensor = 2});
-                            options.sequence_parallel = true;
-                            torch::manual_seed(1);
-                            SplitNorm net(tensor::Ranks{options.mesh->group(mesh::Axis::tensor), /*sequence_parallel=*/true});
-                            const at::Tensor offsets = net->offsets.clone();
-                            net->norm->running_mean.add_(world.rank());
-                            net->offsets.add_(options.mesh->group(mesh::Axis::data).rank());
-                            const auto differ = [&] {
-                              at::Tensor first = torch::cat({net->norm->running_mean, net->norm->running_var});
-                              const at::Tensor mine = first.clone();
-                              world.group().broadcast(first, 0).wait();
-                              at::Tensor ranks = torch::tensor({first.equal(mine) ? 0 : 1});
-                              world.group().all_reduce(ranks).wait();
-                              return ranks.item<int64_t>() > 0;
-                            };
-                            std::vector<int> differed;
-                            options.model = net.ptr();
-                            options.loss = [&](const data::Batch& batch) {
-                              differed.push_back(differ());
-                              return net->loss(batch);
-                            };
-                            options.config = small_config(/*global_batch=*/6, /*accumulation=*/1);
-                            options.config.data_parallel.broadcast_buffers = broadcast;
-                            const Initialized made = initialize(world, options);
-                            EXPECT_FALSE(differ()) << "from the start";
-                            EXPECT_TRUE(net->offsets.equal(offsets)) << "each tensor rank's own, and the first replica's";
-                            const auto batch = [&](int number) {
-                              const at::Tensor x = torch::sin(torch::arange(48, torch::kFloat32).view({3, 4, 4}) * (1.1 + made.engine->group().rank()) + number);
-                              return data::Batch{{x}, {x.sum(2, true)}, 3};
-                            };
-                            for (int step = 0; step < 3; ++step) {
-                              made.engine->train_batch([&] { return batch(step); });
-                              EXPECT_TRUE(differ()) << "each has its own data and tokens";
-                            }
-                            made.engine->eval_batch(batch(7));
-                            EXPECT_EQ(differ(), !broadcast);
-                            EXPECT_THAT(differed, testing::ElementsAre(false, !broadcast, !broadcast, !broadcast)) << "in three steps and an evaluation";
-                            EXPECT_TRUE(net->offsets.equal(offsets));
-                            made.engine->save_checkpoint(folder);
-                            if (world.rank() == 0) {
-                              const auto saved = checkpoint::Checkpoint::open(folder);
-                              EXPECT_TRUE(saved.read("norm.running_mean").equal(net->norm->running_mean));
-                              EXPECT_TRUE(saved.read("offsets").equal(SplitNormImpl::whole_offsets()));
-                            }
-                            net->offsets.zero_();
-                            ASSERT_TRUE(made.engine->load_checkpoint(folder));
-                            EXPECT_TRUE(net->offsets.equal(offsets));
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(4,
+                  [&](comm::World& world) {
+                    InitializeOptions options;
+                    options.mesh = mesh::training_mesh(world.group(), {.data = 2, .tensor = 2});
+                    options.sequence_parallel = true;
+                    torch::manual_seed(1);
+                    SplitNorm net(tensor::Ranks{options.mesh->group(mesh::Axis::tensor), /*sequence_parallel=*/true});
+                    const at::Tensor offsets = net->offsets.clone();
+                    net->norm->running_mean.add_(world.rank());
+                    net->offsets.add_(options.mesh->group(mesh::Axis::data).rank());
+                    const auto differ = [&] {
+                      at::Tensor first = torch::cat({net->norm->running_mean, net->norm->running_var});
+                      const at::Tensor mine = first.clone();
+                      world.group().broadcast(first, 0).wait();
+                      at::Tensor ranks = torch::tensor({first.equal(mine) ? 0 : 1});
+                      world.group().all_reduce(ranks).wait();
+                      return ranks.item<int64_t>() > 0;
+                    };
+                    std::vector<int> differed;
+                    options.model = net.ptr();
+                    options.loss = [&](const data::Batch& batch) {
+                      differed.push_back(differ());
+                      return net->loss(batch);
+                    };
+                    options.config = small_config(/*global_batch=*/6, /*accumulation=*/1);
+                    options.config.data_parallel.broadcast_buffers = broadcast;
+                    const Initialized made = initialize(world, options);
+                    EXPECT_FALSE(differ()) << "from the start";
+                    EXPECT_TRUE(net->offsets.equal(offsets)) << "each tensor rank's own, and the first replica's";
+                    const auto batch = [&](int number) {
+                      const at::Tensor x = torch::sin(torch::arange(48, torch::kFloat32).view({3, 4, 4}) *
+                                                          (1.1 + made.engine->group().rank()) +
+                                                      number);
+                      return data::Batch{{x}, {x.sum(2, true)}, 3};
+                    };
+                    for (int step = 0; step < 3; ++step) {
+                      made.engine->train_batch([&] { return batch(step); });
+                      EXPECT_TRUE(differ()) << "each has its own data and tokens";
+                    }
+                    made.engine->eval_batch(batch(7));
+                    EXPECT_EQ(differ(), !broadcast);
+                    EXPECT_THAT(differed, testing::ElementsAre(false, !broadcast, !broadcast, !broadcast))
+                        << "in three steps and an evaluation";
+                    EXPECT_TRUE(net->offsets.equal(offsets));
+                    made.engine->save_checkpoint(folder);
+                    if (world.rank() == 0) {
+                      const auto saved = checkpoint::Checkpoint::open(folder);
+                      EXPECT_TRUE(saved.read("norm.running_mean").equal(net->norm->running_mean));
+                      EXPECT_TRUE(saved.read("offsets").equal(SplitNormImpl::whole_offsets()));
+                    }
+                    net->offsets.zero_();
+                    ASSERT_TRUE(made.engine->load_checkpoint(folder));
+                    EXPECT_TRUE(net->offsets.equal(offsets));
+                  }),
+        IsEmpty());
     fs::remove_all(folder);
   }
 }

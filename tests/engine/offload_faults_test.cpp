@@ -1,4 +1,5 @@
-// Ranks whose disk fails, and ranks that are killed, with states in files: checkpoints are whole, and nothing else is left.
+// Ranks whose disk fails, and ranks that are killed, with states in files: checkpoints are whole, and nothing else is
+// left.
 #include "layered_run.h"
 
 #include <trireme/base/file.h>
@@ -41,7 +42,8 @@ config::EngineConfig all_in_files(const fs::path& folder) {
 
 /// Losses of steps by number, seen by all processes of the test.
 struct Losses {
-  double* of_step = static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  double* of_step =
+      static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ~Losses() {
     ::munmap(of_step, 4096);
   }
@@ -82,8 +84,12 @@ TEST(OffloadFaultsTest, KilledAtAnyMomentARunLosesNothingSavedAndLeavesNoFile) {
   const Losses expected;
   const Losses losses;
   const auto begin = std::chrono::steady_clock::now();
-  ASSERT_THAT(run_ranks(1, [&](comm::World& world) { train_on(world, zero_config(3, 1), scratch.path / "of_memory", expected); }), IsEmpty());
-  const auto whole_run = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+  ASSERT_THAT(
+      run_ranks(1,
+                [&](comm::World& world) { train_on(world, zero_config(3, 1), scratch.path / "of_memory", expected); }),
+      IsEmpty());
+  const auto whole_run =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   fs::create_directory(scratch.path / "nvme");
   std::mt19937 random(7);
   int killed = 0;
@@ -101,7 +107,11 @@ TEST(OffloadFaultsTest, KilledAtAnyMomentARunLosesNothingSavedAndLeavesNoFile) {
     EXPECT_THAT(files_in(scratch.path / "nvme"), IsEmpty());
   }
   EXPECT_GT(killed, 0);
-  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { train_on(world, all_in_files(scratch.path / "nvme"), scratch.path / "saved", losses); }), IsEmpty());
+  EXPECT_THAT(run_ranks(1,
+                        [&](comm::World& world) {
+                          train_on(world, all_in_files(scratch.path / "nvme"), scratch.path / "saved", losses);
+                        }),
+              IsEmpty());
   EXPECT_EQ(losses.first(kLast), expected.first(kLast)) << "whichever life computed a step";
   EXPECT_TRUE(fs::is_empty(scratch.path / "nvme"));
 }
@@ -134,7 +144,10 @@ void cut_files(const fs::path& folder, off_t bytes) {
 TEST(OffloadFaultsTest, ADiskThatFailsEndsTheStepWithASentenceAndTheCheckpointStaysWhole) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   const Losses expected;
-  ASSERT_THAT(run_ranks(1, [&](comm::World& world) { train_on(world, zero_config(3, 1), scratch.path / "of_memory", expected); }), IsEmpty());
+  ASSERT_THAT(
+      run_ranks(1,
+                [&](comm::World& world) { train_on(world, zero_config(3, 1), scratch.path / "of_memory", expected); }),
+      IsEmpty());
   for (const bool writes : {true, false}) {
     const fs::path saved = scratch.path / (writes ? "saved_w" : "saved_r");
     EXPECT_THAT(run_ranks(1,
@@ -155,8 +168,9 @@ TEST(OffloadFaultsTest, ADiskThatFailsEndsTheStepWithASentenceAndTheCheckpointSt
                               } catch (const std::exception& failure) {
                                 error = failure.what();
                               }
-                              EXPECT_THAT(error, AllOf(HasSubstr(writes ? "cannot write" : "cannot read"), HasSubstr((nvme / "trireme.rank0").string()), HasSubstr("at offset"),
-                                                       HasSubstr("are free in")));
+                              EXPECT_THAT(error, AllOf(HasSubstr(writes ? "cannot write" : "cannot read"),
+                                                       HasSubstr((nvme / "trireme.rank0").string()),
+                                                       HasSubstr("at offset"), HasSubstr("are free in")));
                             }
                             EXPECT_TRUE(fs::is_empty(nvme));
                             LayeredRun again(world, all_in_files(nvme));

@@ -64,9 +64,11 @@ TEST(OffloadMemoryTest, AModelOfSeveralTimesTheMemoryTrainsFromFiles) {
   if (!group.exists() || test::machine_swaps()) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
   }
-  auto* const expected = static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* const expected =
+      static_cast<double*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(expected, MAP_FAILED);
-  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { std::ranges::copy(train_large(world, {}), expected); }), IsEmpty());
+  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { std::ranges::copy(train_large(world, {}), expected); }),
+              IsEmpty());
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           group.join();
@@ -81,7 +83,8 @@ TEST(OffloadMemoryTest, AModelOfSeveralTimesTheMemoryTrainsFromFiles) {
                           offload.optimizer.place = offload.parameters.place = offload::Place::nvme;
                           offload.optimizer.nvme_path = offload.parameters.nvme_path = scratch.path;
                           offload.optimizer.buffer_count = offload.parameters.buffer_count = 3;
-                          offload.optimizer.pipeline_read = offload.optimizer.pipeline_write = offload.optimizer.fast_init = true;
+                          offload.optimizer.pipeline_read = offload.optimizer.pipeline_write =
+                              offload.optimizer.fast_init = true;
                           offload.parameters.max_in_cpu = 0;
                           const std::vector<double> losses = train_large(world, offload);
                           EXPECT_EQ(losses, std::vector<double>(expected, expected + kLargeSteps));

@@ -1,4 +1,5 @@
-// A user's own program, of which nobody knows before initialize() what it will have in files: a disk that is too small is refused there, with what fits.
+// A user's own program, of which nobody knows before initialize() what it will have in files: a disk that is too small
+// is refused there, with what fits.
 #include "layered_run.h"
 
 #include <trireme/base/file.h>
@@ -67,7 +68,9 @@ std::vector<std::string> said(const offload::Options& offload, const fs::path& f
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           std::string lines;
-                          log::set_sink([&](const std::string& line) { lines += line.find("offload") != std::string::npos ? line : ""; });
+                          log::set_sink([&](const std::string& line) {
+                            lines += line.find("offload") != std::string::npos ? line : "";
+                          });
                           outcome(world, offload, 3, optim::StateType::fp32);
                           log::set_sink(nullptr);
                           if (world.rank() == 0) {
@@ -83,13 +86,19 @@ std::vector<std::string> said(const offload::Options& offload, const fs::path& f
 class OffloadRoomTest : public testing::Test {
  protected:
   /// Of two ranks, with so many bytes for each parameter of the model.
-  void expect(double bytes_each, const std::function<offload::Options(const fs::path& disk)>& offload, int stage, const testing::Matcher<std::string>& matcher,
-              optim::StateType states = optim::StateType::fp32) {
-    const test::SmallDisk disk(scratch_.path / "disk", static_cast<int64_t>(bytes_each * static_cast<double>(parameters())));
+  void expect(double bytes_each, const std::function<offload::Options(const fs::path& disk)>& offload, int stage,
+              const testing::Matcher<std::string>& matcher, optim::StateType states = optim::StateType::fp32) {
+    const test::SmallDisk disk(scratch_.path / "disk",
+                               static_cast<int64_t>(bytes_each * static_cast<double>(parameters())));
     if (!disk.exists()) {
       GTEST_SKIP() << "needs root to mount a small file system";
     }
-    EXPECT_THAT(run_ranks(2, [&](comm::World& world) { EXPECT_THAT(outcome(world, offload(disk.folder()), stage, states), matcher); }), IsEmpty()) << bytes_each;
+    EXPECT_THAT(run_ranks(2,
+                          [&](comm::World& world) {
+                            EXPECT_THAT(outcome(world, offload(disk.folder()), stage, states), matcher);
+                          }),
+                IsEmpty())
+        << bytes_each;
     EXPECT_TRUE(fs::is_empty(disk.folder()) || fs::is_empty(disk.folder() / "nvme"));
   }
 
@@ -99,11 +108,14 @@ class OffloadRoomTest : public testing::Test {
 // In fp32: 8 bytes of each.
 TEST_F(OffloadRoomTest, StatesOfAllRanksAreAddedUp) {
   const auto states = [](const fs::path& disk) { return in_files(disk / "nvme", ""); };
-  expect(7.9, states, 1, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("/disk/nvme, which has "), HasSubstr("Fits without files, with \"device\": \"cpu\"")));
+  expect(7.9, states, 1,
+         AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("/disk/nvme, which has "),
+               HasSubstr("Fits without files, with \"device\": \"cpu\"")));
   expect(8.5, states, 1, "trained");
 }
 
-// A byte for each of two states, and a scale of 4 bytes for 256 of them, which fill whole blocks of 4096 bytes in each bucket: here a byte of each.
+// A byte for each of two states, and a scale of 4 bytes for 256 of them, which fill whole blocks of 4096 bytes in each
+// bucket: here a byte of each.
 TEST_F(OffloadRoomTest, ScalesOfEightBitStatesAreCounted) {
   const auto states = [](const fs::path& disk) { return in_files(disk / "nvme", ""); };
   expect(3, states, 1, HasSubstr("files of 2 ranks need "), optim::StateType::int8);
@@ -114,7 +126,9 @@ TEST_F(OffloadRoomTest, ScalesOfEightBitStatesAreCounted) {
 TEST_F(OffloadRoomTest, ShardsAreCheckedBeforeTheyAreMadeAndStatesAfterThem) {
   const auto all = [](const fs::path& disk) { return in_files(disk / "nvme", disk / "nvme"); };
   expect(11.5, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("of gradients stay in memory")));
-  expect(14, all, 3, AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}"), HasSubstr("of masters and states stay in memory")));
+  expect(14, all, 3,
+         AllOf(HasSubstr("files of 2 ranks need "), HasSubstr("Fits with \"offload_optimizer\": {\"device\": \"cpu\"}"),
+               HasSubstr("of masters and states stay in memory")));
   expect(17, all, 3, "trained");
 }
 
@@ -124,19 +138,32 @@ TEST_F(OffloadRoomTest, ParametersAloneAreThereTwice) {
   expect(8.5, parameters, 3, "trained");
 }
 
-// DeepSpeed's defaults keep parameters in memory, and buffers may hold all that is in files: what is where, how many bytes, and which key keeps it.
+// DeepSpeed's defaults keep parameters in memory, and buffers may hold all that is in files: what is where, how many
+// bytes, and which key keeps it.
 TEST_F(OffloadRoomTest, SaysWhatIsWhereAndWhatStays) {
   const fs::path folder = scratch_.path / "nvme";
   offload::Options options = in_files(folder, folder);
   options.parameters.max_in_cpu = offload::ParameterOptions().max_in_cpu;
-  EXPECT_THAT(said(options, scratch_.path),
-              ElementsAre(AllOf(HasSubstr("offload, a rank: masters and optimizer states "), HasSubstr(concat(" in files in ", folder.string())), HasSubstr(" of buffers in memory); gradients "), HasSubstr("; parameters "),
-                                HasSubstr(" in memory, none in files")),
-                          AllOf(HasSubstr("offload_param to \"nvme\": all "), HasSubstr("MB, stay in memory, because max_in_cpu is 1000000000. To have them in files: \"max_in_cpu\": 0"))));
+  EXPECT_THAT(
+      said(options, scratch_.path),
+      ElementsAre(
+          AllOf(HasSubstr("offload, a rank: masters and optimizer states "),
+                HasSubstr(concat(" in files in ", folder.string())), HasSubstr(" of buffers in memory); gradients "),
+                HasSubstr("; parameters "), HasSubstr(" in memory, none in files")),
+          AllOf(
+              HasSubstr("offload_param to \"nvme\": all "),
+              HasSubstr(
+                  "MB, stay in memory, because max_in_cpu is 1000000000. To have them in files: \"max_in_cpu\": 0"))));
   options.parameters.max_in_cpu = 0;
-  EXPECT_THAT(said(options, scratch_.path), ElementsAre(AllOf(HasSubstr("; parameters "), Not(HasSubstr("none in files")))));
+  EXPECT_THAT(said(options, scratch_.path),
+              ElementsAre(AllOf(HasSubstr("; parameters "), Not(HasSubstr("none in files")))));
   options.optimizer.buffer_count = 100;
-  EXPECT_THAT(said(options, scratch_.path), ElementsAre(HasSubstr("offload, a rank: "), AllOf(HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers (buffer_count) hold all "), HasSubstr("\"buffer_count\": 3"))));
+  EXPECT_THAT(
+      said(options, scratch_.path),
+      ElementsAre(
+          HasSubstr("offload, a rank: "),
+          AllOf(HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers (buffer_count) hold all "),
+                HasSubstr("\"buffer_count\": 3"))));
 }
 
 } // namespace

@@ -1,4 +1,5 @@
-// Masters, states, gradients and parameters in files between uses: the same bits as in memory, at every stage and in pipelines.
+// Masters, states, gradients and parameters in files between uses: the same bits as in memory, at every stage and in
+// pipelines.
 #include "layered_run.h"
 
 #include <trireme/base/file.h>
@@ -27,7 +28,8 @@ struct Layout {
 };
 
 std::string name_of(const Layout& layout) {
-  return concat(layout.ranks, "ranks_pipe", layout.pipe, "_zero", layout.stage, layout.type == precision::Type::bf16 ? "_bf16" : "_fp32");
+  return concat(layout.ranks, "ranks_pipe", layout.pipe, "_zero", layout.stage,
+                layout.type == precision::Type::bf16 ? "_bf16" : "_fp32");
 }
 
 struct Placement {
@@ -65,12 +67,16 @@ offload::Options placed(Place states, Place parameters, const fs::path& folder) 
   return options;
 }
 
-// Of ranks on the CPU, where the host is the device; tests/sim_device/placements_test.cpp has those of a device. No layer is recomputed: the head would add its gradient of the weight that it shares
-// with the embedding by itself, and the sum of the two be another one in the last bits.
+// Of ranks on the CPU, where the host is the device; tests/sim_device/placements_test.cpp has those of a device. No
+// layer is recomputed: the head would add its gradient of the weight that it shares with the embedding by itself, and
+// the sum of the two be another one in the last bits.
 std::vector<Placement> placements(int stage, const fs::path& folder) {
   using activations::Way;
-  const auto with = [&](Way way) { return activations::Options{.policy = way, .nvme_path = folder / "activations", .least_bytes = 0}; };
-  std::vector<Placement> found = {{placed(Place::nvme, Place::device, folder), with(Way::nvme)}, {placed(Place::host, Place::device, folder)}};
+  const auto with = [&](Way way) {
+    return activations::Options{.policy = way, .nvme_path = folder / "activations", .least_bytes = 0};
+  };
+  std::vector<Placement> found = {{placed(Place::nvme, Place::device, folder), with(Way::nvme)},
+                                  {placed(Place::host, Place::device, folder)}};
   if (stage == 3) {
     found.push_back({placed(Place::nvme, Place::nvme, folder), with(Way::nvme)});
     found.push_back({placed(Place::device, Place::nvme, folder), with(Way::nvme)});
@@ -107,10 +113,12 @@ TEST_P(OffloadTest, EveryPlacementTrainsAndResumesAsInMemory) {
                               losses.push_back(loss);
                             }
                             EXPECT_EQ(losses, expected) << where;
-                            const bool in_files = offload.optimizer.place == Place::nvme || offload.parameters.place == Place::nvme;
+                            const bool in_files =
+                                offload.optimizer.place == Place::nvme || offload.parameters.place == Place::nvme;
                             EXPECT_EQ(resumed.made.engine->offload_traffic().has_value(), in_files) << where;
                             if (in_files) {
-                              EXPECT_GT(resumed.made.engine->offload_traffic()->written, 0) << where; // a stage with few buckets reads none
+                              EXPECT_GT(resumed.made.engine->offload_traffic()->written, 0)
+                                  << where; // a stage with few buckets reads none
                             }
                             const auto a = plain.model->named_parameters();
                             const auto whole_of_plain = plain.made.engine->gather_parameters(plain.model->parameters());
@@ -139,45 +147,51 @@ std::vector<Layout> layouts() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OffloadTest, testing::ValuesIn(layouts()), [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, OffloadTest, testing::ValuesIn(layouts()),
+                         [](const auto& info) { return name_of(info.param); });
 
 // A model in one piece, whose units are Sharded modules or nothing.
 TEST(OffloadPlaceTest, AModelInOnePieceTrainsAsInMemory) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   for (const int stage : {0, 1, 2, 3}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            config::EngineConfig config = zero_config(stage, 1, 0.0);
-                            config.step_in_backward = stage < 2;
-                            SmallRun plain(world, config);
-                            config.offload = placed(Place::nvme, stage == 3 ? Place::nvme : Place::device, scratch.path);
-                            SmallRun files(world, config);
-                            for (int step = 0; step < 5; ++step) {
-                              EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>()) << "stage " << stage << ", step " << step;
-                            }
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(
+            2,
+            [&](comm::World& world) {
+              config::EngineConfig config = zero_config(stage, 1, 0.0);
+              config.step_in_backward = stage < 2;
+              SmallRun plain(world, config);
+              config.offload = placed(Place::nvme, stage == 3 ? Place::nvme : Place::device, scratch.path);
+              SmallRun files(world, config);
+              for (int step = 0; step < 5; ++step) {
+                EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
+                    << "stage " << stage << ", step " << step;
+              }
+            }),
+        IsEmpty());
   }
 }
 
 // A skipped step leaves states as they are, wherever these are.
 TEST(OffloadPlaceTest, Fp16WithSkippedStepsTrainsAsInMemory) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          config::EngineConfig config = zero_config(3, 2);
-                          config.precision.compute = precision::Type::fp16;
-                          config.precision.loss_scale.initial_scale_power = 20; // too large at first
-                          SmallRun plain(world, config);
-                          config.offload = placed(Place::nvme, Place::nvme, scratch.path);
-                          SmallRun files(world, config);
-                          for (int step = 0; step < 12; ++step) {
-                            EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>()) << "step " << step;
-                          }
-                          EXPECT_GT(files.engine().skipped_steps(), 0);
-                          EXPECT_EQ(files.engine().skipped_steps(), plain.engine().skipped_steps());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  config::EngineConfig config = zero_config(3, 2);
+                  config.precision.compute = precision::Type::fp16;
+                  config.precision.loss_scale.initial_scale_power = 20; // too large at first
+                  SmallRun plain(world, config);
+                  config.offload = placed(Place::nvme, Place::nvme, scratch.path);
+                  SmallRun files(world, config);
+                  for (int step = 0; step < 12; ++step) {
+                    EXPECT_EQ(files.engine().train_batch().item<double>(), plain.engine().train_batch().item<double>())
+                        << "step " << step;
+                  }
+                  EXPECT_GT(files.engine().skipped_steps(), 0);
+                  EXPECT_EQ(files.engine().skipped_steps(), plain.engine().skipped_steps());
+                }),
+      IsEmpty());
 }
 
 TEST(OffloadPlaceTest, RefusesWhatCannotBe) {
@@ -195,7 +209,8 @@ TEST(OffloadPlaceTest, RefusesWhatCannotBe) {
                             return "not refused";
                           };
                           for (const Place place : {Place::host, Place::nvme}) {
-                            EXPECT_THAT(refusal(2, placed(Place::device, place, scratch.path)), HasSubstr("offload_param with ZeRO stage 2"));
+                            EXPECT_THAT(refusal(2, placed(Place::device, place, scratch.path)),
+                                        HasSubstr("offload_param with ZeRO stage 2"));
                           }
                           offload::Options options = placed(Place::nvme, Place::device, scratch.path);
                           options.optimizer.nvme_path.clear();
@@ -206,7 +221,8 @@ TEST(OffloadPlaceTest, RefusesWhatCannotBe) {
                           config::EngineConfig config = zero_config(1);
                           config.offload = placed(Place::nvme, Place::device, scratch.path);
                           SmallRun first(world, config);
-                          EXPECT_THAT(refusal(1, config.offload), AllOf(HasSubstr("another engine of this process"), HasSubstr("nvme_path")));
+                          EXPECT_THAT(refusal(1, config.offload),
+                                      AllOf(HasSubstr("another engine of this process"), HasSubstr("nvme_path")));
                         }),
               IsEmpty());
 }

@@ -1,11 +1,12 @@
-// The client's own sampler and collate function: the same training as ours where they do the same, and resumed where they were.
+// The client's own sampler and collate function: the same training as ours where they do the same, and resumed where
+// they were.
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::engine {
 namespace {
@@ -64,31 +65,33 @@ TEST(OwnDataTest, OurOrderAndStackedSamplesTrainAsWithoutThem) {
 
 TEST(OwnDataTest, ResumesInTheMiddleOfAnEpochBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_own_order_", ::getpid());
-  EXPECT_THAT(run_ranks(2,
-                        [folder](comm::World& world) {
-                          const auto own = [](InitializeOptions& options) { options.order = odd_order; };
-                          OwnRun whole(world, own);
-                          whole.train(4); // 2 steps an epoch, then 2, 3, ...
-                          whole.made.engine->save_checkpoint(folder);
-                          const nlohmann::json place = whole.made.loader->state();
-                          EXPECT_EQ(place["epoch"], 1);
-                          OwnRun resumed(world, own);
-                          EXPECT_TRUE(resumed.made.engine->load_checkpoint(folder));
-                          EXPECT_EQ(resumed.made.loader->state(), place);
-                          EXPECT_EQ(resumed.train(6), whole.train(6));
+  EXPECT_THAT(
+      run_ranks(2,
+                [folder](comm::World& world) {
+                  const auto own = [](InitializeOptions& options) { options.order = odd_order; };
+                  OwnRun whole(world, own);
+                  whole.train(4); // 2 steps an epoch, then 2, 3, ...
+                  whole.made.engine->save_checkpoint(folder);
+                  const nlohmann::json place = whole.made.loader->state();
+                  EXPECT_EQ(place["epoch"], 1);
+                  OwnRun resumed(world, own);
+                  EXPECT_TRUE(resumed.made.engine->load_checkpoint(folder));
+                  EXPECT_EQ(resumed.made.loader->state(), place);
+                  EXPECT_EQ(resumed.train(6), whole.train(6));
 
-                          const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
-                            try {
-                              OwnRun(world, change).made.engine->load_checkpoint(folder);
-                            } catch (const InputError& error) {
-                              return error.what();
-                            }
-                            return "loaded";
-                          };
-                          EXPECT_THAT(refusal([](InitializeOptions& options) { options.order = our_order; }), HasSubstr("another order of epoch 1"));
-                          EXPECT_THAT(refusal([](auto&) {}), HasSubstr("order: the program's own, this run has the sampler's"));
-                        }),
-              IsEmpty());
+                  const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
+                    try {
+                      OwnRun(world, change).made.engine->load_checkpoint(folder);
+                    } catch (const InputError& error) {
+                      return error.what();
+                    }
+                    return "loaded";
+                  };
+                  EXPECT_THAT(refusal([](InitializeOptions& options) { options.order = our_order; }),
+                              HasSubstr("another order of epoch 1"));
+                  EXPECT_THAT(refusal([](auto&) {}), HasSubstr("order: the program's own, this run has the sampler's"));
+                }),
+      IsEmpty());
   fs::remove_all(folder);
 }
 
@@ -103,9 +106,13 @@ TEST(OwnDataTest, AnOrderThatNoCheckpointCouldGoOnWithIsRefused) {
                             }
                             return "made";
                           };
-                          EXPECT_THAT(refusal([calls = 0](int64_t) mutable { return data::permutation(192, ++calls, 0); }), HasSubstr("another one each time"));
-                          EXPECT_THAT(refusal([&](int64_t) { return data::permutation(192, world.rank(), 0); }), HasSubstr("the ranks have different orders"));
-                          EXPECT_THAT(refusal([](int64_t) { return std::vector<int64_t>{3, 192}; }), HasSubstr("has sample 192 at place 1"));
+                          EXPECT_THAT(
+                              refusal([calls = 0](int64_t) mutable { return data::permutation(192, ++calls, 0); }),
+                              HasSubstr("another one each time"));
+                          EXPECT_THAT(refusal([&](int64_t) { return data::permutation(192, world.rank(), 0); }),
+                                      HasSubstr("the ranks have different orders"));
+                          EXPECT_THAT(refusal([](int64_t) { return std::vector<int64_t>{3, 192}; }),
+                                      HasSubstr("has sample 192 at place 1"));
                         }),
               IsEmpty());
 }

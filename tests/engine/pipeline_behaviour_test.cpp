@@ -10,10 +10,10 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <chrono>
 #include <filesystem>
 #include <thread>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -31,7 +31,9 @@ using test::run_ranks;
 using testing::IsEmpty;
 
 // The same layers on some stages and in one process.
-void expect_same_as_one_process(const std::function<LayerList()>& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
+void expect_same_as_one_process(const std::function<LayerList()>& layers, int stages,
+                                const std::function<data::Batch(int)>& make, PipelineOptions options = {},
+                                int replicas = 1) {
   EXPECT_THAT(run_ranks(stages * replicas,
                         [&](comm::World& world) {
                           FreeRun run(world, layers(), stages, 4, options);
@@ -43,9 +45,14 @@ void expect_same_as_one_process(const std::function<LayerList()>& layers, int st
                           whole_options.bounds.clear();
                           whole_options.seed_layers = true;
                           PipelineModule whole(
-                              layers(), [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, whole_options);
+                              layers(),
+                              [](const Tensors& outputs, const Tensors& targets) {
+                                return at::mse_loss(outputs.at(0), targets.at(0));
+                              },
+                              whole_options);
                           whole.build();
-                          torch::optim::AdamW optimizer(whole.parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
+                          torch::optim::AdamW optimizer(whole.parameters(),
+                                                        torch::optim::AdamWOptions(0.01).weight_decay(0));
                           int number = 0;
                           for (int step = 0; step < 3; ++step) {
                             optimizer.zero_grad();
@@ -64,7 +71,8 @@ void expect_same_as_one_process(const std::function<LayerList()>& layers, int st
               IsEmpty());
 }
 
-void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make, PipelineOptions options = {}, int replicas = 1) {
+void expect_same_as_one_process(const LayerList& layers, int stages, const std::function<data::Batch(int)>& make,
+                                PipelineOptions options = {}, int replicas = 1) {
   expect_same_as_one_process([&] { return layers; }, stages, make, std::move(options), replicas);
 }
 
@@ -95,8 +103,9 @@ TEST(PipelineBehaviourTest, TiesInTheOppositeOrderOnTheLastStage) {
   const auto tied = [](const char* key) { return TiedLayerSpec<nn::Linear>(key, 4, 4); };
   PipelineOptions options;
   options.bounds = {0, 2, 5};
-  expect_same_as_one_process(LayerList{tied("b"), tied("a"), tied("a"), tied("b"), [](const at::Tensor& x) { return x.sum(1, true); }}, 2,
-                             [](int m) { return row_batch(m); }, options);
+  expect_same_as_one_process(
+      LayerList{tied("b"), tied("a"), tied("a"), tied("b"), [](const at::Tensor& x) { return x.sum(1, true); }}, 2,
+      [](int m) { return row_batch(m); }, options);
 }
 
 // By hand or with train_batch(): the same.
@@ -127,8 +136,9 @@ TEST(PipelineBehaviourTest, CopiesOfATiedAttributeInOneStageStayEqual) {
 TEST(PipelineBehaviourTest, InPlaceLayersRightAfterAStageBoundary) {
   PipelineOptions options;
   options.bounds = {0, 1, 3};
-  expect_same_as_one_process(LayerList{LayerSpec<nn::Linear>(4, 8), LayerSpec<nn::ReLU>(nn::ReLUOptions(true)), LayerSpec<nn::Linear>(8, 1)}, 2,
-                             [](int m) { return row_batch(m); }, options);
+  expect_same_as_one_process(
+      LayerList{LayerSpec<nn::Linear>(4, 8), LayerSpec<nn::ReLU>(nn::ReLUOptions(true)), LayerSpec<nn::Linear>(8, 1)},
+      2, [](int m) { return row_batch(m); }, options);
 }
 
 TEST(PipelineBehaviourTest, ShapesMayChangeBetweenMicroBatches) {
@@ -139,7 +149,8 @@ TEST(PipelineBehaviourTest, ShapesMayChangeBetweenMicroBatches) {
 struct Block : nn::Module {
   Block() : linear(register_module("linear", nn::Linear(4, 4))) {}
   // hidden, bool mask, float table without gradient, and an output that nobody uses later
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& table,
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask,
+                                                                     const at::Tensor& table,
                                                                      const at::Tensor& unused) {
     const at::Tensor y = torch::tanh(linear->forward(x) + table).masked_fill(mask, 0);
     return {y, mask, table, unused.defined() ? y * 2 : y};
@@ -148,9 +159,10 @@ struct Block : nn::Module {
 };
 
 TEST(PipelineBehaviourTest, MasksTablesAndUnusedOutputsTravel) {
-  const LayerList layers{[](const at::Tensor& x, const at::Tensor& mask) { return Tensors{x, mask, torch::full({4}, 0.25), x.mean()}; }, LayerSpec<Block>(),
-                         LayerSpec<Block>(), LayerSpec<Block>(),
-                         [](const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return x.sum(1, true); }};
+  const LayerList layers{
+      [](const at::Tensor& x, const at::Tensor& mask) { return Tensors{x, mask, torch::full({4}, 0.25), x.mean()}; },
+      LayerSpec<Block>(), LayerSpec<Block>(), LayerSpec<Block>(),
+      [](const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return x.sum(1, true); }};
   PipelineOptions options;
   options.bounds = {0, 2, 3, 5};
   expect_same_as_one_process(
@@ -167,13 +179,16 @@ TEST(PipelineBehaviourTest, StagesWithoutParametersOrLayers) {
   PipelineOptions options;
   options.bounds = {0, 1, 2, 2, 3};
   options.allow_empty_stages = true;
-  expect_same_as_one_process(LayerList{[](const at::Tensor& x) { return x * 2; }, LayerSpec<nn::Linear>(4, 1), [](const at::Tensor& x) { return x + 1; }}, 4,
-                             [](int m) { return row_batch(m); }, options);
+  expect_same_as_one_process(
+      LayerList{[](const at::Tensor& x) { return x * 2; }, LayerSpec<nn::Linear>(4, 1),
+                [](const at::Tensor& x) { return x + 1; }},
+      4, [](int m) { return row_batch(m); }, options);
 }
 
 TEST(PipelineBehaviourTest, LayersTiedByOneAttributeAcrossAndWithinStages) {
   const auto linear = [] { return TiedLayerSpec<nn::Linear>("w", 4, 4).attributes({"weight"}); };
-  const LayerList layers{linear(), nn::Tanh(), linear(), nn::Tanh(), linear(), [](const at::Tensor& x) { return x.sum(1, true); }};
+  const LayerList layers{linear(),   nn::Tanh(), linear(),
+                         nn::Tanh(), linear(),   [](const at::Tensor& x) { return x.sum(1, true); }};
   // One process as plain libtorch: three biases, one weight.
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
@@ -186,7 +201,8 @@ TEST(PipelineBehaviourTest, LayersTiedByOneAttributeAcrossAndWithinStages) {
                           }
                           torch::manual_seed(1234);
                           nn::Linear first(4, 4);
-                          at::Tensor biases[3] = {first->bias, first->bias.detach().clone().requires_grad_(), first->bias.detach().clone().requires_grad_()};
+                          at::Tensor biases[3] = {first->bias, first->bias.detach().clone().requires_grad_(),
+                                                  first->bias.detach().clone().requires_grad_()};
                           const Tensors parameters = {first->weight, biases[0], biases[1], biases[2]};
                           torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0));
                           int number = 0;
@@ -212,34 +228,38 @@ TEST(PipelineBehaviourTest, LayersTiedByOneAttributeAcrossAndWithinStages) {
               IsEmpty());
 }
 
-/// gloo adds up three ranks in an order that depends on where an element lies, and the two stages have other parameters beside their copy.
+/// gloo adds up three ranks in an order that depends on where an element lies, and the two stages have other parameters
+/// beside their copy.
 TEST(PipelineBehaviourTest, CopiesOfATiedWeightStayEqualWhateverTheBackend) {
   test::RunOptions options;
   options.backend = "gloo";
-  EXPECT_THAT(run_ranks(
-                  6,
-                  [](comm::World& world) {
-                    const auto tied = [] { return TiedLayerSpec<nn::Linear>("w", 24, 24); };
-                    const LayerList layers{LayerSpec<nn::Linear>(4, 24), tied(), LayerSpec<nn::Linear>(24, 31), LayerSpec<nn::Linear>(31, 24), tied(), LayerSpec<nn::Linear>(24, 1)};
-                    PipelineOptions two;
-                    two.bounds = {0, 4, 6};
-                    FreeRun run(world, layers, 2, 2, two);
-                    // The stages of a pipeline read the same samples. Layers that are seeded seed the default generator.
-                    torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(world.rank() % 3));
-                    for (int step = 0; step < 5; ++step) {
-                      run.engine->train_batch([&] {
-                        const at::Tensor inputs = torch::randn({3, 4}, generator);
-                        return data::Batch{{inputs}, {torch::randn({3, 1}, generator)}, 3};
-                      });
-                    }
-                    at::Tensor copies = torch::empty({6, 24, 24});
-                    world.group().all_gather(copies, run.model->ties().back().copies.front().detach().contiguous()).wait();
-                    for (int rank = 1; rank < 6; ++rank) {
-                      EXPECT_TRUE(copies[rank].equal(copies[0])) << "rank " << rank;
-                    }
-                  },
-                  options),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          6,
+          [](comm::World& world) {
+            const auto tied = [] { return TiedLayerSpec<nn::Linear>("w", 24, 24); };
+            const LayerList layers{LayerSpec<nn::Linear>(4, 24),  tied(), LayerSpec<nn::Linear>(24, 31),
+                                   LayerSpec<nn::Linear>(31, 24), tied(), LayerSpec<nn::Linear>(24, 1)};
+            PipelineOptions two;
+            two.bounds = {0, 4, 6};
+            FreeRun run(world, layers, 2, 2, two);
+            // The stages of a pipeline read the same samples. Layers that are seeded seed the default generator.
+            torch::Generator generator =
+                at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(world.rank() % 3));
+            for (int step = 0; step < 5; ++step) {
+              run.engine->train_batch([&] {
+                const at::Tensor inputs = torch::randn({3, 4}, generator);
+                return data::Batch{{inputs}, {torch::randn({3, 1}, generator)}, 3};
+              });
+            }
+            at::Tensor copies = torch::empty({6, 24, 24});
+            world.group().all_gather(copies, run.model->ties().back().copies.front().detach().contiguous()).wait();
+            for (int rank = 1; rank < 6; ++rank) {
+              EXPECT_TRUE(copies[rank].equal(copies[0])) << "rank " << rank;
+            }
+          },
+          options),
+      IsEmpty());
 }
 
 /// Each pipeline would cut where its own measurement says.
@@ -253,12 +273,18 @@ TEST(PipelineBehaviourTest, AMeasuredPartitionIsTheSameInAllReplicas) {
                             };
                           };
                           const bool first = world.rank() == 0;
-                          const LayerList layers{LayerSpec<nn::Linear>(4, 4), slow(first), slow(first), LayerSpec<nn::Linear>(4, 4), slow(!first), slow(!first), LayerSpec<nn::Linear>(4, 1)};
+                          const LayerList layers{LayerSpec<nn::Linear>(4, 4), slow(first),  slow(first),
+                                                 LayerSpec<nn::Linear>(4, 4), slow(!first), slow(!first),
+                                                 LayerSpec<nn::Linear>(4, 1)};
                           PipelineOptions options;
                           options.partition = "profile";
                           options.stages = 2;
                           const auto model = std::make_shared<PipelineModule>(
-                              layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
+                              layers,
+                              [](const Tensors& outputs, const Tensors& targets) {
+                                return at::mse_loss(outputs.at(0), targets.at(0));
+                              },
+                              options);
                           model->set_sample_inputs({row_batch(0).input()});
                           InitializeOptions all;
                           all.pipeline = model;
@@ -278,7 +304,9 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
                             PipelineOptions options;
                             options.stages = 2;
                             options.seed_layers = true;
-                            const auto mean_square = [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs.at(0), targets.at(0).to(torch::kHalf)) / 64; };
+                            const auto mean_square = [](const Tensors& outputs, const Tensors& targets) {
+                              return at::mse_loss(outputs.at(0), targets.at(0).to(torch::kHalf)) / 64;
+                            };
                             InitializeOptions all;
                             all.pipeline = std::make_shared<PipelineModule>(layers, mean_square, options);
                             all.config = micro_batches(1);
@@ -307,7 +335,8 @@ TEST(PipelineBehaviourTest, AnFp16LossIsScaledByWhatFits) {
 
 // A linear layer that is not trained, and a buffer.
 struct FrozenImpl : nn::Module {
-  FrozenImpl() : linear(register_module("linear", nn::Linear(4, 4))), offset(register_buffer("offset", torch::rand({4}))) {
+  FrozenImpl()
+      : linear(register_module("linear", nn::Linear(4, 4))), offset(register_buffer("offset", torch::rand({4}))) {
     for (at::Tensor& parameter : linear->parameters()) {
       parameter.requires_grad_(false);
     }
@@ -324,38 +353,41 @@ TORCH_MODULE(Frozen);
 TEST(PipelineBehaviourTest, AFrozenModuleGivenTwiceIsOneOnAnyNumberOfStages) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_frozen_twice_", ::getpid());
   for (const auto& [tied, stage] : {std::pair(false, 0), {false, 3}, {true, 0}, {true, 3}}) {
-    EXPECT_THAT(run_ranks(4,
-                          [&, tied = tied, stage = stage](comm::World& world) {
-                            int64_t seed = world.rank();
-                            const auto run_on = [&](int stages) {
-                              torch::manual_seed(seed += world.size());
-                              const Frozen given;
-                              const Layer frozen = tied ? Layer(TiedLayerSpec<Frozen>("frozen")) : Layer(given);
-                              PipelineOptions options;
-                              if (stages > 1) {
-                                options.bounds = {0, 2, 4};
-                              }
-                              return FreeRun(world, {frozen, LayerSpec<nn::Linear>(4, 4), frozen, LayerSpec<nn::Linear>(4, 1)}, stages, 2, options, stages == 1 ? stage : 0);
-                            };
-                            FreeRun two = run_on(2);
-                            two.engine->save_checkpoint(folder);
-                            const std::vector<double> expected = losses(two, [](int number) { return row_batch(number); });
-                            for (const int stages : {1, 2}) {
-                              FreeRun other = run_on(stages);
-                              EXPECT_TRUE(other.engine->load_checkpoint(folder));
-                              const fs::path again = folder / concat("of_", stages);
-                              other.engine->save_checkpoint(again);
-                              for (const int target : {1, 2}) {
-                                FreeRun last = run_on(target);
-                                EXPECT_TRUE(last.engine->load_checkpoint(again));
-                                const std::vector<double> found = losses(last, [](int number) { return row_batch(number); });
-                                for (size_t step = 0; step < expected.size(); ++step) {
-                                  EXPECT_NEAR(found[step], expected[step], 2e-5 * expected[step]) << stages << " to " << target << " stages, step " << step;
-                                }
-                              }
-                            }
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(4,
+                  [&, tied = tied, stage = stage](comm::World& world) {
+                    int64_t seed = world.rank();
+                    const auto run_on = [&](int stages) {
+                      torch::manual_seed(seed += world.size());
+                      const Frozen given;
+                      const Layer frozen = tied ? Layer(TiedLayerSpec<Frozen>("frozen")) : Layer(given);
+                      PipelineOptions options;
+                      if (stages > 1) {
+                        options.bounds = {0, 2, 4};
+                      }
+                      return FreeRun(world, {frozen, LayerSpec<nn::Linear>(4, 4), frozen, LayerSpec<nn::Linear>(4, 1)},
+                                     stages, 2, options, stages == 1 ? stage : 0);
+                    };
+                    FreeRun two = run_on(2);
+                    two.engine->save_checkpoint(folder);
+                    const std::vector<double> expected = losses(two, [](int number) { return row_batch(number); });
+                    for (const int stages : {1, 2}) {
+                      FreeRun other = run_on(stages);
+                      EXPECT_TRUE(other.engine->load_checkpoint(folder));
+                      const fs::path again = folder / concat("of_", stages);
+                      other.engine->save_checkpoint(again);
+                      for (const int target : {1, 2}) {
+                        FreeRun last = run_on(target);
+                        EXPECT_TRUE(last.engine->load_checkpoint(again));
+                        const std::vector<double> found = losses(last, [](int number) { return row_batch(number); });
+                        for (size_t step = 0; step < expected.size(); ++step) {
+                          EXPECT_NEAR(found[step], expected[step], 2e-5 * expected[step])
+                              << stages << " to " << target << " stages, step " << step;
+                        }
+                      }
+                    }
+                  }),
+        IsEmpty());
     fs::remove_all(folder);
   }
 }

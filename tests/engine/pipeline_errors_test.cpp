@@ -29,7 +29,8 @@ TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanksWithItsMessage) {
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = run_ranks(3, [](comm::World& world) {
     int calls = 0;
-    const LayerList layers{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 4), [&calls](const at::Tensor& x) {
+    const LayerList layers{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 4),
+                           [&calls](const at::Tensor& x) {
                              if (++calls == 3) {
                                throw Error("my layer", "the sensor is unplugged");
                              }
@@ -53,7 +54,8 @@ TEST(PipelineErrorsTest, MismatchedShapesNameTheLayerAndBothStages) {
     FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::Linear>(8, 1)}, 2, 2, options);
     losses(run, [](int m) { return row_batch(m); });
   });
-  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("layer 1 (Linear, stage 1 of 2)"), HasSubstr("[3, 6]"), HasSubstr("layer 0 (Linear, stage 0)"))));
+  EXPECT_THAT(errors, Contains(AllOf(HasSubstr("layer 1 (Linear, stage 1 of 2)"), HasSubstr("[3, 6]"),
+                                     HasSubstr("layer 0 (Linear, stage 0)"))));
 }
 
 TEST(PipelineErrorsTest, InputsAndTargetsOfDifferentSamplesAreAnError) {
@@ -69,7 +71,9 @@ TEST(PipelineErrorsTest, InputsAndTargetsOfDifferentSamplesAreAnError) {
 }
 
 TEST(PipelineErrorsTest, RanksThatStagesDoNotDivideAreRefusedWithTheChoices) {
-  const auto errors = run_ranks(3, [](comm::World& world) { FreeRun(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2); });
+  const auto errors = run_ranks(3, [](comm::World& world) {
+    FreeRun(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2);
+  });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("2"), HasSubstr("3"))));
   EXPECT_THAT(errors, SizeIs(3));
 }
@@ -79,7 +83,9 @@ TEST(PipelineErrorsTest, ASchedulesMistakeIsFoundBeforeTheFirstStep) {
     PipelineOptions options;
     options.custom_schedule = [](const pipeline::ScheduleShape& shape, int stage) {
       pipeline::Program program = make_program(pipeline::ScheduleKind::gpipe, shape, stage);
-      std::erase_if(program, [&](const pipeline::Instruction& i) { return stage == 1 && i.op == pipeline::Op::send_grad && i.micro_batch == 1; });
+      std::erase_if(program, [&](const pipeline::Instruction& i) {
+        return stage == 1 && i.op == pipeline::Op::send_grad && i.micro_batch == 1;
+      });
       return program;
     };
     FreeRun run(world, LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(4, 1)}, 2, 2, options);

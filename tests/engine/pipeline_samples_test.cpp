@@ -164,49 +164,47 @@ TEST(PipelineSamplesTest, ATiedParameterThatNobodyUsedIsNotStepped) {
   const auto tied = [] { return TiedLayerSpec<Sometimes>("t"); };
   const LayerList layers{tied(), linear(), tied(), LayerSpec<nn::Linear>(4, 1)};
   for (const int stages : {1, 2}) {
-    EXPECT_THAT(run_ranks(stages,
-                          [&](comm::World& world) {
-                            PipelineOptions options;
-                            options.stages = stages;
-                            if (stages == 2) {
-                              options.bounds = {0, 2, 4};
-                            }
-                            const auto model = make_model(layers, options);
-                            const auto engine = make_engine(
-                                world, model,
-                                R"({"type": "SGD", "params": {"lr": 0.002, "momentum": 0.9, "weight_decay": 0.1}})");
-                            torch::manual_seed(1234);
-                            Sometimes shared;
-                            torch::manual_seed(1235);
-                            nn::Linear middle(4, 4);
-                            torch::manual_seed(1237);
-                            nn::Linear last(4, 1);
-                            std::vector<at::Tensor> parameters = shared->parameters();
-                            for (const nn::Linear& one : {middle, last}) {
-                              const auto own = one->parameters();
-                              parameters.insert(parameters.end(), own.begin(), own.end());
-                            }
-                            torch::optim::SGD optimizer(
-                                parameters, torch::optim::SGDOptions(0.002).momentum(0.9).weight_decay(0.1));
-                            int number = 0, number_here = 0;
-                            for (int step = 0; step < 5; ++step) {
-                              SometimesImpl::uses = step % 2 == 0;
-                              const double loss =
-                                  engine->train_batch([&] { return sample_rows(number++); }).item<double>();
-                              optimizer.zero_grad();
-                              double expected = 0;
-                              for (int m = 0; m < 2; ++m) {
-                                const data::Batch batch = sample_rows(number_here++);
-                                const at::Tensor half =
-                                    at::mse_loss(last(shared(middle(shared(batch.input())))), batch.target()) / 2;
-                                half.backward();
-                                expected += half.item<double>();
-                              }
-                              optimizer.step();
-                              EXPECT_NEAR(loss, expected, 1e-5 * expected) << "step " << step;
-                            }
-                          }),
-                IsEmpty())
+    EXPECT_THAT(
+        run_ranks(
+            stages,
+            [&](comm::World& world) {
+              PipelineOptions options;
+              options.stages = stages;
+              if (stages == 2) {
+                options.bounds = {0, 2, 4};
+              }
+              const auto model = make_model(layers, options);
+              const auto engine = make_engine(
+                  world, model, R"({"type": "SGD", "params": {"lr": 0.002, "momentum": 0.9, "weight_decay": 0.1}})");
+              torch::manual_seed(1234);
+              Sometimes shared;
+              torch::manual_seed(1235);
+              nn::Linear middle(4, 4);
+              torch::manual_seed(1237);
+              nn::Linear last(4, 1);
+              std::vector<at::Tensor> parameters = shared->parameters();
+              for (const nn::Linear& one : {middle, last}) {
+                const auto own = one->parameters();
+                parameters.insert(parameters.end(), own.begin(), own.end());
+              }
+              torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.002).momentum(0.9).weight_decay(0.1));
+              int number = 0, number_here = 0;
+              for (int step = 0; step < 5; ++step) {
+                SometimesImpl::uses = step % 2 == 0;
+                const double loss = engine->train_batch([&] { return sample_rows(number++); }).item<double>();
+                optimizer.zero_grad();
+                double expected = 0;
+                for (int m = 0; m < 2; ++m) {
+                  const data::Batch batch = sample_rows(number_here++);
+                  const at::Tensor half = at::mse_loss(last(shared(middle(shared(batch.input())))), batch.target()) / 2;
+                  half.backward();
+                  expected += half.item<double>();
+                }
+                optimizer.step();
+                EXPECT_NEAR(loss, expected, 1e-5 * expected) << "step " << step;
+              }
+            }),
+        IsEmpty())
         << stages << " stages";
   }
 }

@@ -93,10 +93,12 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
                             return;
                           }
                           std::vector<double> expected_norms;
-                          const std::vector<double> expected = plain_losses(kPipelineBatch, 20, 1.0, &expected_norms, deep_gpt());
+                          const std::vector<double> expected =
+                              plain_losses(kPipelineBatch, 20, 1.0, &expected_norms, deep_gpt());
                           for (int step = 0; step < 20; ++step) {
                             EXPECT_NEAR(losses[step], expected[step], 1e-6 * expected[step]) << "step " << step;
-                            EXPECT_NEAR(norms[step], expected_norms[step], 5e-5 * expected_norms[step]) << "step " << step;
+                            EXPECT_NEAR(norms[step], expected_norms[step], 5e-5 * expected_norms[step])
+                                << "step " << step;
                           }
                           EXPECT_LT(expected.back(), 0.9 * expected.front()) << "the test must train";
                         }),
@@ -105,8 +107,8 @@ TEST_P(PipelineEqualsOneProcess, ForTwentySteps) {
 
 std::vector<PipelineCase> cases() {
   std::vector<PipelineCase> all;
-  for (const auto schedule :
-       {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+  for (const auto schedule : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                              ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
     for (const int stages : {2, 3, 4}) {
       for (const int replicas : {1, 2}) {
         all.push_back({stages, replicas, schedule});
@@ -124,7 +126,9 @@ std::vector<PipelineCase> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PipelineEqualsOneProcess, testing::ValuesIn(cases()), [](const auto& info) {
-  std::string name = concat(info.param.stages, "stages_", info.param.replicas, "replicas_", schedule_name(info.param.schedule), info.param.zero_stage > 0 ? concat("_zero", info.param.zero_stage) : "");
+  std::string name =
+      concat(info.param.stages, "stages_", info.param.replicas, "replicas_", schedule_name(info.param.schedule),
+             info.param.zero_stage > 0 ? concat("_zero", info.param.zero_stage) : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
@@ -229,7 +233,9 @@ TEST(PipelineTest, ACheckpointFitsAnyNumberOfStagesAndTheModelInOnePiece) {
                           models::Gpt model(deep_gpt());
                           InitializeOptions options;
                           options.model = model.ptr();
-                          options.loss = [&](const data::Batch& batch) { return model->loss(batch.input(), batch.target()); };
+                          options.loss = [&](const data::Batch& batch) {
+                            return model->loss(batch.input(), batch.target());
+                          };
                           options.config = small_config(kPipelineBatch, 1);
                           options.training_data = std::make_shared<Counting>();
                           options.shuffle = false;
@@ -257,7 +263,8 @@ TEST(PipelineTest, EvaluationGivesEveryRankTheLossOfOneProcess) {
                             sampler.drop_last = false;
                             sampler.rank = run.engine().group().rank();
                             sampler.replicas = run.engine().group().size();
-                            data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), 7); // the last one is padded
+                            data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler),
+                                                    7); // the last one is padded
                             models::Gpt whole(deep_gpt());
                             std::vector<int64_t> indices(data->size());
                             std::iota(indices.begin(), indices.end(), 0);
@@ -265,7 +272,9 @@ TEST(PipelineTest, EvaluationGivesEveryRankTheLossOfOneProcess) {
                             const torch::NoGradGuard no_grad;
                             const double expected = whole->loss(batch.input(), batch.target()).item<double>();
                             EXPECT_NEAR(run.engine().evaluate(loader), expected, 1e-6 * expected);
-                            EXPECT_NEAR(run.engine().eval_batch(data->get(std::vector<int64_t>{0, 1, 2})).item<double>(), expected, 1.0);
+                            EXPECT_NEAR(
+                                run.engine().eval_batch(data->get(std::vector<int64_t>{0, 1, 2})).item<double>(),
+                                expected, 1.0);
                           }
                         }),
               IsEmpty());

@@ -39,9 +39,11 @@ PipelineOptions in_stages(int count, ScheduleKind schedule = ScheduleKind::one_f
 }
 
 config::EngineConfig config_of(int zero_stage, const char* more = "") {
-  const std::string text = concat(R"({"train_batch_size": )", kBatch, R"(, "gradient_accumulation_steps": )", kMicroBatches,
-                                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-                                  "zero_optimization": {"stage": )", zero_stage, R"(, "stage3_param_persistence_threshold": 40})", more, "}");
+  const std::string text =
+      concat(R"({"train_batch_size": )", kBatch, R"(, "gradient_accumulation_steps": )", kMicroBatches,
+             R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}},
+                                  "zero_optimization": {"stage": )",
+             zero_stage, R"(, "stage3_param_persistence_threshold": 40})", more, "}");
   config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
   config.data_parallel.bucket_bytes = 4000; // several buckets
   config.data_parallel.first_bucket_bytes = 1000;
@@ -57,45 +59,49 @@ struct Case {
 
 class PipelinesAtStageThree : public testing::TestWithParam<Case> {};
 
-// Micro-batches are added before ranks, as without ZeRO, and over shared memory in the order of the ranks: equal to the last bit.
+// Micro-batches are added before ranks, as without ZeRO, and over shared memory in the order of the ranks: equal to the
+// last bit.
 TEST_P(PipelinesAtStageThree, TrainAsWithoutZeroAndAsOneProcess) {
   const Case c = GetParam();
   const std::string scale = std::string_view(c.type) == "fp16" ? R"(, "initial_scale_power": 4)" : "";
   const std::string type = c.type[0] == 0 ? "" : concat(R"(, ")", c.type, R"(": {"enabled": true)", scale, "}");
-  EXPECT_THAT(run_ranks(c.stages * 2,
-                        [&](comm::World& world) {
-                          ASSERT_STREQ(world.group().backend(), "shm");
-                          PipelineOptions pipeline = in_stages(c.stages, c.schedule);
-                          LayeredRun plain(world, config_of(0, type.c_str()), pipeline);
-                          pipeline.activation_checkpoint_interval = c.recompute;
-                          LayeredRun sharded(world, config_of(3, type.c_str()), pipeline);
-                          std::vector<double> expected_norms;
-                          const std::vector<double> expected = plain_losses(kBatch, 20, 1.0, &expected_norms, four_layers());
-                          for (int step = 0; step < 20; ++step) {
-                            const double loss = plain.step();
-                            EXPECT_EQ(sharded.step(), loss) << "step " << step;
-                            const double norm = *plain.engine().get_global_grad_norm();
-                            EXPECT_NEAR(*sharded.engine().get_global_grad_norm(), norm, 1e-12 * norm) << "step " << step;
-                            if (type.empty()) {
-                              EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
-                              EXPECT_NEAR(norm, expected_norms[step], 5e-5 * expected_norms[step]) << "step " << step;
-                            }
-                          }
-                          const auto a = plain.model->named_parameters();
-                          for (const auto& item : sharded.model->named_parameters()) {
-                            EXPECT_EQ(device::has_memory(item.value()), item.value().numel() < 40) << item.key() << " after a step";
-                          }
-                          const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
-                          for (const auto& item : sharded.model->named_parameters()) {
-                            EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(c.stages * 2,
+                [&](comm::World& world) {
+                  ASSERT_STREQ(world.group().backend(), "shm");
+                  PipelineOptions pipeline = in_stages(c.stages, c.schedule);
+                  LayeredRun plain(world, config_of(0, type.c_str()), pipeline);
+                  pipeline.activation_checkpoint_interval = c.recompute;
+                  LayeredRun sharded(world, config_of(3, type.c_str()), pipeline);
+                  std::vector<double> expected_norms;
+                  const std::vector<double> expected = plain_losses(kBatch, 20, 1.0, &expected_norms, four_layers());
+                  for (int step = 0; step < 20; ++step) {
+                    const double loss = plain.step();
+                    EXPECT_EQ(sharded.step(), loss) << "step " << step;
+                    const double norm = *plain.engine().get_global_grad_norm();
+                    EXPECT_NEAR(*sharded.engine().get_global_grad_norm(), norm, 1e-12 * norm) << "step " << step;
+                    if (type.empty()) {
+                      EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
+                      EXPECT_NEAR(norm, expected_norms[step], 5e-5 * expected_norms[step]) << "step " << step;
+                    }
+                  }
+                  const auto a = plain.model->named_parameters();
+                  for (const auto& item : sharded.model->named_parameters()) {
+                    EXPECT_EQ(device::has_memory(item.value()), item.value().numel() < 40)
+                        << item.key() << " after a step";
+                  }
+                  const auto whole = sharded.engine().gather_parameters(sharded.model->parameters());
+                  for (const auto& item : sharded.model->named_parameters()) {
+                    EXPECT_TRUE(item.value().equal(a[item.key()])) << item.key();
+                  }
+                }),
+      IsEmpty());
 }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const auto schedule : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+  for (const auto schedule : {ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                              ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
     all.push_back({2, schedule});
   }
   all.push_back({3, ScheduleKind::one_f_one_b});
@@ -109,8 +115,9 @@ std::vector<Case> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PipelinesAtStageThree, testing::ValuesIn(cases()), [](const auto& info) {
-  std::string name = concat(info.param.stages, "stages_", schedule_name(info.param.schedule), info.param.type[0] == 0 ? "" : "_", info.param.type,
-                            info.param.recompute > 0 ? concat("_recomputed", info.param.recompute) : "");
+  std::string name =
+      concat(info.param.stages, "stages_", schedule_name(info.param.schedule), info.param.type[0] == 0 ? "" : "_",
+             info.param.type, info.param.recompute > 0 ? concat("_recomputed", info.param.recompute) : "");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
@@ -131,7 +138,9 @@ struct Counter {
 
 // Six Linear(16, 16) without bias on each of two stages, with a look behind each.
 LayerList twelve_squares(const std::shared_ptr<Counter>& counter) {
-  LayerList layers{[](const at::Tensor& tokens) { return torch::nn::functional::one_hot(tokens.slice(1, 0, 2) % 8, 8).flatten(1).to(torch::kFloat32); }};
+  LayerList layers{[](const at::Tensor& tokens) {
+    return torch::nn::functional::one_hot(tokens.slice(1, 0, 2) % 8, 8).flatten(1).to(torch::kFloat32);
+  }};
   for (int i = 0; i < 12; ++i) {
     layers.push_back(LayerSpec<torch::nn::Linear>(torch::nn::LinearOptions(16, 16).bias(false)));
     layers.push_back([counter](const at::Tensor& x) {
@@ -149,13 +158,15 @@ at::Tensor squares(const pipeline::Tensors& outputs, const pipeline::Tensors& ta
   return (outputs[0] - targets[0].slice(1, 0, 1).to(torch::kFloat32) / 31).square().mean();
 }
 
-// 1F1B with as many micro-batches as fit goes to and fro over a stage's L = 6 units of U elements: of those that are kept, K, all but K are
-// gathered again in each direction. The first stage of two begins with two forwards.
+// 1F1B with as many micro-batches as fit goes to and fro over a stage's L = 6 units of U elements: of those that are
+// kept, K, all but K are gathered again in each direction. The first stage of two begins with two forwards.
 TEST(PipelineZeroTest, UnitsAreKeptForTheNextMicroBatchAsFarAsTheyMay) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
                           constexpr int64_t kUnit = 256;
-                          for (const std::optional<int64_t> live : {std::optional<int64_t>(0), std::optional<int64_t>(), std::optional<int64_t>(4 * kUnit), std::optional<int64_t>(100 * kUnit)}) {
+                          for (const std::optional<int64_t> live :
+                               {std::optional<int64_t>(0), std::optional<int64_t>(), std::optional<int64_t>(4 * kUnit),
+                                std::optional<int64_t>(100 * kUnit)}) {
                             config::EngineConfig config = config_of(3, R"(, "gradient_clipping": 0)");
                             config.zero.max_live_elements = live;
                             const auto counter = std::make_shared<Counter>();
@@ -170,9 +181,11 @@ TEST(PipelineZeroTest, UnitsAreKeptForTheNextMicroBatchAsFarAsTheyMay) {
                             run.step();
                             const int64_t sent = run.engine().group().bytes_sent() - before;
                             const int64_t kept = std::clamp<int64_t>(live.value_or(3 * kUnit) / kUnit, 0, 6);
-                            EXPECT_EQ(counter->most, std::max<int64_t>(kept, 2) * kUnit) << "one in use and one ahead are there in any case";
+                            EXPECT_EQ(counter->most, std::max<int64_t>(kept, 2) * kUnit)
+                                << "one in use and one ahead are there in any case";
                             if (run.engine().pipe_group().rank() == 1) { // F B F B ...
-                              const int64_t turn = std::max<int64_t>(kept, 2); // the last and the one before stay where the direction turns
+                              const int64_t turn = std::max<int64_t>(
+                                  kept, 2); // the last and the one before stay where the direction turns
                               const int64_t units = 2 * kMicroBatches * (6 - turn) + turn;
                               const int64_t gradients = 6 * kUnit * 4 / 2;
                               const int64_t sums = 24 + 24; // loss and norm
@@ -197,7 +210,8 @@ TEST(PipelineZeroTest, CheckpointsFitEveryLayout) {
                           [&](comm::World& world) {
                             LayeredRun run(world, config_of(to.zero_stage), in_stages(to.stages, to.schedule));
                             ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
-                            const std::vector<double> expected = plain_losses(kBatch, kSaved + 4, 1.0, nullptr, four_layers());
+                            const std::vector<double> expected =
+                                plain_losses(kBatch, kSaved + 4, 1.0, nullptr, four_layers());
                             for (int step = kSaved; step < kSaved + 4; ++step) {
                               EXPECT_NEAR(run.step(), expected[step], 1e-6 * expected[step]) << "step " << step;
                             }
@@ -257,14 +271,16 @@ TEST(PipelineZeroTest, EvaluationGivesTheLossOfOneProcess) {
                               sampler.drop_last = false;
                               sampler.rank = engine.group().rank();
                               sampler.replicas = engine.group().size();
-                              data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), engine.group().rank() == 0 ? 7 : 9);
+                              data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler),
+                                                      engine.group().rank() == 0 ? 7 : 9);
                               return engine.evaluate(loader);
                             };
                             for (int step = 0; step < 3; ++step) {
                               EXPECT_EQ(plain.step(), run.step());
                               EXPECT_EQ(evaluated(plain.engine()), evaluated(run.engine()));
                               const data::Batch three = data->get(std::vector<int64_t>{0, 1, 2});
-                              EXPECT_EQ(plain.engine().eval_batch(three).item<double>(), run.engine().eval_batch(three).item<double>());
+                              EXPECT_EQ(plain.engine().eval_batch(three).item<double>(),
+                                        run.engine().eval_batch(three).item<double>());
                             }
                           }
                         }),
@@ -280,7 +296,8 @@ TEST(PipelineZeroTest, EachStageGathersAndChangesItsOwnParameters) {
                             LayeredRun run(world, config_of(zero_stage), in_stages(2));
                             run.step();
                             {
-                              const std::string name = concat("transformer.h.", run.engine().pipe_group().rank() == 0 ? 0 : 3, ".mlp.c_fc.weight");
+                              const std::string name = concat(
+                                  "transformer.h.", run.engine().pipe_group().rank() == 0 ? 0 : 3, ".mlp.c_fc.weight");
                               at::Tensor parameter = run.model->named_parameters()[name];
                               const auto whole = run.engine().gather_parameters({parameter}, 0);
                               if (run.engine().group().rank() == 0) {
@@ -295,7 +312,8 @@ TEST(PipelineZeroTest, EachStageGathersAndChangesItsOwnParameters) {
               IsEmpty());
 }
 
-// Two stages share the weights of their Linear layers, which have biases of their own; the stage between has no parameters.
+// Two stages share the weights of their Linear layers, which have biases of their own; the stage between has no
+// parameters.
 TEST(PipelineZeroTest, StagesShareSomeParametersAndOneHasNone) {
   EXPECT_THAT(run_ranks(6,
                         [](comm::World& world) {
@@ -331,13 +349,15 @@ TEST(PipelineZeroTest, LayersMadeUnderInitAreRefused) {
                           LayerList layers;
                           {
                             const zero::Init init(world);
-                            layers = LayerList{[](const at::Tensor& tokens) { return tokens.to(torch::kFloat32) / 31; }, InnerSharded(), InnerSharded()};
+                            layers = LayerList{[](const at::Tensor& tokens) { return tokens.to(torch::kFloat32) / 31; },
+                                               InnerSharded(), InnerSharded()};
                           }
                           try {
                             LayeredRun(world, config_of(3), in_stages(2), layers, squares);
                             ADD_FAILURE() << "accepted";
                           } catch (const InputError& error) {
-                            EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 1 was made under zero::Init"), HasSubstr("2 stages"), HasSubstr("LayerSpec")));
+                            EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 1 was made under zero::Init"),
+                                                            HasSubstr("2 stages"), HasSubstr("LayerSpec")));
                           }
                         }),
               IsEmpty());

@@ -1,18 +1,19 @@
-// Parameters of which each rank holds a box: what a rank trains is that box of the whole, and checkpoints fit either way.
+// Parameters of which each rank holds a box: what a rank trains is that box of the whole, and checkpoints fit either
+// way.
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/checkpoint/placed.h>
 #include <trireme/optim/flat_optimizer.h>
 
 #include <tests/support/run_ranks.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <filesystem>
 #include <map>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -28,11 +29,15 @@ class Columns {
   Columns(int64_t begin, int64_t end) : begin_(begin), end_(end) {
     at::Tensor values = columns(torch::linspace(-1, 1, 48)).to(torch::kBFloat16).set_requires_grad(true);
     bucket::FlatOptions options;
-    options.placement_of = [&](const std::string&, const at::Tensor&) { return bucket::Placement{.global_shape = kShape, .box_offset = {0, begin}}; };
+    options.placement_of = [&](const std::string&, const at::Tensor&) {
+      return bucket::Placement{.global_shape = kShape, .box_offset = {0, begin}};
+    };
     flat_ = std::make_unique<bucket::FlatParameters>(
-        bucket::NamedTensors{{"weight", values}}, bucket::LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); }, options);
+        bucket::NamedTensors{{"weight", values}}, bucket::LayoutOptions{},
+        [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); }, options);
     optimizer_ = std::make_unique<optim::FlatOptimizer>(
-        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{0.1}; }, optim::OptimizerOptions{});
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{0.1}; },
+        optim::OptimizerOptions{});
   }
 
   void step(int64_t number) {
@@ -43,20 +48,24 @@ class Columns {
   }
   std::vector<checkpoint::TensorShard> shards() {
     const bucket::TensorInfo& info = flat_->layout().tensors().front();
-    std::vector<checkpoint::TensorShard> all = checkpoint::shards_of(info, "weight", "parameter", 0, flat_->parameter(0).detach());
-    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      for (const checkpoint::TensorShard& shard : checkpoint::shards_of(tensor, state + "/weight", "optimizer", begin, values)) {
-        all.push_back(shard);
-      }
-    });
+    std::vector<checkpoint::TensorShard> all =
+        checkpoint::shards_of(info, "weight", "parameter", 0, flat_->parameter(0).detach());
+    optimizer_->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+          for (const checkpoint::TensorShard& shard :
+               checkpoint::shards_of(tensor, state + "/weight", "optimizer", begin, values)) {
+            all.push_back(shard);
+          }
+        });
     return all;
   }
   void load(const checkpoint::Checkpoint& saved) {
     const bucket::TensorInfo& info = flat_->layout().tensors().front();
     checkpoint::read_placed(saved, "weight", info, 0, flat_->parameter(0).detach());
-    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      checkpoint::read_placed(saved, state + "/weight", tensor, begin, values);
-    });
+    optimizer_->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+          checkpoint::read_placed(saved, state + "/weight", tensor, begin, values);
+        });
     optimizer_->set_steps(2);
   }
   at::Tensor weight() {
@@ -78,38 +87,43 @@ class Columns {
 
 TEST(PlacementTest, BoxesOfTwoRanksAreTheWholeOfOne) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_placement_", ::getpid());
-  EXPECT_THAT(test::run_ranks(2,
-                              [&](comm::World& world) {
-                                const int64_t begin = world.rank() == 0 ? 0 : 3; // of different widths
-                                const int64_t end = world.rank() == 0 ? 3 : 8;
-                                Columns whole(0, 8);
-                                Columns mine(begin, end);
-                                for (const int64_t number : {1, 2}) {
-                                  whole.step(number);
-                                  mine.step(number);
-                                }
-                                at::Tensor sum = torch::tensor({mine.squared_norm()}, torch::kFloat64);
-                                world.group().all_reduce(sum).wait();
-                                EXPECT_NEAR(sum.item<double>(), whole.squared_norm(), 1e-12);
-                                EXPECT_TRUE(mine.weight().equal(mine.columns(whole.weight())));
-                                checkpoint::save(folder / "boxes", "two", world.group(), mine.shards(), {});
-                                checkpoint::save(folder / "whole", "one", world.group(), world.rank() == 0 ? whole.shards() : std::vector<checkpoint::TensorShard>{}, {});
-                                const auto boxes = checkpoint::Checkpoint::open(folder / "boxes");
-                                EXPECT_EQ(boxes.entry("exp_avg/weight").shape, kShape);
-                                EXPECT_EQ(boxes.entry("exp_avg/weight").shards.size(), 2u);
-                                Columns resumed(0, 8);
-                                resumed.load(boxes);
-                                Columns part(2, 5); // another cut
-                                part.load(checkpoint::Checkpoint::open(folder / "whole"));
-                                whole.step(3);
-                                resumed.step(3);
-                                part.step(3);
-                                EXPECT_TRUE(resumed.weight().equal(whole.weight()));
-                                EXPECT_TRUE(part.weight().equal(part.columns(whole.weight())));
-                                EXPECT_THROW(boxes.read_into("weight", checkpoint::Region{{0, 6}, {6, 3}, 0, 18}, torch::zeros({18})), InputError);
-                                EXPECT_THROW(boxes.read_into("weight", checkpoint::Region{{0, 6}, {6, 2}, 0, 12}, torch::zeros({13})), InputError);
-                              }),
-              IsEmpty());
+  EXPECT_THAT(
+      test::run_ranks(
+          2,
+          [&](comm::World& world) {
+            const int64_t begin = world.rank() == 0 ? 0 : 3; // of different widths
+            const int64_t end = world.rank() == 0 ? 3 : 8;
+            Columns whole(0, 8);
+            Columns mine(begin, end);
+            for (const int64_t number : {1, 2}) {
+              whole.step(number);
+              mine.step(number);
+            }
+            at::Tensor sum = torch::tensor({mine.squared_norm()}, torch::kFloat64);
+            world.group().all_reduce(sum).wait();
+            EXPECT_NEAR(sum.item<double>(), whole.squared_norm(), 1e-12);
+            EXPECT_TRUE(mine.weight().equal(mine.columns(whole.weight())));
+            checkpoint::save(folder / "boxes", "two", world.group(), mine.shards(), {});
+            checkpoint::save(folder / "whole", "one", world.group(),
+                             world.rank() == 0 ? whole.shards() : std::vector<checkpoint::TensorShard>{}, {});
+            const auto boxes = checkpoint::Checkpoint::open(folder / "boxes");
+            EXPECT_EQ(boxes.entry("exp_avg/weight").shape, kShape);
+            EXPECT_EQ(boxes.entry("exp_avg/weight").shards.size(), 2u);
+            Columns resumed(0, 8);
+            resumed.load(boxes);
+            Columns part(2, 5); // another cut
+            part.load(checkpoint::Checkpoint::open(folder / "whole"));
+            whole.step(3);
+            resumed.step(3);
+            part.step(3);
+            EXPECT_TRUE(resumed.weight().equal(whole.weight()));
+            EXPECT_TRUE(part.weight().equal(part.columns(whole.weight())));
+            EXPECT_THROW(boxes.read_into("weight", checkpoint::Region{{0, 6}, {6, 3}, 0, 18}, torch::zeros({18})),
+                         InputError);
+            EXPECT_THROW(boxes.read_into("weight", checkpoint::Region{{0, 6}, {6, 2}, 0, 12}, torch::zeros({13})),
+                         InputError);
+          }),
+      IsEmpty());
   fs::remove_all(folder);
 }
 

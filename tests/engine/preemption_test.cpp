@@ -50,7 +50,9 @@ TEST(PreemptionTest, OneRankIsAskedAndAllStopAfterTheSameStep) {
                                                   }),
                                         5);
                               EXPECT_EQ(Preemption::asked() != 0, world.rank() == asked);
-                              EXPECT_EQ(Preemption::reason(), world.rank() != asked ? "a signal to another rank" : asked == 0 ? "SIGTERM" : "SIGUSR1");
+                              EXPECT_EQ(Preemption::reason(), world.rank() != asked ? "a signal to another rank"
+                                                              : asked == 0          ? "SIGTERM"
+                                                                                    : "SIGUSR1");
                             }),
                   IsEmpty());
     }
@@ -72,43 +74,50 @@ TEST(PreemptionTest, NobodyAskedNobodyStops) {
 TEST(PreemptionTest, AllStagesOfAllPipelinesStopTogether) {
   for (const std::string idle : {"no stage", "the first stage", "the last stage"}) {
     for (int asked = 0; asked < 4; ++asked) {
-      EXPECT_THAT(run_ranks(4,
-                            [&](comm::World& world) {
-                              const Preemption preemption;
-                              pipeline::PipelineOptions options;
-                              options.stages = 2;
-                              options.bounds = {0, 2, 3};
-                              options.seed_layers = true;
-                              LayerList layers;
-                              if (idle == "the first stage") {
-                                layers = {[](const at::Tensor& x) { return torch::cat({x, -x}, 1); }, torch::nn::Tanh()};
-                              } else {
-                                layers = {LayerSpec<torch::nn::Linear>(4, 8), torch::nn::Tanh()};
-                              }
-                              if (idle == "the last stage") {
-                                layers.push_back([](const at::Tensor& x) { return x.sum(1, true); });
-                              } else {
-                                layers.push_back(LayerSpec<torch::nn::Linear>(8, 1));
-                              }
-                              InitializeOptions initialize_options;
-                              initialize_options.pipeline = std::make_shared<pipeline::PipelineModule>(
-                                  layers, [](const pipeline::Tensors& out, const pipeline::Tensors& want) { return at::mse_loss(out.at(0), want.at(0)); }, options);
-                              initialize_options.config = config::read_deepspeed(JsonNode::parse(
-                                  R"({"train_micro_batch_size_per_gpu": 3, "train_batch_size": 24, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})", "test.json"));
-                              const auto engine = initialize(world, initialize_options).engine;
-                              const auto batch = [] {
-                                const at::Tensor x = torch::linspace(-1, 1, 12).view({3, 4});
-                                return data::Batch{{x}, {x.sum(1, true)}, 3};
-                              };
-                              while (engine->global_steps() < 6 && !engine->stop_agreed()) {
-                                if (world.rank() == asked && engine->global_steps() == 2) {
-                                  Preemption::ask();
-                                }
-                                engine->train_batch(batch);
-                              }
-                              EXPECT_EQ(engine->global_steps(), 3) << "rank " << world.rank();
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(
+              4,
+              [&](comm::World& world) {
+                const Preemption preemption;
+                pipeline::PipelineOptions options;
+                options.stages = 2;
+                options.bounds = {0, 2, 3};
+                options.seed_layers = true;
+                LayerList layers;
+                if (idle == "the first stage") {
+                  layers = {[](const at::Tensor& x) { return torch::cat({x, -x}, 1); }, torch::nn::Tanh()};
+                } else {
+                  layers = {LayerSpec<torch::nn::Linear>(4, 8), torch::nn::Tanh()};
+                }
+                if (idle == "the last stage") {
+                  layers.push_back([](const at::Tensor& x) { return x.sum(1, true); });
+                } else {
+                  layers.push_back(LayerSpec<torch::nn::Linear>(8, 1));
+                }
+                InitializeOptions initialize_options;
+                initialize_options.pipeline = std::make_shared<pipeline::PipelineModule>(
+                    layers,
+                    [](const pipeline::Tensors& out, const pipeline::Tensors& want) {
+                      return at::mse_loss(out.at(0), want.at(0));
+                    },
+                    options);
+                initialize_options.config = config::read_deepspeed(JsonNode::parse(
+                    R"({"train_micro_batch_size_per_gpu": 3, "train_batch_size": 24, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",
+                    "test.json"));
+                const auto engine = initialize(world, initialize_options).engine;
+                const auto batch = [] {
+                  const at::Tensor x = torch::linspace(-1, 1, 12).view({3, 4});
+                  return data::Batch{{x}, {x.sum(1, true)}, 3};
+                };
+                while (engine->global_steps() < 6 && !engine->stop_agreed()) {
+                  if (world.rank() == asked && engine->global_steps() == 2) {
+                    Preemption::ask();
+                  }
+                  engine->train_batch(batch);
+                }
+                EXPECT_EQ(engine->global_steps(), 3) << "rank " << world.rank();
+              }),
+          IsEmpty())
           << "rank " << asked << " asked, " << idle << " trains nothing";
     }
   }
@@ -119,7 +128,7 @@ TEST(PreemptionTest, ASecondSignalEndsTheProcess) {
   if (pid == 0) {
     const Preemption preemption;
     ::raise(SIGTERM);
-    ::raise(SIGTERM);  // at once: the same request
+    ::raise(SIGTERM); // at once: the same request
     if (Preemption::asked() == SIGTERM) {
       ::usleep(400'000);
       ::raise(SIGTERM);
@@ -132,7 +141,7 @@ TEST(PreemptionTest, ASecondSignalEndsTheProcess) {
 }
 
 TEST(PreemptionTest, PutsBackWhatWasThere) {
-  struct sigaction before {};
+  struct sigaction before{};
   ::sigaction(SIGTERM, nullptr, &before);
   {
     const Preemption preemption;
@@ -141,7 +150,7 @@ TEST(PreemptionTest, PutsBackWhatWasThere) {
     EXPECT_EQ(Preemption::asked(), SIGTERM);
   }
   EXPECT_EQ(Preemption::asked(), 0);
-  struct sigaction after {};
+  struct sigaction after{};
   ::sigaction(SIGTERM, nullptr, &after);
   EXPECT_EQ(after.sa_handler, before.sa_handler);
 }

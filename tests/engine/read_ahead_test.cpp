@@ -1,4 +1,5 @@
-// What an engine has in files is read before it is used: parameters during forward, backward and the step, gradients during the next micro-batch.
+// What an engine has in files is read before it is used: parameters during forward, backward and the step, gradients
+// during the next micro-batch.
 #include "layered_run.h"
 
 #include <trireme/base/file.h>
@@ -30,7 +31,10 @@ struct Reads {
 };
 
 struct WatchedLayerImpl : torch::nn::Module {
-  WatchedLayerImpl(int index, std::shared_ptr<Reads> reads) : index_(index), reads_(std::move(reads)), weight_(register_parameter("weight", torch::randn({kWide, kWide}) / kWide)) {}
+  WatchedLayerImpl(int index, std::shared_ptr<Reads> reads)
+      : index_(index),
+        reads_(std::move(reads)),
+        weight_(register_parameter("weight", torch::randn({kWide, kWide}) / kWide)) {}
   at::Tensor forward(const at::Tensor& x) {
     if (x.requires_grad()) {
       x.register_hook([reads = reads_, index = index_](const at::Tensor&) { reads->backward[index] = reads->now(); });
@@ -52,12 +56,14 @@ struct DeepRun {
   std::shared_ptr<Reads> reads = std::make_shared<Reads>();
   LayeredRun run;
 
-  DeepRun(comm::World& world, const config::EngineConfig& config) : run(world, config, pipeline::PipelineOptions(), layers(reads), loss) {
+  DeepRun(comm::World& world, const config::EngineConfig& config)
+      : run(world, config, pipeline::PipelineOptions(), layers(reads), loss) {
     reads->now = [this] { return run.engine().offload_traffic()->read; };
   }
   static pipeline::LayerList layers(const std::shared_ptr<Reads>& reads) {
     reads->now = [] { return 0; };
-    pipeline::LayerList all = {[](const at::Tensor& tokens) { return tokens.to(at::kFloat).div(31).repeat({1, kWide / 8}); }};
+    pipeline::LayerList all = {
+        [](const at::Tensor& tokens) { return tokens.to(at::kFloat).div(31).repeat({1, kWide / 8}); }};
     for (int i = 0; i < kDeep; ++i) {
       all.push_back(pipeline::LayerSpec<WatchedLayer>(i, reads));
     }
@@ -72,7 +78,8 @@ config::EngineConfig in_files(const std::filesystem::path& folder, offload::Plac
   config::EngineConfig config = zero_config(3, accumulation, /*clipping=*/0);
   config.zero.prefetch_elements = 0; // nothing is gathered ahead: that would be read for it
   config.offload.optimizer.place = states;
-  config.offload.optimizer.pipeline_read = config.offload.optimizer.pipeline_write = config.offload.optimizer.fast_init = true;
+  config.offload.optimizer.pipeline_read = config.offload.optimizer.pipeline_write =
+      config.offload.optimizer.fast_init = true;
   config.offload.parameters.place = offload::Place::nvme;
   config.offload.optimizer.nvme_path = config.offload.parameters.nvme_path = folder;
   config.offload.parameters.max_in_cpu = 0;
@@ -81,31 +88,37 @@ config::EngineConfig in_files(const std::filesystem::path& folder, offload::Plac
 
 TEST(EngineReadAheadTest, ALayersParametersAreAskedForBeforeTheLayerInFrontOfItHasComputed) {
   const ScratchFolder scratch(make_scratch_folder("trireme_read_ahead"));
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                DeepRun deep(world, in_files(scratch.path, offload::Place::device, 1));
-                                for (int step = 0; step < 4; ++step) {
-                                  const int64_t before = deep.reads->now();
-                                  deep.run.step();
-                                  const auto buckets = [](int64_t bytes) { return bytes / kLayerBytes; };
-                                  const int64_t read_in_forward = buckets(deep.reads->forward.at(kDeep - 1) - before);
-                                  const int64_t read_in_backward = buckets(deep.reads->backward.at(1) - deep.reads->forward.at(kDeep - 1));
-                                  ASSERT_LE(read_in_forward, kDeep);
-                                  ASSERT_GT(std::min(read_in_forward, read_in_backward), kDeep / 2) << "else this shows nothing";
-                                  for (int i = 0; i + 1 < kDeep && step > 1; ++i) { // the first passes are not known
-                                    const int64_t there = kDeep - read_in_forward; // in memory since the step before
-                                    EXPECT_GE(buckets(deep.reads->forward.at(i) - before) + there, i + 2) << "forward of layer " << i << " in step " << step;
-                                  }
-                                  for (int i = kDeep - 1; i > 0 && step > 1; --i) {
-                                    const int64_t there = kDeep - read_in_backward;
-                                    EXPECT_GE(buckets(deep.reads->backward.at(i) - deep.reads->forward.at(kDeep - 1)) + there, kDeep - i + 1) << "backward of layer " << i << " in step " << step;
-                                  }
-                                }
-                              }),
+  EXPECT_THAT(test::run_ranks(
+                  1,
+                  [&](comm::World& world) {
+                    DeepRun deep(world, in_files(scratch.path, offload::Place::device, 1));
+                    for (int step = 0; step < 4; ++step) {
+                      const int64_t before = deep.reads->now();
+                      deep.run.step();
+                      const auto buckets = [](int64_t bytes) { return bytes / kLayerBytes; };
+                      const int64_t read_in_forward = buckets(deep.reads->forward.at(kDeep - 1) - before);
+                      const int64_t read_in_backward =
+                          buckets(deep.reads->backward.at(1) - deep.reads->forward.at(kDeep - 1));
+                      ASSERT_LE(read_in_forward, kDeep);
+                      ASSERT_GT(std::min(read_in_forward, read_in_backward), kDeep / 2) << "else this shows nothing";
+                      for (int i = 0; i + 1 < kDeep && step > 1; ++i) { // the first passes are not known
+                        const int64_t there = kDeep - read_in_forward;  // in memory since the step before
+                        EXPECT_GE(buckets(deep.reads->forward.at(i) - before) + there, i + 2)
+                            << "forward of layer " << i << " in step " << step;
+                      }
+                      for (int i = kDeep - 1; i > 0 && step > 1; --i) {
+                        const int64_t there = kDeep - read_in_backward;
+                        EXPECT_GE(buckets(deep.reads->backward.at(i) - deep.reads->forward.at(kDeep - 1)) + there,
+                                  kDeep - i + 1)
+                            << "backward of layer " << i << " in step " << step;
+                      }
+                    }
+                  }),
               IsEmpty());
 }
 
-/// Of buckets that are changed one after the other: how many were read after the one before was written, and how many earlier. Threads of aio call in the order in which they were asked.
+/// Of buckets that are changed one after the other: how many were read after the one before was written, and how many
+/// earlier. Threads of aio call in the order in which they were asked.
 std::pair<int, int> late_and_early(const std::vector<test::AioCall>& calls, const std::string& kind) {
   int late = 0;
   int early = 0;

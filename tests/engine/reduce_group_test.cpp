@@ -1,4 +1,5 @@
-// Experts spread over ranks: each rank has some of them, and gradients of an expert are added up by the ranks that have it.
+// Experts spread over ranks: each rank has some of them, and gradients of an expert are added up by the ranks that have
+// it.
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
@@ -7,12 +8,12 @@
 #include <trireme/zero/init.h>
 
 #include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/functional/normalization.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::engine {
 namespace {
@@ -28,7 +29,9 @@ constexpr int64_t kWidth = 5;
 constexpr double kClipping = 0.15; // below every norm
 
 at::Tensor first_experts(int64_t experts) {
-  return torch::cos(torch::arange(experts * kWidth * kWidth).to(torch::kFloat32)).reshape({experts, kWidth, kWidth}).div_(3);
+  return torch::cos(torch::arange(experts * kWidth * kWidth).to(torch::kFloat32))
+      .reshape({experts, kWidth, kWidth})
+      .div_(3);
 }
 
 /// A layer that all ranks have, and experts [begin, end) of `experts`, one or all.
@@ -85,7 +88,8 @@ Reference with_torch(int ranks, int64_t experts) {
     at::Tensor loss = torch::zeros({});
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t expert = rank % experts;
-      const at::Tensor y = torch::matmul(torch::tanh(model->shared->forward(rows_of(step, rank))), weights[expert]).square().mean();
+      const at::Tensor y =
+          torch::matmul(torch::tanh(model->shared->forward(rows_of(step, rank))), weights[expert]).square().mean();
       loss = loss + (uses_spare(step, expert) ? y + spare[expert].sum() * 0.1 : y) / ranks;
     }
     loss.backward();
@@ -109,22 +113,30 @@ struct ExpertRun {
   int rank;
   Initialized made;
 
-  ExpertRun(comm::World& world, int64_t experts, int zero_stage, const char* optimizer = kAdamW, const std::function<void(InitializeOptions&)>& change = nullptr)
-      : model(experts, world.rank() % experts, world.rank() % experts + 1), expert(world.rank() % experts), rank(world.rank()) {
+  ExpertRun(comm::World& world, int64_t experts, int zero_stage, const char* optimizer = kAdamW,
+            const std::function<void(InitializeOptions&)>& change = nullptr)
+      : model(experts, world.rank() % experts, world.rank() % experts + 1),
+        expert(world.rank() % experts),
+        rank(world.rank()) {
     InitializeOptions options;
-    const std::string text = concat(R"({"train_micro_batch_size_per_gpu": )", kRows, R"(, "gradient_clipping": )", kClipping,
-                                    R"(, "optimizer": )", optimizer, "}");
+    const std::string text = concat(R"({"train_micro_batch_size_per_gpu": )", kRows, R"(, "gradient_clipping": )",
+                                    kClipping, R"(, "optimizer": )", optimizer, "}");
     options.config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
     options.config.data_parallel.bucket_bytes = 128;
     options.config.zero.stage = zero_stage;
     options.config.zero.param_persistence_threshold = 0;
     options.model = model.ptr();
-    options.loss = [this](const data::Batch& batch) { return model->loss(batch.input(), expert, uses_spare(static_cast<int>(made.engine->global_steps()), expert)); };
+    options.loss = [this](const data::Batch& batch) {
+      return model->loss(batch.input(), expert, uses_spare(static_cast<int>(made.engine->global_steps()), expert));
+    };
     options.placement = [this, experts](const std::string& name, const at::Tensor&) {
       if (name == "experts") {
-        return bucket::Placement{.global_shape = {experts, kWidth, kWidth}, .box_offset = {expert, 0, 0}, .reduce_group = 1};
+        return bucket::Placement{
+            .global_shape = {experts, kWidth, kWidth}, .box_offset = {expert, 0, 0}, .reduce_group = 1};
       }
-      return name == "spare" ? bucket::Placement{.global_shape = {experts, 2}, .box_offset = {expert, 0}, .reduce_group = 1} : bucket::Placement();
+      return name == "spare"
+                 ? bucket::Placement{.global_shape = {experts, 2}, .box_offset = {expert, 0}, .reduce_group = 1}
+                 : bucket::Placement();
     };
     options.reduce_groups = [this, experts](const comm::Group& data) {
       std::vector<comm::Group> mine;
@@ -159,8 +171,11 @@ TEST(ReduceGroupTest, ExpertsOverRanksTrainAsInOneProcess) {
                             [&, experts = experts](comm::World& world) {
                               ExpertRun run(world, experts, stage, kSgd);
                               for (int step = 0; step < kSteps; ++step) {
-                                EXPECT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-                                EXPECT_NEAR(run.made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step]) << "step " << step;
+                                EXPECT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step])
+                                    << "step " << step;
+                                EXPECT_NEAR(run.made.engine->get_global_grad_norm().value(), expected.norms[step],
+                                            1e-5 * expected.norms[step])
+                                    << "step " << step;
                               }
                               const auto whole = run.made.engine->gather_parameters(run.model->parameters());
                               EXPECT_TRUE(run.model->weights[0].allclose(expected.experts[run.expert], 1e-4, 1e-6));
@@ -186,12 +201,16 @@ TEST(ReduceGroupTest, ScalingBeforeTheSumHoldsForEveryGroup) {
                                   options.config.data_parallel.gradient_predivide_factor = prescale ? 1 : 4;
                                 });
                                 for (int step = 0; step < kSteps; ++step) {
-                                  EXPECT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-                                  EXPECT_NEAR(run.made.engine->get_global_grad_norm().value(), expected.norms[step], 1e-5 * expected.norms[step]) << "step " << step;
+                                  EXPECT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step])
+                                      << "step " << step;
+                                  EXPECT_NEAR(run.made.engine->get_global_grad_norm().value(), expected.norms[step],
+                                              1e-5 * expected.norms[step])
+                                      << "step " << step;
                                 }
                               }),
                     IsEmpty())
-            << ranks << " ranks, stage " << stage << (prescale ? ", prescale_gradients" : ", gradient_predivide_factor");
+            << ranks << " ranks, stage " << stage
+            << (prescale ? ", prescale_gradients" : ", gradient_predivide_factor");
       }
     }
   }
@@ -201,37 +220,44 @@ TEST(ReduceGroupTest, TheWholeModelIsCounted) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
                           ExpertRun run(world, 2, 1);
-                          EXPECT_EQ(run.made.engine->num_parameters(), kWidth * kWidth + kWidth + 2 * (kWidth * kWidth + 2));
+                          EXPECT_EQ(run.made.engine->num_parameters(),
+                                    kWidth * kWidth + kWidth + 2 * (kWidth * kWidth + 2));
                         }),
               IsEmpty());
 }
 
 // One rank has a parameter that nobody else has, and does not use it in every step.
 TEST(ReduceGroupTest, RanksMayHaveDifferentNumbersOfGroups) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const bool has = world.rank() == 1;
-                          torch::nn::Linear shared(kWidth, 1);
-                          const auto model = std::make_shared<torch::nn::Module>();
-                          model->register_module("shared", shared);
-                          const at::Tensor extra = has ? model->register_parameter("extra", torch::ones({2})) : at::Tensor();
-                          int step = 0;
-                          InitializeOptions options;
-                          options.config = config::read_deepspeed(JsonNode::parse(concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", kSgd, "}"), "test.json"));
-                          options.model = model;
-                          options.loss = [&](const data::Batch& batch) {
-                            const at::Tensor loss = shared->forward(batch.input()).square().mean();
-                            return has && step % 2 == 0 ? loss + extra.sum() : loss;
-                          };
-                          options.placement = [](const std::string& name, const at::Tensor&) { return bucket::Placement{.reduce_group = name == "extra" ? 1 : 0}; };
-                          options.reduce_groups = [&](const comm::Group&) { return has ? std::vector<comm::Group>{comm::Group()} : std::vector<comm::Group>(); };
-                          const auto engine = initialize(world, options).engine;
-                          EXPECT_EQ(engine->num_parameters(), kWidth + 1 + 2);
-                          for (; step < 4; ++step) {
-                            engine->train_batch([&] { return data::Batch{{rows_of(step, world.rank())}, {}, kRows}; });
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const bool has = world.rank() == 1;
+                  torch::nn::Linear shared(kWidth, 1);
+                  const auto model = std::make_shared<torch::nn::Module>();
+                  model->register_module("shared", shared);
+                  const at::Tensor extra = has ? model->register_parameter("extra", torch::ones({2})) : at::Tensor();
+                  int step = 0;
+                  InitializeOptions options;
+                  options.config = config::read_deepspeed(JsonNode::parse(
+                      concat(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )", kSgd, "}"), "test.json"));
+                  options.model = model;
+                  options.loss = [&](const data::Batch& batch) {
+                    const at::Tensor loss = shared->forward(batch.input()).square().mean();
+                    return has && step % 2 == 0 ? loss + extra.sum() : loss;
+                  };
+                  options.placement = [](const std::string& name, const at::Tensor&) {
+                    return bucket::Placement{.reduce_group = name == "extra" ? 1 : 0};
+                  };
+                  options.reduce_groups = [&](const comm::Group&) {
+                    return has ? std::vector<comm::Group>{comm::Group()} : std::vector<comm::Group>();
+                  };
+                  const auto engine = initialize(world, options).engine;
+                  EXPECT_EQ(engine->num_parameters(), kWidth + 1 + 2);
+                  for (; step < 4; ++step) {
+                    engine->train_batch([&] { return data::Batch{{rows_of(step, world.rank())}, {}, kRows}; });
+                  }
+                }),
+      IsEmpty());
 }
 
 TEST(ReduceGroupTest, ACheckpointHasTheWholeAndFitsOtherNumbersOfRanks) {
@@ -269,52 +295,62 @@ TEST(ReduceGroupTest, ACheckpointHasTheWholeAndFitsOtherNumbersOfRanks) {
 }
 
 TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
-                            try {
-                              ExpertRun run(world, 2, 0, kAdamW, change);
-                            } catch (const InputError& error) {
-                              return error.what();
-                            }
-                            return "made";
+  EXPECT_THAT(
+      run_ranks(
+          2,
+          [](comm::World& world) {
+            const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) -> std::string {
+              try {
+                ExpertRun run(world, 2, 0, kAdamW, change);
+              } catch (const InputError& error) {
+                return error.what();
+              }
+              return "made";
+            };
+            EXPECT_THAT(refusal([](auto& options) { options.reduce_groups = nullptr; }),
+                        HasSubstr("says reduce_group 1, and there are 1 groups"));
+            EXPECT_THAT(refusal([](auto& options) {
+                          options.placement = [](const std::string& name, const at::Tensor&) {
+                            return name == "experts"
+                                       ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {2, 0, 0}}
+                                       : bucket::Placement();
                           };
-                          EXPECT_THAT(refusal([](auto& options) { options.reduce_groups = nullptr; }), HasSubstr("says reduce_group 1, and there are 1 groups"));
-                          EXPECT_THAT(refusal([](auto& options) {
-                                        options.placement = [](const std::string& name, const at::Tensor&) {
-                                          return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {2, 0, 0}} : bucket::Placement();
-                                        };
-                                      }),
-                                      HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], in which its shape [1, 5, 5] has no place"));
-                          EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
-                                        options.placement = [&](const std::string& name, const at::Tensor&) {
-                                          return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {world.rank(), 0, 0}}
-                                                                   : bucket::Placement();
-                                        };
-                                      }),
-                                      HasSubstr("placements differ"));
-                          EXPECT_THAT(refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
-                                      HasSubstr("\"spare\" is not that of a whole one, and it is frozen"));
-                          EXPECT_THAT(refusal([](auto& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; }),
-                                      HasSubstr("lamb needs the norm of the whole parameter \"experts\""));
-                          {
-                            std::unique_ptr<Experts> early;
-                            {
-                              const zero::Init init(world);
-                              early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
-                            }
-                            EXPECT_THAT(refusal([&](auto& options) {
-                                          options.model = early->ptr();
-                                          options.placement = [](const std::string& name, const at::Tensor&) {
-                                            return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
-                                          };
-                                        }),
-                                        HasSubstr("\"shared.weight\" has a reduce_group of its own, and zero::Init has sharded it"));
-                          }
-                          ExpertRun run(world, 2, 0);
-                          EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);
                         }),
-              IsEmpty());
+                        HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], in which its shape "
+                                  "[1, 5, 5] has no place"));
+            EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
+                          options.placement = [&](const std::string& name, const at::Tensor&) {
+                            return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth},
+                                                                         .box_offset = {world.rank(), 0, 0}}
+                                                     : bucket::Placement();
+                          };
+                        }),
+                        HasSubstr("placements differ"));
+            EXPECT_THAT(
+                refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
+                HasSubstr("\"spare\" is not that of a whole one, and it is frozen"));
+            EXPECT_THAT(refusal([](auto& options) {
+                          options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
+                        }),
+                        HasSubstr("lamb needs the norm of the whole parameter \"experts\""));
+            {
+              std::unique_ptr<Experts> early;
+              {
+                const zero::Init init(world);
+                early = std::make_unique<Experts>(2, world.rank(), world.rank() + 1);
+              }
+              EXPECT_THAT(refusal([&](auto& options) {
+                            options.model = early->ptr();
+                            options.placement = [](const std::string& name, const at::Tensor&) {
+                              return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
+                            };
+                          }),
+                          HasSubstr("\"shared.weight\" has a reduce_group of its own, and zero::Init has sharded it"));
+            }
+            ExpertRun run(world, 2, 0);
+            EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);
+          }),
+      IsEmpty());
 }
 
 } // namespace

@@ -10,8 +10,8 @@
 
 #include <gmock/gmock.h>
 
-#include <filesystem>
 #include <unistd.h>
+#include <filesystem>
 
 namespace trireme::engine {
 namespace {
@@ -23,8 +23,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 config::EngineConfig sgd_with_warmup() {
-  return config::read_deepspeed(JsonNode::parse(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
-                                                    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}})", "test.json"));
+  return config::read_deepspeed(
+      JsonNode::parse(R"({"train_micro_batch_size_per_gpu": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+                                                    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}})",
+                      "test.json"));
 }
 
 struct Rows : data::Dataset {
@@ -33,7 +35,8 @@ struct Rows : data::Dataset {
     return values.size(0);
   }
   data::Batch get(std::span<const int64_t> indices) const override {
-    const at::Tensor chosen = values.index_select(0, torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size())));
+    const at::Tensor chosen =
+        values.index_select(0, torch::tensor(at::ArrayRef<int64_t>(indices.data(), indices.size())));
     return {{chosen}, {chosen.sum(1, true)}, chosen.size(0)};
   }
   std::string describe() const override {
@@ -49,7 +52,9 @@ struct LoadedRun {
   LoadedRun(comm::World& world, int64_t rows) {
     InitializeOptions options;
     options.model = net.ptr();
-    options.loss = [this](const data::Batch& batch) { return at::mse_loss(net->forward(batch.input()), batch.target()); };
+    options.loss = [this](const data::Batch& batch) {
+      return at::mse_loss(net->forward(batch.input()), batch.target());
+    };
     options.config = sgd_with_warmup();
     options.training_data = std::make_shared<Rows>(rows);
     made = initialize(world, options);
@@ -75,7 +80,8 @@ TEST(RefusedLoadTest, ACheckpointOfAnotherDataSetChangesNothing) {
                           torch::manual_seed(2);
                           LoadedRun run(world, 24);
                           EXPECT_EQ(run.step(), whole.step());
-                          EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }), HasSubstr("30"));
+                          EXPECT_THAT(test::error_of([&] { run.made.engine->load_checkpoint(folder); }),
+                                      HasSubstr("30"));
                           for (int step = 0; step < 3; ++step) {
                             EXPECT_EQ(run.step(), whole.step());
                             EXPECT_EQ(run.made.engine->get_lr(), whole.made.engine->get_lr());
@@ -107,7 +113,8 @@ TEST(RefusedLoadTest, WeightsThatOneTensorOfTwoNamesCannotHoldAreNotDropped) {
                             if (!tied) {
                               made.engine->save_checkpoint(folder);
                             } else {
-                              EXPECT_THAT(test::error_of([&] { made.engine->load_checkpoint(folder); }), HasSubstr("this one has no \"head\""));
+                              EXPECT_THAT(test::error_of([&] { made.engine->load_checkpoint(folder); }),
+                                          HasSubstr("this one has no \"head\""));
                             }
                           }
                         }),

@@ -41,16 +41,18 @@ TEST(ResolvePrecisionTest, MeasuresBothTypesAndLeavesRandomNumbersAlone) {
 
 // Neither a flag of the processor nor one rank alone decides.
 TEST(ResolvePrecisionTest, WhatAllRanksMeasuredDecides) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
-                            precision::PrecisionOptions mine = undecided();
-                            resolve_precision(mine, world.group(), at::kCPU, std::nullopt, [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
-                            EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
-                            EXPECT_FALSE(mine.bf16_if_faster);
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(3,
+                [](comm::World& world) {
+                  for (const double slow : {1.0, 9.0}) { // seconds in bf16 on the last rank; fp32 takes 2 everywhere
+                    precision::PrecisionOptions mine = undecided();
+                    resolve_precision(mine, world.group(), at::kCPU, std::nullopt,
+                                      [&](at::Device) { return StepSeconds{2.0, world.rank() == 2 ? slow : 1.0}; });
+                    EXPECT_EQ(mine.compute, slow == 1.0 ? Type::bf16 : Type::fp32);
+                    EXPECT_FALSE(mine.bf16_if_faster);
+                  }
+                }),
+      IsEmpty());
 }
 
 TEST(ResolvePrecisionTest, AllRanksAgreeAndTrain) {

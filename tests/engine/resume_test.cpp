@@ -14,8 +14,8 @@ namespace trireme::engine {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
 using test::run_ranks;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 class ResumeTest : public testing::TestWithParam<int> {
@@ -81,14 +81,18 @@ TEST_P(ResumeTest, AnotherModelIsRefusedByName) {
                             InitializeOptions options;
                             options.config = config;
                             options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.loss = [model](const data::Batch& batch) mutable {
+                              return model->loss(batch.input(), batch.target());
+                            };
                             const auto engine = initialize(world, options).engine;
                             const at::Tensor before = model->parameters()[0].clone();
                             const std::string refused = test::error_of([&] { engine->load_checkpoint(folder); });
                             EXPECT_TRUE(model->parameters()[0].equal(before)) << "nothing is loaded";
-                            EXPECT_THAT(refused, testing::AllOf(HasSubstr("is of another model"),
-                                                                HasSubstr(layers == 1 ? "this one has no \"transformer.h.1." : "it has no \"transformer.h.2."),
-                                                                HasSubstr("Use the model configuration")));
+                            EXPECT_THAT(refused,
+                                        testing::AllOf(HasSubstr("is of another model"),
+                                                       HasSubstr(layers == 1 ? "this one has no \"transformer.h.1."
+                                                                             : "it has no \"transformer.h.2."),
+                                                       HasSubstr("Use the model configuration")));
                           }
                         }),
               IsEmpty());
@@ -134,7 +138,8 @@ TEST_P(ResumeTest, WhatIsWrittenIsForThisUserOnly) {
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
     const auto mode = entry.status().permissions();
-    EXPECT_EQ(mode, entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write) << entry.path();
+    EXPECT_EQ(mode, entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write)
+        << entry.path();
     files += entry.is_directory() ? 0 : 1;
   }
   EXPECT_GE(files, 8) << "shards, manifest, latest, events, a CSV file for each figure";
@@ -164,7 +169,8 @@ TEST_F(ResumeTest, AnotherNumberOfRanksGoesOn) {
                           ASSERT_TRUE(resumed.engine().load_checkpoint(folder));
                           for (int step = 4; step < 8; ++step) {
                             const double expected = whole.engine().train_batch().item<double>();
-                            EXPECT_NEAR(resumed.engine().train_batch().item<double>(), expected, 2e-5 * expected) << "step " << step;
+                            EXPECT_NEAR(resumed.engine().train_batch().item<double>(), expected, 2e-5 * expected)
+                                << "step " << step;
                           }
                         }),
               IsEmpty());

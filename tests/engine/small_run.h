@@ -57,8 +57,10 @@ inline models::GptOptions small_gpt(double dropout = 0) {
 
 /// A DeepSpeed configuration as text with the parts that tests vary.
 inline config::EngineConfig small_config(int64_t global_batch, int64_t accumulation, double clipping = 1.0) {
-  const std::string text = concat(R"({"train_batch_size": )", global_batch, R"(, "gradient_accumulation_steps": )", accumulation, R"(, "gradient_clipping": )", clipping,
-                                  R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}}})");
+  const std::string text =
+      concat(R"({"train_batch_size": )", global_batch, R"(, "gradient_accumulation_steps": )", accumulation,
+             R"(, "gradient_clipping": )", clipping,
+             R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}}})");
   config::EngineConfig config = config::read_deepspeed(JsonNode::parse(text, "test.json"));
   config.data_parallel.bucket_bytes = 4000; // several buckets
   config.data_parallel.first_bucket_bytes = 1000;
@@ -81,8 +83,10 @@ struct Curve {
 };
 
 /// Training written with nothing but libtorch: one process, the whole batch, torch's AdamW and clipping (0: none).
-inline Curve plain_curve(torch::nn::Module& model, const std::function<at::Tensor(const data::Batch&)>& loss_of, const data::Dataset& data, int64_t global_batch, int steps,
-                         double clipping = 1.0, const torch::optim::AdamWOptions& options = torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1)) {
+inline Curve plain_curve(
+    torch::nn::Module& model, const std::function<at::Tensor(const data::Batch&)>& loss_of, const data::Dataset& data,
+    int64_t global_batch, int steps, double clipping = 1.0,
+    const torch::optim::AdamWOptions& options = torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1)) {
   torch::optim::AdamW optimizer(model.parameters(), options);
   Curve curve;
   for (int step = 0; step < steps; ++step) {
@@ -97,15 +101,20 @@ inline Curve plain_curve(torch::nn::Module& model, const std::function<at::Tenso
 }
 
 /// The same of a GPT on Counting. `prepare` may freeze parameters.
-inline Curve plain_gpt_curve(int64_t global_batch, int steps, double clipping, const models::GptOptions& shape, const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
+inline Curve plain_gpt_curve(int64_t global_batch, int steps, double clipping, const models::GptOptions& shape,
+                             const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
   models::Gpt model(shape);
   if (prepare) {
     prepare(*model);
   }
-  return plain_curve(*model, [&](const data::Batch& batch) { return model->loss(batch.input(), batch.target()); }, Counting(), global_batch, steps, clipping);
+  return plain_curve(
+      *model, [&](const data::Batch& batch) { return model->loss(batch.input(), batch.target()); }, Counting(),
+      global_batch, steps, clipping);
 }
 
-inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping, std::vector<double>* norms = nullptr, const models::GptOptions& shape = small_gpt(),
+inline std::vector<double> plain_losses(int64_t global_batch, int steps, double clipping,
+                                        std::vector<double>* norms = nullptr,
+                                        const models::GptOptions& shape = small_gpt(),
                                         const std::function<void(torch::nn::Module&)>& prepare = nullptr) {
   const Curve curve = plain_gpt_curve(global_batch, steps, clipping, shape, prepare);
   if (norms != nullptr) {
@@ -118,7 +127,8 @@ struct SmallRun {
   models::Gpt model;
   Initialized made;
 
-  SmallRun(comm::World& world, const config::EngineConfig& config, bool shuffle = false, double dropout = 0) : model(small_gpt(dropout)) {
+  SmallRun(comm::World& world, const config::EngineConfig& config, bool shuffle = false, double dropout = 0)
+      : model(small_gpt(dropout)) {
     InitializeOptions options;
     options.model = model.ptr();
     options.loss = [gpt = model](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };

@@ -1,11 +1,12 @@
-// partition_activations: of the inputs of recomputed parts each tensor rank keeps a share. The same bits, and bytes as the closed form says.
+// partition_activations: of the inputs of recomputed parts each tensor rank keeps a share. The same bits, and bytes as
+// the closed form says.
 #include "split_run.h"
 
 #include <trireme/base/log.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -35,7 +36,8 @@ struct Shared {
   bool shares = false;
 };
 
-Shared train_shared(comm::World& world, const SplitLayout& layout, const activations::Options& wanted, int64_t interval = 0) {
+Shared train_shared(comm::World& world, const SplitLayout& layout, const activations::Options& wanted,
+                    int64_t interval = 0) {
   torch::manual_seed(5 + world.rank() / layout.tensor); // tensor ranks draw the same masks
   SplitChanges changes;
   changes.shape.dropout = 0.1;
@@ -62,11 +64,12 @@ Shared train_shared(comm::World& world, const SplitLayout& layout, const activat
 
 TEST(SplitActivationsTest, SharesOfInputsTrainTheSameBits) {
   using Kind = pipeline::ScheduleKind;
-  const std::vector<std::pair<SplitLayout, int64_t>> cases = {{{.tensor = 2, .accumulation = 2}, 0},
-                                                              {{.data = 2, .tensor = 2, .zero_stage = 3}, 0},
-                                                              {{.pipe = 2, .tensor = 2, .accumulation = 4}, 2},
-                                                              {{.pipe = 2, .tensor = 2, .zero_stage = 1, .accumulation = 2, .schedule = Kind::zero_bubble}, 1},
-                                                              {{.context = 2, .tensor = 2}, 0}};
+  const std::vector<std::pair<SplitLayout, int64_t>> cases = {
+      {{.tensor = 2, .accumulation = 2}, 0},
+      {{.data = 2, .tensor = 2, .zero_stage = 3}, 0},
+      {{.pipe = 2, .tensor = 2, .accumulation = 4}, 2},
+      {{.pipe = 2, .tensor = 2, .zero_stage = 1, .accumulation = 2, .schedule = Kind::zero_bubble}, 1},
+      {{.context = 2, .tensor = 2}, 0}};
   for (const auto& [layout, interval] : cases) {
     EXPECT_THAT(run_ranks(layout.ranks(),
                           [&, &layout = layout, &interval = interval](comm::World& world) {
@@ -87,25 +90,29 @@ TEST(SplitActivationsTest, SharesOfInputsTrainTheSameBits) {
   fs::remove_all(files_of_shares());
 }
 
-// The peak is in the backward of the last of L blocks: L inputs I and one block's activations. With shares it is L I / T, and that block's input gathered. Each gathering
-// sends T - 1 shares.
+// The peak is in the backward of the last of L blocks: L inputs I and one block's activations. With shares it is L I /
+// T, and that block's input gathered. Each gathering sends T - 1 shares.
 TEST(SplitActivationsTest, BytesOfShares) {
   for (const int tensor : {2, 4}) {
     const SplitLayout layout{.tensor = tensor, .accumulation = 2};
-    EXPECT_THAT(run_ranks(tensor,
-                          [&](comm::World& world) {
-                            const models::GptOptions shape = split_gpt();
-                            const int64_t input = kSplitBatch / layout.accumulation * shape.sequence_length * shape.hidden * 4;
-                            const int64_t share = input / tensor;
-                            const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
-                            const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
-                            EXPECT_EQ(whole.peak - shared.peak, (shape.layers - 1) * input - shape.layers * share);
-                            EXPECT_EQ(shared.sent - whole.sent, layout.accumulation * shape.layers * (tensor - 1) * share);
-                            const Shared moved = train_shared(world, layout, recomputed(Way::recompute_nvme, true));
-                            EXPECT_EQ(moved.moved, kSharedSteps * layout.accumulation * shape.layers * share) << "shares go to files";
-                            EXPECT_EQ(train_shared(world, layout, recomputed(Way::keep, true)).sent, train_shared(world, layout, recomputed(Way::keep, false)).sent) << "nothing is recomputed";
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(tensor,
+                  [&](comm::World& world) {
+                    const models::GptOptions shape = split_gpt();
+                    const int64_t input = kSplitBatch / layout.accumulation * shape.sequence_length * shape.hidden * 4;
+                    const int64_t share = input / tensor;
+                    const Shared whole = train_shared(world, layout, recomputed(Way::recompute, false));
+                    const Shared shared = train_shared(world, layout, recomputed(Way::recompute, true));
+                    EXPECT_EQ(whole.peak - shared.peak, (shape.layers - 1) * input - shape.layers * share);
+                    EXPECT_EQ(shared.sent - whole.sent, layout.accumulation * shape.layers * (tensor - 1) * share);
+                    const Shared moved = train_shared(world, layout, recomputed(Way::recompute_nvme, true));
+                    EXPECT_EQ(moved.moved, kSharedSteps * layout.accumulation * shape.layers * share)
+                        << "shares go to files";
+                    EXPECT_EQ(train_shared(world, layout, recomputed(Way::keep, true)).sent,
+                              train_shared(world, layout, recomputed(Way::keep, false)).sent)
+                        << "nothing is recomputed";
+                  }),
+        IsEmpty());
   }
   fs::remove_all(files_of_shares());
 }
@@ -158,7 +165,10 @@ TEST(SplitActivationsTest, SaysThatNothingIsRecomputed) {
                             wanted.policy = policy;
                             wanted.shares_inputs = true;
                             train_shared(world, {.tensor = 2}, wanted);
-                            return std::any_of(lines.begin(), lines.end(), [](const std::string& line) { return line.find("partition_activations changes nothing: no part that") != std::string::npos; });
+                            return std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+                              return line.find("partition_activations changes nothing: no part that") !=
+                                     std::string::npos;
+                            });
                           };
                           EXPECT_EQ(said(std::nullopt), world.rank() == 0);
                           EXPECT_FALSE(said(Way::recompute));
@@ -170,10 +180,11 @@ TEST(SplitActivationsTest, SaysThatNothingIsRecomputed) {
 // Two ranks, and a part "Mixer" that is recomputed with shares of its inputs.
 struct Mixer {
   explicit Mixer(const comm::Group& group)
-      : activations(recomputed(Way::recompute, true), at::kCPU, {}, 1, {group.rank(), group.size(), [group, this](const at::Tensor& all, const at::Tensor& share) {
-                                                                           group.all_gather(all, share, "shares").wait();
-                                                                           ++gathered;
-                                                                         }}) {}
+      : activations(recomputed(Way::recompute, true), at::kCPU, {}, 1,
+                    {group.rank(), group.size(), [group, this](const at::Tensor& all, const at::Tensor& share) {
+                       group.all_gather(all, share, "shares").wait();
+                       ++gathered;
+                     }}) {}
 
   at::Tensor loss(const at::Tensor& input) {
     const auto scope = activations.enter({weight});
@@ -198,18 +209,21 @@ TEST(SplitActivationsTest, InputsThatDifferAreRefused) {
                             mixer.loss(torch::full({16, 8}, 1.0 + world.rank()).matmul(mixer.weight)).backward();
                             ADD_FAILURE() << "ranks differ";
                           } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), AllOf(HasSubstr("different inputs of Mixer"), HasSubstr("leave partition_activations out")));
+                            EXPECT_THAT(error.what(), AllOf(HasSubstr("different inputs of Mixer"),
+                                                            HasSubstr("leave partition_activations out")));
                           }
                         }),
               IsEmpty());
 }
 
-// The rest of the memory that an input lies in may differ between ranks: the header of a message from another stage, say. And who wants the gradient of a leaf holds it anyway.
+// The rest of the memory that an input lies in may differ between ranks: the header of a message from another stage,
+// say. And who wants the gradient of a leaf holds it anyway.
 TEST(SplitActivationsTest, OnlyInputsThatAreAllOfTheirMemoryAreShared) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           Mixer mixer(world.group());
-                          const at::Tensor rows = torch::cat({torch::full({1, 8}, 7.0 + world.rank()), torch::full({16, 8}, 1.0)});
+                          const at::Tensor rows =
+                              torch::cat({torch::full({1, 8}, 7.0 + world.rank()), torch::full({16, 8}, 1.0)});
                           mixer.loss(rows.matmul(mixer.weight).narrow(0, 1, 16)).backward();
                           EXPECT_EQ(mixer.gathered, 0);
                           EXPECT_TRUE(torch::allclose(mixer.weight.grad()[0], torch::full({16, 8}, 4.0F).cos().sum(0)));

@@ -1,4 +1,5 @@
-// A BERT whose layers are split among ranks, with masks and gaps to guess: losses and gradient norms of one process, of plain libtorch and of PyTorch in Python.
+// A BERT whose layers are split among ranks, with masks and gaps to guess: losses and gradient norms of one process, of
+// plain libtorch and of PyTorch in Python.
 #include "split_run.h"
 
 #include <trireme/checkpoint/safetensors.h>
@@ -7,9 +8,9 @@
 #include <tests/support/command.h>
 #include <tests/support/gaps.h>
 
+#include <unistd.h>
 #include <filesystem>
 #include <sstream>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -36,13 +37,17 @@ BertOptions small_bert() {
 Curve of_one_process() {
   PipelineModule model(models::bert_layers(small_bert()), models::masked_lm_loss);
   model.build();
-  const auto loss = [&](const data::Batch& batch) { return models::masked_lm_loss(model.forward(batch.inputs), batch.targets); };
-  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, kSteps, /*clipping=*/1.0, torch::optim::AdamWOptions(0.01));
+  const auto loss = [&](const data::Batch& batch) {
+    return models::masked_lm_loss(model.forward(batch.inputs), batch.targets);
+  };
+  return plain_curve(model, loss, test::Gaps(kLength), kSplitBatch, kSteps, /*clipping=*/1.0,
+                     torch::optim::AdamWOptions(0.01));
 }
 
 void build(const SplitLayout& layout, InitializeOptions& options) {
   const models::ModelRanks ranks = layout.model_ranks(*options.mesh);
-  options.pipeline = std::make_shared<PipelineModule>(models::bert_layers(small_bert(), ranks), models::bert_loss(small_bert(), ranks), layout.pipeline_options());
+  options.pipeline = std::make_shared<PipelineModule>(
+      models::bert_layers(small_bert(), ranks), models::bert_loss(small_bert(), ranks), layout.pipeline_options());
   auto& adam = std::get<optim::AdamOptions>(options.config.optimizer.emplace().rule);
   adam.lr = 0.01;
   adam.weight_decay = 0.01; // torch's default
@@ -80,15 +85,39 @@ TEST(SplitBertTest, WithReplicasPipelinesAndZero) {
 
 TEST(SplitBertTest, Pipelines) {
   expect_curve_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2});
-  expect_curve_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1, .accumulation = 2});
+  expect_curve_of_one_process(
+      {.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1, .accumulation = 2});
   expect_curve_of_one_process({.pipe = 3, .tensor = 2, .accumulation = 4, .schedule = Kind::gpipe});
-  expect_curve_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
+  expect_curve_of_one_process({.pipe = 2,
+                               .tensor = 2,
+                               .sequence_parallel = true,
+                               .accumulation = 4,
+                               .schedule = Kind::interleaved,
+                               .chunks = 2});
   expect_curve_of_one_process({.pipe = 2, .context = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
   expect_curve_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::zero_bubble});
-  expect_curve_of_one_process({.pipe = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::zero_bubble, .context_kind = context::Kind::ulysses});
+  expect_curve_of_one_process({.pipe = 2,
+                               .context = 2,
+                               .tensor = 2,
+                               .sequence_parallel = true,
+                               .accumulation = 4,
+                               .schedule = Kind::zero_bubble,
+                               .context_kind = context::Kind::ulysses});
   expect_curve_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .zero_stage = 3, .accumulation = 2});
-  expect_curve_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble});
-  expect_curve_of_one_process({.pipe = 2, .data = 2, .context = 2, .zero_stage = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
+  expect_curve_of_one_process({.pipe = 2,
+                               .data = 2,
+                               .tensor = 2,
+                               .sequence_parallel = true,
+                               .zero_stage = 3,
+                               .accumulation = 4,
+                               .schedule = Kind::zero_bubble});
+  expect_curve_of_one_process({.pipe = 2,
+                               .data = 2,
+                               .context = 2,
+                               .zero_stage = 2,
+                               .accumulation = 4,
+                               .schedule = Kind::interleaved,
+                               .chunks = 2});
 }
 
 // What reference_bert.py trains: the same initial values, and the batches of all steps.
@@ -108,15 +137,19 @@ void write_for_python(const fs::path& folder) {
     masks.push_back(batch.inputs.at(1));
     targets.push_back(batch.targets.at(0));
   }
-  checkpoint::write_safetensors(folder / "batches.safetensors", {{"tokens", torch::stack(tokens)}, {"mask", torch::stack(masks)}, {"targets", torch::stack(targets)}});
+  checkpoint::write_safetensors(
+      folder / "batches.safetensors",
+      {{"tokens", torch::stack(tokens)}, {"mask", torch::stack(masks)}, {"targets", torch::stack(targets)}});
 }
 
 TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_bert_", ::getpid());
   fs::create_directories(folder);
-  ASSERT_THAT(test::run_ranks(1, [&](comm::World&) { write_for_python(folder); }), IsEmpty()); // a process that forks later has not used torch
-  const auto [status, output] =
-      test::run_command(concat("'" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py' curve '", folder.string(), "' ", small_bert().heads));
+  ASSERT_THAT(test::run_ranks(1, [&](comm::World&) { write_for_python(folder); }),
+              IsEmpty()); // a process that forks later has not used torch
+  const auto [status, output] = test::run_command(concat(
+      "'" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py' curve '",
+      folder.string(), "' ", small_bert().heads));
   fs::remove_all(folder);
   ASSERT_EQ(status, 0) << output;
   Curve python;
@@ -126,8 +159,15 @@ TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
     python.norms.push_back(norm);
   }
   ASSERT_EQ(python.losses.size(), kSteps) << output;
-  for (const SplitLayout& layout : {SplitLayout{.tensor = 4, .sequence_parallel = true}, SplitLayout{.pipe = 2, .context = 2, .tensor = 2, .accumulation = 2},
-                                    SplitLayout{.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble}}) {
+  for (const SplitLayout& layout : {SplitLayout{.tensor = 4, .sequence_parallel = true},
+                                    SplitLayout{.pipe = 2, .context = 2, .tensor = 2, .accumulation = 2},
+                                    SplitLayout{.pipe = 2,
+                                                .data = 2,
+                                                .tensor = 2,
+                                                .sequence_parallel = true,
+                                                .zero_stage = 3,
+                                                .accumulation = 4,
+                                                .schedule = Kind::zero_bubble}}) {
     EXPECT_THAT(test::run_ranks(layout.ranks(),
                                 [&](comm::World& world) {
                                   SplitRun run(world, layout, build);

@@ -1,16 +1,16 @@
-// Layers split among tensor ranks, with pipelines, replicas and ZeRO: losses and gradient norms are those of one process and plain libtorch, and
-// checkpoints of any layout continue in any other.
+// Layers split among tensor ranks, with pipelines, replicas and ZeRO: losses and gradient norms are those of one
+// process and plain libtorch, and checkpoints of any layout continue in any other.
 #include "split_run.h"
 
 #include <trireme/checkpoint/manifest.h>
 
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -36,15 +36,21 @@ TEST(SplitLayoutsTest, TensorRanksAlone) {
 TEST(SplitLayoutsTest, WithReplicasAndZero) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage, .accumulation = stage == 1 ? 2 : 1});
+      expect_losses_of_one_process({.data = 2,
+                                    .tensor = 2,
+                                    .sequence_parallel = sequence_parallel,
+                                    .zero_stage = stage,
+                                    .accumulation = stage == 1 ? 2 : 1});
     }
   }
 }
 
 TEST(SplitLayoutsTest, WithPipelines) {
   expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4});
-  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::gpipe});
-  expect_losses_of_one_process({.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::zero_bubble});
+  expect_losses_of_one_process(
+      {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::gpipe});
+  expect_losses_of_one_process(
+      {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::zero_bubble});
   expect_losses_of_one_process({.pipe = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
 }
 
@@ -61,25 +67,44 @@ TEST(SplitLayoutsTest, TokensOfEachSample) {
   expect_losses_of_one_process({.context = 2, .tensor = 2, .context_kind = kUlysses});
   expect_losses_of_one_process({.pipe = 2, .context = 2, .accumulation = 4});
   expect_losses_of_one_process({.data = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1});
-  expect_losses_of_one_process({.pipe = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2, .schedule = Kind::zero_bubble, .context_kind = kUlysses});
+  expect_losses_of_one_process({.pipe = 2,
+                                .context = 2,
+                                .tensor = 2,
+                                .sequence_parallel = true,
+                                .accumulation = 2,
+                                .schedule = Kind::zero_bubble,
+                                .context_kind = kUlysses});
 }
 
 TEST(SplitLayoutsTest, ThreeAxesAtOnce) {
   expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 2});
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 1, .accumulation = 4, .schedule = Kind::zero_bubble});
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 2, .accumulation = 2, .schedule = Kind::gpipe});
+  expect_losses_of_one_process({.pipe = 2,
+                                .data = 2,
+                                .tensor = 2,
+                                .sequence_parallel = true,
+                                .zero_stage = 1,
+                                .accumulation = 4,
+                                .schedule = Kind::zero_bubble});
+  expect_losses_of_one_process({.pipe = 2,
+                                .data = 2,
+                                .tensor = 2,
+                                .sequence_parallel = true,
+                                .zero_stage = 2,
+                                .accumulation = 2,
+                                .schedule = Kind::gpipe});
   expect_losses_of_one_process({.pipe = 2, .data = 1, .tensor = 4, .sequence_parallel = true, .accumulation = 4});
 }
 
 TEST(SplitLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
-  const std::vector<Layout> layouts = {{.data = 2},
-                                       {.data = 2, .tensor = 2, .zero_stage = 1},
-                                       {.tensor = 2, .sequence_parallel = true},
-                                       {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
-                                       {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3},
-                                       {.data = 2, .context = 2, .tensor = 2, .zero_stage = 1},
-                                       {.pipe = 2, .data = 2, .zero_stage = 3, .accumulation = 2, .schedule = Kind::interleaved, .chunks = 2},
-                                       {.pipe = 2, .context = 2, .accumulation = 2, .schedule = Kind::zero_bubble, .context_kind = kUlysses}};
+  const std::vector<Layout> layouts = {
+      {.data = 2},
+      {.data = 2, .tensor = 2, .zero_stage = 1},
+      {.tensor = 2, .sequence_parallel = true},
+      {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
+      {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3},
+      {.data = 2, .context = 2, .tensor = 2, .zero_stage = 1},
+      {.pipe = 2, .data = 2, .zero_stage = 3, .accumulation = 2, .schedule = Kind::interleaved, .chunks = 2},
+      {.pipe = 2, .context = 2, .accumulation = 2, .schedule = Kind::zero_bubble, .context_kind = kUlysses}};
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_split_layouts_", ::getpid());
   const auto saved = [&](size_t i) { return folder / std::to_string(i); };
   for (size_t i = 0; i < layouts.size(); ++i) {
@@ -102,7 +127,8 @@ TEST(SplitLayoutsTest, CheckpointsOfAnyLayoutContinueInAnyOther) {
                               SplitRun run(world, after);
                               ASSERT_TRUE(run.engine().load_checkpoint(saved(i)));
                               for (int step = 4; step < 6; ++step) {
-                                EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step]) << "step " << step << ", saved by " << layouts[i].describe();
+                                EXPECT_NEAR(run.step(), losses[step], 1e-5 * losses[step])
+                                    << "step " << step << ", saved by " << layouts[i].describe();
                               }
                             }
                           }),
@@ -118,23 +144,24 @@ TEST(SplitLayoutsTest, ResumedIsUninterrupted) {
   shape.dropout = 0.2; // random numbers inside and outside of what is split
   for (const bool sequence_parallel : {false, true}) {
     const Layout layout{.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1};
-    EXPECT_THAT(run_ranks(layout.ranks(),
-                          [&](comm::World& world) {
-                            torch::manual_seed(10 + world.rank() / 2);
-                            SplitRun whole(world, layout, {.shape = shape});
-                            for (int step = 0; step < 3; ++step) {
-                              whole.step();
-                            }
-                            whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
-                            const double next = whole.step();
-                            const double last = whole.step();
-                            SplitRun resumed(world, layout, {.shape = shape});
-                            torch::manual_seed(99);
-                            ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
-                            EXPECT_EQ(resumed.step(), next);
-                            EXPECT_EQ(resumed.step(), last);
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(layout.ranks(),
+                  [&](comm::World& world) {
+                    torch::manual_seed(10 + world.rank() / 2);
+                    SplitRun whole(world, layout, {.shape = shape});
+                    for (int step = 0; step < 3; ++step) {
+                      whole.step();
+                    }
+                    whole.engine().save_checkpoint(folder / (sequence_parallel ? "parts" : "whole"));
+                    const double next = whole.step();
+                    const double last = whole.step();
+                    SplitRun resumed(world, layout, {.shape = shape});
+                    torch::manual_seed(99);
+                    ASSERT_TRUE(resumed.engine().load_checkpoint(folder / (sequence_parallel ? "parts" : "whole")));
+                    EXPECT_EQ(resumed.step(), next);
+                    EXPECT_EQ(resumed.step(), last);
+                  }),
+        IsEmpty());
   }
   fs::remove_all(folder);
 }
@@ -250,7 +277,10 @@ TEST(SplitLayoutsTest, LowPrecisionAndRecomputation) {
       EXPECT_THAT(run_ranks(4,
                             [&, change = change](comm::World& world) {
                               const std::vector<double> losses = plain_losses(kBatch, 8, 1.0, nullptr, split_gpt());
-                              SplitRun run(world, {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1}, {.options = change});
+                              SplitRun run(
+                                  world,
+                                  {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 1},
+                                  {.options = change});
                               double last = 0;
                               for (const double loss : losses) {
                                 last = run.step();
@@ -269,7 +299,9 @@ TEST(SplitLayoutsTest, LowPrecisionAndRecomputation) {
                         [](comm::World& world) {
                           const std::vector<double> losses = plain_losses(kBatch, 6, 1.0, nullptr, split_gpt());
                           SplitRun run(world, {.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2},
-                                       {.options = [](InitializeOptions& options) { options.config.pipeline.activation_checkpoint_interval = 1; }});
+                                       {.options = [](InitializeOptions& options) {
+                                         options.config.pipeline.activation_checkpoint_interval = 1;
+                                       }});
                           for (const double loss : losses) {
                             EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
                           }
@@ -289,8 +321,9 @@ TEST(SplitLayoutsTest, BytesOnTheTensorAxisAreThoseOfTheFormula) {
                             const int64_t sent = run.engine().bytes_sent_by_axes().at("tensor") - before;
                             const int64_t rows = kBatch / 2 * shape.sequence_length;
                             const int64_t P = rows * shape.hidden * 4;
-                            // An all-reduce of P sends 2P(N-1)/N, gathers and reduce-scatters P(N-1)/N. Four sums a block, one for the embedding, one for the head; where the
-                            // sequence is split a layer by columns gathers its input once more.
+                            // An all-reduce of P sends 2P(N-1)/N, gathers and reduce-scatters P(N-1)/N. Four sums a
+                            // block, one for the embedding, one for the head; where the sequence is split a layer by
+                            // columns gathers its input once more.
                             const int64_t sums = 4 * shape.layers + 2;
                             const int64_t again = sequence_parallel ? 2 * shape.layers + 1 : 0;
                             const int64_t activations = sums * P + again * (P / 2);
@@ -303,20 +336,28 @@ TEST(SplitLayoutsTest, BytesOnTheTensorAxisAreThoseOfTheFormula) {
 }
 
 TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
-  const auto count = [&](comm::World& world, const Layout& layout) { return SplitRun(world, layout).engine().num_parameters(); };
+  const auto count = [&](comm::World& world, const Layout& layout) {
+    return SplitRun(world, layout).engine().num_parameters();
+  };
   int64_t expected = 0;
   for (const models::GptPart& part : models::gpt_parts(split_gpt())) {
     for (const auto& parameter : part.parameters) {
       expected += part.kind == models::GptPart::Kind::head ? 0 : c10::multiply_integers(parameter.sizes); // tied
     }
   }
-  for (const Layout& layout : {Layout{.tensor = 2}, Layout{.data = 2, .tensor = 2, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
-    EXPECT_THAT(run_ranks(layout.ranks(), [&](comm::World& world) { EXPECT_EQ(count(world, layout), expected) << layout.describe(); }), IsEmpty());
+  for (const Layout& layout : {Layout{.tensor = 2}, Layout{.data = 2, .tensor = 2, .sequence_parallel = true},
+                               Layout{.pipe = 2, .tensor = 2, .accumulation = 2}}) {
+    EXPECT_THAT(run_ranks(layout.ranks(),
+                          [&](comm::World& world) { EXPECT_EQ(count(world, layout), expected) << layout.describe(); }),
+                IsEmpty());
   }
 }
 
 TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
-  for (const Layout& layout : {Layout{.data = 2, .tensor = 2}, Layout{.context = 2, .tensor = 2}, Layout{.data = 2, .context = 2, .context_kind = kUlysses}, Layout{.tensor = 4, .sequence_parallel = true}, Layout{.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}}) {
+  for (const Layout& layout :
+       {Layout{.data = 2, .tensor = 2}, Layout{.context = 2, .tensor = 2},
+        Layout{.data = 2, .context = 2, .context_kind = kUlysses}, Layout{.tensor = 4, .sequence_parallel = true},
+        Layout{.pipe = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2}}) {
     EXPECT_THAT(run_ranks(layout.ranks(),
                           [&](comm::World& world) {
                             models::Gpt whole(split_gpt());
@@ -325,7 +366,8 @@ TEST(SplitLayoutsTest, EvaluationAndLogitsAreThoseOfOneProcess) {
                             const torch::NoGradGuard no_grad;
                             const at::Tensor expected = whole->forward(batch.input());
                             SplitRun run(world, layout);
-                            EXPECT_NEAR(run.engine().eval_batch(batch).item<double>(), whole->loss(batch.input(), batch.target()).item<double>(), 1e-5);
+                            EXPECT_NEAR(run.engine().eval_batch(batch).item<double>(),
+                                        whole->loss(batch.input(), batch.target()).item<double>(), 1e-5);
                             if (layout.pipe == 1) {
                               EXPECT_TRUE(run.gpt()->forward(batch.input()).allclose(expected, 1e-4, 1e-5));
                             }
@@ -345,7 +387,9 @@ TEST(SplitLayoutsTest, IgnoredTargetsAndLossesOfOnesOwnCountEveryTokenOnce) {
                           targets.slice(1, 5).fill_(-100); // not the same number on both ranks
                           models::ModelRanks ranks;
                           ranks.context = world.group();
-                          const auto own = [&](models::Gpt& gpt) { return at::cross_entropy_loss(gpt->forward(batch.input()).flatten(0, 1), targets.flatten()); };
+                          const auto own = [&](models::Gpt& gpt) {
+                            return at::cross_entropy_loss(gpt->forward(batch.input()).flatten(0, 1), targets.flatten());
+                          };
                           for (const bool of_the_model : {true, false}) {
                             models::Gpt whole(split_gpt());
                             models::Gpt mine(split_gpt(), ranks);
@@ -358,28 +402,44 @@ TEST(SplitLayoutsTest, IgnoredTargetsAndLossesOfOnesOwnCountEveryTokenOnce) {
                             world.group().all_reduce(mean).wait();
                             world.group().all_reduce(grad).wait();
                             EXPECT_NEAR(mean.item<double>() / 2, expected.item<double>(), 1e-5);
-                            EXPECT_TRUE((grad / 2).allclose(whole->transformer->ln_f->weight.grad(), 1e-4, 1e-6)) << "loss of the model: " << of_the_model;
+                            EXPECT_TRUE((grad / 2).allclose(whole->transformer->ln_f->weight.grad(), 1e-4, 1e-6))
+                                << "loss of the model: " << of_the_model;
                           }
                         }),
               IsEmpty());
 }
 
 TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto refused = [&](const auto& f, const char* what) { EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what))); };
-                          models::GptOptions three = split_gpt();
-                          three.heads = 1;
-                          refused([&] { SplitRun(world, {.tensor = 2}, {.shape = three}); }, "the 2 tensor-parallel ranks must divide the 1 heads");
-                          models::GptOptions odd = split_gpt();
-                          odd.sequence_length = 8;
-                          refused([&] { SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [&](InitializeOptions& options) { options.mesh = mesh::training_mesh(world.group(), {.pipe = 2}); }}); },
-                                  "InitializeOptions::mesh has 2 pipeline stages and the model 1");
-                          refused([&] {
-                            SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [](InitializeOptions& options) { options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}}; }});
-                          }, "lamb needs the norm of the whole parameter");
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const auto refused = [&](const auto& f, const char* what) {
+                    EXPECT_THAT(f, testing::ThrowsMessage<InputError>(HasSubstr(what)));
+                  };
+                  models::GptOptions three = split_gpt();
+                  three.heads = 1;
+                  refused([&] { SplitRun(world, {.tensor = 2}, {.shape = three}); },
+                          "the 2 tensor-parallel ranks must divide the 1 heads");
+                  models::GptOptions odd = split_gpt();
+                  odd.sequence_length = 8;
+                  refused(
+                      [&] {
+                        SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [&](InitializeOptions& options) {
+                                                          options.mesh =
+                                                              mesh::training_mesh(world.group(), {.pipe = 2});
+                                                        }});
+                      },
+                      "InitializeOptions::mesh has 2 pipeline stages and the model 1");
+                  refused(
+                      [&] {
+                        SplitRun(world, {.tensor = 2}, {.shape = odd, .options = [](InitializeOptions& options) {
+                                                          options.config.optimizer =
+                                                              optim::OptimizerOptions{.rule = optim::LambOptions{}};
+                                                        }});
+                      },
+                      "lamb needs the norm of the whole parameter");
+                }),
+      IsEmpty());
 }
 
 } // namespace

@@ -1,5 +1,5 @@
-// A model of one's own made of tensor::ParallelAttention and tensor::ParallelMlp, with replicas and ZeRO: losses and gradient norms are those of one process and plain
-// libtorch, and checkpoints of any layout continue in any other.
+// A model of one's own made of tensor::ParallelAttention and tensor::ParallelMlp, with replicas and ZeRO: losses and
+// gradient norms are those of one process and plain libtorch, and checkpoints of any layout continue in any other.
 #include "split_run.h"
 
 #include <trireme/parallel/tensor/attention.h>
@@ -8,8 +8,8 @@
 
 #include <torch/nn/modules/normalization.h>
 
-#include <filesystem>
 #include <unistd.h>
+#include <filesystem>
 
 namespace trireme::engine {
 namespace {
@@ -31,7 +31,8 @@ nn::LayerNorm norm(int64_t hidden) {
 /// Turns the features of a head by their token's place (Su et al. 2021, arXiv:2104.09864).
 at::Tensor turned(const at::Tensor& x_BATD) {
   const int64_t half = x_BATD.size(3) / 2;
-  const at::Tensor angle = torch::arange(x_BATD.size(2)).unsqueeze(1) * torch::pow(100.0, -torch::arange(half) / static_cast<double>(half));
+  const at::Tensor angle =
+      torch::arange(x_BATD.size(2)).unsqueeze(1) * torch::pow(100.0, -torch::arange(half) / static_cast<double>(half));
   const at::Tensor a = x_BATD.slice(3, 0, half), b = x_BATD.slice(3, half);
   return torch::cat({a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()}, 3);
 }
@@ -41,7 +42,8 @@ struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t hidden, int64_t kv_heads, const tensor::Ranks& ranks) {
     const tensor::ParallelAttentionOptions attention{.hidden = hidden, .heads = 4, .kv_heads = kv_heads};
     self_attn = register_module("self_attn", tensor::ParallelAttention(attention, ranks));
-    mlp = register_module("mlp", tensor::ParallelMlp(tensor::ParallelMlpOptions{.hidden = hidden, .intermediate = 40}, ranks));
+    mlp = register_module("mlp",
+                          tensor::ParallelMlp(tensor::ParallelMlpOptions{.hidden = hidden, .intermediate = 40}, ranks));
     input_norm = register_module("input_norm", norm(hidden));
     mlp_norm = register_module("mlp_norm", norm(hidden));
   }
@@ -60,19 +62,22 @@ TORCH_MODULE(Block);
 
 struct OwnModelImpl : torch::nn::Module {
   OwnModelImpl(int64_t kv_heads, const tensor::Ranks& ranks) : ranks(ranks) {
-    embed_tokens = register_module("embed_tokens", zero::Sharded<tensor::VocabParallelEmbedding>(kVocabulary, kHidden, ranks));
+    embed_tokens =
+        register_module("embed_tokens", zero::Sharded<tensor::VocabParallelEmbedding>(kVocabulary, kHidden, ranks));
     layers->emplace_back(kHidden, kv_heads, ranks);
     layers->emplace_back(kHidden, kv_heads, ranks);
     register_module("layers", layers);
     last_norm = register_module("norm", norm(kHidden));
-    lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(kHidden, kVocabulary, ranks, /*bias=*/false));
+    lm_head = register_module("lm_head",
+                              zero::Sharded<tensor::ColumnParallelLinear>(kHidden, kVocabulary, ranks, /*bias=*/false));
   }
   at::Tensor loss(const data::Batch& batch) {
     at::Tensor x = embed_tokens->forward(batch.input());
     for (auto& layer : *layers) {
       x = layer->forward(x);
     }
-    return tensor::cross_entropy(lm_head->forward(last_norm->forward(x)).flatten(0, 1), batch.target().flatten(), kVocabulary, ranks);
+    return tensor::cross_entropy(lm_head->forward(last_norm->forward(x)).flatten(0, 1), batch.target().flatten(),
+                                 kVocabulary, ranks);
   }
 
   tensor::Ranks ranks;
@@ -100,7 +105,8 @@ SplitBuild own_build(int64_t kv_heads, const std::function<void(config::EngineCo
 }
 
 Curve alone(OwnModel model) {
-  return plain_curve(*model, [&](const data::Batch& batch) { return model->loss(batch); }, Counting(), kSplitBatch, kSteps);
+  return plain_curve(
+      *model, [&](const data::Batch& batch) { return model->loss(batch); }, Counting(), kSplitBatch, kSteps);
 }
 
 std::vector<double> losses_alone(int64_t kv_heads) {
@@ -136,7 +142,8 @@ TEST(SplitLlamaTest, TensorRanksAlone) {
 TEST(SplitLlamaTest, WithReplicasAndZero) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_trained_as_alone({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage}, stage % 3 == 0 ? 1 : 2);
+      expect_trained_as_alone({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage},
+                              stage % 3 == 0 ? 1 : 2);
     }
   }
   expect_trained_as_alone({.data = 2, .tensor = 2, .zero_stage = 0});
@@ -196,7 +203,8 @@ TEST(SplitLlamaTest, LowPrecision) {
                             [&, change = change](comm::World& world) {
                               at::set_num_threads(1);
                               const std::vector<double> losses = losses_alone(kv_heads);
-                              SplitRun run(world, {.tensor = 2, .sequence_parallel = true}, own_build(kv_heads, change));
+                              SplitRun run(world, {.tensor = 2, .sequence_parallel = true},
+                                           own_build(kv_heads, change));
                               for (const double loss : losses) {
                                 EXPECT_NEAR(run.step(), loss, 0.03 * loss);
                               }
@@ -208,7 +216,12 @@ TEST(SplitLlamaTest, LowPrecision) {
 }
 
 TEST(SplitLlamaTest, HeadsThatDoNotDivideAreRefused) {
-  EXPECT_THAT(run_ranks(3, [](comm::World& world) { EXPECT_THAT([&] { SplitRun(world, {.tensor = 3}, own_build(2)); }, testing::ThrowsMessage<InputError>(HasSubstr("the 3 tensor-parallel ranks must divide the 4 heads"))); }),
+  EXPECT_THAT(run_ranks(3,
+                        [](comm::World& world) {
+                          EXPECT_THAT([&] { SplitRun(world, {.tensor = 3}, own_build(2)); },
+                                      testing::ThrowsMessage<InputError>(
+                                          HasSubstr("the 3 tensor-parallel ranks must divide the 4 heads")));
+                        }),
               IsEmpty());
 }
 

@@ -50,7 +50,9 @@ struct SplitLayout {
     return pipe * data * context * tensor;
   }
   std::string describe() const {
-    return concat("pipe ", pipe, ", data ", data, ", context ", context, context_kind == context::Kind::ring ? " (ring)" : " (Ulysses)", ", tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
+    return concat("pipe ", pipe, ", data ", data, ", context ", context,
+                  context_kind == context::Kind::ring ? " (ring)" : " (Ulysses)", ", tensor ", tensor,
+                  sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", zero_stage, ", ", accumulation,
                   " micro-batches, schedule ", static_cast<int>(schedule), ", ", chunks, " chunks");
   }
 };
@@ -67,13 +69,15 @@ inline models::GptOptions split_gpt() {
 struct SplitChanges {
   models::GptOptions shape = split_gpt();
   std::function<void(InitializeOptions&)> options = nullptr;
-  /// Called with the Gpt, or with each layer as it is built, and what its parameters' names begin with; on the only rank of the run that it is compared with, too.
+  /// Called with the Gpt, or with each layer as it is built, and what its parameters' names begin with; on the only
+  /// rank of the run that it is compared with, too.
   std::function<void(torch::nn::Module&, const std::string& prefix)> model = nullptr;
   /// The same for the split run alone.
   std::function<void(torch::nn::Module&, const std::string& prefix)> split = nullptr;
 };
 
-/// Gives `options` a model and its loss, or a pipeline, the same on each rank, and may change the rest, of which the mesh is there.
+/// Gives `options` a model and its loss, or a pipeline, the same on each rank, and may change the rest, of which the
+/// mesh is there.
 using SplitBuild = std::function<void(const SplitLayout&, InitializeOptions& options)>;
 
 inline SplitBuild split_gpt_build(const SplitChanges& changes) {
@@ -97,7 +101,8 @@ inline SplitBuild split_gpt_build(const SplitChanges& changes) {
           change(module, prefix + '.');
         }));
       }
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(pipeline::LayerList(std::move(layers)), models::gpt_loss(shape, ranks), layout.pipeline_options());
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(
+          pipeline::LayerList(std::move(layers)), models::gpt_loss(shape, ranks), layout.pipeline_options());
     } else {
       models::Gpt gpt(shape, ranks);
       change(*gpt, "");
@@ -126,7 +131,8 @@ class SplitRun {
     made_ = initialize(world, options);
   }
   /// A GPT.
-  SplitRun(comm::World& world, const SplitLayout& layout, const SplitChanges& changes = {}) : SplitRun(world, layout, split_gpt_build(changes)) {}
+  SplitRun(comm::World& world, const SplitLayout& layout, const SplitChanges& changes = {})
+      : SplitRun(world, layout, split_gpt_build(changes)) {}
   Engine& engine() {
     return *made_.engine;
   }
@@ -150,12 +156,15 @@ class SplitRun {
 inline void expect_curve(SplitRun& run, const Curve& expected, double norm_tolerance = 1e-5) {
   for (size_t step = 0; step < expected.losses.size(); ++step) {
     ASSERT_NEAR(run.step(), expected.losses[step], 1e-5 * expected.losses[step]) << "step " << step;
-    ASSERT_NEAR(run.engine().get_global_grad_norm().value(), expected.norms[step], norm_tolerance * expected.norms[step]) << "step " << step;
+    ASSERT_NEAR(run.engine().get_global_grad_norm().value(), expected.norms[step],
+                norm_tolerance * expected.norms[step])
+        << "step " << step;
   }
 }
 
 /// The same of a GPT for 20 steps, compared with one process and plain libtorch. `then` is called after them.
-inline void expect_losses_of_one_process(const SplitLayout& layout, const SplitChanges& changes = {}, const std::function<void(SplitRun&)>& then = nullptr) {
+inline void expect_losses_of_one_process(const SplitLayout& layout, const SplitChanges& changes = {},
+                                         const std::function<void(SplitRun&)>& then = nullptr) {
   EXPECT_THAT(test::run_ranks(layout.ranks(),
                               [&](comm::World& world) {
                                 const auto change = [&](torch::nn::Module& module) {

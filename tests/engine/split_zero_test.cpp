@@ -1,11 +1,12 @@
-// ZeRO where layers or the tokens of a sample are split among ranks: stage 3 in pipelines, hybrid sharding, frozen parameters, first values.
+// ZeRO where layers or the tokens of a sample are split among ranks: stage 3 in pipelines, hybrid sharding, frozen
+// parameters, first values.
 #include "split_run.h"
 
 #include <trireme/device/absent_memory.h>
 #include <trireme/parallel/tensor/split_module.h>
 
-#include <filesystem>
 #include <unistd.h>
+#include <filesystem>
 
 namespace trireme::engine {
 namespace {
@@ -20,7 +21,8 @@ constexpr context::Kind kAllToAll = context::Kind::ulysses;
 // The last norm of a Gpt in one piece belongs to no unit.
 void expect_that_shards_stay(SplitRun& run) {
   for (const auto& item : run.module().named_parameters()) {
-    EXPECT_EQ(device::has_memory(item.value()), run.gpt() != nullptr && item.key().starts_with("transformer.ln_f.")) << item.key();
+    EXPECT_EQ(device::has_memory(item.value()), run.gpt() != nullptr && item.key().starts_with("transformer.ln_f."))
+        << item.key();
   }
 }
 
@@ -33,9 +35,16 @@ TEST(SplitZeroTest, StageThreeInPipelinesWithTensorRanks) {
   at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 4});
   at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4});
   at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
-  at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
+  at_stage_three({.pipe = 2,
+                  .data = 2,
+                  .tensor = 2,
+                  .sequence_parallel = true,
+                  .accumulation = 4,
+                  .schedule = Kind::interleaved,
+                  .chunks = 2});
   at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::zero_bubble});
-  at_stage_three({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2, .schedule = Kind::zero_bubble});
+  at_stage_three(
+      {.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 2, .schedule = Kind::zero_bubble});
 }
 
 TEST(SplitZeroTest, StageThreeInPipelinesWithContextRanks) {
@@ -43,7 +52,13 @@ TEST(SplitZeroTest, StageThreeInPipelinesWithContextRanks) {
   at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 4, .context_kind = kAllToAll});
   at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 2, .schedule = Kind::interleaved, .chunks = 2});
   at_stage_three({.pipe = 2, .data = 2, .context = 2, .accumulation = 4, .schedule = Kind::zero_bubble});
-  at_stage_three({.pipe = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .accumulation = 4, .schedule = Kind::zero_bubble, .context_kind = kAllToAll});
+  at_stage_three({.pipe = 2,
+                  .context = 2,
+                  .tensor = 2,
+                  .sequence_parallel = true,
+                  .accumulation = 4,
+                  .schedule = Kind::zero_bubble,
+                  .context_kind = kAllToAll});
   at_stage_three({.pipe = 2, .context = 2, .tensor = 2, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2});
 }
 
@@ -53,7 +68,14 @@ TEST(SplitZeroTest, StageThreeWithRecomputationAndUnitsThatAreKept) {
       options.config.pipeline.activation_checkpoint_interval = 1;
       options.config.zero.max_live_elements = 2000;
     }};
-    expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = schedule}, changes);
+    expect_losses_of_one_process({.pipe = 2,
+                                  .data = 2,
+                                  .tensor = 2,
+                                  .sequence_parallel = true,
+                                  .zero_stage = 3,
+                                  .accumulation = 4,
+                                  .schedule = schedule},
+                                 changes);
   }
 }
 
@@ -62,16 +84,27 @@ TEST(SplitZeroTest, HybridSharding) {
   const SplitChanges in_pairs{.options = [](InitializeOptions& options) { options.config.zero.shard_size = 2; }};
   for (const int stage : {1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_losses_of_one_process({.data = 4, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage, .accumulation = stage == 2 ? 2 : 1}, in_pairs);
+      expect_losses_of_one_process({.data = 4,
+                                    .tensor = 2,
+                                    .sequence_parallel = sequence_parallel,
+                                    .zero_stage = stage,
+                                    .accumulation = stage == 2 ? 2 : 1},
+                                   in_pairs);
     }
   }
-  expect_losses_of_one_process({.data = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, in_pairs);
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .context = 2, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble}, in_pairs);
+  expect_losses_of_one_process({.data = 2, .context = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3},
+                               in_pairs);
+  expect_losses_of_one_process(
+      {.pipe = 2, .data = 2, .context = 2, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble},
+      in_pairs);
 }
 
 bool is_frozen(const std::string& name) {
-  const auto one_of = [&](std::initializer_list<const char*> ends) { return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); }); };
-  return name.starts_with("transformer.h.1.") || one_of({"mlp.c_fc.weight", "mlp.c_fc.bias", "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "wpe.weight"});
+  const auto one_of = [&](std::initializer_list<const char*> ends) {
+    return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
+  };
+  return name.starts_with("transformer.h.1.") || one_of({"mlp.c_fc.weight", "mlp.c_fc.bias", "attn.c_proj.weight",
+                                                         "attn.c_proj.bias", "ln_2.weight", "wpe.weight"});
 }
 
 void freeze(torch::nn::Module& module, const std::string& prefix) {
@@ -92,14 +125,31 @@ void freeze_the_vocabulary_too(torch::nn::Module& module, const std::string& pre
 TEST(SplitZeroTest, FrozenParameters) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage}, {.model = freeze},
-                                   stage == 3 ? expect_that_shards_stay : std::function<void(SplitRun&)>());
+      expect_losses_of_one_process(
+          {.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = stage}, {.model = freeze},
+          stage == 3 ? expect_that_shards_stay : std::function<void(SplitRun&)>());
     }
   }
-  expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, {.model = freeze_the_vocabulary_too});
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .zero_stage = 3, .accumulation = 4}, {.model = freeze});
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 4, .schedule = Kind::zero_bubble}, {.model = freeze});
-  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .zero_stage = 3, .accumulation = 4, .schedule = Kind::interleaved, .chunks = 2}, {.model = freeze_the_vocabulary_too});
+  expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3},
+                               {.model = freeze_the_vocabulary_too});
+  expect_losses_of_one_process({.pipe = 2, .data = 2, .tensor = 2, .zero_stage = 3, .accumulation = 4},
+                               {.model = freeze});
+  expect_losses_of_one_process({.pipe = 2,
+                                .data = 2,
+                                .tensor = 2,
+                                .sequence_parallel = true,
+                                .zero_stage = 3,
+                                .accumulation = 4,
+                                .schedule = Kind::zero_bubble},
+                               {.model = freeze});
+  expect_losses_of_one_process({.pipe = 2,
+                                .data = 2,
+                                .tensor = 2,
+                                .zero_stage = 3,
+                                .accumulation = 4,
+                                .schedule = Kind::interleaved,
+                                .chunks = 2},
+                               {.model = freeze_the_vocabulary_too});
 }
 
 TEST(SplitZeroTest, CheckpointsHoldFrozenParametersAndCopiesOnce) {
@@ -114,10 +164,13 @@ TEST(SplitZeroTest, CheckpointsHoldFrozenParametersAndCopiesOnce) {
       parameter.zero_();
     }
   };
-  const std::vector<std::pair<SplitLayout, const SplitChanges*>> saved = {{{.data = 2, .tensor = 2, .zero_stage = 3}, &before},
-                                                                          {{.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 2}, &before},
-                                                                          {{.data = 4, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, &in_pairs}};
-  const std::vector<SplitLayout> resumed = {{}, {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, {.pipe = 2, .data = 2, .context = 2, .zero_stage = 3, .accumulation = 2}};
+  const std::vector<std::pair<SplitLayout, const SplitChanges*>> saved = {
+      {{.data = 2, .tensor = 2, .zero_stage = 3}, &before},
+      {{.pipe = 2, .data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 2}, &before},
+      {{.data = 4, .tensor = 2, .sequence_parallel = true, .zero_stage = 3}, &in_pairs}};
+  const std::vector<SplitLayout> resumed = {{},
+                                            {.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3},
+                                            {.pipe = 2, .data = 2, .context = 2, .zero_stage = 3, .accumulation = 2}};
   for (const auto& [from, changes] : saved) {
     EXPECT_THAT(run_ranks(from.ranks(),
                           [&, &from = from, &changes = changes](comm::World& world) {
@@ -132,7 +185,9 @@ TEST(SplitZeroTest, CheckpointsHoldFrozenParametersAndCopiesOnce) {
     for (const SplitLayout& to : resumed) {
       EXPECT_THAT(run_ranks(to.ranks(),
                             [&](comm::World& world) {
-                              const std::vector<double> losses = plain_losses(kSplitBatch, 8, 1.0, nullptr, split_gpt(), [](torch::nn::Module& module) { freeze(module, ""); });
+                              const std::vector<double> losses =
+                                  plain_losses(kSplitBatch, 8, 1.0, nullptr, split_gpt(),
+                                               [](torch::nn::Module& module) { freeze(module, ""); });
                               SplitRun run(world, to, emptied);
                               ASSERT_TRUE(run.engine().load_checkpoint(folder));
                               for (int step = 4; step < 8; ++step) {
@@ -148,54 +203,62 @@ TEST(SplitZeroTest, CheckpointsHoldFrozenParametersAndCopiesOnce) {
 
 // Each rank but the first gives other values to what it should have like the first, split or whole, trained or frozen.
 TEST(SplitZeroTest, FirstValuesAreThoseOfTheFirstRank) {
-  for (const SplitLayout& layout : {SplitLayout{.tensor = 2}, SplitLayout{.data = 2, .tensor = 2}, SplitLayout{.pipe = 2, .data = 2, .tensor = 2, .accumulation = 2}, SplitLayout{.context = 2, .tensor = 2}}) {
+  for (const SplitLayout& layout :
+       {SplitLayout{.tensor = 2}, SplitLayout{.data = 2, .tensor = 2},
+        SplitLayout{.pipe = 2, .data = 2, .tensor = 2, .accumulation = 2}, SplitLayout{.context = 2, .tensor = 2}}) {
     for (const int stage : {0, 1, 3}) {
       for (const bool sequence_parallel : {false, true}) {
         SplitLayout here = layout;
         here.zero_stage = stage;
         here.sequence_parallel = sequence_parallel;
-        EXPECT_THAT(run_ranks(here.ranks(),
-                              [&](comm::World& world) {
-                                SplitChanges changes{.model = freeze};
-                                changes.split = [&](torch::nn::Module& module, const std::string&) {
-                                  const torch::NoGradGuard no_grad;
-                                  const int tensor = world.rank() % here.tensor;
-                                  const int replica = world.rank() / here.tensor % (here.data * here.context);
-                                  const tensor::Placements split = tensor::placements_of(module);
-                                  for (at::Tensor& parameter : module.parameters()) {
-                                    if (replica > 0 || (tensor > 0 && split.count(parameter.unsafeGetTensorImpl()) == 0)) {
-                                      parameter.mul_(1.5).add_(0.1);
-                                    }
-                                  }
-                                };
-                                const std::vector<double> losses = plain_losses(kSplitBatch, 3, 1.0, nullptr, split_gpt(), [](torch::nn::Module& module) { freeze(module, ""); });
-                                SplitRun run(world, here, changes);
-                                for (const double loss : losses) {
-                                  EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
-                                }
-                              }),
-                    IsEmpty())
+        EXPECT_THAT(
+            run_ranks(here.ranks(),
+                      [&](comm::World& world) {
+                        SplitChanges changes{.model = freeze};
+                        changes.split = [&](torch::nn::Module& module, const std::string&) {
+                          const torch::NoGradGuard no_grad;
+                          const int tensor = world.rank() % here.tensor;
+                          const int replica = world.rank() / here.tensor % (here.data * here.context);
+                          const tensor::Placements split = tensor::placements_of(module);
+                          for (at::Tensor& parameter : module.parameters()) {
+                            if (replica > 0 || (tensor > 0 && split.count(parameter.unsafeGetTensorImpl()) == 0)) {
+                              parameter.mul_(1.5).add_(0.1);
+                            }
+                          }
+                        };
+                        const std::vector<double> losses =
+                            plain_losses(kSplitBatch, 3, 1.0, nullptr, split_gpt(),
+                                         [](torch::nn::Module& module) { freeze(module, ""); });
+                        SplitRun run(world, here, changes);
+                        for (const double loss : losses) {
+                          EXPECT_NEAR(run.step(), loss, 1e-5 * loss);
+                        }
+                      }),
+            IsEmpty())
             << here.describe();
       }
     }
   }
 }
 
-// The first rank's part of the vocabulary has 256 numbers, the second's 240, and there is room to keep one of the positions' 256 beside the latter only.
+// The first rank's part of the vocabulary has 256 numbers, the second's 240, and there is room to keep one of the
+// positions' 256 beside the latter only.
 TEST(SplitZeroTest, TensorRanksKeepTheSameSmallParameters) {
   SplitChanges changes;
   changes.shape.sequence_length = 16;
   changes.options = [](InitializeOptions& options) {
     options.config.zero.param_persistence_threshold = 300;
-    options.config.zero.model_persistence_threshold = 4 * (24 + 128 + 16 + 32 + 16 + 4 * 16) + 240 + 256; // the last norm is no unit
+    options.config.zero.model_persistence_threshold =
+        4 * (24 + 128 + 16 + 32 + 16 + 4 * 16) + 240 + 256; // the last norm is no unit
   };
   for (const bool sequence_parallel : {false, true}) {
-    expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 3}, changes);
+    expect_losses_of_one_process({.data = 2, .tensor = 2, .sequence_parallel = sequence_parallel, .zero_stage = 3},
+                                 changes);
   }
 }
 
-// The vocabulary's parts differ by 64 numbers: there is room for so many units beside the smaller one, or time to gather them ahead, but not beside the larger.
-// What is gathered when changes no bit of a loss.
+// The vocabulary's parts differ by 64 numbers: there is room for so many units beside the smaller one, or time to
+// gather them ahead, but not beside the larger. What is gathered when changes no bit of a loss.
 TEST(SplitZeroTest, TensorRanksGatherAndKeepTheSameUnits) {
   const SplitLayout layout{.data = 2, .tensor = 2, .sequence_parallel = true, .zero_stage = 3, .accumulation = 2};
   EXPECT_THAT(run_ranks(layout.ranks(),

@@ -1,4 +1,5 @@
-// Saves and loads have one bucket of a StateStore in memory at a time, and their files do not tell where the states were.
+// Saves and loads have one bucket of a StateStore in memory at a time, and their files do not tell where the states
+// were.
 #include "small_run.h"
 
 #include <trireme/base/descriptor.h>
@@ -37,7 +38,8 @@ struct StreamedRun {
     options.hidden = hidden;
     return options;
   }
-  StreamedRun(comm::World& world, int stage, precision::Type type, const MakeStore& store, int64_t hidden = 16) : model(shape(hidden)) {
+  StreamedRun(comm::World& world, int stage, precision::Type type, const MakeStore& store, int64_t hidden = 16)
+      : model(shape(hidden)) {
     InitializeOptions options;
     options.model = model.ptr();
     options.loss = [gpt = model](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
@@ -91,7 +93,8 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
                                 EXPECT_LE(live->acquired, live->buckets) << "each is read once";
                                 EXPECT_GT(live->kept, 3 * live->largest_bucket) << "else this shows nothing";
                               }
-                              EXPECT_EQ(file_of(folder / "counted" / "global_step2", world.rank()), file_of(folder / "memory" / "global_step2", world.rank()));
+                              EXPECT_EQ(file_of(folder / "counted" / "global_step2", world.rank()),
+                                        file_of(folder / "memory" / "global_step2", world.rank()));
                               *live = {};
                               StreamedRun resumed(world, stage, type, counting);
                               live->peak = live->acquired = 0;
@@ -109,7 +112,8 @@ TEST(StreamedCheckpointTest, OneBucketIsInMemoryAndTheFilesAreThoseOfStatesInMem
   }
 }
 
-// States in files of a file system that shares blocks: the checkpoint takes no room for them, and stays as it is when they are written again.
+// States in files of a file system that shares blocks: the checkpoint takes no room for them, and stays as it is when
+// they are written again.
 TEST(StreamedCheckpointTest, BlocksOfTheStoreAreShared) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_shared_", ::getpid());
   {
@@ -119,24 +123,29 @@ TEST(StreamedCheckpointTest, BlocksOfTheStoreAreShared) {
       GTEST_SKIP() << test::XfsDisk::kNeeds;
     }
     for (const auto& [stage, type] : {std::pair{1, precision::Type::bf16}, {3, precision::Type::fp32}}) {
-      EXPECT_THAT(run_ranks(2,
-                            [&, stage = stage, type = type](comm::World& world) {
-                              const MakeStore files = [&, made = 0]() mutable { return std::make_unique<test::FileStore>(folder / concat("states", world.rank(), '.', made++)); };
-                              StreamedRun run(world, stage, type, files, 256);
-                              run.train(2);
-                              world.group().barrier().wait();
-                              const auto before = disk.free_bytes();
-                              world.group().barrier().wait();
-                              run.made.engine->save_checkpoint(folder / "saved");
-                              const auto taken = static_cast<int64_t>(before - disk.free_bytes());
-                              const int64_t parameters = run.made.engine->num_parameters() * (type == precision::Type::fp32 ? 4 : 2);
-                              EXPECT_LT(taken, parameters + run.made.optimizer->bytes()) << "half of the states, at most, and the parameters";
-                              const std::vector<double> expected = run.train(2); // writes the states
-                              StreamedRun resumed(world, stage, type, nullptr, 256);
-                              ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder / "saved"));
-                              EXPECT_EQ(resumed.train(2), expected);
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(2,
+                    [&, stage = stage, type = type](comm::World& world) {
+                      const MakeStore files = [&, made = 0]() mutable {
+                        return std::make_unique<test::FileStore>(folder / concat("states", world.rank(), '.', made++));
+                      };
+                      StreamedRun run(world, stage, type, files, 256);
+                      run.train(2);
+                      world.group().barrier().wait();
+                      const auto before = disk.free_bytes();
+                      world.group().barrier().wait();
+                      run.made.engine->save_checkpoint(folder / "saved");
+                      const auto taken = static_cast<int64_t>(before - disk.free_bytes());
+                      const int64_t parameters =
+                          run.made.engine->num_parameters() * (type == precision::Type::fp32 ? 4 : 2);
+                      EXPECT_LT(taken, parameters + run.made.optimizer->bytes())
+                          << "half of the states, at most, and the parameters";
+                      const std::vector<double> expected = run.train(2); // writes the states
+                      StreamedRun resumed(world, stage, type, nullptr, 256);
+                      ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder / "saved"));
+                      EXPECT_EQ(resumed.train(2), expected);
+                    }),
+          IsEmpty())
           << "ZeRO stage " << stage << ", " << precision::type_name(type);
       fs::remove_all(folder / "saved");
     }
@@ -177,7 +186,10 @@ TEST(StreamedCheckpointTest, WhatTheDiskHasChangedIsNotSaved) {
                           [&](comm::World& world) {
                             const auto traffic = std::make_shared<offload::Traffic>();
                             const auto rank_folder = offload::RankFolder::open(folder / "nvme", 0);
-                            const MakeStore files = [&] { return std::make_unique<offload::DiskStore>(rank_folder, offload::DiskOptions{.kind = "optimizer states", .buffers = 3}, traffic); };
+                            const MakeStore files = [&] {
+                              return std::make_unique<offload::DiskStore>(
+                                  rank_folder, offload::DiskOptions{.kind = "optimizer states", .buffers = 3}, traffic);
+                            };
                             StreamedRun run(world, 1, precision::Type::bf16, files, 256);
                             run.train(2);
                             run.made.engine->save_checkpoint(folder / "saved");
@@ -189,7 +201,9 @@ TEST(StreamedCheckpointTest, WhatTheDiskHasChangedIsNotSaved) {
                             } catch (const Error& refusal) {
                               error = refusal.what();
                             }
-                            EXPECT_THAT(error, testing::AllOf(testing::StartsWith("[offload] "), testing::HasSubstr("the disk has changed bucket "), testing::HasSubstr("load the last checkpoint")));
+                            EXPECT_THAT(error, testing::AllOf(testing::StartsWith("[offload] "),
+                                                              testing::HasSubstr("the disk has changed bucket "),
+                                                              testing::HasSubstr("load the last checkpoint")));
                             EXPECT_EQ(checkpoint::Checkpoint::open(folder / "saved").step(), 2);
                             EXPECT_FALSE(fs::exists(folder / "saved" / "global_step3"));
                           }),
@@ -217,7 +231,8 @@ TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           bool fails = false;
-                          StreamedRun run(world, 1, precision::Type::bf16, [&] { return std::make_unique<Fails>(fails); });
+                          StreamedRun run(world, 1, precision::Type::bf16,
+                                          [&] { return std::make_unique<Fails>(fails); });
                           run.train(1);
                           run.made.engine->save_checkpoint(folder);
                           run.train(1);
@@ -237,7 +252,8 @@ TEST(StreamedCheckpointTest, AStoreThatFailsEndsTheSaveOnEveryRank) {
   fs::remove_all(folder);
 }
 
-// A run whose states are in files is killed while it trains and saves; whatever it had saved goes on as if nothing had happened.
+// A run whose states are in files is killed while it trains and saves; whatever it had saved goes on as if nothing had
+// happened.
 TEST(StreamedCheckpointTest, KilledAtRandomMomentsWhatWasSavedGoesOnAsIfNot) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_killed_", ::getpid());
   constexpr int kSteps = 8;
@@ -247,11 +263,13 @@ TEST(StreamedCheckpointTest, KilledAtRandomMomentsWhatWasSavedGoesOnAsIfNot) {
                         [&](comm::World& world) {
                           StreamedRun run(world, 1, precision::Type::bf16, nullptr);
                           const std::vector<double> losses = run.train(kSteps);
-                          EXPECT_EQ(::write(pipe_ends[1], losses.data(), kSteps * sizeof(double)), static_cast<ssize_t>(kSteps * sizeof(double)));
+                          EXPECT_EQ(::write(pipe_ends[1], losses.data(), kSteps * sizeof(double)),
+                                    static_cast<ssize_t>(kSteps * sizeof(double)));
                         }),
               IsEmpty());
   std::vector<double> expected(kSteps);
-  ASSERT_EQ(::read(pipe_ends[0], expected.data(), kSteps * sizeof(double)), static_cast<ssize_t>(kSteps * sizeof(double)));
+  ASSERT_EQ(::read(pipe_ends[0], expected.data(), kSteps * sizeof(double)),
+            static_cast<ssize_t>(kSteps * sizeof(double)));
   ::close(pipe_ends[0]);
   ::close(pipe_ends[1]);
   std::mt19937 random(5);

@@ -21,13 +21,16 @@ TEST(TensorPageTest, MeshModelAndEngine) {
                                 options.config = small_config(8, 1);
                                 options.training_data = std::make_shared<Counting>();
                                 options.shuffle = false;
-                                auto mesh = trireme::mesh::training_mesh(world.group(), {.context = 2, .tensor = 2}); // data: the rest
+                                auto mesh = trireme::mesh::training_mesh(world.group(),
+                                                                         {.context = 2, .tensor = 2}); // data: the rest
                                 trireme::models::ModelRanks ranks;
                                 ranks.tensor = {mesh.group("tensor"), /*sequence_parallel=*/true};
                                 ranks.context = mesh.group("context");
                                 trireme::models::Gpt model(gpt_options, ranks);
                                 options.model = model.ptr();
-                                options.loss = [model](const trireme::data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                                options.loss = [model](const trireme::data::Batch& batch) mutable {
+                                  return model->loss(batch.input(), batch.target());
+                                };
                                 options.mesh = mesh;
                                 options.sequence_parallel = true;
                                 auto [engine, optimizer, loader, schedule] = trireme::initialize(world, options);
@@ -40,7 +43,9 @@ TEST(TensorPageTest, MeshModelAndEngine) {
 }
 
 TEST(TensorPageTest, ThePageShowsThisCode) {
-  EXPECT_GE(test::code_lines_of("docs/tensor_parallel.md", {"tests/engine/tensor_page_test.cpp", "tests/engine/split_llama_test.cpp"}), 30);
+  EXPECT_GE(test::code_lines_of("docs/tensor_parallel.md",
+                                {"tests/engine/tensor_page_test.cpp", "tests/engine/split_llama_test.cpp"}),
+            30);
 }
 
 } // namespace

@@ -1,4 +1,5 @@
-// Linear layers in tiles under ZeRO: the numbers of layers in one piece, one tile at a time in memory, and checkpoints that do not tell.
+// Linear layers in tiles under ZeRO: the numbers of layers in one piece, one tile at a time in memory, and checkpoints
+// that do not tell.
 #include "small_run.h"
 
 #include <trireme/base/file.h>
@@ -45,8 +46,12 @@ struct TiledBlockImpl : torch::nn::Module {
     torch::nn::Linear up_values(kTiledWidth, kTiledInner);
     torch::nn::Linear down_values(kTiledInner, kTiledWidth);
     if (kind.tiled) {
-      up_tiles = register_module("up", zero::TiledLinear(*up_values, zero::TiledLinearOptions{.in_splits = kind.in_splits, .out_splits = kTiles / kind.in_splits}));
-      down_tiles = register_module("down", zero::TiledLinear(*down_values, zero::TiledLinearOptions{.in_splits = kind.in_splits, .out_splits = kTiles / kind.in_splits}));
+      up_tiles = register_module(
+          "up", zero::TiledLinear(*up_values, zero::TiledLinearOptions{.in_splits = kind.in_splits,
+                                                                       .out_splits = kTiles / kind.in_splits}));
+      down_tiles = register_module(
+          "down", zero::TiledLinear(*down_values, zero::TiledLinearOptions{.in_splits = kind.in_splits,
+                                                                           .out_splits = kTiles / kind.in_splits}));
     } else {
       up = register_module("up", up_values);
       down = register_module("down", down_values);
@@ -82,7 +87,8 @@ struct TiledNetImpl : torch::nn::Module {
   at::Tensor loss(const data::Batch& batch) {
     at::Tensor x = embedding->forward(batch.input());
     for (auto& block : *blocks) {
-      x = recompute ? recompute::call([block](const at::Tensor& y) mutable { return block->forward(y); }, x) : block->forward(x);
+      x = recompute ? recompute::call([block](const at::Tensor& y) mutable { return block->forward(y); }, x)
+                    : block->forward(x);
     }
     const at::Tensor logits = head ? head->forward(x) : head_tiles->forward(x);
     return torch::cross_entropy_loss(logits.flatten(0, 1), batch.target().flatten());
@@ -151,9 +157,12 @@ TEST_P(TiledEqualsUntiled, ForTwentySteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TiledEqualsUntiled,
-                         testing::Values(TiledZeroCase{0, 1}, TiledZeroCase{0, 2}, TiledZeroCase{1, 2}, TiledZeroCase{2, 2}, TiledZeroCase{3, 1}, TiledZeroCase{3, 2}, TiledZeroCase{1, 4},
-                                         TiledZeroCase{2, 4}, TiledZeroCase{3, 4}),
-                         [](const auto& info) { return concat("stage", info.param.stage, "_", info.param.ranks, "ranks"); });
+                         testing::Values(TiledZeroCase{0, 1}, TiledZeroCase{0, 2}, TiledZeroCase{1, 2},
+                                         TiledZeroCase{2, 2}, TiledZeroCase{3, 1}, TiledZeroCase{3, 2},
+                                         TiledZeroCase{1, 4}, TiledZeroCase{2, 4}, TiledZeroCase{3, 4}),
+                         [](const auto& info) {
+                           return concat("stage", info.param.stage, "_", info.param.ranks, "ranks");
+                         });
 
 /// The most elements of tiles that have memory, and of their gradients, during any operator.
 struct LiveTiles {
@@ -167,10 +176,11 @@ struct LiveTiles {
       }
     }
     the = this;
-    handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
-                                          the->look();
-                                          return nullptr;
-                                        }).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+    handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+          the->look();
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   }
   ~LiveTiles() {
     at::removeCallback(handle);
@@ -219,39 +229,41 @@ TEST(TiledLinearEngineTest, OneTileIsThereAndTheNext) {
   }
 }
 
-/// Tiles that are read from files as they are used, and stepped in files: the bits of the run in memory, and no more tiles there at a time.
+/// Tiles that are read from files as they are used, and stepped in files: the bits of the run in memory, and no more
+/// tiles there at a time.
 TEST(TiledLinearEngineTest, FilesChangeNoBit) {
   const ScratchFolder scratch(make_scratch_folder("trireme_tiled"));
   for (const int ranks : {1, 2}) {
     for (const bool recompute : {false, true}) {
-      EXPECT_THAT(run_ranks(ranks,
-                            [&](comm::World& world) {
-                              config::EngineConfig config = tiled_config(3, 2);
-                              TiledRun in_memory(world, TiledKind{true, 2, recompute}, config);
-                              config.offload.optimizer.place = config.offload.parameters.place = offload::Place::nvme;
-                              config.offload.optimizer.nvme_path = config.offload.parameters.nvme_path = scratch.path;
-                              config.offload.optimizer.buffer_count = config.offload.parameters.buffer_count = 3;
-                              config.offload.optimizer.pipeline_read = config.offload.optimizer.pipeline_write = true;
-                              config.offload.parameters.max_in_cpu = 0;
-                              TiledRun in_files(world, TiledKind{true, 2, recompute}, config);
-                              LiveTiles live(*in_files.model);
-                              for (int step = 0; step < 20; ++step) {
-                                const double expected = in_memory.step();
-                                EXPECT_EQ(in_files.step(), expected) << "step " << step;
-                              }
-                              const int64_t largest = live.largest + live.largest / (kTiledWidth / 2); // with its bias
-                              EXPECT_GT(live.most, 0);
-                              EXPECT_LE(live.most, 2 * largest) << "of " << live.all;
-                              const offload::Traffic moved = in_files.made.engine->offload_traffic().value();
-                              const int64_t of_tiles = 4 * live.all / ranks; // bytes that this rank has of them
-                              EXPECT_GT(moved.read, 20 * 2 * 2 * of_tiles) << "every forward and backward of two micro-batches";
-                              const auto expected = in_memory.made.engine->gather_parameters(in_memory.model->parameters());
-                              const auto found = in_files.made.engine->gather_parameters(in_files.model->parameters());
-                              for (const auto& item : in_memory.model->named_parameters()) {
-                                EXPECT_TRUE(in_files.model->named_parameters()[item.key()].equal(item.value())) << item.key();
-                              }
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(ranks,
+                    [&](comm::World& world) {
+                      config::EngineConfig config = tiled_config(3, 2);
+                      TiledRun in_memory(world, TiledKind{true, 2, recompute}, config);
+                      config.offload.optimizer.place = config.offload.parameters.place = offload::Place::nvme;
+                      config.offload.optimizer.nvme_path = config.offload.parameters.nvme_path = scratch.path;
+                      config.offload.optimizer.buffer_count = config.offload.parameters.buffer_count = 3;
+                      config.offload.optimizer.pipeline_read = config.offload.optimizer.pipeline_write = true;
+                      config.offload.parameters.max_in_cpu = 0;
+                      TiledRun in_files(world, TiledKind{true, 2, recompute}, config);
+                      LiveTiles live(*in_files.model);
+                      for (int step = 0; step < 20; ++step) {
+                        const double expected = in_memory.step();
+                        EXPECT_EQ(in_files.step(), expected) << "step " << step;
+                      }
+                      const int64_t largest = live.largest + live.largest / (kTiledWidth / 2); // with its bias
+                      EXPECT_GT(live.most, 0);
+                      EXPECT_LE(live.most, 2 * largest) << "of " << live.all;
+                      const offload::Traffic moved = in_files.made.engine->offload_traffic().value();
+                      const int64_t of_tiles = 4 * live.all / ranks; // bytes that this rank has of them
+                      EXPECT_GT(moved.read, 20 * 2 * 2 * of_tiles) << "every forward and backward of two micro-batches";
+                      const auto expected = in_memory.made.engine->gather_parameters(in_memory.model->parameters());
+                      const auto found = in_files.made.engine->gather_parameters(in_files.model->parameters());
+                      for (const auto& item : in_memory.model->named_parameters()) {
+                        EXPECT_TRUE(in_files.model->named_parameters()[item.key()].equal(item.value())) << item.key();
+                      }
+                    }),
+          IsEmpty())
           << ranks << (recompute ? " ranks, recomputed" : " ranks");
     }
   }
@@ -291,8 +303,10 @@ TEST(TiledLinearEngineTest, LayersOfAListHaveTiles) {
                               InitializeOptions options;
                               const TiledKind kind{tiled, 2};
                               options.pipeline = std::make_shared<pipeline::PipelineModule>(
-                                  pipeline::LayerList{pipeline::LayerSpec<torch::nn::Embedding>(31, kTiledWidth), pipeline::LayerSpec<TiledBlock>(kind),
-                                                               pipeline::LayerSpec<TiledBlock>(kind), pipeline::LayerSpec<torch::nn::Linear>(kTiledWidth, 31)},
+                                  pipeline::LayerList{pipeline::LayerSpec<torch::nn::Embedding>(31, kTiledWidth),
+                                                      pipeline::LayerSpec<TiledBlock>(kind),
+                                                      pipeline::LayerSpec<TiledBlock>(kind),
+                                                      pipeline::LayerSpec<torch::nn::Linear>(kTiledWidth, 31)},
                                   models::token_loss, layers);
                               options.config = tiled_config(stage, 2);
                               options.training_data = std::make_shared<Counting>();
@@ -317,7 +331,9 @@ TEST(TiledLinearEngineTest, AnOptimizerThatNeedsTheNormOfTheWholeIsRefused) {
                         [](comm::World& world) {
                           config::EngineConfig config = tiled_config(0);
                           config.optimizer->rule = optim::LambOptions{};
-                          EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }), testing::AllOf(testing::HasSubstr("tile_0_0.weight"), testing::HasSubstr("which is in tiles")));
+                          EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }),
+                                      testing::AllOf(testing::HasSubstr("tile_0_0.weight"),
+                                                     testing::HasSubstr("which is in tiles")));
                         }),
               IsEmpty());
 }
@@ -330,29 +346,33 @@ TEST(TiledLinearEngineTest, CheckpointsFitOtherTilesAndNone) {
     return config;
   };
   for (const bool bf16 : {false, true}) {
-    for (const auto& [stage, kind] : {std::pair{3, TiledKind{true, 2}}, {0, TiledKind{true, 4}}, {1, TiledKind{false}}}) {
-      EXPECT_THAT(run_ranks(2,
-                            [&, stage = stage, kind = kind](comm::World& world) {
-                              TiledRun saved(world, kind, config_of(stage, bf16));
-                              for (int step = 0; step < 3; ++step) {
-                                saved.step();
-                              }
-                              saved.made.engine->save_checkpoint(folder);
-                              const auto opened = checkpoint::Checkpoint::open(folder);
-                              EXPECT_EQ(opened.entry("blocks.1.up.weight").shape, (std::vector<int64_t>{kTiledInner, kTiledWidth}));
-                              EXPECT_EQ(opened.entry("exp_avg/blocks.1.up.bias").shape, std::vector<int64_t>{kTiledInner});
-                              const double next = saved.step();
-                              for (const auto& [other, into] : {std::pair{0, TiledKind{false}}, {3, TiledKind{true, 1}}, {2, TiledKind{true, 8}}}) {
-                                TiledRun resumed(world, into, config_of(other, bf16));
-                                ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
-                                EXPECT_NEAR(resumed.step(), next, (bf16 ? 1e-2 : 2e-6) * next) << "into stage " << other;
-                                const auto whole = resumed.made.engine->gather_parameters(resumed.model->parameters());
-                              }
-                              TiledRun same(world, kind, config_of(stage, bf16));
-                              ASSERT_TRUE(same.made.engine->load_checkpoint(folder));
-                              EXPECT_EQ(same.step(), next);
-                            }),
-                  IsEmpty())
+    for (const auto& [stage, kind] :
+         {std::pair{3, TiledKind{true, 2}}, {0, TiledKind{true, 4}}, {1, TiledKind{false}}}) {
+      EXPECT_THAT(
+          run_ranks(2,
+                    [&, stage = stage, kind = kind](comm::World& world) {
+                      TiledRun saved(world, kind, config_of(stage, bf16));
+                      for (int step = 0; step < 3; ++step) {
+                        saved.step();
+                      }
+                      saved.made.engine->save_checkpoint(folder);
+                      const auto opened = checkpoint::Checkpoint::open(folder);
+                      EXPECT_EQ(opened.entry("blocks.1.up.weight").shape,
+                                (std::vector<int64_t>{kTiledInner, kTiledWidth}));
+                      EXPECT_EQ(opened.entry("exp_avg/blocks.1.up.bias").shape, std::vector<int64_t>{kTiledInner});
+                      const double next = saved.step();
+                      for (const auto& [other, into] :
+                           {std::pair{0, TiledKind{false}}, {3, TiledKind{true, 1}}, {2, TiledKind{true, 8}}}) {
+                        TiledRun resumed(world, into, config_of(other, bf16));
+                        ASSERT_TRUE(resumed.made.engine->load_checkpoint(folder));
+                        EXPECT_NEAR(resumed.step(), next, (bf16 ? 1e-2 : 2e-6) * next) << "into stage " << other;
+                        const auto whole = resumed.made.engine->gather_parameters(resumed.model->parameters());
+                      }
+                      TiledRun same(world, kind, config_of(stage, bf16));
+                      ASSERT_TRUE(same.made.engine->load_checkpoint(folder));
+                      EXPECT_EQ(same.step(), next);
+                    }),
+          IsEmpty())
           << "saved at stage " << stage << (bf16 ? ", bf16" : "");
       fs::remove_all(folder);
     }

@@ -1,4 +1,5 @@
-// What programs written for torch do with a model beside its engine: several models, gradients of their own, torch::load(), unfreezing.
+// What programs written for torch do with a model beside its engine: several models, gradients of their own,
+// torch::load(), unfreezing.
 #include "two_layers.h"
 
 #include <tests/support/run_ranks.h>
@@ -40,31 +41,38 @@ std::pair<Weights, Weights> gan_in_torch(int ranks) {
 
 // The second loss goes through both models.
 TEST(TorchProgramsTest, TwoEnginesOfAGanEqualTorch) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto expected = gan_in_torch(world.size());
-                          for (const int stage : {0, 1, 3}) {
-                            TwoLayers maker(3, 5, 1), judge(5, 1, 2);
-                            at::Tensor noise, real;
-                            InitializeOptions of_maker = options_for(maker, stage);
-                            of_maker.optimizer = std::make_shared<torch::optim::Adam>(maker->parameters(), torch::optim::AdamOptions(0.01));
-                            of_maker.loss = [&](const data::Batch&) { return (judge->forward(maker->forward(noise)) - 1).square().mean(); };
-                            InitializeOptions of_judge = options_for(judge, stage);
-                            of_judge.optimizer = std::make_shared<torch::optim::Adam>(judge->parameters(), torch::optim::AdamOptions(0.02));
-                            of_judge.loss = [&](const data::Batch&) { return real_loss(judge, real, maker->forward(noise).detach()); };
-                            const auto makes = initialize(world, of_maker).engine;
-                            const auto judges = initialize(world, of_judge).engine;
-                            for (int step = 0; step < kSteps; ++step) {
-                              noise = rows_of(step, world.rank(), 3);
-                              real = rows_of(step, world.rank(), 5);
-                              judges->train_batch([&] { return batch_of(real); });
-                              makes->train_batch([&] { return batch_of(noise); });
-                            }
-                            expect_weights(whole_weights(*makes, maker), expected.first, concat("maker, stage ", stage));
-                            expect_weights(whole_weights(*judges, judge), expected.second, concat("judge, stage ", stage));
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const auto expected = gan_in_torch(world.size());
+                  for (const int stage : {0, 1, 3}) {
+                    TwoLayers maker(3, 5, 1), judge(5, 1, 2);
+                    at::Tensor noise, real;
+                    InitializeOptions of_maker = options_for(maker, stage);
+                    of_maker.optimizer =
+                        std::make_shared<torch::optim::Adam>(maker->parameters(), torch::optim::AdamOptions(0.01));
+                    of_maker.loss = [&](const data::Batch&) {
+                      return (judge->forward(maker->forward(noise)) - 1).square().mean();
+                    };
+                    InitializeOptions of_judge = options_for(judge, stage);
+                    of_judge.optimizer =
+                        std::make_shared<torch::optim::Adam>(judge->parameters(), torch::optim::AdamOptions(0.02));
+                    of_judge.loss = [&](const data::Batch&) {
+                      return real_loss(judge, real, maker->forward(noise).detach());
+                    };
+                    const auto makes = initialize(world, of_maker).engine;
+                    const auto judges = initialize(world, of_judge).engine;
+                    for (int step = 0; step < kSteps; ++step) {
+                      noise = rows_of(step, world.rank(), 3);
+                      real = rows_of(step, world.rank(), 5);
+                      judges->train_batch([&] { return batch_of(real); });
+                      makes->train_batch([&] { return batch_of(noise); });
+                    }
+                    expect_weights(whole_weights(*makes, maker), expected.first, concat("maker, stage ", stage));
+                    expect_weights(whole_weights(*judges, judge), expected.second, concat("judge, stage ", stage));
+                  }
+                }),
+      IsEmpty());
 }
 
 // Before initialize(), between micro-batches, and between backward() and step().
@@ -84,7 +92,8 @@ TEST(TorchProgramsTest, GradientsOfOtherBackwardsAreNotTheEngines) {
                               };
                               outside(0);
                               InitializeOptions options = options_for(model, stage, 2);
-                              options.optimizer = std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.1));
+                              options.optimizer = std::make_shared<torch::optim::SGD>(model->parameters(),
+                                                                                      torch::optim::SGDOptions(0.1));
                               const auto engine = initialize(world, options).engine;
                               for (int step = 0; step < kSteps; ++step) {
                                 outside(step);
@@ -105,7 +114,9 @@ TEST(TorchProgramsTest, GradOfAParameterIsThatOfTorch) {
                         [](comm::World& world) {
                           TwoLayers model(3, 2, 1), alone(3, 2, 1);
                           const auto engine = initialize(world, options_for(model, 0)).engine;
-                          const auto grad = [](TwoLayers& of) { return torch::autograd::grad({of->forward(rows_of(0, 0, 3)).sum()}, {of->first->weight})[0]; };
+                          const auto grad = [](TwoLayers& of) {
+                            return torch::autograd::grad({of->forward(rows_of(0, 0, 3)).sum()}, {of->first->weight})[0];
+                          };
                           EXPECT_TRUE(grad(model).equal(grad(alone)));
                         }),
               IsEmpty());
@@ -117,7 +128,9 @@ TEST(TorchProgramsTest, AStepWithoutTheEnginesBackwardIsRefused) {
                           TwoLayers model(3, 2, 1);
                           const auto engine = initialize(world, options_for(model, 0, 2)).engine;
                           engine->forward(batch_of(rows_of(0, 0, 3))).backward();
-                          EXPECT_THAT(refusal([&] { engine->step(); }), AllOf(HasSubstr("step() of step 1 without backward()"), HasSubstr("loss.backward()")));
+                          EXPECT_THAT(
+                              refusal([&] { engine->step(); }),
+                              AllOf(HasSubstr("step() of step 1 without backward()"), HasSubstr("loss.backward()")));
                           EXPECT_EQ(engine->global_steps(), 0);
                         }),
               IsEmpty());
@@ -131,7 +144,8 @@ TEST(TorchProgramsTest, ZeroGradBeginsTheStepAnew) {
                             for (const bool dropped : {false, true}) {
                               TwoLayers model(3, 2, 1);
                               InitializeOptions options = options_for(model, stage, 2);
-                              options.optimizer = std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.1));
+                              options.optimizer = std::make_shared<torch::optim::SGD>(model->parameters(),
+                                                                                      torch::optim::SGDOptions(0.1));
                               const auto engine = initialize(world, options).engine;
                               const auto micro_batch = [&](int step, bool zeroes) {
                                 const at::Tensor loss = engine->forward(batch_of(rows_of(step, world.rank(), 3)));
@@ -166,7 +180,9 @@ TEST(TorchProgramsTest, AModelThatIsLoadedOrConvertedAfterwardsIsNamed) {
                             [&](comm::World& world) {
                               TwoLayers model(3, 2, 1);
                               const auto engine = initialize(world, options_for(model, stage)).engine;
-                              const auto train = [&] { engine->train_batch([&] { return batch_of(rows_of(0, world.rank(), 3)); }); };
+                              const auto train = [&] {
+                                engine->train_batch([&] { return batch_of(rows_of(0, world.rank(), 3)); });
+                              };
                               train();
                               {
                                 const auto whole = engine->gather_parameters(model->parameters());
@@ -178,7 +194,9 @@ TEST(TorchProgramsTest, AModelThatIsLoadedOrConvertedAfterwardsIsNamed) {
                                   model->to(torch::kBFloat16);
                                 }
                               }
-                              EXPECT_THAT(refusal(train), AllOf(HasSubstr("no longer lies in the engine's memory"), HasSubstr("torch::load()"), HasSubstr("before initialize()")));
+                              EXPECT_THAT(refusal(train),
+                                          AllOf(HasSubstr("no longer lies in the engine's memory"),
+                                                HasSubstr("torch::load()"), HasSubstr("before initialize()")));
                             }),
                   IsEmpty());
     }
@@ -194,7 +212,8 @@ TEST(TorchProgramsTest, AParameterThatIsUnfrozenAfterwardsIsNamed) {
                           const auto train = [&] { engine->train_batch([&] { return batch_of(rows_of(0, 0, 3)); }); };
                           train();
                           model->first->weight.requires_grad_(true);
-                          EXPECT_THAT(refusal(train), AllOf(HasSubstr("parameter \"first.weight\" was frozen"), HasSubstr("Unfreeze it before initialize()")));
+                          EXPECT_THAT(refusal(train), AllOf(HasSubstr("parameter \"first.weight\" was frozen"),
+                                                            HasSubstr("Unfreeze it before initialize()")));
                           model->first->weight.requires_grad_(false);
                           train();
                         }),
@@ -206,27 +225,36 @@ TEST(TorchProgramsTest, AModelInDoubleIsRefusedAtTheStart) {
                         [](comm::World& world) {
                           TwoLayers model(3, 2, 1);
                           model->to(torch::kDouble);
-                          EXPECT_THAT(refusal([&] { initialize(world, options_for(model, 0)); }), AllOf(HasSubstr("\"first.weight\" is of type Double"), HasSubstr("model->to(torch::kFloat32)")));
+                          EXPECT_THAT(refusal([&] { initialize(world, options_for(model, 0)); }),
+                                      AllOf(HasSubstr("\"first.weight\" is of type Double"),
+                                            HasSubstr("model->to(torch::kFloat32)")));
                         }),
               IsEmpty());
 }
 
 // A language model's targets in one row have several for each sample.
 TEST(TorchProgramsTest, AnEvaluationTakesTensorsWithSeveralRowsForEachSample) {
-  EXPECT_THAT(run_ranks(1,
-                        [](comm::World& world) {
-                          TwoLayers model(3, 2, 1);
-                          InitializeOptions options = options_for(model, 0);
-                          options.loss = [model](const data::Batch& batch) mutable { return at::mse_loss(model->forward(batch.input()).reshape({-1}), batch.target()); };
-                          const auto engine = initialize(world, options).engine;
-                          const at::Tensor x = rows_of(0, 0, 3), targets = torch::arange(2.0 * kRows);
-                          const torch::NoGradGuard no_grad;
-                          const auto expected = [&](int64_t rows) { return at::mse_loss(model->forward(x.narrow(0, 0, rows)).reshape({-1}), targets.narrow(0, 0, 2 * rows)).item<double>(); };
-                          EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows}).item<double>(), expected(kRows), 1e-6);
-                          EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows - 1}).item<double>(), expected(kRows - 1), 1e-6);
-                          EXPECT_THAT(refusal([&] { engine->eval_batch({{x}, {targets}, 0}); }), HasSubstr("set Batch::samples"));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          1,
+          [](comm::World& world) {
+            TwoLayers model(3, 2, 1);
+            InitializeOptions options = options_for(model, 0);
+            options.loss = [model](const data::Batch& batch) mutable {
+              return at::mse_loss(model->forward(batch.input()).reshape({-1}), batch.target());
+            };
+            const auto engine = initialize(world, options).engine;
+            const at::Tensor x = rows_of(0, 0, 3), targets = torch::arange(2.0 * kRows);
+            const torch::NoGradGuard no_grad;
+            const auto expected = [&](int64_t rows) {
+              return at::mse_loss(model->forward(x.narrow(0, 0, rows)).reshape({-1}), targets.narrow(0, 0, 2 * rows))
+                  .item<double>();
+            };
+            EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows}).item<double>(), expected(kRows), 1e-6);
+            EXPECT_NEAR(engine->eval_batch({{x}, {targets}, kRows - 1}).item<double>(), expected(kRows - 1), 1e-6);
+            EXPECT_THAT(refusal([&] { engine->eval_batch({{x}, {targets}, 0}); }), HasSubstr("set Batch::samples"));
+          }),
+      IsEmpty());
 }
 
 TEST(TorchProgramsTest, ASecondBackwardBeforeStepIsRefused) {
@@ -237,7 +265,9 @@ TEST(TorchProgramsTest, ASecondBackwardBeforeStepIsRefused) {
                             const auto engine = initialize(world, options_for(model, stage)).engine;
                             const data::Batch batch = batch_of(rows_of(0, world.rank(), 3));
                             engine->backward(engine->forward(batch));
-                            EXPECT_THAT(refusal([&] { engine->backward(engine->forward(batch)); }), AllOf(HasSubstr("a second backward() of one micro-batch in step 1"), HasSubstr("Add the losses")));
+                            EXPECT_THAT(refusal([&] { engine->backward(engine->forward(batch)); }),
+                                        AllOf(HasSubstr("a second backward() of one micro-batch in step 1"),
+                                              HasSubstr("Add the losses")));
                             engine->step();
                             engine->backward(engine->forward(batch));
                             engine->step();
@@ -256,7 +286,8 @@ TEST(TorchProgramsTest, AModelThatWasLoadedIsNotSavedOrEvaluated) {
                           std::stringstream saved;
                           torch::save(TwoLayers(3, 2, 9), saved);
                           torch::load(model, saved);
-                          const auto told = AllOf(HasSubstr("no longer lies in the engine's memory"), HasSubstr("before initialize()"));
+                          const auto told = AllOf(HasSubstr("no longer lies in the engine's memory"),
+                                                  HasSubstr("before initialize()"));
                           EXPECT_THAT(refusal([&] { engine->save_checkpoint("nowhere"); }), told);
                           EXPECT_THAT(refusal([&] { engine->gather_model(); }), told);
                           EXPECT_THAT(refusal([&] { engine->eval_batch(batch_of(rows_of(0, 0, 3))); }), told);

@@ -57,35 +57,39 @@ TEST(WatchTest, AStageThatSleepsInALayerIsNamedByTheOneThatWaits) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_watch_", ::getpid());
   test::Gate told;
   wake = &told;
-  EXPECT_THAT(run(2, "",
-                  [](comm::World& world) {
-                    pipeline::PipelineOptions options;
-                    options.stages = 2;
-                    options.bounds = {0, 2, 4};
-                    InitializeOptions setup;
-                    setup.pipeline = std::make_shared<pipeline::PipelineModule>(
-                        pipeline::LayerList{nn::Linear(4, 4), nn::Tanh(), pipeline::LayerSpec<Sleepy>(), nn::Linear(4, 1)},
-                        [](const auto& outputs, const auto& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); }, options);
-                    setup.config = small_config(12, 4);
-                    const auto engine = initialize(world, setup).engine;
-                    const auto next = [] { return data::Batch{{torch::ones({3, 4})}, {torch::ones({3, 1})}, 3}; };
-                    std::string error = "none";
-                    try {
-                      engine->train_batch(next);
-                    } catch (const PeerError& problem) {
-                      error = problem.what();
-                    }
-                    if (world.rank() == 0) {
-                      EXPECT_THAT(error, AllOf(HasSubstr("(\"gradients from stage 1 to stage 0\""), HasSubstr("rank 1"),
-                                               HasSubstr("in layer 2 (Sleepy), in forward of micro-batch 2, in step 1, for")));
-                      while (!fs::exists(fs::path(std::getenv("TRIREME_RUN_DIR")) / "hang-rank1.json")) { // who wakes up before has left the layer
-                        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-                      }
-                      wake->open();
-                    }
-                  },
-                  3, folder.string()),
-              IsEmpty());
+  EXPECT_THAT(
+      run(
+          2, "",
+          [](comm::World& world) {
+            pipeline::PipelineOptions options;
+            options.stages = 2;
+            options.bounds = {0, 2, 4};
+            InitializeOptions setup;
+            setup.pipeline = std::make_shared<pipeline::PipelineModule>(
+                pipeline::LayerList{nn::Linear(4, 4), nn::Tanh(), pipeline::LayerSpec<Sleepy>(), nn::Linear(4, 1)},
+                [](const auto& outputs, const auto& targets) { return at::mse_loss(outputs.at(0), targets.at(0)); },
+                options);
+            setup.config = small_config(12, 4);
+            const auto engine = initialize(world, setup).engine;
+            const auto next = [] { return data::Batch{{torch::ones({3, 4})}, {torch::ones({3, 1})}, 3}; };
+            std::string error = "none";
+            try {
+              engine->train_batch(next);
+            } catch (const PeerError& problem) {
+              error = problem.what();
+            }
+            if (world.rank() == 0) {
+              EXPECT_THAT(error, AllOf(HasSubstr("(\"gradients from stage 1 to stage 0\""), HasSubstr("rank 1"),
+                                       HasSubstr("in layer 2 (Sleepy), in forward of micro-batch 2, in step 1, for")));
+              while (!fs::exists(fs::path(std::getenv("TRIREME_RUN_DIR")) /
+                                 "hang-rank1.json")) { // who wakes up before has left the layer
+                std::this_thread::sleep_for(std::chrono::milliseconds(10));
+              }
+              wake->open();
+            }
+          },
+          3, folder.string()),
+      IsEmpty());
   EXPECT_THAT(comm::describe_hang(folder), AllOf(HasSubstr("held up by: rank 1 is in layer 2 (Sleepy)"),
                                                  HasSubstr("rank 0 waits"), HasSubstr("recv gradient of micro-batch")));
   fs::remove_all(folder);

@@ -57,14 +57,16 @@ TEST_P(ZeroEqualsOneProcess, ForTwentySteps) {
                           for (int step = 0; step < 20; ++step) {
                             const double loss = run.engine().train_batch().item<double>();
                             EXPECT_NEAR(loss, expected[step], 1e-6 * expected[step]) << "step " << step;
-                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step]) << "step " << step;
+                            EXPECT_NEAR(*run.engine().get_global_grad_norm(), norms[step], 2e-5 * norms[step])
+                                << "step " << step;
                           }
                         }),
               IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsOneProcess, testing::ValuesIn(zero_cases()), [](const auto& info) {
-  return concat("stage", info.param.stage, "_", info.param.ranks, "ranks_", info.param.accumulation, "accumulated_", info.param.clipping > 0 ? "clipped" : "free");
+  return concat("stage", info.param.stage, "_", info.param.ranks, "ranks_", info.param.accumulation, "accumulated_",
+                info.param.clipping > 0 ? "clipped" : "free");
 });
 
 /// Parameters that are frozen, that nothing uses, that have an odd size, and one that two layers share.
@@ -72,14 +74,17 @@ struct OddNetImpl : torch::nn::Module {
   OddNetImpl() {
     torch::manual_seed(3);
     first = register_module("first", zero::Sharded<torch::nn::Linear>(9, 13));
-    frozen = register_module("frozen", zero::Sharded<torch::nn::Linear>([](torch::nn::LinearImpl& linear) { linear.weight.set_requires_grad(false); }, 13, 13));
+    frozen = register_module(
+        "frozen", zero::Sharded<torch::nn::Linear>(
+                      [](torch::nn::LinearImpl& linear) { linear.weight.set_requires_grad(false); }, 13, 13));
     unused = register_module("unused", zero::Sharded<torch::nn::Linear>(5, 7));
     last = register_module("last", zero::Sharded<torch::nn::Linear>(13, 9));
     scale = register_parameter("scale", torch::ones({1}));
     shared = register_parameter("shared", first->weight);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return last->forward(torch::gelu(frozen->forward(torch::tanh(first->forward(x))))) * scale + first->use([&] { return x.matmul(shared.t()); }).sum();
+    return last->forward(torch::gelu(frozen->forward(torch::tanh(first->forward(x))))) * scale +
+           first->use([&] { return x.matmul(shared.t()); }).sum();
   }
   zero::Sharded<torch::nn::Linear> first{nullptr}, frozen{nullptr}, unused{nullptr}, last{nullptr};
   at::Tensor scale, shared;
@@ -93,7 +98,9 @@ struct OddRun {
   OddRun(comm::World& world, const config::EngineConfig& config) {
     InitializeOptions options;
     options.model = model.ptr();
-    options.loss = [net = model](const data::Batch& batch) mutable { return (net->forward(batch.input()) - batch.target()).square().mean(); };
+    options.loss = [net = model](const data::Batch& batch) mutable {
+      return (net->forward(batch.input()) - batch.target()).square().mean();
+    };
     options.config = config;
     made = initialize(world, options);
   }
@@ -105,8 +112,8 @@ struct OddRun {
   }
 };
 
-/// Over shared memory all-reduce and reduce-scatter add in the order of the ranks, so that the stages agree to the last bit. Stage 2 adds
-/// micro-batches after the ranks, stages 0 and 1 before: with accumulation the bits may differ.
+/// Over shared memory all-reduce and reduce-scatter add in the order of the ranks, so that the stages agree to the last
+/// bit. Stage 2 adds micro-batches after the ranks, stages 0 and 1 before: with accumulation the bits may differ.
 class ZeroEqualsStageZero : public testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(ZeroEqualsStageZero, BitForBit) {
@@ -118,10 +125,12 @@ TEST_P(ZeroEqualsStageZero, BitForBit) {
                             OddRun plain(world, zero_config(0, 1, clipping));
                             OddRun sharded(world, zero_config(stage, 1, clipping));
                             for (int step = 0; step < 12; ++step) {
-                              EXPECT_EQ(plain.step(step, world.rank()), sharded.step(step, world.rank())) << "step " << step;
+                              EXPECT_EQ(plain.step(step, world.rank()), sharded.step(step, world.rank()))
+                                  << "step " << step;
                               if (clipping > 0) {
                                 const double norm = *plain.made.engine->get_global_grad_norm();
-                                EXPECT_NEAR(*sharded.made.engine->get_global_grad_norm(), norm, 1e-12 * norm) << "step " << step;
+                                EXPECT_NEAR(*sharded.made.engine->get_global_grad_norm(), norm, 1e-12 * norm)
+                                    << "step " << step;
                               }
                             }
                             const auto a = plain.model->named_parameters();
@@ -135,7 +144,9 @@ TEST_P(ZeroEqualsStageZero, BitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ZeroEqualsStageZero, testing::Combine(testing::Values(1, 2, 3), testing::Values(2, 3, 4)),
-                         [](const auto& info) { return concat("stage", std::get<0>(info.param), "_", std::get<1>(info.param), "ranks"); });
+                         [](const auto& info) {
+                           return concat("stage", std::get<0>(info.param), "_", std::get<1>(info.param), "ranks");
+                         });
 
 /// Under zero::Init no rank has more than its shards and one module, and whatever follows is as without it.
 TEST(ZeroTest, InitBuildsTheSameModel) {
@@ -150,13 +161,16 @@ TEST(ZeroTest, InitBuildsTheSameModel) {
                             init.reset();
                             InitializeOptions options;
                             options.model = model.ptr();
-                            options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            options.loss = [model](const data::Batch& batch) mutable {
+                              return model->loss(batch.input(), batch.target());
+                            };
                             options.config = config;
                             options.training_data = std::make_shared<Counting>();
                             options.shuffle = false;
                             const auto early = initialize(world, options);
                             for (int step = 0; step < 5; ++step) {
-                              EXPECT_EQ(plain.engine().train_batch().item<double>(), early.engine->train_batch().item<double>());
+                              EXPECT_EQ(plain.engine().train_batch().item<double>(),
+                                        early.engine->train_batch().item<double>());
                             }
                           }),
                 IsEmpty());
@@ -173,7 +187,8 @@ TEST(ZeroTest, RanksWithAnotherSeedTakeRankZerosValues) {
                           const torch::nn::Linear of_rank_0(8, 8);
                           const torch::NoGradGuard no_grad;
                           const at::Tensor x = torch::ones({2, 8});
-                          EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(torch::nn::Linear(of_rank_0)->forward(x)));
+                          EXPECT_TRUE(zero::Sharded<torch::nn::Linear>(linear)->forward(x).equal(
+                              torch::nn::Linear(of_rank_0)->forward(x)));
                           EXPECT_THROW(const zero::Init another(world), Error);
                         }),
               IsEmpty());
@@ -185,10 +200,12 @@ TEST(ZeroTest, EvaluationAndAccumulationMixAtStageThree) {
                           SmallRun plain(world, zero_config(0, 2));
                           SmallRun sharded(world, zero_config(3, 2));
                           for (int step = 0; step < 4; ++step) {
-                            EXPECT_NEAR(plain.engine().train_batch().item<double>(), sharded.engine().train_batch().item<double>(), 1e-6);
+                            EXPECT_NEAR(plain.engine().train_batch().item<double>(),
+                                        sharded.engine().train_batch().item<double>(), 1e-6);
                             const data::Batch batch = plain.made.loader->next();
                             sharded.made.loader->next();
-                            EXPECT_NEAR(plain.engine().eval_batch(batch).item<double>(), sharded.engine().eval_batch(batch).item<double>(), 1e-6);
+                            EXPECT_NEAR(plain.engine().eval_batch(batch).item<double>(),
+                                        sharded.engine().eval_batch(batch).item<double>(), 1e-6);
                           }
                         }),
               IsEmpty());
@@ -206,7 +223,8 @@ TORCH_MODULE(UnitRows);
 
 struct UnitRowsModelImpl : torch::nn::Module {
   at::Tensor loss(const data::Batch& batch) {
-    return torch::cross_entropy_loss(head->forward(rows->forward(batch.input())).flatten(0, 1), batch.target().flatten());
+    return torch::cross_entropy_loss(head->forward(rows->forward(batch.input())).flatten(0, 1),
+                                     batch.target().flatten());
   }
   zero::Sharded<UnitRows> rows = register_module("rows", zero::Sharded<UnitRows>());
   zero::Sharded<torch::nn::Linear> head = register_module("head", zero::Sharded<torch::nn::Linear>(8, 64));
@@ -241,33 +259,38 @@ TEST(ZeroTest, AnEmbeddingOfAComputedWeightIsThereForItsBackward) {
 /// A model that is a list of layers: each layer is a unit, also when it is recomputed.
 TEST(ZeroTest, LayersOfAListAreUnits) {
   for (const int64_t interval : {0, 1, 2}) {
-    EXPECT_THAT(run_ranks(2,
-                          [interval](comm::World& world) {
-                            config::EngineConfig config = zero_config(3, 2);
-                            pipeline::PipelineOptions layers;
-                            layers.activation_checkpoint_interval = interval;
-                            InitializeOptions options;
-                            options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, layers);
-                            options.config = config;
-                            options.training_data = std::make_shared<Counting>();
-                            options.shuffle = false;
-                            const auto made = initialize(world, options);
-                            const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
-                            for (int step = 0; step < 8; ++step) {
-                              EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
-                              EXPECT_FALSE(device::has_memory(options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
-                            }
-                            data::SamplerOptions split;
-                            split.rank = world.rank();
-                            split.replicas = 2;
-                            data::DataLoader loader(options.training_data, data::DistributedSampler(192, split), 6);
-                            EXPECT_GT(made.engine->evaluate(loader), 0);
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(2,
+                  [interval](comm::World& world) {
+                    config::EngineConfig config = zero_config(3, 2);
+                    pipeline::PipelineOptions layers;
+                    layers.activation_checkpoint_interval = interval;
+                    InitializeOptions options;
+                    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()),
+                                                                                  models::token_loss, layers);
+                    options.config = config;
+                    options.training_data = std::make_shared<Counting>();
+                    options.shuffle = false;
+                    const auto made = initialize(world, options);
+                    const std::vector<double> expected = plain_losses(kZeroBatch, 8, 1.0);
+                    for (int step = 0; step < 8; ++step) {
+                      EXPECT_NEAR(made.engine->train_batch().item<double>(), expected[step], 1e-6 * expected[step])
+                          << "step " << step;
+                      EXPECT_FALSE(device::has_memory(
+                          options.pipeline->named_parameters()["transformer.h.0.attn.c_attn.weight"]));
+                    }
+                    data::SamplerOptions split;
+                    split.rank = world.rank();
+                    split.replicas = 2;
+                    data::DataLoader loader(options.training_data, data::DistributedSampler(192, split), 6);
+                    EXPECT_GT(made.engine->evaluate(loader), 0);
+                  }),
+        IsEmpty());
   }
 }
 
-/// 2P(N-1)/N bytes a rank and step for P bytes of parameters: the gradients' reduce-scatter and the parameters' all-gather.
+/// 2P(N-1)/N bytes a rank and step for P bytes of parameters: the gradients' reduce-scatter and the parameters'
+/// all-gather.
 TEST(ZeroTest, SendsWhatTheFormulaSays) {
   for (const int stage : {1, 2}) {
     EXPECT_THAT(run_ranks(4,
@@ -286,8 +309,8 @@ TEST(ZeroTest, SendsWhatTheFormulaSays) {
   }
 }
 
-/// 3P(N-1)/N at stage 3: parameters once for the forward, once for the backward, gradients once. The tied embedding is gathered for
-/// itself and for the head, where it stays for the head's backward; its own backward does not read it.
+/// 3P(N-1)/N at stage 3: parameters once for the forward, once for the backward, gradients once. The tied embedding is
+/// gathered for itself and for the head, where it stays for the head's backward; its own backward does not read it.
 TEST(ZeroTest, StageThreeSendsWhatTheFormulaSays) {
   EXPECT_THAT(run_ranks(4,
                         [](comm::World& world) {
@@ -309,7 +332,8 @@ TEST(ZeroTest, StageThreeSendsWhatTheFormulaSays) {
                           ahead.engine().train_batch();
                           const int64_t start = ahead.engine().bytes_sent();
                           ahead.engine().train_batch();
-                          EXPECT_LE(ahead.engine().bytes_sent() - start, static_cast<int64_t>(sent)) << "gathering ahead costs nothing";
+                          EXPECT_LE(ahead.engine().bytes_sent() - start, static_cast<int64_t>(sent))
+                              << "gathering ahead costs nothing";
                         }),
               IsEmpty());
 }
@@ -320,9 +344,9 @@ TEST(ZeroTest, EachRankHoldsItsShareOfTheStates) {
                           SmallRun run(world, zero_config(1));
                           run.engine().train_batch();
                           int64_t mine = 0;
-                          run.made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo&, int64_t, const at::Tensor& values) {
-                            mine += state == "exp_avg" ? values.numel() : 0;
-                          });
+                          run.made.optimizer->for_each_state(
+                              [&](const std::string& state, const bucket::TensorInfo&, int64_t,
+                                  const at::Tensor& values) { mine += state == "exp_avg" ? values.numel() : 0; });
                           at::Tensor all = torch::tensor({mine});
                           world.group().all_reduce(all).wait();
                           EXPECT_EQ(all.item<int64_t>(), run.engine().num_parameters());
@@ -336,10 +360,13 @@ TEST(ZeroTest, AnAlgorithmForWholeBucketsIsRefused) {
                         [](comm::World& world) {
                           config::EngineConfig config = zero_config(1);
                           config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
-                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("gradient_allreduce_algorithm is \"halving-doubling\", with ZeRO stage 1"));
+                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
+                                      testing::HasSubstr(
+                                          "gradient_allreduce_algorithm is \"halving-doubling\", with ZeRO stage 1"));
                           config.zero.stage = 0;
                           config.averaging.every = 2;
-                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }), testing::HasSubstr("with parameter_averaging"));
+                          EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
+                                      testing::HasSubstr("with parameter_averaging"));
                         }),
               IsEmpty());
 }
@@ -381,16 +408,18 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
                           }),
                 IsEmpty());
     for (const auto& [other, others] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{2, 3}, std::pair{3, 2}}) {
-      EXPECT_THAT(run_ranks(others,
-                            [&, other = other](comm::World& world) {
-                              SmallRun run(world, zero_config(other));
-                              ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
-                              const std::vector<double> expected = plain_losses(kZeroBatch, kSaved + 5, 1.0);
-                              for (int step = kSaved; step < kSaved + 5; ++step) {
-                                EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-6 * expected[step]) << "step " << step;
-                              }
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(others,
+                    [&, other = other](comm::World& world) {
+                      SmallRun run(world, zero_config(other));
+                      ASSERT_TRUE(run.engine().load_checkpoint(folder / "run"));
+                      const std::vector<double> expected = plain_losses(kZeroBatch, kSaved + 5, 1.0);
+                      for (int step = kSaved; step < kSaved + 5; ++step) {
+                        EXPECT_NEAR(run.engine().train_batch().item<double>(), expected[step], 1e-6 * expected[step])
+                            << "step " << step;
+                      }
+                    }),
+          IsEmpty())
           << "saved by stage " << stage << " on " << ranks << ", continued by stage " << other << " on " << others;
     }
     fs::remove_all(folder);
@@ -400,20 +429,23 @@ TEST(ZeroTest, CheckpointsFitEveryStage) {
 TEST(ZeroTest, ResumedIsUninterruptedBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_zero_bits_", ::getpid());
   for (const int stage : {1, 2, 3}) {
-    EXPECT_THAT(run_ranks(3,
-                          [&, stage](comm::World& world) {
-                            SmallRun whole(world, zero_config(stage, 2));
-                            for (int step = 0; step < 4; ++step) {
-                              whole.engine().train_batch();
-                            }
-                            whole.engine().save_checkpoint(folder / concat(stage));
-                            SmallRun second(world, zero_config(stage, 2));
-                            ASSERT_TRUE(second.engine().load_checkpoint(folder / concat(stage)));
-                            for (int step = 4; step < 9; ++step) {
-                              EXPECT_EQ(whole.engine().train_batch().item<double>(), second.engine().train_batch().item<double>()) << "step " << step;
-                            }
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(
+            3,
+            [&, stage](comm::World& world) {
+              SmallRun whole(world, zero_config(stage, 2));
+              for (int step = 0; step < 4; ++step) {
+                whole.engine().train_batch();
+              }
+              whole.engine().save_checkpoint(folder / concat(stage));
+              SmallRun second(world, zero_config(stage, 2));
+              ASSERT_TRUE(second.engine().load_checkpoint(folder / concat(stage)));
+              for (int step = 4; step < 9; ++step) {
+                EXPECT_EQ(whole.engine().train_batch().item<double>(), second.engine().train_batch().item<double>())
+                    << "step " << step;
+              }
+            }),
+        IsEmpty());
   }
   fs::remove_all(folder);
 }

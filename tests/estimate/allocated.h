@@ -11,7 +11,8 @@
 
 namespace trireme::estimate {
 
-/// Counts bytes of tensors that this process makes, from the construction on; of all threads, the backend's too, which may be the last to hold a message.
+/// Counts bytes of tensors that this process makes, from the construction on; of all threads, the backend's too, which
+/// may be the last to hold a message.
 class Allocated {
  public:
   Allocated() : before_(counter().now.load()) {

@@ -26,7 +26,8 @@ struct Case {
   double dropout = 0;
 
   std::string describe() const {
-    return concat("tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", context ", context, kind == context::Kind::ring ? "" : " (Ulysses)", ", dropout ", dropout);
+    return concat("tensor ", tensor, sequence_parallel ? " with sequence parallelism" : "", ", context ", context,
+                  kind == context::Kind::ring ? "" : " (Ulysses)", ", dropout ", dropout);
   }
 };
 
@@ -58,7 +59,8 @@ Run run_of(const Case& c) {
 void expect_near_the_estimate(const Case& c) {
   EXPECT_THAT(test::run_ranks(c.tensor * c.context,
                               [&](comm::World& world) {
-                                const mesh::Mesh mesh = mesh::training_mesh(world.group(), {.context = c.context, .tensor = c.tensor});
+                                const mesh::Mesh mesh =
+                                    mesh::training_mesh(world.group(), {.context = c.context, .tensor = c.tensor});
                                 models::ModelRanks ranks;
                                 ranks.tensor = {mesh.group(mesh::Axis::tensor), c.sequence_parallel};
                                 ranks.context = mesh.group(mesh::Axis::context);
@@ -72,7 +74,8 @@ void expect_near_the_estimate(const Case& c) {
                                 const at::Tensor tokens = torch::arange(kSamples * 512).view({kSamples, 512}) % 300;
                                 const auto step = [&] { model->loss(tokens, tokens).backward(); };
                                 step(); // also makes what stays
-                                // A backend's thread may let go of a message late, so that there is more before a step, or at its peak, than there needs to be: the least of several counts.
+                                // A backend's thread may let go of a message late, so that there is more before a step,
+                                // or at its peak, than there needs to be: the least of several counts.
                                 const Allocated allocated;
                                 int64_t before = allocated.now();
                                 int64_t peak = std::numeric_limits<int64_t>::max();
@@ -89,7 +92,9 @@ void expect_near_the_estimate(const Case& c) {
                                 EXPECT_LT(static_cast<double>(expected), 1.1 * static_cast<double>(most));
                                 if (world.rank() == 0) {
                                   EXPECT_EQ(parameters, described.model.parameters());
-                                  std::printf("%s: allocated %.2f MB, estimated %+.1f %%\n", c.describe().c_str(), static_cast<double>(most) / 1e6, 100.0 * (static_cast<double>(expected) / static_cast<double>(most) - 1));
+                                  std::printf("%s: allocated %.2f MB, estimated %+.1f %%\n", c.describe().c_str(),
+                                              static_cast<double>(most) / 1e6,
+                                              100.0 * (static_cast<double>(expected) / static_cast<double>(most) - 1));
                                 }
                               },
                               {.backend = "gloo"}),

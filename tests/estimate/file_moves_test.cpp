@@ -52,12 +52,14 @@ TEST(FileMovesTest, StatesInFilesAreReadAndWrittenOnce) {
     run.offload.optimizer.fast_init = true;
     EXPECT_EQ(moves_of(run).front().initial_states, 0);
     run.offload.optimizer.buffer_count = std::ssize(layout.buckets());
-    EXPECT_EQ(moves_of(run).front().bytes(Way::from_files), 0) << "all of them have memory: what was written is there still";
+    EXPECT_EQ(moves_of(run).front().bytes(Way::from_files), 0)
+        << "all of them have memory: what was written is there still";
     EXPECT_EQ(moves_of(run).front().bytes(Way::to_files), bytes);
   }
 }
 
-// SGD without momentum in fp32 has no states, and parameters of units that stay elsewhere are their own masters: only what is in no unit has a master in files.
+// SGD without momentum in fp32 has no states, and parameters of units that stay elsewhere are their own masters: only
+// what is in no unit has a master in files.
 TEST(FileMovesTest, FewBucketsWithMastersAreNotReadAgain) {
   estimate::Run run = moving(2, 3, true, Place::nvme, Place::nvme);
   run.compute = run.travel = Type::fp32;
@@ -183,13 +185,16 @@ TEST(FileMovesTest, ParametersAreInFilesTwiceAtTheStart) {
       const StageMoves moves = moves_of(run).front();
       EXPECT_EQ(moves.building_bytes(), built);
       EXPECT_EQ(moves.built_parameters, built + named(moves.in_files, "parameters")) << "written to both";
-      EXPECT_EQ(moves.disk_bytes(), states == Place::nvme ? moves.file_bytes() : built + named(moves.in_files, "parameters")) << "12 bytes of masters and states come later";
+      EXPECT_EQ(moves.disk_bytes(),
+                states == Place::nvme ? moves.file_bytes() : built + named(moves.in_files, "parameters"))
+          << "12 bytes of masters and states come later";
       run.offload.parameters.max_in_cpu = 1'000'000;
       EXPECT_EQ(named(moves_of(run).front().in_files, "parameters"), 0);
       EXPECT_EQ(moves_of(run).front().building_bytes(), built) << "what memory keeps later too";
     }
   }
-  EXPECT_EQ(moves_of(moving(2, 3, false, Place::nvme)).front().disk_bytes(), moves_of(moving(2, 3, false, Place::nvme)).front().file_bytes());
+  EXPECT_EQ(moves_of(moving(2, 3, false, Place::nvme)).front().disk_bytes(),
+            moves_of(moving(2, 3, false, Place::nvme)).front().file_bytes());
 }
 
 TEST(FileMovesTest, ActivationsInFilesAreThoseOfTheMicroBatchesInFlight) {
@@ -211,7 +216,8 @@ TEST(FileMovesTest, ActivationsInFilesAreThoseOfTheMicroBatchesInFlight) {
   EXPECT_EQ(moves_of(run).front().activation_bytes(), 2 * kept);
   run.in_flight = {{1}};
   run.activations.policy = activations::Way::keep;
-  run.activations.choices = {activations::Way::keep, activations::Way::keep, activations::Way::nvme, activations::Way::recompute_nvme};
+  run.activations.choices = {activations::Way::keep, activations::Way::keep, activations::Way::nvme,
+                             activations::Way::recompute_nvme};
   EXPECT_EQ(moves_of(run).front().activation_bytes(), run.model.layers[2].kept + run.model.layers[3].input);
   run.activations.choices.clear();
   run.activations.policy.reset();

@@ -10,7 +10,8 @@ namespace {
 using testing::HasSubstr;
 
 models::GptOptions shape(bool tied = true) {
-  return {.layers = 12, .hidden = 768, .heads = 12, .sequence_length = 1024, .vocab_size = 50257, .tie_embeddings = tied};
+  return {
+      .layers = 12, .hidden = 768, .heads = 12, .sequence_length = 1024, .vocab_size = 50257, .tie_embeddings = tied};
 }
 
 Run plain(int64_t ranks = 1, int zero_stage = 0) {
@@ -24,7 +25,8 @@ Run plain(int64_t ranks = 1, int zero_stage = 0) {
 
 TEST(FormulasTest, TheTextbooksNumbers) {
   EXPECT_EQ(textbook_model_bytes(12, 768), 4LL * 12 * 768 * (13 + 12 * 768));
-  EXPECT_EQ(textbook_model_bytes(12, 768) / 4 + (50257 + 1024 + 2) * 768, gpt(shape(), {}).parameters()) << "embeddings and the last norm";
+  EXPECT_EQ(textbook_model_bytes(12, 768) / 4 + (50257 + 1024 + 2) * 768, gpt(shape(), {}).parameters())
+      << "embeddings and the last norm";
   EXPECT_EQ(textbook_activation_bytes(12, 4, 1024, 768, 12), 12LL * 4 * 1024 * 768 * (67 + 9 * 12 * 1024 / 768));
 }
 
@@ -35,7 +37,9 @@ TEST(FormulasTest, Gpt2IsAsLargeAsEverybodySays) {
 
 TEST(FormulasTest, StatesFollowTheStage) {
   const double P = 124'439'808;
-  const auto states = [](const estimate::Run& run) { return static_cast<double>(memory_of(run).front().model_states()); };
+  const auto states = [](const estimate::Run& run) {
+    return static_cast<double>(memory_of(run).front().model_states());
+  };
   const auto near = [](double bytes) { return testing::DoubleNear(bytes, 2e-3 * bytes); };
   EXPECT_THAT(states(plain()), near(16 * P));
   EXPECT_THAT(states(plain(4, 0)), near(16 * P));
@@ -127,7 +131,8 @@ TEST(FormulasTest, RecomputationKeepsTheInputs) {
   EXPECT_LT(few, 2 * logits + (12 + 16 + 12) * S + 4 * 50257 * 768 * 2);
 }
 
-// A block keeps 16 units and its input is one of them; the vocabulary is small, so that the loss is not what needs most.
+// A block keeps 16 units and its input is one of them; the vocabulary is small, so that the loss is not what needs
+// most.
 TEST(FormulasTest, ActivationsByTheirWays) {
   using activations::Way;
   estimate::Run run = plain();

@@ -42,7 +42,8 @@ TEST(MovesTest, ZeroOffloadLeavesParametersAndAFewBuckets) {
     EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 0);
     EXPECT_EQ(bytes_in(memory, Category::masters), 0);
     EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 0);
-    EXPECT_GE(bytes_in(memory, Category::communication_buffers), 2 * largest_buckets(layout_of(run, 0), 3)) << "gradients on their way";
+    EXPECT_GE(bytes_in(memory, Category::communication_buffers), 2 * largest_buckets(layout_of(run, 0), 3))
+        << "gradients on their way";
     EXPECT_THAT(memory.item(Category::masters).formula, HasSubstr("on the host"));
     EXPECT_EQ(named(moves.on_host, "optimizer_states"), 8 * F / ranks);
     EXPECT_EQ(named(moves.on_host, "masters"), 4 * F / ranks);
@@ -61,7 +62,9 @@ TEST(MovesTest, MicroBatchesAddUpOnTheHost) {
   const int64_t F = memory_of(run).front().flat;
   const StageMoves moves = moves_of(run).front();
   EXPECT_EQ(named(moves.on_host, "gradients"), 4 * F) << "in fp32: 16 bytes of each parameter are on the host";
-  EXPECT_EQ(named(moves.on_host, "gradients") + named(moves.on_host, "masters") + named(moves.on_host, "optimizer_states"), 16 * F);
+  EXPECT_EQ(
+      named(moves.on_host, "gradients") + named(moves.on_host, "masters") + named(moves.on_host, "optimizer_states"),
+      16 * F);
   EXPECT_EQ(moves.bytes(Way::to_host), 5 * 4 * F);
   EXPECT_EQ(moves.bytes(Way::to_device), 4 * 4 * F + 2 * F);
   run.zero_stage = 1; // the device adds up, and keeps them all
@@ -100,7 +103,8 @@ TEST(MovesTest, ARatioMovesWholeBucketsFromTheFront) {
     run.offload.optimizer.ratio = ratio;
     int64_t there = 0;
     for (const bucket::Bucket& bucket : layout.buckets()) {
-      const bool moved = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 < ratio * static_cast<double>(layout.numel());
+      const bool moved = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 <
+                         ratio * static_cast<double>(layout.numel());
       there += moved ? bucket.numel() : 0;
     }
     const StageMemory memory = memory_of(run).front();
@@ -139,14 +143,16 @@ TEST(MovesTest, ActivationsOfADeviceGoToItsHost) {
   EXPECT_EQ(host.disk_bytes(), 0);
   EXPECT_EQ(moves({.policy = Way::recompute_host}).host_bytes(), 2 * inputs);
   EXPECT_EQ(moves({.policy = Way::recompute, .inputs_to_host = true}).host_bytes(), 2 * inputs) << "cpu_checkpointing";
-  EXPECT_EQ(moves({.choices = {Way::keep, Way::keep, Way::host, Way::recompute_host}}).host_bytes(), 2 * (run.model.layers[2].kept + run.model.layers[3].input));
+  EXPECT_EQ(moves({.choices = {Way::keep, Way::keep, Way::host, Way::recompute_host}}).host_bytes(),
+            2 * (run.model.layers[2].kept + run.model.layers[3].input));
   const StageMoves chosen = moves({.automatic = true, .memory_budget = 1});
   EXPECT_EQ(chosen.host_bytes(), 2 * kept) << "at most";
   EXPECT_EQ(chosen.sure_host_peak(), 2 * inputs) << "in the first two steps";
   const StageMoves files = moves({.policy = Way::nvme, .nvme_path = "/n"});
   EXPECT_EQ(files.activation_bytes(), 2 * kept);
   EXPECT_EQ(named(files.on_host, kActivations), 0);
-  EXPECT_EQ(named(files.on_host, "buffers of files"), std::min(2 * kept, 5 * run.model.layers[2].kept)) << "one leaves, four are written";
+  EXPECT_EQ(named(files.on_host, "buffers of files"), std::min(2 * kept, 5 * run.model.layers[2].kept))
+      << "one leaves, four are written";
   EXPECT_EQ(files.bytes(estimate::Way::to_host), 3 * kept) << "through the host";
   EXPECT_EQ(files.bytes(estimate::Way::to_files), 3 * kept);
   EXPECT_THAT(moves({.policy = Way::recompute}).moved, IsEmpty());
@@ -161,8 +167,10 @@ TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
   const bucket::FlatLayout layout = layout_of(run, 0);
   const int64_t each = unit_elements(layout) / 2;
   EXPECT_EQ(named(moves.on_host, "parameters"), 2 * each);
-  EXPECT_EQ(named(moves.moved, kUnits, "to_device"), 2 * gather_plan(run, 0).elements(layout) / 2) << "forward and backward";
-  EXPECT_EQ(named(moves.moved, "stepped parameters", "to_device"), 2 * (layout.numel() / 2 - each)) << "units are stepped where they stay";
+  EXPECT_EQ(named(moves.moved, kUnits, "to_device"), 2 * gather_plan(run, 0).elements(layout) / 2)
+      << "forward and backward";
+  EXPECT_EQ(named(moves.moved, "stepped parameters", "to_device"), 2 * (layout.numel() / 2 - each))
+      << "units are stepped where they stay";
   EXPECT_EQ(bytes_in(memory_of(run).front(), Category::parameters), 2 * whole_elements(layout));
 }
 
@@ -178,9 +186,12 @@ TEST(MovesTest, ShardsComeToADeviceThatHasTheirStates) {
     EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat / 2);
     EXPECT_EQ(bytes_in(memory, Category::optimizer_states), 8 * memory.flat / 2);
     EXPECT_EQ(bytes_in(memory, Category::masters), 4 * memory.flat / 2);
-    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 2 * largest_buckets(layout, 3, true) / 2) << "one comes, one is stepped, one returns";
+    EXPECT_EQ(bytes_in(memory, Category::offload_buffers), 2 * largest_buckets(layout, 3, true) / 2)
+        << "one comes, one is stepped, one returns";
     EXPECT_EQ(named(moves.on_host, "parameters"), place == Place::host ? 2 * each : 0);
-    EXPECT_EQ(named(moves.on_host, "optimizer_states") + named(moves.on_host, "masters") + named(moves.on_host, "gradients"), 0);
+    EXPECT_EQ(
+        named(moves.on_host, "optimizer_states") + named(moves.on_host, "masters") + named(moves.on_host, "gradients"),
+        0);
     EXPECT_EQ(named(moves.moved, "parameters, to be stepped", "to_device"), 2 * each);
     EXPECT_EQ(moves.bytes(Way::to_device), 2 * each + named(moves.moved, kUnits, "to_device"));
     EXPECT_EQ(moves.bytes(Way::to_host), 2 * each);
@@ -189,8 +200,10 @@ TEST(MovesTest, ShardsComeToADeviceThatHasTheirStates) {
     EXPECT_EQ(moves_of(run).front().bytes(Way::to_device), moves.bytes(Way::to_device)) << "norms are those of masters";
     run.compute = run.travel = Type::fp32;
     const StageMoves twice = moves_of(run).front();
-    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "to_device"), 2 * 4 * each) << "for the norms, and for the step";
-    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "from_files"), place == Place::nvme ? 2 * twice.file_bytes() : 0);
+    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "to_device"), 2 * 4 * each)
+        << "for the norms, and for the step";
+    EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "from_files"),
+              place == Place::nvme ? 2 * twice.file_bytes() : 0);
     EXPECT_EQ(twice.bytes(Way::to_host), 4 * each);
   }
 }
@@ -203,7 +216,8 @@ TEST(MovesTest, ARatioLeavesShardsToTheDevice) {
     int64_t on_device = 0;
     int64_t stepped = 0; // of units
     for (const bucket::Bucket& bucket : layout.buckets()) {
-      const bool stays = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 >= ratio * static_cast<double>(layout.numel());
+      const bool stays = static_cast<double>(bucket.begin) + static_cast<double>(bucket.numel()) / 2 >=
+                         ratio * static_cast<double>(layout.numel());
       on_device += stays ? bucket.numel() : 0;
       stepped += stays && bucket.unit != bucket::TensorInfo::kNoUnit ? bucket.numel() : 0;
     }

@@ -12,7 +12,8 @@
 namespace trireme::estimate {
 
 /// A small GPT as a list of layers, of which states and parameters are in these places.
-inline Run moving(int64_t ranks, int zero_stage, bool on_device, offload::Place states, offload::Place parameters = offload::Place::device) {
+inline Run moving(int64_t ranks, int zero_stage, bool on_device, offload::Place states,
+                  offload::Place parameters = offload::Place::device) {
   Run run;
   models::GptOptions shape;
   shape.layers = 4;

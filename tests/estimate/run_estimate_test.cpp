@@ -10,15 +10,17 @@ namespace {
 using testing::ElementsAre;
 
 RunEstimate described(int64_t ranks, const std::vector<std::string>& overrides = {}) {
-  const std::string text = R"({"model": {"type": "gpt", "layers": 6, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50},
+  const std::string text =
+      R"({"model": {"type": "gpt", "layers": 6, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50},
     "data": {"type": "tokens", "train": ["t.bin"]}, "training": {"steps": 3},
     "engine": {"train_batch_size": 48, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})";
   return describe(read_run(JsonNode::parse(text, "run.json"), "/", overrides), ranks);
 }
 
 TEST(RunEstimateTest, TakesTheNumbersOver) {
-  const estimate::Run run = described(4, {"engine.gradient_accumulation_steps=3", "engine.zero_optimization.stage=2", "engine.bf16.enabled=true",
-                                          "engine.gradient_clipping=0", "engine.zero_optimization.reduce_bucket_size=1000"})
+  const estimate::Run run = described(4, {"engine.gradient_accumulation_steps=3", "engine.zero_optimization.stage=2",
+                                          "engine.bf16.enabled=true", "engine.gradient_clipping=0",
+                                          "engine.zero_optimization.reduce_bucket_size=1000"})
                                 .run;
   EXPECT_EQ(run.data_ranks, 4);
   EXPECT_EQ(run.micro_batch, 4);
@@ -50,62 +52,93 @@ TEST(RunEstimateTest, RefusesWhatRanksWouldRefuse) {
   EXPECT_EQ(refused({stage, host, files}, "cpu"), "accepted");
   EXPECT_EQ(refused({stage, files}), "accepted") << "states stay on the device";
   EXPECT_EQ(refused({stage, part, files}), "accepted");
-  EXPECT_THAT(refused({part, R"(engine.optimizer={"type": "Lamb", "params": {"lr": 0.01}})"}), testing::HasSubstr("norms of whole parameters in one place"));
+  EXPECT_THAT(refused({part, R"(engine.optimizer={"type": "Lamb", "params": {"lr": 0.01}})"}),
+              testing::HasSubstr("norms of whole parameters in one place"));
   EXPECT_EQ(refused({part}), "accepted");
 }
 
 // DeepSpeed's default is a billion elements.
 TEST(RunEstimateTest, SaysWhatMaxInCpuKeepsOutOfFiles) {
   const auto notes = [](const std::string& most) {
-    return described(2, {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
-                         concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n")", most, "}")})
+    return described(
+               2, {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
+                   concat(R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n")", most, "}")})
         .notes;
   };
-  EXPECT_THAT(notes(""), ElementsAre(testing::AllOf(testing::HasSubstr("all "), testing::HasSubstr(" kB, stay in memory, because max_in_cpu is 1000000000"), testing::HasSubstr("\"max_in_cpu\": 0"))));
-  EXPECT_THAT(notes(R"(, "max_in_cpu": 20000)"), ElementsAre(testing::HasSubstr(" of the "), testing::HasSubstr("hold all 4 buckets of parameters")));
+  EXPECT_THAT(notes(""),
+              ElementsAre(testing::AllOf(testing::HasSubstr("all "),
+                                         testing::HasSubstr(" kB, stay in memory, because max_in_cpu is 1000000000"),
+                                         testing::HasSubstr("\"max_in_cpu\": 0"))));
+  EXPECT_THAT(notes(R"(, "max_in_cpu": 20000)"),
+              ElementsAre(testing::HasSubstr(" of the "), testing::HasSubstr("hold all 4 buckets of parameters")));
   EXPECT_THAT(notes(R"(, "max_in_cpu": 0)"), testing::IsEmpty());
 }
 
 // Files save memory only where there are more buckets than buffers.
 TEST(RunEstimateTest, SaysThatBuffersHoldAllThatIsInFiles) {
   const auto notes = [](const std::string& more) {
-    return described(2, {"engine.zero_optimization.stage=1", concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n")", more)}).notes;
+    return described(
+               2, {"engine.zero_optimization.stage=1",
+                   concat(R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n")", more)})
+        .notes;
   };
-  EXPECT_THAT(notes("}"), ElementsAre(testing::AllOf(testing::HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers (buffer_count) hold all 1 bucket of masters and states, "),
-                                                     testing::EndsWith(". To save some: a smaller \"reduce_bucket_size\""))));
-  const std::vector<std::string> small = {"engine.zero_optimization.stage=1", "engine.zero_optimization.reduce_bucket_size=1000",
-                                          R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n"})"};
+  EXPECT_THAT(notes("}"), ElementsAre(testing::AllOf(
+                              testing::HasSubstr("offload_optimizer to \"nvme\" saves no memory: its buffers "
+                                                 "(buffer_count) hold all 1 bucket of masters and states, "),
+                              testing::EndsWith(". To save some: a smaller \"reduce_bucket_size\""))));
+  const std::vector<std::string> small = {
+      "engine.zero_optimization.stage=1", "engine.zero_optimization.reduce_bucket_size=1000",
+      R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n"})"};
   EXPECT_THAT(described(2, small).notes, testing::IsEmpty());
   std::vector<std::string> many = small;
   many.emplace_back("engine.zero_optimization.offload_optimizer.buffer_count=1000");
-  EXPECT_THAT(described(2, many).notes, ElementsAre(testing::HasSubstr("To save some: \"buffer_count\": 3, or a smaller")));
+  EXPECT_THAT(described(2, many).notes,
+              ElementsAre(testing::HasSubstr("To save some: \"buffer_count\": 3, or a smaller")));
 }
 
 TEST(RunEstimateTest, SaysThatNoBucketLiesWithinTheRatio) {
   const auto notes = [](const char* ratio) {
-    return described(1, {"training.device=cuda", concat(R"(engine.zero_optimization.offload_optimizer={"device": "cpu", "ratio": )", ratio, "}")}).notes;
+    return described(1,
+                     {"training.device=cuda",
+                      concat(R"(engine.zero_optimization.offload_optimizer={"device": "cpu", "ratio": )", ratio, "}")})
+        .notes;
   };
-  EXPECT_THAT(notes("0.2"), ElementsAre(testing::HasSubstr("offload_optimizer moves nothing: buckets move whole, and none lies in the first 0.2 of the parameters (ratio)")));
+  EXPECT_THAT(notes("0.2"), ElementsAre(testing::HasSubstr("offload_optimizer moves nothing: buckets move whole, and "
+                                                           "none lies in the first 0.2 of the parameters (ratio)")));
   EXPECT_THAT(notes("0.8"), testing::IsEmpty());
   EXPECT_THAT(notes("0"), testing::IsEmpty()) << "as asked";
 }
 
 TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
   const auto notes = [](int64_t threshold) {
-    return described(2, {"engine.zero_optimization.stage=3", concat("engine.zero_optimization.stage3_param_persistence_threshold=", threshold),
-                         R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"})
+    return described(
+               2, {"engine.zero_optimization.stage=3",
+                   concat("engine.zero_optimization.stage3_param_persistence_threshold=", threshold),
+                   R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"})
         .notes;
   };
-  EXPECT_THAT(notes(1'000'000), ElementsAre(testing::HasSubstr("moves nothing: each parameter has fewer than 1000000 elements (stage3_param_persistence_threshold)")));
+  EXPECT_THAT(
+      notes(1'000'000),
+      ElementsAre(testing::HasSubstr(
+          "moves nothing: each parameter has fewer than 1000000 elements (stage3_param_persistence_threshold)")));
   EXPECT_THAT(notes(0), testing::IsEmpty());
-  const std::vector<std::string> cnn = {R"(model={"type": "cnn"})", R"(data={"type": "images", "train": ["a"], "train_labels": ["b"]})", "engine.zero_optimization.stage=3",
-                                        R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"};
+  const std::vector<std::string> cnn = {
+      R"(model={"type": "cnn"})", R"(data={"type": "images", "train": ["a"], "train_labels": ["b"]})",
+      "engine.zero_optimization.stage=3",
+      R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"};
   EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("no module of it is sharded")));
 }
 
 TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
-  const auto of = [](const char* choices) { return described(1, {concat(R"(engine.activation_checkpointing={"nvme_path": "/n", "choices": )", choices, "}")}); };
-  const int64_t layers = described(1, {}).run.model.layers.empty() ? 0 : std::ranges::count_if(described(1, {}).run.model.layers, [](const estimate::Layer& layer) { return layer.is_unit && layer.type.find("Block") != std::string::npos; });
+  const auto of = [](const char* choices) {
+    return described(1, {concat(R"(engine.activation_checkpointing={"nvme_path": "/n", "choices": )", choices, "}")});
+  };
+  const int64_t layers =
+      described(1, {}).run.model.layers.empty()
+          ? 0
+          : std::ranges::count_if(described(1, {}).run.model.layers, [](const estimate::Layer& layer) {
+              return layer.is_unit && layer.type.find("Block") != std::string::npos;
+            });
   ASSERT_GT(layers, 1);
   EXPECT_NO_THROW(of(concat("[\"", layers, "*nvme\"]").c_str()));
   for (const int64_t other : {layers - 1, layers + 1}) {
@@ -134,7 +167,9 @@ TEST(RunEstimateTest, RefusesABudgetThatNothingFits) {
   };
   for (const std::string pipe : {"1", "2"}) {
     for (const std::string more : {"", R"(, "nvme_path": "/n")"}) {
-      const auto why = [&](int64_t bytes) { return why_refused(2, {"parallel.pipe=" + pipe, with_budget(bytes, more)}); };
+      const auto why = [&](int64_t bytes) {
+        return why_refused(2, {"parallel.pipe=" + pipe, with_budget(bytes, more)});
+      };
       const std::string no = why(1);
       EXPECT_THAT(no, testing::HasSubstr(pipe == "1" ? "parts fits memory_budget" : "parts of stage "));
       EXPECT_THAT(no, testing::HasSubstr(!more.empty() && pipe == "1" ? "recompute_nvme. Raise" : "recompute"));
@@ -150,17 +185,22 @@ TEST(RunEstimateTest, RefusesABudgetThatNothingFits) {
 }
 
 TEST(RunEstimateTest, RefusesClassesThatAreNoParts) {
-  const auto why = [](const std::string& policy, const std::string& layers) { return why_refused(1, {concat(R"(engine.activation_checkpointing={"policy": )", policy, R"(, "layers": ")", layers, "\"}")}); };
+  const auto why = [](const std::string& policy, const std::string& layers) {
+    return why_refused(
+        1, {concat(R"(engine.activation_checkpointing={"policy": )", policy, R"(, "layers": ")", layers, "\"}")});
+  };
   for (const char* const policy : {R"("recompute")", R"("auto", "memory_budget": "1GB")"}) {
-    EXPECT_THAT(why(policy, "LlamaBlock"), testing::HasSubstr("\"LlamaBlock\" matches no class of a part of the model: there are GptBlock"));
+    EXPECT_THAT(why(policy, "LlamaBlock"),
+                testing::HasSubstr("\"LlamaBlock\" matches no class of a part of the model: there are GptBlock"));
     EXPECT_EQ(why(policy, "^Gpt"), "");
   }
 }
 
 TEST(RunEstimateTest, KnowsWhereThingsAre) {
-  const std::vector<std::string> offload = {"engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
-                                            R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
-                                            R"(engine.zero_optimization.offload_param={"device": "cpu"})"};
+  const std::vector<std::string> offload = {
+      "engine.zero_optimization.stage=3", "engine.zero_optimization.stage3_param_persistence_threshold=0",
+      R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": "/n", "buffer_count": 6})",
+      R"(engine.zero_optimization.offload_param={"device": "cpu"})"};
   const RunEstimate on_cpu = described(2, offload);
   EXPECT_EQ(on_cpu.run.offload.optimizer.place, offload::Place::nvme);
   EXPECT_EQ(on_cpu.run.offload.optimizer.buffer_count, 6);
@@ -177,7 +217,8 @@ TEST(RunEstimateTest, KnowsWhereThingsAre) {
 
 TEST(RunEstimateTest, CountsTheStatesOfEveryOptimizer) {
   const auto states = [](const std::string& type, const std::string& more = "") {
-    std::vector<std::string> overrides = {concat("engine.optimizer={\"type\": \"", type, "\", \"params\": {\"lr\": 0.1", more, "}}")};
+    std::vector<std::string> overrides = {
+        concat("engine.optimizer={\"type\": \"", type, "\", \"params\": {\"lr\": 0.1", more, "}}")};
     return described(1, overrides).run.states;
   };
   EXPECT_EQ(states("Adam"), 2);
@@ -190,20 +231,27 @@ TEST(RunEstimateTest, CountsTheStatesOfEveryOptimizer) {
 
 TEST(RunEstimateTest, KnowsWhatSchedulesKeep) {
   const auto in_flight = [](const std::string& schedule) {
-    return described(2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"}).run.in_flight;
+    return described(
+               2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"})
+        .run.in_flight;
   };
   EXPECT_THAT(in_flight("naive"), ElementsAre(ElementsAre(1), ElementsAre(1)));
   EXPECT_THAT(in_flight("gpipe"), ElementsAre(ElementsAre(8), ElementsAre(8)));
   EXPECT_THAT(in_flight("1f1b"), ElementsAre(ElementsAre(2), ElementsAre(1)));
   EXPECT_THAT(in_flight("interleaved").at(0), testing::SizeIs(2));
   const auto waiting = [](const std::string& schedule) {
-    return described(2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"}).run.waiting;
+    return described(
+               2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"})
+        .run.waiting;
   };
   EXPECT_THAT(waiting("1f1b"), testing::IsEmpty());
   EXPECT_THAT(waiting("zero-bubble"), testing::SizeIs(2));
-  EXPECT_EQ(waiting("zero-bubble").at(1), (estimate::Run::Waiting{2, 2})) << "both micro-batches of the last stage wait for their weights' gradients";
-  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds, (std::vector<int64_t>{0, 5, 10}));
-  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5) << "three blocks each";
+  EXPECT_EQ(waiting("zero-bubble").at(1), (estimate::Run::Waiting{2, 2}))
+      << "both micro-batches of the last stage wait for their weights' gradients";
+  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds,
+            (std::vector<int64_t>{0, 5, 10}));
+  EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5)
+      << "three blocks each";
 }
 
 TEST(RunEstimateTest, RefusesRanksThatDoNotFit) {

@@ -56,7 +56,9 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
   models::Gpt gpt_module(run.model.gpt, model_ranks);
   init.reset();
   options.model = gpt_module.ptr();
-  options.loss = [gpt_module](const data::Batch& batch) mutable { return gpt_module->loss(batch.input(), batch.target()); };
+  options.loss = [gpt_module](const data::Batch& batch) mutable {
+    return gpt_module->loss(batch.input(), batch.target());
+  };
   engine::Initialized made = engine::initialize(world, options);
   for (int step = 0; step < 3; ++step) {
     made.engine->train_batch();
@@ -67,7 +69,8 @@ engine::Initialized start(comm::World& world, const config::RunConfig& run) {
 
 // 25 million parameters, hardly any activations.
 config::RunConfig run_config(const std::vector<std::string>& overrides) {
-  const std::string text = R"({"model": {"type": "gpt", "layers": 8, "hidden": 512, "heads": 8, "sequence_length": 4, "vocab_size": 64},
+  const std::string text =
+      R"({"model": {"type": "gpt", "layers": 8, "hidden": 512, "heads": 8, "sequence_length": 4, "vocab_size": 64},
     "data": {"type": "tokens", "train": ["t.bin"]}, "training": {"steps": 3},
     "engine": {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}})";
   return config::read_run(JsonNode::parse(text, "run.json"), "/", overrides);
@@ -78,7 +81,7 @@ struct Case {
   int zero_stage;
   bool bf16;
   bool outer = false; // averaged parameters with an outer optimizer
-  int tensor = 1; // of the ranks
+  int tensor = 1;     // of the ranks
 };
 
 class ResidentMemory : public testing::TestWithParam<Case> {};
@@ -114,9 +117,11 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
                           const auto measured = static_cast<double>(resident() - before);
                           const auto states = static_cast<double>(memory.model_states());
                           EXPECT_GT(measured, 0.95 * states);
-                          EXPECT_LT(measured, 1.05 * (states + static_cast<double>(buffers))) << "states " << states << ", buffers " << buffers;
-                          std::printf("rank %d of %d, stage %d%s: measured %.1f MB, states %.1f MB, buffers %.1f MB\n", world.rank(), c.ranks, c.zero_stage,
-                                      c.bf16 ? ", bf16" : "", measured / 1e6, states / 1e6, static_cast<double>(buffers) / 1e6);
+                          EXPECT_LT(measured, 1.05 * (states + static_cast<double>(buffers)))
+                              << "states " << states << ", buffers " << buffers;
+                          std::printf("rank %d of %d, stage %d%s: measured %.1f MB, states %.1f MB, buffers %.1f MB\n",
+                                      world.rank(), c.ranks, c.zero_stage, c.bf16 ? ", bf16" : "", measured / 1e6,
+                                      states / 1e6, static_cast<double>(buffers) / 1e6);
                           std::fflush(stdout);
                           world.group().barrier("measured").wait();
                         }),
@@ -124,11 +129,15 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ResidentMemory,
-                         testing::Values(Case{1, 0, false}, Case{2, 0, false}, Case{2, 1, false}, Case{2, 2, false}, Case{2, 3, false}, Case{4, 0, false}, Case{4, 1, false},
-                                         Case{4, 2, false}, Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true}, Case{2, 0, true, true},
-                                         Case{2, 0, false, false, 2}, Case{4, 0, false, false, 4}, Case{4, 1, false, false, 2}),
+                         testing::Values(Case{1, 0, false}, Case{2, 0, false}, Case{2, 1, false}, Case{2, 2, false},
+                                         Case{2, 3, false}, Case{4, 0, false}, Case{4, 1, false}, Case{4, 2, false},
+                                         Case{4, 3, false}, Case{2, 1, true}, Case{2, 3, true}, Case{2, 0, false, true},
+                                         Case{2, 0, true, true}, Case{2, 0, false, false, 2},
+                                         Case{4, 0, false, false, 4}, Case{4, 1, false, false, 2}),
                          [](const auto& info) {
-                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "", info.param.tensor > 1 ? concat("_tensor", info.param.tensor) : "");
+                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks",
+                                         info.param.bf16 ? "_bf16" : "", info.param.outer ? "_outer" : "",
+                                         info.param.tensor > 1 ? concat("_tensor", info.param.tensor) : "");
                          });
 
 } // namespace

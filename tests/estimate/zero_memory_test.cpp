@@ -1,4 +1,5 @@
-// What estimate_zero2_memory() and estimate_zero3_memory() say of a module, against what ranks allocate for it and against `trireme estimate`.
+// What estimate_zero2_memory() and estimate_zero3_memory() say of a module, against what ranks allocate for it and
+// against `trireme estimate`.
 #include "allocated.h"
 
 #include <trireme/comm/host_memory.h>
@@ -63,7 +64,8 @@ class OneRow : public data::Dataset {
     return 64;
   }
   data::Batch get(std::span<const int64_t> indices) const override {
-    return {{torch::ones({std::ssize(indices), kWidth})}, {torch::zeros({std::ssize(indices), 1})}, std::ssize(indices)};
+    return {
+        {torch::ones({std::ssize(indices), kWidth})}, {torch::zeros({std::ssize(indices), 1})}, std::ssize(indices)};
   }
   std::string describe() const override {
     return "one row";
@@ -82,8 +84,10 @@ config::EngineConfig config_of(int zero_stage) {
   return config;
 }
 
-ZeroMemory memory_of(torch::nn::Module& model, int zero_stage, int64_t ranks, int64_t hosts, const ZeroMemoryOptions& options) {
-  return zero_stage == 2 ? estimate_zero2_memory(model, ranks, hosts, options) : estimate_zero3_memory(model, ranks, hosts, options);
+ZeroMemory memory_of(torch::nn::Module& model, int zero_stage, int64_t ranks, int64_t hosts,
+                     const ZeroMemoryOptions& options) {
+  return zero_stage == 2 ? estimate_zero2_memory(model, ranks, hosts, options)
+                         : estimate_zero3_memory(model, ranks, hosts, options);
 }
 
 const Row& row_of(const ZeroMemory& memory, Place states, Place parameters, bool zero_init = false) {
@@ -111,62 +115,87 @@ TEST_P(ZeroMemoryOfRanks, IsWhatInitializeAllocates) {
   }
   const Case c = GetParam();
   const ScratchFolder scratch(make_scratch_folder("trireme_zero_memory", test::folder_on_disk()));
-  EXPECT_THAT(test::run_ranks(c.ranks,
-                              [&](comm::World& world) {
-                                at::set_num_threads(1);
-                                const estimate::Allocated allocated; // and what ranks share with each other
-                                const int64_t shared_before = comm::own_shared_bytes();
-                                InitializeOptions options;
-                                options.config = config_of(c.zero_stage);
-                                options.config.offload.optimizer.place = c.states;
-                                options.config.offload.parameters.place = c.parameters;
-                                options.config.offload.optimizer.nvme_path = options.config.offload.parameters.nvme_path = scratch.path;
-                                options.training_data = std::make_shared<OneRow>();
-                                SmallModel model;
-                                const Row row = row_of(memory_of(*model, c.zero_stage, c.ranks, 1, {.config = options.config, .on_gpu = false}), c.states, c.parameters);
-                                options.model = model.ptr();
-                                options.loss = [model](const data::Batch& batch) mutable { return torch::nn::functional::mse_loss(model->forward(batch.input()), batch.target()); };
-                                const Initialized made = initialize(world, options);
-                                for (int step = 0; step < 2; ++step) {
-                                  made.engine->train_batch();
-                                }
-                                world.group().barrier("trained").wait();
-                                constexpr int64_t kSmall = 100'000; // batches, losses, what backends keep
-                                const int64_t states = row.parameter_bytes + row.gradient_bytes + row.state_bytes + row.master_bytes;
-                                const int64_t seen = allocated.now() + comm::own_shared_bytes() - shared_before;
-                                EXPECT_GT(seen, (c.states == Place::device ? row.rank_bytes() : states) - kSmall) << "buffers of files are not tensors";
-                                EXPECT_LT(seen, row.rank_bytes() + kSmall) << "states " << states << ", buffers " << row.buffer_bytes;
-                                std::printf("ZeRO %d, %d ranks, rank %d: allocated %ld, states %ld, with buffers %ld\n", c.zero_stage, c.ranks, world.rank(), static_cast<long>(seen),
-                                            static_cast<long>(states), static_cast<long>(row.rank_bytes()));
-                                std::fflush(stdout);
-                              }),
-              IsEmpty());
+  EXPECT_THAT(
+      test::run_ranks(
+          c.ranks,
+          [&](comm::World& world) {
+            at::set_num_threads(1);
+            const estimate::Allocated allocated; // and what ranks share with each other
+            const int64_t shared_before = comm::own_shared_bytes();
+            InitializeOptions options;
+            options.config = config_of(c.zero_stage);
+            options.config.offload.optimizer.place = c.states;
+            options.config.offload.parameters.place = c.parameters;
+            options.config.offload.optimizer.nvme_path = options.config.offload.parameters.nvme_path = scratch.path;
+            options.training_data = std::make_shared<OneRow>();
+            SmallModel model;
+            const Row row =
+                row_of(memory_of(*model, c.zero_stage, c.ranks, 1, {.config = options.config, .on_gpu = false}),
+                       c.states, c.parameters);
+            options.model = model.ptr();
+            options.loss = [model](const data::Batch& batch) mutable {
+              return torch::nn::functional::mse_loss(model->forward(batch.input()), batch.target());
+            };
+            const Initialized made = initialize(world, options);
+            for (int step = 0; step < 2; ++step) {
+              made.engine->train_batch();
+            }
+            world.group().barrier("trained").wait();
+            constexpr int64_t kSmall = 100'000; // batches, losses, what backends keep
+            const int64_t states = row.parameter_bytes + row.gradient_bytes + row.state_bytes + row.master_bytes;
+            const int64_t seen = allocated.now() + comm::own_shared_bytes() - shared_before;
+            EXPECT_GT(seen, (c.states == Place::device ? row.rank_bytes() : states) - kSmall)
+                << "buffers of files are not tensors";
+            EXPECT_LT(seen, row.rank_bytes() + kSmall) << "states " << states << ", buffers " << row.buffer_bytes;
+            std::printf("ZeRO %d, %d ranks, rank %d: allocated %ld, states %ld, with buffers %ld\n", c.zero_stage,
+                        c.ranks, world.rank(), static_cast<long>(seen), static_cast<long>(states),
+                        static_cast<long>(row.rank_bytes()));
+            std::fflush(stdout);
+          }),
+      IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ZeroMemoryOfRanks,
-                         testing::Values(Case{1, 2, Place::device, Place::device}, Case{2, 2, Place::device, Place::device}, Case{4, 2, Place::device, Place::device},
-                                         Case{1, 3, Place::device, Place::device}, Case{2, 3, Place::device, Place::device}, Case{4, 3, Place::device, Place::device},
-                                         Case{1, 2, Place::nvme, Place::device}, Case{2, 2, Place::nvme, Place::device}, Case{4, 2, Place::nvme, Place::device},
-                                         Case{1, 3, Place::nvme, Place::nvme}, Case{2, 3, Place::nvme, Place::nvme}, Case{4, 3, Place::nvme, Place::device}),
-                         [](const auto& info) {
-                           return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks", info.param.states == Place::nvme ? "_states" : "", info.param.parameters == Place::nvme ? "_parameters" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, ZeroMemoryOfRanks,
+    testing::Values(Case{1, 2, Place::device, Place::device}, Case{2, 2, Place::device, Place::device},
+                    Case{4, 2, Place::device, Place::device}, Case{1, 3, Place::device, Place::device},
+                    Case{2, 3, Place::device, Place::device}, Case{4, 3, Place::device, Place::device},
+                    Case{1, 2, Place::nvme, Place::device}, Case{2, 2, Place::nvme, Place::device},
+                    Case{4, 2, Place::nvme, Place::device}, Case{1, 3, Place::nvme, Place::nvme},
+                    Case{2, 3, Place::nvme, Place::nvme}, Case{4, 3, Place::nvme, Place::device}),
+    [](const auto& info) {
+      return concat("stage", info.param.zero_stage, "_", info.param.ranks, "ranks",
+                    info.param.states == Place::nvme ? "_states" : "",
+                    info.param.parameters == Place::nvme ? "_parameters" : "");
+    });
 
 // The same numbers as `trireme estimate`, also for GPUs, which tests/sim_device compares with what a device has.
 TEST(ZeroMemoryTest, IsWhatTheEstimateOfARunSays) {
-  for (const auto& [device, stage, states, parameters] : {std::tuple("cpu", 2, Place::device, Place::device), {"cpu", 3, Place::nvme, Place::nvme}, {"cuda", 2, Place::host, Place::device},
-                                                           {"cuda", 2, Place::nvme, Place::device}, {"cuda", 3, Place::host, Place::host}, {"cuda", 3, Place::device, Place::device}}) {
+  for (const auto& [device, stage, states, parameters] : {std::tuple("cpu", 2, Place::device, Place::device),
+                                                          {"cpu", 3, Place::nvme, Place::nvme},
+                                                          {"cuda", 2, Place::host, Place::device},
+                                                          {"cuda", 2, Place::nvme, Place::device},
+                                                          {"cuda", 3, Place::host, Place::host},
+                                                          {"cuda", 3, Place::device, Place::device}}) {
     for (const char* const bf16 : {"false", "true"}) {
       SCOPED_TRACE(concat(device, ", ZeRO ", stage, ", bf16 ", bf16));
-      const std::string text = concat(R"({"model": {"type": "gpt", "layers": 6, "hidden": 64, "heads": 2, "sequence_length": 8, "vocab_size": 50}, "data": {"type": "tokens", "train": ["t.bin"]},
-        "training": {"steps": 1, "device": ")", device, R"("}, "engine": {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": )", bf16, R"(}, "zero_optimization": {"stage": )", stage,
-                                      R"(, "stage3_param_persistence_threshold": 500, "offload_optimizer": {"device": ")", offload::word(states), R"(", "nvme_path": "/n"})",
-                                      stage == 3 ? concat(R"(, "offload_param": {"device": ")", offload::word(parameters), R"(", "nvme_path": "/n", "max_in_cpu": 0})") : "", "}}}");
+      const std::string text = concat(
+          R"({"model": {"type": "gpt", "layers": 6, "hidden": 64, "heads": 2, "sequence_length": 8, "vocab_size": 50}, "data": {"type": "tokens", "train": ["t.bin"]},
+        "training": {"steps": 1, "device": ")",
+          device, R"("}, "engine": {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": )", bf16,
+          R"(}, "zero_optimization": {"stage": )", stage,
+          R"(, "stage3_param_persistence_threshold": 500, "offload_optimizer": {"device": ")", offload::word(states),
+          R"(", "nvme_path": "/n"})",
+          stage == 3 ? concat(R"(, "offload_param": {"device": ")", offload::word(parameters),
+                              R"(", "nvme_path": "/n", "max_in_cpu": 0})")
+                     : "",
+          "}}}");
       const config::RunConfig config = config::read_run(JsonNode::parse(text, "run.json"), "/");
       const estimate::Run run = config::describe(config, 4).run;
       const estimate::StageMemory expected = estimate::memory_of(run).front();
       models::Gpt model(config.model.gpt);
-      const ZeroMemory memory = memory_of(*model, stage, 2, 2, {.config = config.engine, .on_gpu = std::string(device) == "cuda"});
+      const ZeroMemory memory =
+          memory_of(*model, stage, 2, 2, {.config = config.engine, .on_gpu = std::string(device) == "cuda"});
       const Row& row = row_of(memory, states, parameters, stage == 3);
       EXPECT_EQ(memory.parameters, run.model.parameters());
       using estimate::Category;
@@ -174,7 +203,8 @@ TEST(ZeroMemoryTest, IsWhatTheEstimateOfARunSays) {
       EXPECT_EQ(row.gradient_bytes, expected.item(Category::gradients).bytes);
       EXPECT_EQ(row.state_bytes, expected.item(Category::optimizer_states).bytes);
       EXPECT_EQ(row.master_bytes, expected.item(Category::masters).bytes);
-      EXPECT_EQ(row.buffer_bytes, expected.item(Category::communication_buffers).bytes + expected.item(Category::offload_buffers).bytes);
+      EXPECT_EQ(row.buffer_bytes,
+                expected.item(Category::communication_buffers).bytes + expected.item(Category::offload_buffers).bytes);
       const estimate::StageMoves moves = estimate::moves_of(run).front();
       EXPECT_EQ(row.file_bytes, 2 * moves.disk_bytes()) << "of two ranks";
       if (std::string(device) == "cuda" && stage == 3) {
@@ -206,10 +236,13 @@ TEST(ZeroMemoryTest, HasARowForEachWay) {
 TEST(ZeroMemoryTest, PrintsATable) {
   SmallModel model;
   const std::string table = estimate_zero3_memory(*model, 8, 2).table();
-  EXPECT_THAT(table, HasSubstr("ZeRO 3, 2 hosts x 8 ranks: 890k parameters, 890k of them trained, 37.1k in the largest unit\n"));
+  EXPECT_THAT(
+      table,
+      HasSubstr("ZeRO 3, 2 hosts x 8 ranks: 890k parameters, 890k of them trained, 37.1k in the largest unit\n"));
   EXPECT_THAT(table, HasSubstr("per host  per GPU   in files of a host  options\n"));
   EXPECT_THAT(table, HasSubstr("  offload_param=cpu, offload_optimizer=cpu, zero_init=1\n"));
-  EXPECT_THAT(table, HasSubstr("note: offload_param to \"nvme\" moves nothing: each parameter has fewer than 100000 elements (stage3_param_persistence_threshold)"));
+  EXPECT_THAT(table, HasSubstr("note: offload_param to \"nvme\" moves nothing: each parameter has fewer than 100000 "
+                               "elements (stage3_param_persistence_threshold)"));
   std::printf("%s", table.c_str());
   EXPECT_THAT(estimate_zero2_memory(*model, 8).table(), HasSubstr("  offload_optimizer=cpu\n"));
 }

@@ -89,19 +89,24 @@ Case add_norm_case(int64_t rows, int64_t columns) {
             const at::Tensor h = in[0] + in[1] + in[2];
             return {h, at::layer_norm(h, {columns}, in[3], in[4], 1e-5)};
           },
-          [=](const at::TensorOptions& options) { return made({{rows, columns}, {rows, columns}, {columns}, {columns}, {columns}}, options); }};
+          [=](const at::TensorOptions& options) {
+            return made({{rows, columns}, {rows, columns}, {columns}, {columns}, {columns}}, options);
+          }};
 }
 
 Case add_case(int64_t rows, int64_t columns) {
-  return {"add_bias", [](const Tensors& in) -> Tensors { return {add_bias(in[0], in[1], in[2])}; },
-          [](const Tensors& in) -> Tensors { return {in[0] + in[1] + in[2]}; },
-          [=](const at::TensorOptions& options) { return made({{rows, columns}, {rows, columns}, {columns}}, options); }};
+  return {
+      "add_bias", [](const Tensors& in) -> Tensors { return {add_bias(in[0], in[1], in[2])}; },
+      [](const Tensors& in) -> Tensors { return {in[0] + in[1] + in[2]}; },
+      [=](const at::TensorOptions& options) { return made({{rows, columns}, {rows, columns}, {columns}}, options); }};
 }
 
 Case attention_case(int64_t batch, int64_t length, int64_t heads, int64_t size) {
   return {"causal_attention", [=](const Tensors& in) -> Tensors { return {causal_attention(in[0], in[1], heads)}; },
           [=](const Tensors& in) -> Tensors { return {reference_attention(in, heads)}; },
-          [=](const at::TensorOptions& options) { return made({{batch, length, 3 * heads * size}, {3 * heads * size}}, options); }};
+          [=](const at::TensorOptions& options) {
+            return made({{batch, length, 3 * heads * size}, {3 * heads * size}}, options);
+          }};
 }
 
 Case entropy_case(int64_t rows, int64_t classes, int64_t reduction, Logits after) {
@@ -147,8 +152,8 @@ std::string where(const Case& c, const Tensors& inputs) {
   return text;
 }
 
-// fp32: 1e-5 of the largest element; sums over rows and the chain of a softmax stay well inside. bf16: one rounding of inputs that
-// are the same, 2^-8 of each element, and of what a stored intermediate (h) passes on.
+// fp32: 1e-5 of the largest element; sums over rows and the chain of a softmax stay well inside. bf16: one rounding of
+// inputs that are the same, 2^-8 of each element, and of what a stored intermediate (h) passes on.
 TEST(FusedTest, EqualsAtenInDouble) {
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const Case& c : cases()) {
@@ -160,7 +165,8 @@ TEST(FusedTest, EqualsAtenInDouble) {
       ASSERT_EQ(got.size(), expected.size());
       for (size_t i = 0; i < got.size(); ++i) {
         ASSERT_EQ(got[i].sizes(), expected[i].sizes());
-        const double bound = (type == at::kFloat ? 1e-5 : 0x1p-7) * std::max(expected[i].abs().max().item<double>(), 1e-3);
+        const double bound =
+            (type == at::kFloat ? 1e-5 : 0x1p-7) * std::max(expected[i].abs().max().item<double>(), 1e-3);
         const double error = (got[i].to(at::kDouble) - expected[i]).abs().max().item<double>();
         EXPECT_LE(error, bound) << "result " << i;
       }
@@ -171,8 +177,8 @@ TEST(FusedTest, EqualsAtenInDouble) {
 TEST(FusedTest, ThreadsDoNotChangeABit) {
   const int before = at::get_num_threads();
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const Case& c : {gelu_case(300, 70, Gelu::tanh), norm_case(150, 48), add_norm_case(301, 48), add_case(301, 48), attention_case(3, 60, 3, 16),
-                          entropy_case(150, 300, at::Reduction::Mean, Logits::keep)}) {
+    for (const Case& c : {gelu_case(300, 70, Gelu::tanh), norm_case(150, 48), add_norm_case(301, 48), add_case(301, 48),
+                          attention_case(3, 60, 3, 16), entropy_case(150, 300, at::Reduction::Mean, Logits::keep)}) {
       torch::manual_seed(7);
       const Tensors inputs = as_leaves(c.inputs(at::TensorOptions().dtype(type)), type);
       at::set_num_threads(1);
@@ -188,8 +194,8 @@ TEST(FusedTest, ThreadsDoNotChangeABit) {
 }
 
 TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
-  for (const Case& c : {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16), attention_case(0, 8, 2, 4),
-                        attention_case(2, 0, 2, 4)}) {
+  for (const Case& c : {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16),
+                        attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
     const Tensors got = results(c.ours, as_leaves(c.inputs(at::kFloat), at::kFloat));
     EXPECT_EQ(got.back().abs().sum().item<double>(), 0) << c.name << ": the gradient of a parameter";
   }
@@ -240,7 +246,8 @@ TEST(FusedTest, OverwrittenLogitsAreNotUsedTwice) {
   EXPECT_TRUE(logits.equal(x));
   const at::Tensor loss = cross_entropy(logits, target, at::Reduction::Mean, -100, Logits::overwrite);
   loss.backward({}, /*keep_graph=*/true);
-  EXPECT_TRUE((x.grad() / 3).allclose(logits, 1e-5, 1e-8)) << "three equal gradients so far, and the logits are one of them";
+  EXPECT_TRUE((x.grad() / 3).allclose(logits, 1e-5, 1e-8))
+      << "three equal gradients so far, and the logits are one of them";
   EXPECT_THROW(loss.backward(), Error);
 }
 
@@ -284,8 +291,10 @@ TEST(FusedTest, WrongShapesAreNamed) {
   EXPECT_THAT(message([&] { add_bias(x, torch::zeros({4, 9}), torch::zeros({10})); }), testing::HasSubstr("[4, 9]"));
   EXPECT_THAT(message([&] { causal_attention(torch::zeros({1, 2, 10}), {}, 2); }), testing::HasSubstr("2 heads"));
   const at::Tensor target = torch::tensor({0, 1, 10, 2}, at::kLong);
-  EXPECT_THAT(message([&] { cross_entropy(x, target, at::Reduction::Mean); }), testing::HasSubstr("target 10 of row 2 is outside [0, 10)"));
-  EXPECT_THAT(message([&] { cross_entropy(x, target.to(at::kInt), at::Reduction::Mean); }), testing::HasSubstr("int64"));
+  EXPECT_THAT(message([&] { cross_entropy(x, target, at::Reduction::Mean); }),
+              testing::HasSubstr("target 10 of row 2 is outside [0, 10)"));
+  EXPECT_THAT(message([&] { cross_entropy(x, target.to(at::kInt), at::Reduction::Mean); }),
+              testing::HasSubstr("int64"));
 }
 
 } // namespace

@@ -3,7 +3,8 @@
 //
 //   fuzz_test TARGET [-runs=N] [-seed=S] [-max_len=BYTES] FOLDER-OR-FILE...
 //
-// It sees no coverage; it repeats exactly. An input that is a finding is written to crash-NAME in the working directory.
+// It sees no coverage; it repeats exactly. An input that is a finding is written to crash-NAME in the working
+// directory.
 #include "fuzz.h"
 #include "mutate.h"
 
@@ -77,7 +78,7 @@ void install_handlers() {
   own.ss_sp = stack;
   own.ss_size = sizeof(stack);
   ::sigaltstack(&own, nullptr);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_ONSTACK | SA_RESETHAND;
   for (const int number : {SIGABRT, SIGALRM, SIGXCPU}) {
@@ -122,7 +123,8 @@ uint64_t number_of(const std::string& argument, size_t at) {
 
 int main(int argc, char** argv) {
   const std::string name = argc < 2 ? "" : argv[1];
-  const auto* target = std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Target& one) { return one.name == name; });
+  const auto* target =
+      std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Target& one) { return one.name == name; });
   if (target == std::end(kTargets)) {
     std::fprintf(stderr, "usage: fuzz_test TARGET [-runs=N] [-seed=S] [-max_len=BYTES] FOLDER-OR-FILE...\ntargets:");
     for (const Target& one : kTargets) {

@@ -26,7 +26,8 @@ std::string_view take_until(std::string_view& rest, char separator) {
 }
 
 MemoryFile::MemoryFile(std::string_view bytes) : descriptor_(::memfd_create("fuzz", MFD_CLOEXEC)) {
-  require(descriptor_ >= 0 && ::write(descriptor_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "a memory file can be written");
+  require(descriptor_ >= 0 && ::write(descriptor_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()),
+          "a memory file can be written");
 }
 
 MemoryFile::~MemoryFile() {

@@ -19,8 +19,8 @@ struct Parsed {
   Frame head;
   std::vector<std::byte> part;
   bool operator==(const Parsed& other) const {
-    return frame == other.frame && head.id == other.head.id && head.header == other.head.header && head.body_bytes == other.head.body_bytes &&
-           head.room_bytes == other.head.room_bytes && part == other.part;
+    return frame == other.frame && head.id == other.head.id && head.header == other.head.header &&
+           head.body_bytes == other.head.body_bytes && head.room_bytes == other.head.room_bytes && part == other.part;
   }
 };
 

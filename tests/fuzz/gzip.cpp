@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string whole = data::gunzip(packed, kMost, "fuzz.gz");
     require(whole.size() <= kMost, "no more comes out than was asked for");
     require_no_error("a part of what can be unpacked can be unpacked", [&] {
-      require(data::gunzip(packed, whole.size() / 2, "fuzz.gz") == whole.substr(0, whole.size() / 2), "a part is the beginning of the whole");
+      require(data::gunzip(packed, whole.size() / 2, "fuzz.gz") == whole.substr(0, whole.size() / 2),
+              "a part is the beginning of the whole");
     });
   });
   return 0;

@@ -24,7 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(set.size() > 0 && set.num_labels() <= 10, "there are images of ten classes");
     require_no_error("what was opened can be read", [&] {
       const data::Batch batch = set.get(std::vector<int64_t>{0, set.size() - 1});
-      require(batch.inputs.at(0).size(2) == set.height() && batch.inputs.at(0).size(3) == set.width(), "images have the size that they say");
+      require(batch.inputs.at(0).size(2) == set.height() && batch.inputs.at(0).size(3) == set.width(),
+              "images have the size that they say");
     });
   });
   return 0;

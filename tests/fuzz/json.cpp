@@ -42,14 +42,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     int asked = 0;
     visit(root, asked);
     const std::string plain = root.plain().dump();
-    require_no_error("what was read can be read again",
-                     [&] { require(JsonNode::parse(plain, "again").plain().dump() == plain, "what was read is read again as the same"); });
+    require_no_error("what was read can be read again", [&] {
+      require(JsonNode::parse(plain, "again").plain().dump() == plain, "what was read is read again as the same");
+    });
     while (!rest.empty()) {
       std::string_view assignment = take_until(rest, '\x01');
       const std::string path(take_until(assignment, '='));
       allow_input_error([&] { root.set(path, std::string(assignment)); });
       int asked = 0;
-    visit(root, asked);
+      visit(root, asked);
     }
   });
   return 0;

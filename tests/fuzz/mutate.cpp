@@ -7,9 +7,31 @@
 namespace trireme::fuzz {
 namespace {
 
-constexpr const char* kNumbers[] = {"0", "-1", "1", "2", "255", "256", "65536", "2147483647", "2147483648", "-2147483648", "4294967296",
-                                    "9223372036854775807", "9223372036854775808", "18446744073709551615", "1e308", "1e999", "-1e308",
-                                    "5e-324", "0.1", "1e9", "null", "true", "\"\"", "[]", "{}"};
+constexpr const char* kNumbers[] = {"0",
+                                    "-1",
+                                    "1",
+                                    "2",
+                                    "255",
+                                    "256",
+                                    "65536",
+                                    "2147483647",
+                                    "2147483648",
+                                    "-2147483648",
+                                    "4294967296",
+                                    "9223372036854775807",
+                                    "9223372036854775808",
+                                    "18446744073709551615",
+                                    "1e308",
+                                    "1e999",
+                                    "-1e308",
+                                    "5e-324",
+                                    "0.1",
+                                    "1e9",
+                                    "null",
+                                    "true",
+                                    "\"\"",
+                                    "[]",
+                                    "{}"};
 
 bool of_word(char letter) {
   return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '_' || letter == '"';
@@ -73,7 +95,8 @@ void Mutator::change(std::string& input) {
       insert(input, input.substr(at, length));
       break;
     case 5:
-      std::reverse(input.begin() + static_cast<std::ptrdiff_t>(at), input.begin() + static_cast<std::ptrdiff_t>(at + length));
+      std::reverse(input.begin() + static_cast<std::ptrdiff_t>(at),
+                   input.begin() + static_cast<std::ptrdiff_t>(at + length));
       break;
     case 6:
     case 7:

@@ -22,8 +22,11 @@ struct Keeper : rpc::tcp::FrameTaker {
   Place begin(std::span<const std::byte, rpc::tcp::kHeadBytes> bytes) override {
     const rpc::tcp::Head head = rpc::tcp::unpack(bytes, kind, kMemory);
     require(rpc::tcp::unpack(rpc::tcp::pack(head), kind, kMemory) == head, "a head that was read is written the same");
-    require(head.body_at == rpc::tcp::kInStream || head.kind == rpc::tcp::Head::Kind::reply || head.body_at + head.body_bytes <= kMemory, "shared bodies lie in the memory");
-    require(head.room_at == rpc::tcp::kInStream || head.room_at + head.room_bytes <= kMemory, "shared rooms lie in the memory");
+    require(head.body_at == rpc::tcp::kInStream || head.kind == rpc::tcp::Head::Kind::reply ||
+                head.body_at + head.body_bytes <= kMemory,
+            "shared bodies lie in the memory");
+    require(head.room_at == rpc::tcp::kInStream || head.room_at + head.room_bytes <= kMemory,
+            "shared rooms lie in the memory");
     if (head.header_bytes > kMemory || head.streamed() > kMemory) {
       throw rpc::tcp::BadFrame("too long for this test");
     }
@@ -49,7 +52,8 @@ std::string frames_of(std::string_view bytes, size_t piece, rpc::tcp::Head::Kind
   try {
     for (size_t at = 0; at < bytes.size(); at += piece) {
       const std::string_view part = bytes.substr(at, piece);
-      require(::send(ends[0], part.data(), part.size(), MSG_DONTWAIT) == static_cast<ssize_t>(part.size()), "a socket takes a piece");
+      require(::send(ends[0], part.data(), part.size(), MSG_DONTWAIT) == static_cast<ssize_t>(part.size()),
+              "a socket takes a piece");
       require(reader.read_some(ends[1], keeper, kMemory), "the connection is open");
       require(reader.read_some(ends[1], keeper, kMemory), "and has nothing more");
     }

@@ -22,7 +22,8 @@ void read(std::string_view file) {
       std::string again = checkpoint::header_text(header.tensors, header.metadata);
       again.resize(again.size() + end);
       const checkpoint::Header second = checkpoint::parse_header(again, "again");
-      require(second.tensors.size() == header.tensors.size() && second.metadata == header.metadata, "written and read again it is the same");
+      require(second.tensors.size() == header.tensors.size() && second.metadata == header.metadata,
+              "written and read again it is the same");
     });
   });
 }

@@ -21,7 +21,8 @@ void greet(std::string_view bytes) {
   std::copy_n(bytes.begin(), std::min(bytes.size(), answer.size()), answer.begin());
   static_cast<void>(store::judge_greeting(greeting, "job"));
   static_cast<void>(store::may_become_answer(bytes.substr(0, store::kAnswerBytes)));
-  require(!store::verify_answer(secret, store::make_greeting("job"), answer), "nobody is let in who does not know the secret");
+  require(!store::verify_answer(secret, store::make_greeting("job"), answer),
+          "nobody is let in who does not know the secret");
 }
 
 /// The server closes the connection for BadMessage, and for nothing else.
@@ -34,7 +35,8 @@ void serve(std::string_view bytes) {
       bytes.remove_prefix(store::kLengthBytes);
       const store::Outcome outcome = store::carry_out(table, ++waiter, bytes.substr(0, length));
       if (const auto* reply = std::get_if<std::string>(&outcome)) {
-        require(store::message_length(*reply) + store::kLengthBytes == reply->size(), "a reply has the length that it says");
+        require(store::message_length(*reply) + store::kLengthBytes == reply->size(),
+                "a reply has the length that it says");
       }
       bytes.remove_prefix(std::min(length, bytes.size()));
       static_cast<void>(table.take_ready());

@@ -17,8 +17,10 @@ data::ByteLevelBpe make(bool use_regex) {
     model.vocab.push_back({std::string(1, static_cast<char>(byte)), byte});
   }
   int32_t next = 256;
-  for (const auto& [left, right] : {std::pair(int{'a'}, int{'b'}), {int{' '}, 256}, {256, 256}, {0xe2, 0x80}, {int{'\''}, int{'s'}}}) {
-    model.vocab.push_back({model.vocab[static_cast<size_t>(left)].bytes + model.vocab[static_cast<size_t>(right)].bytes, next});
+  for (const auto& [left, right] :
+       {std::pair(int{'a'}, int{'b'}), {int{' '}, 256}, {256, 256}, {0xe2, 0x80}, {int{'\''}, int{'s'}}}) {
+    model.vocab.push_back(
+        {model.vocab[static_cast<size_t>(left)].bytes + model.vocab[static_cast<size_t>(right)].bytes, next});
     model.merges.push_back({left, right, next});
     ++next;
   }

@@ -1,4 +1,5 @@
-// Gradients through Horovod's operations equal those of one process that has the tensors of all ranks and adds up the ranks' losses.
+// Gradients through Horovod's operations equal those of one process that has the tensors of all ranks and adds up the
+// ranks' losses.
 #include "job.h"
 
 #include <trireme/base/error.h>
@@ -25,17 +26,20 @@ using testing::IsEmpty;
 using Tensors = std::vector<at::Tensor>;
 
 at::Tensor leaf(int rank, at::IntArrayRef sizes) {
-  const at::Tensor values = torch::cos(torch::arange(c10::multiply_integers(sizes), torch::kFloat64).view(sizes) * (rank + 0.7) + rank);
+  const at::Tensor values =
+      torch::cos(torch::arange(c10::multiply_integers(sizes), torch::kFloat64).view(sizes) * (rank + 0.7) + rank);
   return values.clone().requires_grad_();
 }
 
 /// A rank's loss: its weights differ from element to element, and from rank to rank.
 at::Tensor loss_of(int rank, const at::Tensor& y) {
-  return (torch::arange(1.0, static_cast<double>(y.numel()) + 1, torch::kFloat64).view_as(y) * (y + rank).square()).sum();
+  return (torch::arange(1.0, static_cast<double>(y.numel()) + 1, torch::kFloat64).view_as(y) * (y + rank).square())
+      .sum();
 }
 
 /// `ours` makes this rank's result of its tensor, `formula` each rank's of all tensors. First and second derivatives.
-void expect_same_gradients(const std::string& what, const std::function<int64_t(int)>& rows, const std::function<at::Tensor(const at::Tensor&)>& ours,
+void expect_same_gradients(const std::string& what, const std::function<int64_t(int)>& rows,
+                           const std::function<at::Tensor(const at::Tensor&)>& ours,
                            const std::function<at::Tensor(const Tensors&, int)>& formula) {
   Tensors all;
   for (int rank = 0; rank < size(); ++rank) {
@@ -57,7 +61,8 @@ void expect_same_gradients(const std::string& what, const std::function<int64_t(
   EXPECT_TRUE(result.detach().allclose(formula(all, rank()).detach(), 1e-12)) << what;
   const at::Tensor first = torch::autograd::grad({loss_of(rank(), result)}, {mine}, {}, true, true)[0];
   EXPECT_TRUE(first.detach().allclose(expected[rank()].detach(), 1e-11)) << what;
-  EXPECT_TRUE(torch::autograd::grad({first.pow(3).sum()}, {mine})[0].allclose(second[rank()], 1e-11)) << what << ", second";
+  EXPECT_TRUE(torch::autograd::grad({first.pow(3).sum()}, {mine})[0].allclose(second[rank()], 1e-11))
+      << what << ", second";
 }
 
 at::Tensor sum_of(const Tensors& all) {
@@ -72,9 +77,14 @@ TEST_P(HorovodAutogradTest, OfReductions) {
                         [](comm::World& world) {
                           const Job job(world);
                           const auto same = [](int) { return int64_t{7}; };
-                          expect_same_gradients("average", same, [](const at::Tensor& x) { return allreduce(x); }, [](const Tensors& all, int) { return sum_of(all) / size(); });
                           expect_same_gradients(
-                              "sum with factors", same, [](const at::Tensor& x) { return allreduce(x, {.op = Op::sum, .prescale = 3, .postscale = 0.5}); },
+                              "average", same, [](const at::Tensor& x) { return allreduce(x); },
+                              [](const Tensors& all, int) { return sum_of(all) / size(); });
+                          expect_same_gradients(
+                              "sum with factors", same,
+                              [](const at::Tensor& x) {
+                                return allreduce(x, {.op = Op::sum, .prescale = 3, .postscale = 0.5});
+                              },
                               [](const Tensors& all, int) { return sum_of(all) * 1.5; });
                           expect_same_gradients(
                               "a group", same,
@@ -89,51 +99,62 @@ TEST_P(HorovodAutogradTest, OfReductions) {
                                 }
                                 return 2 * sum_of(all) * sum_of(sines);
                               });
-                          const auto part = [](const at::Tensor& whole, int rank) { // 7 rows, the first ranks have one more
+                          const auto part = [](const at::Tensor& whole,
+                                               int rank) { // 7 rows, the first ranks have one more
                             return at::tensor_split(whole, size())[static_cast<size_t>(rank)];
                           };
-                          expect_same_gradients("reducescatter", same, [](const at::Tensor& x) { return reducescatter(x); }, [&](const Tensors& all, int rank) { return part(sum_of(all) / size(), rank); });
                           expect_same_gradients(
-                              "reducescatter of a sum", same, [](const at::Tensor& x) { return reducescatter(x, {.op = Op::sum, .prescale = 3}); },
+                              "reducescatter", same, [](const at::Tensor& x) { return reducescatter(x); },
+                              [&](const Tensors& all, int rank) { return part(sum_of(all) / size(), rank); });
+                          expect_same_gradients(
+                              "reducescatter of a sum", same,
+                              [](const at::Tensor& x) { return reducescatter(x, {.op = Op::sum, .prescale = 3}); },
                               [&](const Tensors& all, int rank) { return part(3 * sum_of(all), rank); });
                         }),
               IsEmpty());
 }
 
 TEST_P(HorovodAutogradTest, OfWhatMovesRows) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          const Job job(world);
-                          const auto unequal = [](int rank) { return int64_t{2} * rank; }; // rank 0 has none
-                          expect_same_gradients("allgather", unequal, [](const at::Tensor& x) { return allgather(x); }, [](const Tensors& all, int) { return torch::cat(all); });
-                          for (int root = 0; root < size(); ++root) {
-                            expect_same_gradients("broadcast", [](int) { return int64_t{3}; }, [&](const at::Tensor& x) { return broadcast(x, root); }, [&](const Tensors& all, int) { return all[root]; });
-                          }
-                          const auto splits_of = [](int rank) { // to + rank rows to each rank
-                            std::vector<int64_t> splits;
-                            for (int to = 0; to < size(); ++to) {
-                              splits.push_back(to + rank);
-                            }
-                            return splits;
-                          };
-                          const auto rows = [&](int rank) {
-                            const auto splits = splits_of(rank);
-                            return std::accumulate(splits.begin(), splits.end(), int64_t{0});
-                          };
-                          expect_same_gradients(
-                              "alltoall", rows, [&](const at::Tensor& x) { return alltoall(x, splits_of(rank())).first; },
-                              [&](const Tensors& all, int rank) {
-                                Tensors parts;
-                                for (int from = 0; from < size(); ++from) {
-                                  parts.push_back(all[from].split_with_sizes(splits_of(from))[static_cast<size_t>(rank)]);
-                                }
-                                return torch::cat(parts);
-                              });
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(GetParam(),
+                [](comm::World& world) {
+                  const Job job(world);
+                  const auto unequal = [](int rank) { return int64_t{2} * rank; }; // rank 0 has none
+                  expect_same_gradients(
+                      "allgather", unequal, [](const at::Tensor& x) { return allgather(x); },
+                      [](const Tensors& all, int) { return torch::cat(all); });
+                  for (int root = 0; root < size(); ++root) {
+                    expect_same_gradients(
+                        "broadcast", [](int) { return int64_t{3}; },
+                        [&](const at::Tensor& x) { return broadcast(x, root); },
+                        [&](const Tensors& all, int) { return all[root]; });
+                  }
+                  const auto splits_of = [](int rank) { // to + rank rows to each rank
+                    std::vector<int64_t> splits;
+                    for (int to = 0; to < size(); ++to) {
+                      splits.push_back(to + rank);
+                    }
+                    return splits;
+                  };
+                  const auto rows = [&](int rank) {
+                    const auto splits = splits_of(rank);
+                    return std::accumulate(splits.begin(), splits.end(), int64_t{0});
+                  };
+                  expect_same_gradients(
+                      "alltoall", rows, [&](const at::Tensor& x) { return alltoall(x, splits_of(rank())).first; },
+                      [&](const Tensors& all, int rank) {
+                        Tensors parts;
+                        for (int from = 0; from < size(); ++from) {
+                          parts.push_back(all[from].split_with_sizes(splits_of(from))[static_cast<size_t>(rank)]);
+                        }
+                        return torch::cat(parts);
+                      });
+                }),
+      IsEmpty());
 }
 
-// Ranks whose backward comes to two operations in different orders would wait for each other for ever, if these had no names of their forward.
+// Ranks whose backward comes to two operations in different orders would wait for each other for ever, if these had no
+// names of their forward.
 TEST(HorovodAutogradWaysTest, GradientsTravelUnderTheNameOfTheirForward) {
   ::setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1", 1);
   EXPECT_THAT(run_ranks(2,
@@ -141,7 +162,8 @@ TEST(HorovodAutogradWaysTest, GradientsTravelUnderTheNameOfTheirForward) {
                           const Job job(world);
                           const at::Tensor x = leaf(0, {3});
                           const at::Tensor y = allreduce(x, {.name = "y", .op = Op::sum}), z = allreduce(x);
-                          EXPECT_THAT(error_of([&] { (rank() == 0 ? y : z).sum().backward(); }), HasSubstr("has waited for other ranks"));
+                          EXPECT_THAT(error_of([&] { (rank() == 0 ? y : z).sum().backward(); }),
+                                      HasSubstr("has waited for other ranks"));
                         }),
               IsEmpty());
   ::unsetenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS");
@@ -166,7 +188,8 @@ TEST(HorovodAutogradWaysTest, ProcessSetsHalfPrecisionAndWhatHasNoGradient) {
                           (mean * (1 + rank())).sum().backward();
                           EXPECT_TRUE(w.grad().allclose(torch::full({3}, 2.0), 0, 2e-3));
 
-                          EXPECT_THAT(error_of([&] { allreduce(w, {.op = Op::max}).sum().backward(); }), HasSubstr("allreduce with Max has no gradient"));
+                          EXPECT_THAT(error_of([&] { allreduce(w, {.op = Op::max}).sum().backward(); }),
+                                      HasSubstr("allreduce with Max has no gradient"));
                           EXPECT_FALSE(allreduce(w.detach(), {.op = Op::max}).requires_grad());
                           {
                             const at::NoGradGuard no_grad;

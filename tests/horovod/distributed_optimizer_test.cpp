@@ -53,7 +53,8 @@ at::Tensor loss_of(nn::Sequential& net, const at::Tensor& x) {
 }
 
 /// One step of a rank's net with its rows, and of another one with all rows.
-void step_both(nn::Sequential& net, DistributedOptimizer& optimizer, nn::Sequential& whole, torch::optim::Optimizer& reference, int number) {
+void step_both(nn::Sequential& net, DistributedOptimizer& optimizer, nn::Sequential& whole,
+               torch::optim::Optimizer& reference, int number) {
   optimizer.zero_grad();
   reference.zero_grad();
   loss_of(net, rows_of(rank(), number)).backward();
@@ -72,7 +73,8 @@ double difference(nn::Module& a, nn::Module& b) {
 }
 
 class DistributedOptimizerTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, DistributedOptimizerTest, testing::Values(1, 2, 3, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, DistributedOptimizerTest, testing::Values(1, 2, 3, 4),
+                         testing::PrintToStringParamName());
 
 TEST_P(DistributedOptimizerTest, EqualsOneProcess) {
   EXPECT_THAT(run_ranks(GetParam(),
@@ -80,10 +82,12 @@ TEST_P(DistributedOptimizerTest, EqualsOneProcess) {
                           const Job job(world);
                           for (const double predivide : {1.0, 2.0}) {
                             nn::Sequential net = make_net(1 + rank()), whole = make_net();
-                            torch::optim::AdamW adam(net->parameters(), torch::optim::AdamWOptions(0.01)), reference(whole->parameters(), torch::optim::AdamWOptions(0.01));
+                            torch::optim::AdamW adam(net->parameters(), torch::optim::AdamWOptions(0.01)),
+                                reference(whole->parameters(), torch::optim::AdamWOptions(0.01));
                             broadcast_parameters(net->named_parameters(), 0);
                             EXPECT_EQ(difference(*net, *whole), 0);
-                            DistributedOptimizer optimizer(adam, net->named_parameters(), {.gradient_predivide_factor = predivide});
+                            DistributedOptimizer optimizer(adam, net->named_parameters(),
+                                                           {.gradient_predivide_factor = predivide});
                             for (int step = 0; step < 20; ++step) {
                               step_both(net, optimizer, whole, reference, step);
                             }
@@ -99,7 +103,8 @@ TEST_P(DistributedOptimizerTest, SeveralPassesAndClipping) {
                         [](comm::World& world) {
                           const Job job(world);
                           nn::Sequential net = make_net(), whole = make_net();
-                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)), reference(whole->parameters(), torch::optim::SGDOptions(0.1));
+                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)),
+                              reference(whole->parameters(), torch::optim::SGDOptions(0.1));
                           DistributedOptimizer optimizer(sgd, net->named_parameters(), {.backward_passes_per_step = 3});
                           for (int step = 0; step < 10; ++step) {
                             optimizer.zero_grad();
@@ -132,7 +137,10 @@ TEST_P(DistributedOptimizerTest, ParametersThatARankDoesNotUse) {
                               module->bias.fill_(0.1);
                             }
                           }
-                          std::vector<std::pair<std::string, at::Tensor>> named = {{"shared.weight", shared->weight}, {"shared.bias", shared->bias}, {"rare.weight", rare->weight}, {"rare.bias", rare->bias}};
+                          std::vector<std::pair<std::string, at::Tensor>> named = {{"shared.weight", shared->weight},
+                                                                                   {"shared.bias", shared->bias},
+                                                                                   {"rare.weight", rare->weight},
+                                                                                   {"rare.bias", rare->bias}};
                           std::vector<at::Tensor> parameters;
                           for (const auto& [name, tensor] : named) {
                             parameters.push_back(tensor);
@@ -143,7 +151,8 @@ TEST_P(DistributedOptimizerTest, ParametersThatARankDoesNotUse) {
                           (rank() == 0 ? rare->forward(x) : x).sum().backward();
                           optimizer.step();
                           EXPECT_TRUE(rare->bias.allclose(torch::full({2}, 0.1 - static_cast<double>(kRows) / size())));
-                          EXPECT_TRUE(allreduce(shared->weight.detach(), {.op = Op::min}).equal(allreduce(shared->weight.detach(), {.op = Op::max})));
+                          EXPECT_TRUE(allreduce(shared->weight.detach(), {.op = Op::min})
+                                          .equal(allreduce(shared->weight.detach(), {.op = Op::max})));
                         }),
               IsEmpty());
 }
@@ -154,7 +163,8 @@ TEST(DistributedOptimizerWaysTest, AStepMayBeLeftOutAfterSynchronize) {
                         [](comm::World& world) {
                           const Job job(world);
                           nn::Sequential net = make_net(), whole = make_net();
-                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)), reference(whole->parameters(), torch::optim::SGDOptions(0.1));
+                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)),
+                              reference(whole->parameters(), torch::optim::SGDOptions(0.1));
                           DistributedOptimizer optimizer(sgd, net->named_parameters());
                           for (int step = 0; step < 6; ++step) {
                             optimizer.zero_grad();
@@ -179,37 +189,44 @@ TEST(DistributedOptimizerWaysTest, AStepMayBeLeftOutAfterSynchronize) {
 
 // As for a generator and what judges it: each optimizer has its own parameters of one model.
 TEST(DistributedOptimizerWaysTest, TwoOptimizersOfOneModel) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const Job job(world);
-                          nn::Sequential net = make_net(), whole = make_net();
-                          const auto some = [](nn::Sequential& of, bool first) {
-                            const std::vector<at::Tensor> all = of->parameters();
-                            return first ? std::vector(all.begin(), all.begin() + 2) : std::vector(all.begin() + 2, all.end());
-                          };
-                          torch::optim::SGD a(some(net, true), torch::optim::SGDOptions(0.1)), b(some(net, false), torch::optim::SGDOptions(0.02));
-                          torch::optim::SGD of_a(some(whole, true), torch::optim::SGDOptions(0.1)), of_b(some(whole, false), torch::optim::SGDOptions(0.02));
-                          auto first = std::make_unique<DistributedOptimizer>(a, net->named_parameters(), DistributedOptimizerOptions{.op = Op::sum});
-                          auto second = std::make_unique<DistributedOptimizer>(b, net->named_parameters(), DistributedOptimizerOptions{.op = Op::sum});
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(a, net->named_parameters()); }), HasSubstr("has a hook after accumulation already"));
-                          for (int step = 0; step < 5; ++step) {
-                            first->zero_grad();
-                            second->zero_grad();
-                            of_a.zero_grad();
-                            of_b.zero_grad();
-                            loss_of(net, rows_of(rank(), step)).backward();
-                            (loss_of(whole, rows_of_all(size(), step)) * size()).backward();
-                            first->step();
-                            second->step();
-                            of_a.step();
-                            of_b.step();
-                          }
-                          EXPECT_LT(difference(*net, *whole), 1e-9);
-                          first.reset();
-                          DistributedOptimizer again(a, net->named_parameters()); // the hooks of the second one are still there
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(b, net->named_parameters()); }), HasSubstr("has a hook"));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const Job job(world);
+                  nn::Sequential net = make_net(), whole = make_net();
+                  const auto some = [](nn::Sequential& of, bool first) {
+                    const std::vector<at::Tensor> all = of->parameters();
+                    return first ? std::vector(all.begin(), all.begin() + 2) : std::vector(all.begin() + 2, all.end());
+                  };
+                  torch::optim::SGD a(some(net, true), torch::optim::SGDOptions(0.1)),
+                      b(some(net, false), torch::optim::SGDOptions(0.02));
+                  torch::optim::SGD of_a(some(whole, true), torch::optim::SGDOptions(0.1)),
+                      of_b(some(whole, false), torch::optim::SGDOptions(0.02));
+                  auto first = std::make_unique<DistributedOptimizer>(a, net->named_parameters(),
+                                                                      DistributedOptimizerOptions{.op = Op::sum});
+                  auto second = std::make_unique<DistributedOptimizer>(b, net->named_parameters(),
+                                                                       DistributedOptimizerOptions{.op = Op::sum});
+                  EXPECT_THAT(error_of([&] { DistributedOptimizer(a, net->named_parameters()); }),
+                              HasSubstr("has a hook after accumulation already"));
+                  for (int step = 0; step < 5; ++step) {
+                    first->zero_grad();
+                    second->zero_grad();
+                    of_a.zero_grad();
+                    of_b.zero_grad();
+                    loss_of(net, rows_of(rank(), step)).backward();
+                    (loss_of(whole, rows_of_all(size(), step)) * size()).backward();
+                    first->step();
+                    second->step();
+                    of_a.step();
+                    of_b.step();
+                  }
+                  EXPECT_LT(difference(*net, *whole), 1e-9);
+                  first.reset();
+                  DistributedOptimizer again(a, net->named_parameters()); // the hooks of the second one are still there
+                  EXPECT_THAT(error_of([&] { DistributedOptimizer(b, net->named_parameters()); }),
+                              HasSubstr("has a hook"));
+                }),
+      IsEmpty());
 }
 
 TEST(DistributedOptimizerWaysTest, Fp16GradientsComeClose) {
@@ -217,8 +234,10 @@ TEST(DistributedOptimizerWaysTest, Fp16GradientsComeClose) {
                         [](comm::World& world) {
                           const Job job(world);
                           nn::Sequential net = make_net(), whole = make_net();
-                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)), reference(whole->parameters(), torch::optim::SGDOptions(0.1));
-                          DistributedOptimizer optimizer(sgd, net->named_parameters(), {.compression = Compression::fp16});
+                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1)),
+                              reference(whole->parameters(), torch::optim::SGDOptions(0.1));
+                          DistributedOptimizer optimizer(sgd, net->named_parameters(),
+                                                         {.compression = Compression::fp16});
                           for (int step = 0; step < 10; ++step) {
                             step_both(net, optimizer, whole, reference, step);
                           }
@@ -237,10 +256,12 @@ TEST(DistributedOptimizerWaysTest, AdasumAddsUpSteps) {
                           torch::optim::AdamW adam(net->parameters(), torch::optim::AdamWOptions(0.01));
                           std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
                           for (nn::Sequential& one : of_rank) {
-                            optimizers.push_back(std::make_unique<torch::optim::AdamW>(one->parameters(), torch::optim::AdamWOptions(0.01)));
+                            optimizers.push_back(std::make_unique<torch::optim::AdamW>(
+                                one->parameters(), torch::optim::AdamWOptions(0.01)));
                           }
                           DistributedOptimizer optimizer(adam, net->named_parameters(), {.op = Op::adasum});
-                          EXPECT_THAT(error_of([&] { optimizer.synchronize(); }), HasSubstr("exchanges steps and not gradients"));
+                          EXPECT_THAT(error_of([&] { optimizer.synchronize(); }),
+                                      HasSubstr("exchanges steps and not gradients"));
                           for (int step = 0; step < 5; ++step) {
                             optimizer.zero_grad();
                             loss_of(net, rows_of(rank(), step)).backward();
@@ -284,7 +305,8 @@ TEST(DistributedOptimizerWaysTest, StatesOfTheRootReplaceTheOthers) {
                           }
                           broadcast_parameters(net->named_parameters(), 1);
                           broadcast_optimizer_state(adam, 1);
-                          EXPECT_EQ(static_cast<torch::optim::AdamWOptions&>(adam.param_groups()[0].options()).lr(), 0.02);
+                          EXPECT_EQ(static_cast<torch::optim::AdamWOptions&>(adam.param_groups()[0].options()).lr(),
+                                    0.02);
                           torch::optim::AdamW other(net->parameters(), torch::optim::AdamWOptions(0.01));
                           if (rank() != 2) {
                             other.zero_grad();
@@ -346,7 +368,8 @@ TEST(DistributedOptimizerWaysTest, EqualsTheEngineAndDataParallel) {
                           const Job job(world);
                           models::Gpt net(engine::small_gpt()), other(engine::small_gpt());
                           const auto options = torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).weight_decay(0.1);
-                          torch::optim::AdamW adam(net->parameters(), options), adam_of_other(other->parameters(), options);
+                          torch::optim::AdamW adam(net->parameters(), options),
+                              adam_of_other(other->parameters(), options);
                           broadcast_parameters(net->named_parameters(), 0);
                           DistributedOptimizer optimizer(adam, net->named_parameters());
                           parallel::DataParallel parallel(*other, world.group());
@@ -367,8 +390,10 @@ TEST(DistributedOptimizerWaysTest, EqualsTheEngineAndDataParallel) {
                           }
                           const auto of_engine = run.model->named_parameters(), of_other = other->named_parameters();
                           for (const auto& item : net->named_parameters()) {
-                            EXPECT_TRUE(item.value().equal(of_other[item.key()])) << item.key() << ": sums of two are the same in any order";
-                            if (!item.key().ends_with("c_attn.bias")) { // keys' biases have a gradient of 0 but for rounding, of which Adam makes whole steps
+                            EXPECT_TRUE(item.value().equal(of_other[item.key()]))
+                                << item.key() << ": sums of two are the same in any order";
+                            if (!item.key().ends_with("c_attn.bias")) { // keys' biases have a gradient of 0 but for
+                                                                        // rounding, of which Adam makes whole steps
                               EXPECT_TRUE(item.value().allclose(of_engine[item.key()], 1e-4, 2e-5)) << item.key();
                             }
                           }
@@ -377,28 +402,38 @@ TEST(DistributedOptimizerWaysTest, EqualsTheEngineAndDataParallel) {
 }
 
 TEST(DistributedOptimizerErrorTest, SaysWhatIsWrong) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const Job job(world);
-                          nn::Sequential net = make_net();
-                          torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
-                          const std::vector<std::pair<std::string, at::Tensor>> few = {{"0.weight", net->parameters()[0]}};
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, few); }), HasSubstr("that named_parameters does not name"));
-                          const std::vector<std::pair<std::string, at::Tensor>> twice = {{"w", net->parameters()[0]}, {"w", net->parameters()[1]}};
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, twice); }), HasSubstr("two parameters are called \"w\""));
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, net->named_parameters(), {.op = Op::sum, .gradient_predivide_factor = 2}); }), HasSubstr("It is for Op::average"));
-                          EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, net->named_parameters(), {.op = Op::max}); }), HasSubstr("Use Op::average"));
-                          {
-                            DistributedOptimizer optimizer(sgd, net->named_parameters());
-                            loss_of(net, rows_of(rank(), 0)).backward();
-                            EXPECT_THAT(error_of([&] { optimizer.zero_grad(); }), HasSubstr("is on its way"));
-                            EXPECT_THAT(error_of([&] { loss_of(net, rows_of(rank(), 0)).backward(); }), HasSubstr("Call step() after so many backward passes"));
-                            optimizer.step();
-                          }
-                          loss_of(net, rows_of(rank(), 0)).backward();
-                          loss_of(net, rows_of(rank(), 0)).backward(); // nobody counts any more
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const Job job(world);
+                  nn::Sequential net = make_net();
+                  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+                  const std::vector<std::pair<std::string, at::Tensor>> few = {{"0.weight", net->parameters()[0]}};
+                  EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, few); }),
+                              HasSubstr("that named_parameters does not name"));
+                  const std::vector<std::pair<std::string, at::Tensor>> twice = {{"w", net->parameters()[0]},
+                                                                                 {"w", net->parameters()[1]}};
+                  EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, twice); }),
+                              HasSubstr("two parameters are called \"w\""));
+                  EXPECT_THAT(error_of([&] {
+                                DistributedOptimizer(sgd, net->named_parameters(),
+                                                     {.op = Op::sum, .gradient_predivide_factor = 2});
+                              }),
+                              HasSubstr("It is for Op::average"));
+                  EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, net->named_parameters(), {.op = Op::max}); }),
+                              HasSubstr("Use Op::average"));
+                  {
+                    DistributedOptimizer optimizer(sgd, net->named_parameters());
+                    loss_of(net, rows_of(rank(), 0)).backward();
+                    EXPECT_THAT(error_of([&] { optimizer.zero_grad(); }), HasSubstr("is on its way"));
+                    EXPECT_THAT(error_of([&] { loss_of(net, rows_of(rank(), 0)).backward(); }),
+                                HasSubstr("Call step() after so many backward passes"));
+                    optimizer.step();
+                  }
+                  loss_of(net, rows_of(rank(), 0)).backward();
+                  loss_of(net, rows_of(rank(), 0)).backward(); // nobody counts any more
+                }),
+      IsEmpty());
 }
 
 } // namespace

@@ -59,7 +59,8 @@ TEST(NegotiationTest, SaysWhatDiffersAndOnWhichRanks) {
     return negotiation.take_ready().at(0).error;
   };
   EXPECT_EQ(error_of(allreduce("x"), allreduce("x")), "");
-  EXPECT_EQ(error_of(allreduce("x", {2, 3}), allreduce("x", {2, 4})), "the shape of \"x\" is [2, 3] on rank 0 and [2, 4] on rank 1");
+  EXPECT_EQ(error_of(allreduce("x", {2, 3}), allreduce("x", {2, 4})),
+            "the shape of \"x\" is [2, 3] on rank 0 and [2, 4] on rank 1");
   Request other = allreduce("x");
   other.type = c10::ScalarType::Half;
   EXPECT_EQ(error_of(allreduce("x"), other), "the type of \"x\" is Float on rank 0 and Half on rank 1");
@@ -113,7 +114,8 @@ TEST(NegotiationTest, NamesTheRanksThatAStalledOneWaitsFor) {
   negotiation.add(0, allreduce("x"), start);
   negotiation.add(2, allreduce("x"), start + 1s);
   EXPECT_THAT(negotiation.stalled(60s, start + 59s), IsEmpty());
-  EXPECT_THAT(negotiation.stalled(60s, start + 61s), ElementsAre("allreduce of \"x\" has waited 61 s: ranks 0, 2 ask for it, ranks 1, 3 do not"));
+  EXPECT_THAT(negotiation.stalled(60s, start + 61s),
+              ElementsAre("allreduce of \"x\" has waited 61 s: ranks 0, 2 ask for it, ranks 1, 3 do not"));
   EXPECT_THAT(negotiation.stalled(60s, start + 62s), IsEmpty()) << "told once";
   EXPECT_EQ(negotiation.oldest(start + 61s), 61s);
 }

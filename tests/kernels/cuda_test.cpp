@@ -1,5 +1,5 @@
-// The CUDA kernels give the bits of the CPU's: on a CUDA device (kernels_cuda_test; skipped where there is none), and compiled for the
-// CPU (kernels_cuda_on_cpu_test), which runs everywhere.
+// The CUDA kernels give the bits of the CPU's: on a CUDA device (kernels_cuda_test; skipped where there is none), and
+// compiled for the CPU (kernels_cuda_on_cpu_test), which runs everywhere.
 
 #include <trireme/kernels/cuda/cuda_kernels.h>
 #include <trireme/kernels/kernels.h>
@@ -69,13 +69,19 @@ Array gradients(const std::vector<float>& values, Element type) {
     std::memcpy(&wide, &x, sizeof(wide));
     // In fp16: sign, an exponent that is at hand, the same fraction.
     const uint32_t exponent = std::clamp<int>(static_cast<int>(wide >> 23 & 255) - 112, 0, 30);
-    bits.push_back(static_cast<uint16_t>(type == Element::bf16 ? wide >> 16 : (wide >> 16 & 0x8000) | exponent << 10 | (wide >> 13 & 0x3ff)));
+    bits.push_back(static_cast<uint16_t>(
+        type == Element::bf16 ? wide >> 16 : (wide >> 16 & 0x8000) | exponent << 10 | (wide >> 13 & 0x3ff)));
   }
   return Array(bits);
 }
 
 struct Shard {
-  Shard(int64_t n, const Types& types) : n(n), types(types), param{random(n, 7)}, grad(gradients(random(n, 8), types.grad)), copy{std::vector<uint16_t>(n, 0xabcd)} {
+  Shard(int64_t n, const Types& types)
+      : n(n),
+        types(types),
+        param{random(n, 7)},
+        grad(gradients(random(n, 8), types.grad)),
+        copy{std::vector<uint16_t>(n, 0xabcd)} {
     for (auto& state : states) {
       state = std::make_unique<Array>(std::vector<char>(n * 4));
     }
@@ -149,8 +155,9 @@ class CudaTest : public testing::Test {
       step(shard, true, seed + 1, false);
       shard.skips = false;
     }
-    EXPECT_TRUE(shard.same()) << name << ", " << n << " elements, states " << static_cast<int>(types.state) << ", gradients " << static_cast<int>(types.grad)
-                              << ", copy " << static_cast<int>(types.copy);
+    EXPECT_TRUE(shard.same()) << name << ", " << n << " elements, states " << static_cast<int>(types.state)
+                              << ", gradients " << static_cast<int>(types.grad) << ", copy "
+                              << static_cast<int>(types.copy);
   }
   template <class Step>
   static void compare_all(const char* name, bool only_f32, const Step& step) {
@@ -199,7 +206,8 @@ TEST_F(CudaTest, AdamHasTheBitsOfTheCpu) {
 }
 
 TEST_F(CudaTest, AGridThatGoesRoundSeveralTimesHasTheBitsOfTheCpu) {
-  for (const Types& types : {Types{Element::u8, Element::bf16, Element::bf16}, Types{Element::f32, Element::f32, Element::f16}}) {
+  for (const Types& types :
+       {Types{Element::u8, Element::bf16, Element::bf16}, Types{Element::f32, Element::f32, Element::f16}}) {
     Shard shard(kSeveralRounds, types);
     adam_step(shard, false, 12345, true);
     adam_step(shard, true, 12345, true);
@@ -280,7 +288,9 @@ TEST_F(CudaTest, EightBitStatesAreDecodedAndEncodedAsOnTheCpu) {
         for (int64_t i = 0; i < n; ++i) {
           values.get<float>(false)[i] = std::fabs(values.get<float>(false)[i]);
         }
-        ASSERT_EQ(cudaMemcpy(values.get<char>(true), values.get<char>(false), n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+        ASSERT_EQ(
+            cudaMemcpy(values.get<char>(true), values.get<char>(false), n * sizeof(float), cudaMemcpyHostToDevice),
+            cudaSuccess);
       }
       active_kernels().encode_state(shard.state(0, false), is_signed, 0, n, values.get<float>(false), kToNearest);
       cuda::encode_state(shard.state(0, true), is_signed, n, values.get<float>(true), nullptr);
@@ -293,13 +303,15 @@ TEST_F(CudaTest, EightBitStatesAreDecodedAndEncodedAsOnTheCpu) {
 
 std::vector<double> doubles_of(Array& array, size_t count) {
   std::vector<double> found(count);
-  EXPECT_EQ(cudaMemcpy(found.data(), array.get<char>(true), count * sizeof(double), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(found.data(), array.get<char>(true), count * sizeof(double), cudaMemcpyDeviceToHost),
+            cudaSuccess);
   return found;
 }
 
 TEST_F(CudaTest, NormsAreThoseOfTheCpu) {
   for (const Element type : {Element::f32, Element::bf16, Element::f16}) {
-    for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{256}, int64_t{257}, kLarge, 1024 * kStateBlock + 77}) {
+    for (const int64_t n :
+         {int64_t{0}, int64_t{1}, int64_t{255}, int64_t{256}, int64_t{257}, kLarge, 1024 * kStateBlock + 77}) {
       if (n > kLarge && type != Element::f32) {
         continue; // once is enough
       }
@@ -309,8 +321,10 @@ TEST_F(CudaTest, NormsAreThoseOfTheCpu) {
       const double expected = 3.0 + active_kernels().squared_norm(shard.grad.get<char>(false), type, n);
       for (int time = 0; time < 2; ++time) {
         sum.get<double>(false)[0] = 3.0; // what is there is added to
-        ASSERT_EQ(cudaMemcpy(sum.get<char>(true), sum.get<char>(false), sizeof(double), cudaMemcpyHostToDevice), cudaSuccess);
-        cuda::squared_norm(shard.grad.get<char>(true), type, n, partials.get<double>(true), sum.get<double>(true), nullptr);
+        ASSERT_EQ(cudaMemcpy(sum.get<char>(true), sum.get<char>(false), sizeof(double), cudaMemcpyHostToDevice),
+                  cudaSuccess);
+        cuda::squared_norm(shard.grad.get<char>(true), type, n, partials.get<double>(true), sum.get<double>(true),
+                           nullptr);
         EXPECT_NEAR(doubles_of(sum, 1)[0], expected, 1e-13 * expected) << n;
       }
     }
@@ -324,7 +338,8 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
   };
   for (const Element state : {Element::f32, Element::bf16}) {
     for (const int64_t n : {int64_t{1}, int64_t{256}, int64_t{257}, kLarge}) {
-      for (const Limits limits : {Limits{1e-9F, 1e9F, 1}, Limits{1e6F, 1e9F, 1}, Limits{1e-9F, 1e-6F, 1}, Limits{1e-9F, 1e-6F, 0}}) {
+      for (const Limits limits :
+           {Limits{1e-9F, 1e9F, 1}, Limits{1e6F, 1e9F, 1}, Limits{1e-9F, 1e-6F, 1}, Limits{1e-9F, 1e-6F, 0}}) {
         for (const bool inside_root : {false, true}) {
           if (n == kLarge && (inside_root || limits.max < 1)) {
             continue; // the smaller ones say it sooner
@@ -333,7 +348,9 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
           for (int64_t i = 0; i < n; ++i) {
             shard.param.get<float>(false)[i] *= limits.param;
           }
-          ASSERT_EQ(cudaMemcpy(shard.param.get<char>(true), shard.param.get<char>(false), n * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+          ASSERT_EQ(cudaMemcpy(shard.param.get<char>(true), shard.param.get<char>(false), n * sizeof(float),
+                               cudaMemcpyHostToDevice),
+                    cudaSuccess);
           const auto args = [&](bool on_device) {
             auto a = shard.args<LambArgs>(on_device, 99);
             a.exp_avg = shard.state(0, on_device);
@@ -356,7 +373,9 @@ TEST_F(CudaTest, LambHasTheBitsOfTheCpu) {
 
           const LambScale scale{0.01, limits.min, limits.max};
           LambArgs apply = args(false);
-          const double ratio = limits.param == 0 ? 1 : std::clamp(std::sqrt(found[0]) / std::sqrt(found[1]), scale.min_coeff, scale.max_coeff);
+          const double ratio = limits.param == 0 ? 1
+                                                 : std::clamp(std::sqrt(found[0]) / std::sqrt(found[1]),
+                                                              scale.min_coeff, scale.max_coeff);
           apply.step_size = static_cast<float>(0.01 * ratio);
           active_kernels().lamb_apply(apply, 0, n);
           cuda::lamb_apply(args(true), 0, n, sums.get<double>(true), scale, nullptr);

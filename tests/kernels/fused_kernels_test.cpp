@@ -32,7 +32,8 @@ class Array {
   Array(Element element, const std::vector<float>& values) : Array(element, static_cast<int64_t>(values.size())) {
     for (size_t i = 0; i < values.size(); ++i) {
       const uint16_t half = to_bf16(values[i]);
-      std::memcpy(data() + i * width(), element_ == Element::bf16 ? static_cast<const void*>(&half) : &values[i], width());
+      std::memcpy(data() + i * width(), element_ == Element::bf16 ? static_cast<const void*>(&half) : &values[i],
+                  width());
     }
   }
   unsigned char* data() {
@@ -85,8 +86,8 @@ struct Shape {
 };
 
 Bytes run_gelu(const FusedKernelSet& set, const Shape& s, Gelu form) {
-  Array x(s.element, random_values(s.rows * s.columns, 1, 4)), dy(s.element, random_values(s.rows * s.columns, 2)), y(s.element, s.rows * s.columns),
-      dx(s.element, s.rows * s.columns);
+  Array x(s.element, random_values(s.rows * s.columns, 1, 4)), dy(s.element, random_values(s.rows * s.columns, 2)),
+      y(s.element, s.rows * s.columns), dx(s.element, s.rows * s.columns);
   const std::vector<float> bias = random_values(s.columns, 3);
   std::vector<float> dbias(static_cast<size_t>(s.columns));
   GeluArgs args;
@@ -109,10 +110,12 @@ Bytes run_gelu(const FusedKernelSet& set, const Shape& s, Gelu form) {
 
 Bytes run_layer_norm(const FusedKernelSet& set, const Shape& s) {
   const int64_t n = s.rows * s.columns;
-  Array x(s.element, random_values(n, 1)), residual(s.element, random_values(n, 2)), h(s.element, n), y(s.element, n), dy(s.element, random_values(n, 3)),
-      dh_in(s.element, random_values(n, 4)), dh(s.element, n), sum(s.element, n);
-  const std::vector<float> bias = random_values(s.columns, 5), weight = random_values(s.columns, 6), shift = random_values(s.columns, 7);
-  std::vector<float> mean(static_cast<size_t>(s.rows)), rstd(mean), dweight(static_cast<size_t>(s.columns)), dshift(dweight), dbias(dweight), sums(dweight);
+  Array x(s.element, random_values(n, 1)), residual(s.element, random_values(n, 2)), h(s.element, n), y(s.element, n),
+      dy(s.element, random_values(n, 3)), dh_in(s.element, random_values(n, 4)), dh(s.element, n), sum(s.element, n);
+  const std::vector<float> bias = random_values(s.columns, 5), weight = random_values(s.columns, 6),
+                           shift = random_values(s.columns, 7);
+  std::vector<float> mean(static_cast<size_t>(s.rows)), rstd(mean), dweight(static_cast<size_t>(s.columns)),
+      dshift(dweight), dbias(dweight), sums(dweight);
   LayerNormArgs args;
   args.x = x.data();
   args.residual = residual.data();
@@ -171,7 +174,8 @@ Bytes run_cross_entropy(const FusedKernelSet& set, const Shape& s) {
 
 /// What an earlier call left there must not matter.
 std::vector<float> workspace(const FusedKernelSet& set, const AttentionArgs& args, bool backward) {
-  return std::vector<float>(static_cast<size_t>(set.attention_workspace(args, backward)), std::numeric_limits<float>::quiet_NaN());
+  return std::vector<float>(static_cast<size_t>(set.attention_workspace(args, backward)),
+                            std::numeric_limits<float>::quiet_NaN());
 }
 void run_forward(const FusedKernelSet& set, const AttentionArgs& args, int64_t tasks) {
   set.attention(args, 0, tasks, workspace(set, args, false).data());
@@ -184,10 +188,11 @@ Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, 
   constexpr int64_t kBatch = 2, kHeads = 2;
   const int64_t hidden = kHeads * head_size;
   const int64_t n = kBatch * length * hidden;
-  Array q(element, random_values(n, 1, 1)), k(element, random_values(n, 4, 1)), v(element, random_values(n, 5, 1)), out(element, n), dout(element, random_values(n, 2)), dq(element, n),
-      dk(element, n), dv(element, n);
+  Array q(element, random_values(n, 1, 1)), k(element, random_values(n, 4, 1)), v(element, random_values(n, 5, 1)),
+      out(element, n), dout(element, random_values(n, 2)), dq(element, n), dk(element, n), dv(element, n);
   const std::vector<float> bias = random_values(3 * hidden, 3, 1);
-  std::vector<float> lse(static_cast<size_t>(kBatch * kHeads * length)), dbias(static_cast<size_t>(kBatch * 3 * hidden));
+  std::vector<float> lse(static_cast<size_t>(kBatch * kHeads * length)),
+      dbias(static_cast<size_t>(kBatch * 3 * hidden));
   AttentionArgs args;
   args.q = q.data();
   args.k = k.data();
@@ -200,7 +205,8 @@ Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, 
   args.dk = dk.data();
   args.dv = dv.data();
   args.dbias = dbias.data();
-  args.q_at = args.k_at = args.v_at = args.out_at = args.dout_at = args.dq_at = args.dk_at = args.dv_at = {length * hidden, head_size, hidden};
+  args.q_at = args.k_at = args.v_at = args.out_at = args.dout_at = args.dq_at = args.dk_at =
+      args.dv_at = {length * hidden, head_size, hidden};
   args.scale = 0.3f;
   args.queries = args.keys = length;
   args.heads = kHeads;
@@ -218,12 +224,15 @@ Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, 
 }
 
 /// Queries that see all of other keys, the rest of whose softmax is elsewhere; results in fp32.
-Bytes run_attention_block(const FusedKernelSet& set, Element element, int64_t queries, int64_t keys, int64_t head_size) {
+Bytes run_attention_block(const FusedKernelSet& set, Element element, int64_t queries, int64_t keys,
+                          int64_t head_size) {
   constexpr int64_t kBatch = 2, kHeads = 3;
   const int64_t hidden = kHeads * head_size;
   const int64_t n = kBatch * queries * hidden, m = kBatch * keys * hidden, rows = kBatch * kHeads * queries;
-  Array q(element, random_values(n, 1, 1)), k(element, random_values(m, 4, 1)), v(element, random_values(m, 5, 1)), dout(element, random_values(n, 2));
-  std::vector<float> out(static_cast<size_t>(n)), dq(out), dk(static_cast<size_t>(m)), dv(dk), lse(static_cast<size_t>(rows));
+  Array q(element, random_values(n, 1, 1)), k(element, random_values(m, 4, 1)), v(element, random_values(m, 5, 1)),
+      dout(element, random_values(n, 2));
+  std::vector<float> out(static_cast<size_t>(n)), dq(out), dk(static_cast<size_t>(m)), dv(dk),
+      lse(static_cast<size_t>(rows));
   const std::vector<float> delta = random_values(rows, 6);
   AttentionArgs args;
   args.q = q.data();
@@ -274,7 +283,8 @@ INSTANTIATE_TEST_SUITE_P(Elements, FusedKernelsTest, testing::Values(Element::f3
                          [](const auto& info) { return info.param == Element::bf16 ? "bf16" : "f32"; });
 
 TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameBits) {
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {3, 15}, {2, 16}, {5, 33}, {2, 130}, {1, 200}}) {
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{1, 1}, {3, 15}, {2, 16}, {5, 33}, {2, 130}, {1, 200}}) {
     SCOPED_TRACE(testing::Message() << rows << " x " << columns);
     const Shape shape{GetParam(), rows, columns};
     expect_same_bits([&](const FusedKernelSet& set) { return run_gelu(set, shape, Gelu::tanh); });
@@ -285,13 +295,23 @@ TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameBits) {
 }
 
 TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameAttention) {
-  for (const auto& [length, size] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {48, 16}, {49, 33}, {131, 64}, {1061, 2}}) { // the last is in two pieces of keys
+  for (const auto& [length, size] : {std::pair<int64_t, int64_t>{1, 1},
+                                     {7, 5},
+                                     {48, 16},
+                                     {49, 33},
+                                     {131, 64},
+                                     {1061, 2}}) { // the last is in two pieces of keys
     SCOPED_TRACE(testing::Message() << length << " x " << size);
-    expect_same_bits([&, length = length, size = size](const FusedKernelSet& set) { return run_attention(set, GetParam(), length, size); });
+    expect_same_bits([&, length = length, size = size](const FusedKernelSet& set) {
+      return run_attention(set, GetParam(), length, size);
+    });
   }
-  for (const auto& [queries, keys, size] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {50, 7, 5}, {7, 50, 16}, {49, 131, 33}, {61, 2100, 2}}) {
+  for (const auto& [queries, keys, size] :
+       {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {50, 7, 5}, {7, 50, 16}, {49, 131, 33}, {61, 2100, 2}}) {
     SCOPED_TRACE(testing::Message() << queries << " x " << keys << " x " << size);
-    expect_same_bits([&, queries = queries, keys = keys, size = size](const FusedKernelSet& set) { return run_attention_block(set, GetParam(), queries, keys, size); });
+    expect_same_bits([&, queries = queries, keys = keys, size = size](const FusedKernelSet& set) {
+      return run_attention_block(set, GetParam(), queries, keys, size);
+    });
   }
 }
 
@@ -326,7 +346,9 @@ TEST_P(FusedKernelsTest, GeluIsWithinItsBound) {
         const double u = std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
         const double t = std::tanh(u);
         value = std::abs(v) > 1e10 ? std::max(v, 0.0) : 0.5 * v * (1 + t);
-        slope = std::abs(v) > 1e10 ? (v > 0) : 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * v * v);
+        slope = std::abs(v) > 1e10
+                    ? (v > 0)
+                    : 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * v * v);
       }
       if (std::abs(v) > 1e10 && form == Gelu::erf) {
         slope = v > 0;

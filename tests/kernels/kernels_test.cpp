@@ -122,7 +122,9 @@ TEST(KernelsTest, AdamWithHeldMomentsChangesParametersOnly) {
       args.one_minus_beta2 = 0;
       for (int64_t i = begin; i < begin + n; ++i) {
         const auto at = static_cast<size_t>(i);
-        wanted.param[at] = std::fma(-args.step_size, wanted.first[at] / std::fma(std::sqrt(wanted.second[at]), args.root_scale, args.eps), wanted.param[at] * args.param_scale);
+        wanted.param[at] = std::fma(
+            -args.step_size, wanted.first[at] / std::fma(std::sqrt(wanted.second[at]), args.root_scale, args.eps),
+            wanted.param[at] * args.param_scale);
       }
       kernel_set(simd).adam(args, begin, begin + n);
       ASSERT_TRUE(found.same_bits(wanted)) << name(simd) << " n " << n << " begin " << begin;
@@ -157,7 +159,9 @@ TEST(KernelsTest, SquaredNormHasTheSameBitsInEverySet) {
     for_each_range([&](int64_t begin, int64_t n) {
       const Arrays arrays(begin, n, 9);
       const float* x = arrays.grad.data() + begin;
-      ASSERT_EQ(kernel_set(simd).squared_norm(x, Element::f32, n), kernel_set(Simd::scalar).squared_norm(x, Element::f32, n)) << name(simd) << ' ' << n;
+      ASSERT_EQ(kernel_set(simd).squared_norm(x, Element::f32, n),
+                kernel_set(Simd::scalar).squared_norm(x, Element::f32, n))
+          << name(simd) << ' ' << n;
     });
   }
 }
@@ -172,15 +176,16 @@ TEST(KernelsTest, AdamIsTheFormula) {
       kernel_set(simd).adam(args, 0, kLargest);
       for (int64_t i = 0; i < kLargest; ++i) {
         const double p = before.param[i];
-        const double g = static_cast<double>(before.grad[i]) * args.grad_scale + static_cast<double>(args.weight_decay) * p;
+        const double g =
+            static_cast<double>(before.grad[i]) * args.grad_scale + static_cast<double>(args.weight_decay) * p;
         const double m = before.first[i] + args.one_minus_beta1 * (g - before.first[i]);
         const double v = static_cast<double>(args.beta2) * before.second[i] + args.one_minus_beta2 * g * g;
         const double change = args.step_size * m / (std::sqrt(v) * args.root_scale + args.eps);
         const double size_m = std::abs(g) + std::abs(before.first[i]);
         EXPECT_NEAR(after.first[i], m, 2e-7 * size_m);
         EXPECT_NEAR(after.second[i], v, 4e-7 * v);
-        EXPECT_NEAR(
-            after.param[i], p * args.param_scale - change, 2e-7 * std::abs(p) + 1e-6 * args.step_size * size_m / std::sqrt(v));
+        EXPECT_NEAR(after.param[i], p * args.param_scale - change,
+                    2e-7 * std::abs(p) + 1e-6 * args.step_size * size_m / std::sqrt(v));
       }
     }
   }
@@ -224,7 +229,8 @@ TEST(KernelsTest, NotANumberStaysVisible) {
 }
 
 template <class T>
-void expect_combined(Element element, Simd simd, int inputs, int64_t n, const std::function<T(const std::vector<T>&)>& formula) {
+void expect_combined(Element element, Simd simd, int inputs, int64_t n,
+                     const std::function<T(const std::vector<T>&)>& formula) {
   std::mt19937 generator(7);
   std::vector<std::vector<T>> arrays(inputs);
   std::vector<const void*> in;
@@ -324,10 +330,10 @@ TEST(CombineTest, NarrowFloatsAreRoundedToNearestEven) {
     active_kernels().combine({in, 2, out, 1, element, Combine::sum}, 0, 1);
     return result;
   };
-  EXPECT_EQ(sum(Element::f16, 0x6800, 0x3c00), 0x6800); // 2048 + 1 lies between 2048 and 2050
-  EXPECT_EQ(sum(Element::f16, 0x6801, 0x3c00), 0x6802); // 2050 + 1: to 2052, the even one
-  EXPECT_EQ(sum(Element::f16, 0x7bff, 0x7bff), 0x7c00); // infinite
-  EXPECT_EQ(sum(Element::f16, 0x0001, 0x0001), 0x0002); // subnormal
+  EXPECT_EQ(sum(Element::f16, 0x6800, 0x3c00), 0x6800);  // 2048 + 1 lies between 2048 and 2050
+  EXPECT_EQ(sum(Element::f16, 0x6801, 0x3c00), 0x6802);  // 2050 + 1: to 2052, the even one
+  EXPECT_EQ(sum(Element::f16, 0x7bff, 0x7bff), 0x7c00);  // infinite
+  EXPECT_EQ(sum(Element::f16, 0x0001, 0x0001), 0x0002);  // subnormal
   EXPECT_EQ(sum(Element::bf16, 0x4380, 0x3f80), 0x4380); // 256 + 1
   EXPECT_EQ(sum(Element::bf16, 0x4381, 0x3f80), 0x4382); // 258 + 1: to 260
 }

@@ -19,7 +19,8 @@ namespace {
 /// Rounded with many seeds: always to a neighbour, on average to itself, and exact numbers always to themselves.
 TEST(StochasticRoundingTest, IsRightOnAverageInEverySet) {
   std::mt19937 generator(7);
-  std::vector<float> values = {1, 0.999F, 0.9985F, -0.3F, 1e-12F, -3.14159F, 0.0F, 0.001F, -0.00017F, 0.5F, 1.0F / 3, 0.02F, 0.0625F, 0.7F, -0.011F, 0.19F, 0.44F};
+  std::vector<float> values = {1,    0.999F,   0.9985F, -0.3F,   1e-12F, -3.14159F, 0.0F,  0.001F, -0.00017F,
+                               0.5F, 1.0F / 3, 0.02F,   0.0625F, 0.7F,   -0.011F,   0.19F, 0.44F};
   const auto n = static_cast<int64_t>(values.size());
   constexpr int kSeeds = 20000;
   for (const Element type : {Element::bf16, Element::u8}) {
@@ -58,7 +59,8 @@ TEST(StochasticRoundingTest, IsRightOnAverageInEverySet) {
         EXPECT_LE(least[i], numbers[i]);
         EXPECT_GE(most[i], numbers[i]);
         EXPECT_LE(unit, (type == Element::bf16 ? 1.0 / 128 : 0.9) * std::abs(numbers[i])) << numbers[i];
-        EXPECT_NEAR(sums[i] / kSeeds, numbers[i], 4 * unit * 0.5 / std::sqrt(kSeeds) + 1e-7 * std::abs(numbers[i])) << numbers[i];
+        EXPECT_NEAR(sums[i] / kSeeds, numbers[i], 4 * unit * 0.5 / std::sqrt(kSeeds) + 1e-7 * std::abs(numbers[i]))
+            << numbers[i];
       }
       const std::vector<float> exact = nearest.read();
       if (type == Element::bf16) {
@@ -80,7 +82,8 @@ std::vector<float> code_values(Simd simd, bool is_signed) {
   return values;
 }
 
-// Every code is whole, the largest too: where fp32 is coarsest, the least that is added must not reach the middle between two codes.
+// Every code is whole, the largest too: where fp32 is coarsest, the least that is added must not reach the middle
+// between two codes.
 TEST(StochasticRoundingTest, AWholeCodeStaysWhatItIs) {
   int moved = 0;
   for (uint32_t seed = 1; seed < 4'000'000; seed += 2) {
@@ -116,8 +119,8 @@ TEST(BlockwiseTest, ValuesAreTheDynamicTree) {
 std::vector<uint8_t> encoded(Simd simd, bool is_signed, const std::vector<float>& values, std::vector<float>& scales) {
   std::vector<uint8_t> codes(values.size(), 99);
   scales.assign((values.size() + kStateBlock - 1) / kStateBlock, -1);
-  kernel_set(simd).encode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(values.size()), values.data(),
-                                 kToNearest);
+  kernel_set(simd).encode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0,
+                                static_cast<int64_t>(values.size()), values.data(), kToNearest);
   return codes;
 }
 
@@ -160,7 +163,9 @@ TEST(BlockwiseTest, EncodingADecodedBlockGivesTheSameCodes) {
         codes[i] = is_signed ? 127 : 255; // a block has its largest magnitude
       }
       std::vector<float> scales(4, scale), values(codes.size()), again;
-      kernel_set(Simd::scalar).decode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(codes.size()), values.data());
+      kernel_set(Simd::scalar)
+          .decode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(codes.size()),
+                        values.data());
       EXPECT_EQ(encoded(active_simd(), is_signed, values, again), codes) << scale;
       EXPECT_EQ(again, scales);
     }
@@ -176,7 +181,8 @@ TEST(BlockwiseTest, ExtremeBlocks) {
           std::vector<float> values(kStateBlock + 10, 0.5F), scales;
           values[bad] = extreme;
           std::vector<uint8_t> codes = encoded(simd, is_signed, values, scales);
-          kernel_set(simd).decode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0, static_cast<int64_t>(values.size()), values.data());
+          kernel_set(simd).decode_state({codes.data(), Element::u8, scales.data()}, is_signed, 0,
+                                        static_cast<int64_t>(values.size()), values.data());
           EXPECT_TRUE(std::isnan(values[0])) << "does not look like a state any more";
           EXPECT_EQ(values[kStateBlock], 0.5F);
         }
@@ -186,7 +192,8 @@ TEST(BlockwiseTest, ExtremeBlocks) {
       EXPECT_EQ(scales[0], 0);
       std::vector<float> wide = {1, 1e-20F, 0};
       const std::vector<uint8_t> codes = encoded(simd, is_signed, wide, scales);
-      EXPECT_EQ(codes, (std::vector<uint8_t>{static_cast<uint8_t>(is_signed ? 127 : 255), static_cast<uint8_t>(is_signed ? 0 : 1), 0}))
+      EXPECT_EQ(codes, (std::vector<uint8_t>{static_cast<uint8_t>(is_signed ? 127 : 255),
+                                             static_cast<uint8_t>(is_signed ? 0 : 1), 0}))
           << "a second moment above 0 stays above 0";
     }
   }

@@ -1,5 +1,5 @@
-// Every optimizer with every type of gradient, copy and state: the same bits in every instruction set and however a range is cut, and
-// the same as converting first, stepping in fp32, and converting back.
+// Every optimizer with every type of gradient, copy and state: the same bits in every instruction set and however a
+// range is cut, and the same as converting first, stepping in fp32, and converting back.
 
 #include "states.h"
 
@@ -20,8 +20,9 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int64_t kSize = 2 * 1024 + 256 + 77; // pieces of 1024, a whole block of states, an odd rest
-const char* const kRules[] = {"adam", "adam_decayed", "sgd", "sgd_momentum", "nesterov", "lion", "adagrad", "rmsprop", "rmsprop_centered",
-                              "rmsprop_momentum", "rmsprop_both", "lamb"};
+const char* const kRules[] = {"adam",         "adam_decayed", "sgd",     "sgd_momentum",     "nesterov",
+                              "lion",         "adagrad",      "rmsprop", "rmsprop_centered", "rmsprop_momentum",
+                              "rmsprop_both", "lamb"};
 
 /// Arrays to step on, with one type each.
 struct Shard {
@@ -141,7 +142,9 @@ struct Shard {
   void expect_equal(const Shard& other, const std::string& what) const {
     EXPECT_EQ(std::memcmp(param.data(), other.param.data(), param.size() * sizeof(float)), 0) << what;
     EXPECT_EQ(copy, other.copy) << what;
-    EXPECT_TRUE(*first == *other.first && *second == *other.second && *third == *other.third && *average == *other.average) << what;
+    EXPECT_TRUE(*first == *other.first && *second == *other.second && *third == *other.third &&
+                *average == *other.average)
+        << what;
   }
 
   Element grad_type;
@@ -158,17 +161,19 @@ struct Types {
   Element grad, copy, state;
   bool with_copy;
 };
-const Types kTypes[] = {{Element::f32, Element::bf16, Element::f32, false}, {Element::bf16, Element::bf16, Element::f32, true},
-                        {Element::f16, Element::f16, Element::f32, true},   {Element::f32, Element::f16, Element::f32, true},
-                        {Element::bf16, Element::bf16, Element::bf16, true}, {Element::bf16, Element::bf16, Element::u8, true},
-                        {Element::f32, Element::bf16, Element::u8, false}};
+const Types kTypes[] = {
+    {Element::f32, Element::bf16, Element::f32, false},  {Element::bf16, Element::bf16, Element::f32, true},
+    {Element::f16, Element::f16, Element::f32, true},    {Element::f32, Element::f16, Element::f32, true},
+    {Element::bf16, Element::bf16, Element::bf16, true}, {Element::bf16, Element::bf16, Element::u8, true},
+    {Element::f32, Element::bf16, Element::u8, false}};
 
 Shard make(const Types& t, unsigned seed = 5) {
   return {t.grad, t.with_copy, t.copy, t.state, seed};
 }
 
 std::string describe(const std::string& rule, Simd simd, const Types& t) {
-  return rule + ' ' + name(simd) + " grad " + std::to_string(static_cast<int>(t.grad)) + " state " + std::to_string(static_cast<int>(t.state));
+  return rule + ' ' + name(simd) + " grad " + std::to_string(static_cast<int>(t.grad)) + " state " +
+         std::to_string(static_cast<int>(t.state));
 }
 
 TEST(OptimizerTypesTest, SameBitsInEverySetAndForAnyCut) {
@@ -201,7 +206,10 @@ void expect_step_in_fp32_with_conversions_around(uint32_t seed) {
       Shard fp32 = make({Element::f32, t.copy, Element::f32, false});
       fp32.param = ours.param;
       fp32.grad = ours.grad;
-      for (auto [to, from] : {std::pair(&fp32.first, &ours.first), {&fp32.second, &ours.second}, {&fp32.third, &ours.third}, {&fp32.average, &ours.average}}) {
+      for (auto [to, from] : {std::pair(&fp32.first, &ours.first),
+                              {&fp32.second, &ours.second},
+                              {&fp32.third, &ours.third},
+                              {&fp32.average, &ours.average}}) {
         (*to)->floats = (*from)->read();
       }
       if (rule == "lamb" && t.state != Element::f32) {
@@ -213,7 +221,10 @@ void expect_step_in_fp32_with_conversions_around(uint32_t seed) {
       if (t.with_copy) {
         EXPECT_EQ(ours.copy, narrowed(fp32.param, t.copy));
       }
-      for (auto [a, b] : {std::pair(&ours.first, &fp32.first), {&ours.second, &fp32.second}, {&ours.third, &fp32.third}, {&ours.average, &fp32.average}}) {
+      for (auto [a, b] : {std::pair(&ours.first, &fp32.first),
+                          {&ours.second, &fp32.second},
+                          {&ours.third, &fp32.third},
+                          {&ours.average, &fp32.average}}) {
         const auto values = (*b)->floats;
         // What a rule does not use stays as it was: exact, so rounding changes nothing.
         const State rounded(values, t.state, (*a)->is_signed, seed);
@@ -261,7 +272,8 @@ TEST(OptimizerTypesTest, SquaredNormOfNarrowGradients) {
         values[i] = widened(narrow[i], type);
       }
       for (const Simd simd : sets_here()) {
-        EXPECT_EQ(kernel_set(simd).squared_norm(narrow.data(), type, n), kernel_set(Simd::scalar).squared_norm(values.data(), Element::f32, n));
+        EXPECT_EQ(kernel_set(simd).squared_norm(narrow.data(), type, n),
+                  kernel_set(Simd::scalar).squared_norm(values.data(), Element::f32, n));
       }
     }
   }

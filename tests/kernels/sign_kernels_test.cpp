@@ -22,7 +22,10 @@ std::vector<float> mixed_numbers(int64_t n) {
   std::vector<float> x(static_cast<size_t>(n));
   for (float& value : x) {
     const unsigned kind = generator() % 16;
-    value = kind == 0 ? 0.0F : kind == 1 ? -0.0F : kind == 2 ? std::numeric_limits<float>::quiet_NaN() : normal(generator) * std::exp2(static_cast<float>(generator() % 9) - 4);
+    value = kind == 0   ? 0.0F
+            : kind == 1 ? -0.0F
+            : kind == 2 ? std::numeric_limits<float>::quiet_NaN()
+                        : normal(generator) * std::exp2(static_cast<float>(generator() % 9) - 4);
     value = kind == 3 ? -std::numeric_limits<float>::infinity() : value;
   }
   return x;
@@ -144,7 +147,8 @@ TEST(SignTest, ZerosOfEitherSignArePositiveAndNanIsNot) {
   EXPECT_THAT(x, testing::ElementsAre(-2, -2, testing::IsNan(), 1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, SignKernelsTest, testing::Values(Simd::scalar, Simd::avx2, Simd::avx512), [](const auto& info) { return name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Sets, SignKernelsTest, testing::Values(Simd::scalar, Simd::avx2, Simd::avx512),
+                         [](const auto& info) { return name(info.param); });
 
 } // namespace
 } // namespace trireme::kernels

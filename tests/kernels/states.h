@@ -59,7 +59,8 @@ inline uint16_t stochastic(float x, uint32_t seed) {
 }
 
 struct State {
-  State(std::vector<float> values, Element type, bool is_signed, uint32_t seed = kToNearest) : type(type), is_signed(is_signed), floats(std::move(values)) {
+  State(std::vector<float> values, Element type, bool is_signed, uint32_t seed = kToNearest)
+      : type(type), is_signed(is_signed), floats(std::move(values)) {
     if (type == Element::bf16 && seed == kToNearest) {
       halves = narrowed(floats, type);
     } else if (type == Element::bf16) {
@@ -69,11 +70,14 @@ struct State {
     } else if (type == Element::u8) {
       codes.resize(floats.size());
       scales.resize((floats.size() + kStateBlock - 1) / kStateBlock);
-      kernel_set(Simd::scalar).encode_state(array(), is_signed, 0, static_cast<int64_t>(floats.size()), floats.data(), seed);
+      kernel_set(Simd::scalar)
+          .encode_state(array(), is_signed, 0, static_cast<int64_t>(floats.size()), floats.data(), seed);
     }
   }
   StateArray array() {
-    void* values = type == Element::f32 ? static_cast<void*>(floats.data()) : type == Element::bf16 ? static_cast<void*>(halves.data()) : codes.data();
+    void* values = type == Element::f32    ? static_cast<void*>(floats.data())
+                   : type == Element::bf16 ? static_cast<void*>(halves.data())
+                                           : codes.data();
     return {values, type, scales.data()};
   }
   std::vector<float> read() {
@@ -82,7 +86,8 @@ struct State {
     return out;
   }
   bool operator==(const State& other) const {
-    return (type != Element::f32 || std::memcmp(floats.data(), other.floats.data(), floats.size() * sizeof(float)) == 0) &&
+    return (type != Element::f32 ||
+            std::memcmp(floats.data(), other.floats.data(), floats.size() * sizeof(float)) == 0) &&
            halves == other.halves && codes == other.codes && scales == other.scales;
   }
 

@@ -34,12 +34,14 @@ TEST(EnvironmentTest, TellsARankWhereItStands) {
   place.listen_fd = 9;
   place.share.terminal_columns = 97;
   place.share.max_restarts = 5;
-  EXPECT_THAT(rank_environment(place, {}, {}),
-              UnorderedElementsAre("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0",
-                                   "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4712", "TRIREME_STORE_ADDR=127.0.0.1", "TRIREME_STORE_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0",
-                                   "TORCHELASTIC_MAX_RESTARTS=5", "TORCHELASTIC_RUN_ID=0123456789abcdef",
-                                   "TRIREME_RUN_ID=0123456789abcdef", "TRIREME_LIFELINE_FD=7", "TRIREME_SECRET_FD=8", "TRIREME_LISTEN_FD=9",
-                                   "TRIREME_TTY=97", "OMP_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"));
+  EXPECT_THAT(
+      rank_environment(place, {}, {}),
+      UnorderedElementsAre("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0",
+                           "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4712", "TRIREME_STORE_ADDR=127.0.0.1",
+                           "TRIREME_STORE_PORT=4711", "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=5",
+                           "TORCHELASTIC_RUN_ID=0123456789abcdef", "TRIREME_RUN_ID=0123456789abcdef",
+                           "TRIREME_LIFELINE_FD=7", "TRIREME_SECRET_FD=8", "TRIREME_LISTEN_FD=9", "TRIREME_TTY=97",
+                           "OMP_NUM_THREADS=2", "GOMP_SPINCOUNT=2000"));
 }
 
 TEST(EnvironmentTest, TellsARankOfSeveralHostsWhereItStands) {
@@ -50,14 +52,20 @@ TEST(EnvironmentTest, TellsARankOfSeveralHostsWhereItStands) {
   place.share.nodes = 2;
   place.share.address = "node1";
   place.host = "node2";
-  EXPECT_THAT(rank_environment(place, {}, {}), IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=6", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1",
-                                                             "MASTER_ADDR=node1", "TRIREME_HOST=node2", "OMP_NUM_THREADS=4"}));
+  EXPECT_THAT(rank_environment(place, {}, {}),
+              IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=6", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1",
+                            "MASTER_ADDR=node1", "TRIREME_HOST=node2", "OMP_NUM_THREADS=4"}));
 }
 
 TEST(EnvironmentTest, OtherHostsGetWhatHoldsThereToo) {
-  const auto chosen = portable_variables({"TRIREME_TIMEOUT=9", "TRIREME_LISTEN_FD=4", "TRIREME_STORE_ADDR=node7", "TRIREME_STORE_PORT=9", "TRIREME_SECRET_FD=5", "OMP_NUM_THREADS=2", "HOME=/root",
-                                          "GLOO_SOCKET_IFNAME=eth1", "LD_LIBRARY_PATH=/opt/a=b", "LD_LIBRARY_PATHS=/x", "odd"});
-  EXPECT_EQ(chosen, (Variables{{"TRIREME_TIMEOUT", "9"}, {"OMP_NUM_THREADS", "2"}, {"GLOO_SOCKET_IFNAME", "eth1"}, {"LD_LIBRARY_PATH", "/opt/a=b"}}));
+  const auto chosen =
+      portable_variables({"TRIREME_TIMEOUT=9", "TRIREME_LISTEN_FD=4", "TRIREME_STORE_ADDR=node7",
+                          "TRIREME_STORE_PORT=9", "TRIREME_SECRET_FD=5", "OMP_NUM_THREADS=2", "HOME=/root",
+                          "GLOO_SOCKET_IFNAME=eth1", "LD_LIBRARY_PATH=/opt/a=b", "LD_LIBRARY_PATHS=/x", "odd"});
+  EXPECT_EQ(chosen, (Variables{{"TRIREME_TIMEOUT", "9"},
+                               {"OMP_NUM_THREADS", "2"},
+                               {"GLOO_SOCKET_IFNAME", "eth1"},
+                               {"LD_LIBRARY_PATH", "/opt/a=b"}}));
 }
 
 TEST(EnvironmentTest, OnlyRankZeroListens) {
@@ -72,18 +80,22 @@ TEST(EnvironmentTest, ARestartIsMarked) {
 }
 
 TEST(EnvironmentTest, KeepsTheUsersVariables) {
-  EXPECT_THAT(rank_environment(place_of(0, 2), {"HOME=/root", "CUDA_VISIBLE_DEVICES=3,1", "OMP_NUM_THREADS=5", "EMPTY=", "A=b=c"},
-                               {{"MORE", "x"}, {"HOME", "/elsewhere"}}),
-              IsSupersetOf({"CUDA_VISIBLE_DEVICES=3,1", "OMP_NUM_THREADS=5", "EMPTY=", "A=b=c", "MORE=x", "HOME=/elsewhere"}));
+  EXPECT_THAT(
+      rank_environment(place_of(0, 2),
+                       {"HOME=/root", "CUDA_VISIBLE_DEVICES=3,1", "OMP_NUM_THREADS=5", "EMPTY=", "A=b=c"},
+                       {{"MORE", "x"}, {"HOME", "/elsewhere"}}),
+      IsSupersetOf({"CUDA_VISIBLE_DEVICES=3,1", "OMP_NUM_THREADS=5", "EMPTY=", "A=b=c", "MORE=x", "HOME=/elsewhere"}));
   EXPECT_THAT(rank_environment(place_of(0, 2), {}, {}), Not(Contains(StartsWith("CUDA_VISIBLE_DEVICES"))));
 }
 
 TEST(EnvironmentTest, TakesOutWhatAnOuterLauncherSaid) {
-  const auto inner = rank_environment(place_of(1, 2),
-                                      {"RANK=5", "WORLD_SIZE=9", "TRIREME_LISTEN_FD=12", "TRIREME_RESTART=1",
-                                       "TRIREME_HOST=x", "TRIREME_STORE_ADDR=node7", "TRIREME_STORE_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
-                                      {});
-  EXPECT_THAT(inner, IsSupersetOf({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "TRIREME_STORE_ADDR=127.0.0.1", "TRIREME_STORE_PORT=4711"}));
+  const auto inner = rank_environment(
+      place_of(1, 2),
+      {"RANK=5", "WORLD_SIZE=9", "TRIREME_LISTEN_FD=12", "TRIREME_RESTART=1", "TRIREME_HOST=x",
+       "TRIREME_STORE_ADDR=node7", "TRIREME_STORE_PORT=9", "TORCHELASTIC_USE_AGENT_STORE=True", "MASTER_ADDR=node7"},
+      {});
+  EXPECT_THAT(inner, IsSupersetOf({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "TRIREME_STORE_ADDR=127.0.0.1",
+                                   "TRIREME_STORE_PORT=4711"}));
   EXPECT_THAT(inner, Not(Contains("RANK=5")));
   for (const char* name : {"TRIREME_LISTEN_FD", "TRIREME_RESTART", "TRIREME_HOST", "TORCHELASTIC_USE_AGENT_STORE"}) {
     EXPECT_THAT(inner, Not(Contains(StartsWith(name)))) << name;

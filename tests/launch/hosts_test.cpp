@@ -21,9 +21,11 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST_F(HostsTest, RanksAreNumberedInTheOrderOfTheHosts) {
-  LaunchOptions options = on_hosts(2, 2, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
-                                          "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT", "*:env=TRIREME_HOST", "*:env=TRIREME_LISTEN_FD",
-                                          "*:env=TRIREME_RUN_ID"});
+  LaunchOptions options =
+      on_hosts(2, 2,
+               {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
+                "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT",
+                "*:env=TRIREME_HOST", "*:env=TRIREME_LISTEN_FD", "*:env=TRIREME_RUN_ID"});
   options.hosts[0].slots = 3;
   LaunchProcess launch(options, folder());
   ASSERT_EQ(launch.wait(), 0) << launch.err();
@@ -58,15 +60,19 @@ TEST_F(HostsTest, FewerRanksFillTheFirstHosts) {
 }
 
 TEST_F(HostsTest, AnAgentThatTellsOfARankOfNobodysIsLost) {
-  std::ofstream(folder() / "rsh") << "#!/bin/sh\n"
-                                     "echo '{\"is\":\"ready\",\"protocol\":" << kProtocol << "}'\n"
-                                     "while read -r order; do case $order in\n"
-                                     "*'\"do\":\"listen\"'*) echo '{\"is\":\"listening\",\"port\":29999,\"program_port\":29998}' ;;\n"
-                                     "*'\"do\":\"start\"'*) echo '{\"is\":\"output\",\"rank\":7,\"stream\":0,\"text\":\"x\"}' ;;\n"
-                                     "esac; done\n";
+  std::ofstream(folder() / "rsh")
+      << "#!/bin/sh\n"
+         "echo '{\"is\":\"ready\",\"protocol\":"
+      << kProtocol
+      << "}'\n"
+         "while read -r order; do case $order in\n"
+         "*'\"do\":\"listen\"'*) echo '{\"is\":\"listening\",\"port\":29999,\"program_port\":29998}' ;;\n"
+         "*'\"do\":\"start\"'*) echo '{\"is\":\"output\",\"rank\":7,\"stream\":0,\"text\":\"x\"}' ;;\n"
+         "esac; done\n";
   LaunchProcess launch(on_hosts(1, 2, {"*:exit=0"}), folder());
   EXPECT_EQ(launch.wait(), 1);
-  EXPECT_THAT(launch.err(), HasSubstr("host a (ranks 0 to 1) is lost: its agent tells of rank 7, which does not run there"));
+  EXPECT_THAT(launch.err(),
+              HasSubstr("host a (ranks 0 to 1) is lost: its agent tells of rank 7, which does not run there"));
 }
 
 // The host that is this machine has its agent without --rsh.
@@ -118,14 +124,18 @@ TEST_F(HostsTest, OutputArrivesByteForByteAndWhole) {
 }
 
 TEST_F(HostsTest, AFailingRankEndsTheOthersEverywhere) {
-  LaunchProcess launch(on_hosts(2, 2, {"*:pid", "*:child", "3:await=go", "3:err=ValueError: no such column", "3:exit=3", "*:sleep=60000"}), folder());
+  LaunchProcess launch(
+      on_hosts(2, 2,
+               {"*:pid", "*:child", "3:await=go", "3:err=ValueError: no such column", "3:exit=3", "*:sleep=60000"}),
+      folder());
   wait_for_ranks(4);
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(appears(concat("pid.child.", rank, ".0")));
   }
   touch("go");
   EXPECT_EQ(launch.wait(), 3);
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("rank 3 on b ended with exit code 3"), HasSubstr("| ValueError: no such column")));
+  EXPECT_THAT(launch.err(),
+              AllOf(HasSubstr("rank 3 on b ended with exit code 3"), HasSubstr("| ValueError: no such column")));
   EXPECT_TRUE(nothing_runs());
 }
 
@@ -165,7 +175,8 @@ TEST_F(HostsTest, AnUnreachableHostIsReplacedByASpare) {
   options.max_nodes = 2;
   LaunchProcess launch(options, folder());
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), HasSubstr("host b is lost: it cannot be reached: rsh ended with exit code 255: ssh: connect to host b port 22: No route to host\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("host b is lost: it cannot be reached: rsh ended with exit code 255: ssh: "
+                                      "connect to host b port 22: No route to host\n"));
   EXPECT_EQ(value(1, "TRIREME_HOST"), "c");
   EXPECT_EQ(value(1, "TORCHELASTIC_RESTART_COUNT"), "0") << "nothing had been started";
 }
@@ -175,7 +186,8 @@ TEST_F(HostsTest, TooFewHostsIsAClearEnd) {
   LaunchOptions options = on_hosts(2, 1, {"*:pid"});
   LaunchProcess launch(options, folder());
   EXPECT_EQ(launch.wait(), 1);
-  EXPECT_THAT(launch.err(), HasSubstr("only 1 of the 2 hosts that the job needs can be used; lost: b (it cannot be reached"));
+  EXPECT_THAT(launch.err(),
+              HasSubstr("only 1 of the 2 hosts that the job needs can be used; lost: b (it cannot be reached"));
   EXPECT_FALSE(fs::exists(folder() / "pid.rank.0.0"));
   options.min_nodes = 1;
   LaunchProcess smaller(options, folder());
@@ -194,12 +206,17 @@ TEST_F(HostsTest, ALostHostIsNamedAndReplaced) {
   ::kill(pid_of("pid.agent.b.0"), SIGKILL);
   wait_for_ranks(4, 1);
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_TRUE(eventually([&] { return !is_running(pid_of(concat("pid.rank.", rank, ".0"))) && !is_running(pid_of(concat("pid.child.", rank, ".0"))); })) << rank;
+    EXPECT_TRUE(eventually([&] {
+      return !is_running(pid_of(concat("pid.rank.", rank, ".0"))) &&
+             !is_running(pid_of(concat("pid.child.", rank, ".0")));
+    })) << rank;
   }
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (ranks 2 to 3) is lost: the connection to its agent ended: rsh was killed by SIGKILL"),
-                                  HasSubstr("starting all ranks again: attempt 2 of 2"), HasSubstr("1 restart: ")));
+  EXPECT_THAT(
+      launch.err(),
+      AllOf(HasSubstr("host b (ranks 2 to 3) is lost: the connection to its agent ended: rsh was killed by SIGKILL"),
+            HasSubstr("starting all ranks again: attempt 2 of 2"), HasSubstr("1 restart: ")));
   EXPECT_EQ(value(1, "TRIREME_HOST"), "a");
   EXPECT_EQ(value(3, "TRIREME_HOST"), "c");
 }
@@ -243,7 +260,8 @@ TEST_F(HostsTest, FewerThanMinNodesEndsTheJob) {
   touch("down.b");
   ::kill(pid_of("pid.agent.b.0"), SIGKILL);
   EXPECT_EQ(launch.wait(), 1);
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost"), HasSubstr("only 1 of the 2 hosts that the job needs can be used")));
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost"),
+                                  HasSubstr("only 1 of the 2 hosts that the job needs can be used")));
   EXPECT_TRUE(nothing_runs());
 }
 
@@ -292,7 +310,8 @@ TEST_F(HostsTest, NothingSurvivesAKilledLauncher) {
 
 // Its host is then without anybody of the job but the agent's guardian.
 TEST_F(HostsTest, NothingSurvivesAKilledAgent) {
-  LaunchProcess launch(on_hosts(2, 2, {"*:stubborn", "*:pid", "*:child", "*:daemon", "3:exit=0", "*:sleep=60000"}), folder());
+  LaunchProcess launch(on_hosts(2, 2, {"*:stubborn", "*:pid", "*:child", "*:daemon", "3:exit=0", "*:sleep=60000"}),
+                       folder());
   for (int rank = 0; rank < 4; ++rank) {
     ASSERT_TRUE(appears(concat("pid.daemon.", rank, ".0")));
   }
@@ -331,9 +350,11 @@ TEST_F(HostsTest, ASecondSignalKills) {
 // The secret goes through the pipe: neither arguments nor environment of any process show it.
 TEST_F(HostsTest, TheSecretIsTheSameAndHidden) {
   LaunchOptions options = on_hosts(2, 1, {});
-  options.command = {"/bin/sh", "-c", R"(cat /proc/self/fd/$TRIREME_SECRET_FD; while ! test -e "$PROBE_DIR/go"; do sleep 0.02; done)"};
+  options.command = {"/bin/sh", "-c",
+                     R"(cat /proc/self/fd/$TRIREME_SECRET_FD; while ! test -e "$PROBE_DIR/go"; do sleep 0.02; done)"};
   LaunchProcess launch(options, folder());
-  ASSERT_TRUE(eventually([&] { return fs::exists(folder() / "logs/rank1.log") && log(0).size() == 64 && log(1).size() == 64; }));
+  ASSERT_TRUE(eventually(
+      [&] { return fs::exists(folder() / "logs/rank1.log") && log(0).size() == 64 && log(1).size() == 64; }));
   const std::string secret = log(0);
   EXPECT_EQ(log(1), secret);
   for (const std::string agent : {"pid.agent.a.0", "pid.agent.b.0"}) {
@@ -361,7 +382,7 @@ TEST_F(HostsOfTasksTest, AWorkerWhoseHostRefusesHoldsUpNobody) {
   LaunchProcess launch(tasks(2, 2, 1), folder());
   EXPECT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_THAT(launch.err(),
-      HasSubstr("worker 1 is not started again (its host is lost): the job goes on with 1 worker\n"));
+              HasSubstr("worker 1 is not started again (its host is lost): the job goes on with 1 worker\n"));
   EXPECT_TRUE(fs::exists(folder() / "pid.rank.w0.0"));
 }
 
@@ -369,7 +390,8 @@ TEST_F(HostsOfTasksTest, AServerWhoseHostRefusesEndsTheJob) {
   touch("down.b");
   LaunchProcess launch(tasks(2, 1, 2), folder());
   EXPECT_EQ(launch.wait(), 1);
-  EXPECT_THAT(launch.err(),
+  EXPECT_THAT(
+      launch.err(),
       HasSubstr("server 1 cannot be started (its host is lost), and no worker can train without it: the job ends\n"));
   EXPECT_FALSE(fs::exists(folder() / "pid.rank.w0.0"));
 }
@@ -385,7 +407,9 @@ TEST_F(HostsOfTasksTest, WithoutAWorkerNothingStarts) {
 // The agent lives and beats.
 TEST_F(HostsTest, AHostThatOpensNoSocketIsLost) {
   std::ofstream(folder() / "rsh") << "#!/bin/sh\n"
-                                     "echo '{\"is\":\"ready\",\"protocol\":" << kProtocol << "}'\n"
+                                     "echo '{\"is\":\"ready\",\"protocol\":"
+                                  << kProtocol
+                                  << "}'\n"
                                      "while echo '{\"is\":\"beat\"}'; do sleep 0.5; done\n";
   LaunchProcess launch(on_hosts(1, 1, {"*:exit=0"}), folder());
   EXPECT_EQ(launch.wait(), 1);

@@ -23,7 +23,8 @@ bool is_running(pid_t pid);
 class LaunchProcess {
  public:
   /// `before` runs in that process first.
-  LaunchProcess(const LaunchOptions& options, const std::filesystem::path& folder, const std::function<void()>& before = {});
+  LaunchProcess(const LaunchOptions& options, const std::filesystem::path& folder,
+                const std::function<void()>& before = {});
   ~LaunchProcess();
   LaunchProcess(const LaunchProcess&) = delete;
   LaunchProcess& operator=(const LaunchProcess&) = delete;

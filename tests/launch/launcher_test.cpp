@@ -28,16 +28,19 @@ class LauncherTest : public LaunchTest {
   std::string value(int rank, const std::string& name) const {
     const std::string text = concat("\n", log(rank));
     const size_t at = text.find(concat("\n", name, "="));
-    return at == std::string::npos ? "missing" : text.substr(at + name.size() + 2, text.find('\n', at + 1) - at - name.size() - 2);
+    return at == std::string::npos ? "missing"
+                                   : text.substr(at + name.size() + 2, text.find('\n', at + 1) - at - name.size() - 2);
   }
 };
 
 TEST_F(LauncherTest, TellsRanksWhereTheyStand) {
-  LaunchProcess launch(probes(3, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
-                                  "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT", "*:env=TRIREME_RUN_ID", "*:env=TORCHELASTIC_RUN_ID",
-                                  "*:env=TORCHELASTIC_RESTART_COUNT", "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_TTY",
-                                  "*:env=TRIREME_RESTART", "*:env=TRIREME_LISTEN_FD"}),
-                       folder());
+  LaunchProcess launch(
+      probes(3, {"*:env=RANK", "*:env=LOCAL_RANK", "*:env=WORLD_SIZE", "*:env=LOCAL_WORLD_SIZE", "*:env=GROUP_RANK",
+                 "*:env=MASTER_ADDR", "*:env=MASTER_PORT", "*:env=TRIREME_STORE_ADDR", "*:env=TRIREME_STORE_PORT",
+                 "*:env=TRIREME_RUN_ID", "*:env=TORCHELASTIC_RUN_ID", "*:env=TORCHELASTIC_RESTART_COUNT",
+                 "*:env=TORCHELASTIC_MAX_RESTARTS", "*:env=TRIREME_TTY", "*:env=TRIREME_RESTART",
+                 "*:env=TRIREME_LISTEN_FD"}),
+      folder());
   ASSERT_EQ(launch.wait(), 0) << launch.err();
   for (int rank = 0; rank < 3; ++rank) {
     const std::string number = std::to_string(rank);
@@ -66,14 +69,17 @@ TEST_F(LauncherTest, TellsRanksWhereTheyStand) {
 
 // Even what the launcher got from its own parent without FD_CLOEXEC stays behind.
 TEST_F(LauncherTest, RanksInheritOnlyTheirOwnDescriptors) {
-  LaunchProcess launch(probes(2, {"*:fds", "*:env=TRIREME_LIFELINE_FD", "*:env=TRIREME_LISTEN_FD", "*:env=TRIREME_SECRET_FD"}), folder(), [] {
-    for (const int fd : {60, 500}) {
-      ::dup2(1, fd);
-    }
-  });
+  LaunchProcess launch(
+      probes(2, {"*:fds", "*:env=TRIREME_LIFELINE_FD", "*:env=TRIREME_LISTEN_FD", "*:env=TRIREME_SECRET_FD"}), folder(),
+      [] {
+        for (const int fd : {60, 500}) {
+          ::dup2(1, fd);
+        }
+      });
   ASSERT_EQ(launch.wait(), 0) << launch.err();
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<int> expected = {0, 1, 2, std::stoi(value(rank, "TRIREME_LIFELINE_FD")), std::stoi(value(rank, "TRIREME_SECRET_FD"))};
+    std::vector<int> expected = {0, 1, 2, std::stoi(value(rank, "TRIREME_LIFELINE_FD")),
+                                 std::stoi(value(rank, "TRIREME_SECRET_FD"))};
     if (rank == 0) {
       expected.push_back(std::stoi(value(0, "TRIREME_LISTEN_FD")));
     }
@@ -106,7 +112,8 @@ else:
   EXPECT_EQ(launch.out(), "rank 1 was here\n");
 }
 
-// As torch.distributed and many others do; without SO_REUSEADDR, with which more is allowed. A restart finds another port.
+// As torch.distributed and many others do; without SO_REUSEADDR, with which more is allowed. A restart finds another
+// port.
 TEST_F(LauncherTest, TheProgramsRankZeroCanListenOnMasterPort) {
   LaunchOptions options = probes(2, {});
   options.max_restarts = 1;
@@ -183,9 +190,8 @@ TEST_F(LauncherTest, CountsOnlyCoresItMayUse) {
 
 TEST_F(LauncherTest, RankZeroReadsTheLaunchersInput) {
   std::ofstream(folder() / "input") << "hello";
-  LaunchProcess launch(probes(2, {"*:read"}), folder(), [this] {
-    ::dup2(::open((folder() / "input").c_str(), O_RDONLY), 0);
-  });
+  LaunchProcess launch(probes(2, {"*:read"}), folder(),
+                       [this] { ::dup2(::open((folder() / "input").c_str(), O_RDONLY), 0); });
   ASSERT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_EQ(log(0), "read: hello\n");
   EXPECT_EQ(log(1), "read: \n");
@@ -249,7 +255,7 @@ TEST_F(LauncherTest, LeavesTheCallerAsItWas) {
   for (int number = 1; number < 32; ++number) {
     EXPECT_EQ(sigismember(&before, number), sigismember(&after, number)) << number;
   }
-  struct sigaction broken_pipe {};
+  struct sigaction broken_pipe{};
   ::sigaction(SIGPIPE, nullptr, &broken_pipe);
   EXPECT_EQ(broken_pipe.sa_handler, SIG_DFL);
   int open = 0;
@@ -306,7 +312,8 @@ TEST_F(LauncherTest, JobsSideBySideDoNotMeet) {
     for (const char* name : {"a", "b"}) {
       folders.push_back(folder() / concat(name, round));
       fs::create_directories(folders.back());
-      LaunchOptions options = probes(2, {"*:env=TRIREME_STORE_PORT", "*:env=MASTER_PORT", concat("*:out=", name), "0:await=go" + std::to_string(round)});
+      LaunchOptions options = probes(2, {"*:env=TRIREME_STORE_PORT", "*:env=MASTER_PORT", concat("*:out=", name),
+                                         "0:await=go" + std::to_string(round)});
       options.log_dir = folders.back();
       jobs.push_back(std::make_unique<LaunchProcess>(options, folders.back()));
     }
@@ -315,7 +322,8 @@ TEST_F(LauncherTest, JobsSideBySideDoNotMeet) {
       return lines.size() < 3 ? std::vector<std::string>() : std::vector(lines.begin(), lines.begin() + 2);
     };
     // Both jobs are alive here, so both sockets and both ports for programs are held.
-    ASSERT_TRUE(eventually([&] { return !ports_of(folders[0] / "rank0.log").empty() && !ports_of(folders[1] / "rank0.log").empty(); }));
+    ASSERT_TRUE(eventually(
+        [&] { return !ports_of(folders[0] / "rank0.log").empty() && !ports_of(folders[1] / "rank0.log").empty(); }));
     EXPECT_NE(ports_of(folders[0] / "rank0.log")[0], ports_of(folders[1] / "rank0.log")[0]);
     EXPECT_NE(ports_of(folders[0] / "rank0.log")[1], ports_of(folders[1] / "rank0.log")[1]);
     touch("go" + std::to_string(round));

@@ -96,7 +96,7 @@ TEST_F(LeaseTest, TheRanksOfAStoppedAgentHaveEndedBeforeOthersStart) {
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost: it has said nothing for 2.00 s"),
-      HasSubstr("ranks on host b may still run, until its lease ends")));
+                                  HasSubstr("ranks on host b may still run, until its lease ends")));
 }
 
 // The leases here are longer than these tests may take.
@@ -119,7 +119,10 @@ TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
   ::kill(launch.pid(), SIGSTOP);
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")) && !is_running(pid_of("pid.rank.1.0")); }));
   ::kill(launch.pid(), SIGCONT);
-  EXPECT_TRUE(eventually([&] { return launch.err().find("the agent has not heard of the launcher for 6.00 s and ends its ranks") != std::string::npos; })) << launch.err();
+  EXPECT_TRUE(eventually([&] {
+    return launch.err().find("the agent has not heard of the launcher for 6.00 s and ends its ranks") !=
+           std::string::npos;
+  })) << launch.err();
   ::kill(launch.pid(), SIGTERM);
   EXPECT_NE(launch.wait(), 0);
 }

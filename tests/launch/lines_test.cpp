@@ -61,8 +61,9 @@ TEST(LastLinesTest, AStackCountsAsOneLine) {
   last.add("[rank0]: frame #0: g()");
   last.add("[rank0]: frame #1: main");
   last.add("afterwards there is no frame #2");
-  EXPECT_THAT(last.lines(), ElementsAre("  what():  the error", "frame #0: f0() + 0x1 (0x7f in libc10.so) (and 39 more frames)", "between",
-                                        "[rank0]: frame #0: g() (and 1 more frame)", "afterwards there is no frame #2"));
+  EXPECT_THAT(last.lines(),
+              ElementsAre("  what():  the error", "frame #0: f0() + 0x1 (0x7f in libc10.so) (and 39 more frames)",
+                          "between", "[rank0]: frame #0: g() (and 1 more frame)", "afterwards there is no frame #2"));
 }
 
 TEST(LastLinesTest, FindsTheLastWords) {

@@ -23,7 +23,8 @@ TEST(MessagesTest, CarryAnyBytes) {
 }
 
 TEST(MessagesTest, ArriveInPiecesAndBesideOtherWords) {
-  const std::string stream = "Welcome to node7!\n" + pack({{"is", "ready"}}) + "\n{broken\n[1]\n" + pack({{"is", "beat"}});
+  const std::string stream =
+      "Welcome to node7!\n" + pack({{"is", "ready"}}) + "\n{broken\n[1]\n" + pack({{"is", "beat"}});
   MessageReader reader;
   std::vector<std::string> seen;
   for (const char c : stream) {
@@ -32,7 +33,8 @@ TEST(MessagesTest, ArriveInPiecesAndBesideOtherWords) {
       seen.push_back(line->message ? line->message->at("is").get<std::string>() : "text: " + line->text);
     }
   }
-  EXPECT_EQ(seen, (std::vector<std::string>{"text: Welcome to node7!", "ready", "text: ", "text: {broken", "text: [1]", "beat"}));
+  EXPECT_EQ(seen, (std::vector<std::string>{"text: Welcome to node7!", "ready", "text: ", "text: {broken", "text: [1]",
+                                            "beat"}));
 }
 
 TEST(MessagesTest, WhatNeverEndsIsNoMessage) {
@@ -76,7 +78,8 @@ TEST(MessagesTest, SharesSurviveTheTrip) {
 }
 
 TEST(MessagesTest, OnlyNumbersThatAnIntHoldsAreTaken) {
-  for (const Message& bad : {Message(1e300), Message(1.5), Message(int64_t{1} << 40), Message("4"), Message(nullptr), Message(true)}) {
+  for (const Message& bad :
+       {Message(1e300), Message(1.5), Message(int64_t{1} << 40), Message("4"), Message(nullptr), Message(true)}) {
     for (const char* key : {"first_rank", "nodes", "port"}) {
       Message message = pack_share({});
       message[key] = bad;

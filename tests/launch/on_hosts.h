@@ -20,13 +20,18 @@ class HostsTest : public LaunchTest {
     std::ofstream script(folder() / "rsh");
     script << "#!/bin/sh\n"
               "host=$1; shift\n"
-              "if test -e " << folder().string() << "/down.$host; then "
+              "if test -e "
+           << folder().string()
+           << "/down.$host; then "
               "echo \"ssh: connect to host $host port 22: No route to host\" >&2; exit 255; fi\n"
               "echo \"Welcome to $host!\"\n"
-              "n=0; while test -e " << folder().string() << "/pid.agent.$host.$n; do n=$((n+1)); done\n"
-              "echo $$ > " << folder().string() << "/pid.agent.$host.$n.part; mv " << folder().string()
-                  << "/pid.agent.$host.$n.part "
-           << folder().string() << "/pid.agent.$host.$n\n"
+              "n=0; while test -e "
+           << folder().string()
+           << "/pid.agent.$host.$n; do n=$((n+1)); done\n"
+              "echo $$ > "
+           << folder().string() << "/pid.agent.$host.$n.part; mv " << folder().string() << "/pid.agent.$host.$n.part "
+           << folder().string()
+           << "/pid.agent.$host.$n\n"
               "exec \"$@\"\n";
     script.close();
     std::filesystem::permissions(folder() / "rsh", std::filesystem::perms::owner_all);
@@ -67,8 +72,8 @@ class HostsTest : public LaunchTest {
   std::string value(int rank, const std::string& name) const {
     const std::string text = concat("\n", log(rank));
     const size_t at = text.rfind(concat("\n", name, "="));
-    return at == std::string::npos ? "missing" : text.substr(at + name.size() + 2,
-        text.find('\n', at + 1) - at - name.size() - 2);
+    return at == std::string::npos ? "missing"
+                                   : text.substr(at + name.size() + 2, text.find('\n', at + 1) - at - name.size() - 2);
   }
 };
 

@@ -77,7 +77,7 @@ TEST_F(OutOfMemoryTest, TheCounterOfAnotherGroupSaysNothing) {
   OutOfMemoryWatch memory = watch();
   EXPECT_EQ(memory.killed(77), OutOfMemory::no);
   EXPECT_EQ(memory.killed(78), OutOfMemory::no);
-  write("cgroup/job/memory.events", "oom_kill 1\n");  // counts the groups below too
+  write("cgroup/job/memory.events", "oom_kill 1\n"); // counts the groups below too
   write("cgroup/job/rank1/memory.events.local", "oom_kill 1\n");
   EXPECT_EQ(memory.killed(78), OutOfMemory::no);
   EXPECT_EQ(memory.killed(77), OutOfMemory::yes);

@@ -23,7 +23,8 @@ class OutputTest : public LaunchTest {};
 
 TEST_F(OutputTest, RankZeroIsShownByteForByte) {
   const std::string odd = std::string("10 %\r50 %\r\x1b[2K\xff\xfe no line end");
-  LaunchProcess launch(probes(2, {"0:out=first\n", "0:out=" + odd, "0:err=" + odd, "1:out=other", "1:err=words"}), folder());
+  LaunchProcess launch(probes(2, {"0:out=first\n", "0:out=" + odd, "0:err=" + odd, "1:out=other", "1:err=words"}),
+                       folder());
   ASSERT_EQ(launch.wait(), 0);
   EXPECT_EQ(launch.out(), "first\n" + odd);
   EXPECT_EQ(launch.err(), odd);
@@ -88,7 +89,8 @@ TEST_F(OutputTest, AReaderThatWaitsDoesNotHideAFailure) {
   LaunchProcess launch(probes(2, {"*:pid", "0:lines=200000", "1:await=go", "1:exit=3"}), folder(),
                        [&] { ::dup2(pipe.write.get(), 2); });
   ASSERT_TRUE(appears("pid.rank.0.0"));
-  ASSERT_TRUE(eventually([&] { return fs::exists(folder() / "logs/rank0.log") && fs::file_size(folder() / "logs/rank0.log") > 200'000; }));
+  ASSERT_TRUE(eventually(
+      [&] { return fs::exists(folder() / "logs/rank0.log") && fs::file_size(folder() / "logs/rank0.log") > 200'000; }));
   touch("go");
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")); })) << "rank 0 is not stopped";
   // Reading lets the launcher end.

@@ -1,15 +1,15 @@
-// A rank for the launcher's tests. Its arguments are steps, done in order: "1:exit=3" is for rank 1 only, "*:pid" for all, "s0:" for a server and "w:" for all workers.
+// A rank for the launcher's tests. Its arguments are steps, done in order: "1:exit=3" is for rank 1 only, "*:pid" for
+// all, "s0:" for a server and "w:" for all workers.
 //   pid          leaves its pid in $PROBE_DIR
 //   out=TEXT     err=TEXT      writes TEXT, no line end added
 //   lines=N      writes N numbered lines to stderr
 //   env=NAME     fds           writes NAME=value, its open descriptors
 //   sleep=MS     exit=CODE     kill=SIGNAL NUMBER (itself)
 //   stubborn     ignores SIGTERM and SIGINT from here on
-//   answer=NUMBER              from here on writes "got NUMBER" when that signal comes, and ends with 0 unless it is SIGUSR1
-//   finish=NUMBER              the same, and ends with 0 in any case
-//   child        daemon        starts a process that sleeps: in its group; in a session of its own with no parent
-//   await=FILE                 until $PROBE_DIR/FILE exists; % in it stands for the number of restarts
-//   read         writes "read: " and what stdin has
+//   answer=NUMBER              from here on writes "got NUMBER" when that signal comes, and ends with 0 unless it is
+//   SIGUSR1 finish=NUMBER              the same, and ends with 0 in any case child        daemon        starts a
+//   process that sleeps: in its group; in a session of its own with no parent await=FILE                 until
+//   $PROBE_DIR/FILE exists; % in it stands for the number of restarts read         writes "read: " and what stdin has
 #include <dirent.h>
 #include <signal.h>
 #include <unistd.h>
@@ -54,7 +54,8 @@ std::string in_probe_dir(const std::string& name) {
 }
 
 void leave_pid(const std::string& kind) {
-  const std::string name = in_probe_dir("pid." + kind + "." + who_am_i() + "." + variable("TORCHELASTIC_RESTART_COUNT"));
+  const std::string name =
+      in_probe_dir("pid." + kind + "." + who_am_i() + "." + variable("TORCHELASTIC_RESTART_COUNT"));
   std::ofstream(name + ".part") << ::getpid() << "\n";
   std::rename((name + ".part").c_str(), name.c_str());
 }

@@ -30,8 +30,9 @@ std::string complaint(const std::string& program) {
 TEST_F(ProcessTest, FindsProgramsAsAShellDoes) {
   EXPECT_EQ(find_program("sh").filename(), "sh");
   EXPECT_EQ(find_program("/bin/sh"), "/bin/sh");
-  EXPECT_EQ(complaint("no-such-program"),
-            "[launch] program not found: no-such-program. It is not in PATH; a program in this folder is ./no-such-program");
+  EXPECT_EQ(
+      complaint("no-such-program"),
+      "[launch] program not found: no-such-program. It is not in PATH; a program in this folder is ./no-such-program");
   EXPECT_THAT(complaint("./no-such-program"), HasSubstr("program not found: ./no-such-program"));
   EXPECT_THAT(complaint(""), HasSubstr("program not found"));
   EXPECT_THAT(complaint("/usr"), HasSubstr("/usr is a folder"));
@@ -44,7 +45,7 @@ TEST_F(ProcessTest, SaysWhenAFileMayNotBeRun) {
 
 TEST_F(ProcessTest, LooksInEveryFolderOfPath) {
   const std::string before = std::getenv("PATH");
-  fs::create_directories(folder() / "first" / "tool");  // a folder of that name does not count
+  fs::create_directories(folder() / "first" / "tool"); // a folder of that name does not count
   fs::create_directories(folder() / "second");
   std::ofstream(folder() / "second" / "tool") << "#!/bin/sh\n";
   fs::permissions(folder() / "second" / "tool", fs::perms::owner_all);

@@ -43,8 +43,8 @@ TEST(OutletTest, KeepsWhatTheReaderDoesNotTake) {
 }
 
 TEST(OutletTest, GoesOnWithoutAReader) {
-  struct sigaction before {};
-  struct sigaction ignore {};
+  struct sigaction before{};
+  struct sigaction ignore{};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &before);
   Pipe pipe = make_pipe();

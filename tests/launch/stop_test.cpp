@@ -115,7 +115,8 @@ TEST_F(StopTest, TheSameSignalTwiceAtOnceIsOne) {
 // A shell with a trap waits for the program it runs: only a signal to both ends them in time.
 TEST_F(StopTest, WrappersAndTheirProgramsAreTold) {
   LaunchOptions options = probes(1, {});
-  options.command = {"/bin/sh", "-c", R"(trap : TERM; sh -c 'echo $$ > "$PROBE_DIR/pid.child.0.0"; exec sleep 60'; exit 0)"};
+  options.command = {"/bin/sh", "-c",
+                     R"(trap : TERM; sh -c 'echo $$ > "$PROBE_DIR/pid.child.0.0"; exec sleep 60'; exit 0)"};
   LaunchProcess launch(options, folder());
   ASSERT_TRUE(appears("pid.child.0.0"));
   ASSERT_TRUE(eventually([&] { return !read_file(folder() / "pid.child.0.0").empty(); }));
@@ -207,7 +208,8 @@ TEST_F(StopTest, TheInterruptKeyDoesNotReachBackgroundJobs) {
 // What a rank started may have moved to another session, and its rank may have ended long ago.
 TEST_F(StopTest, NothingSurvivesAKilledLauncher) {
   for (int round = 0; round < 3; ++round) {
-    LaunchProcess launch(probes(3, {"*:stubborn", "*:pid", "*:child", "*:daemon", "2:exit=0", "*:sleep=60000"}), folder());
+    LaunchProcess launch(probes(3, {"*:stubborn", "*:pid", "*:child", "*:daemon", "2:exit=0", "*:sleep=60000"}),
+                         folder());
     for (int rank = 0; rank < 3; ++rank) {
       ASSERT_TRUE(appears(concat("pid.daemon.", rank, ".0")));
     }
@@ -294,10 +296,12 @@ TEST_F(StopTest, AJobWhoseProgramDoesNotStartCanBeStopped) {
 TEST_F(StopTest, TheLifelineShowsThatTheLauncherIsGone) {
   LaunchProcess launch(probes(1, {"*:env=TRIREME_LIFELINE_FD", "*:pid", "*:sleep=60000"}), folder());
   wait_for_ranks(1);
-  ASSERT_TRUE(eventually([&] { return log(0).ends_with('\n'); })) << "the launcher copies the rank's line a little later";
+  ASSERT_TRUE(eventually([&] { return log(0).ends_with('\n'); }))
+      << "the launcher copies the rank's line a little later";
   const std::string line = log(0);
-  const Descriptor lifeline(::open(concat("/proc/", pid_of("pid.rank.0.0"), "/fd/", std::stoi(line.substr(line.find('=') + 1))).c_str(),
-                                   O_RDONLY | O_CLOEXEC));
+  const Descriptor lifeline(
+      ::open(concat("/proc/", pid_of("pid.rank.0.0"), "/fd/", std::stoi(line.substr(line.find('=') + 1))).c_str(),
+             O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(lifeline);
   pollfd polled = {lifeline.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&polled, 1, 0), 0) << "it lives";
@@ -315,7 +319,8 @@ TEST_F(StopTest, PreemptibleRanksMaySaveAndEndWith0) {
     for (const char* name : {"pid.rank.0.0", "pid.rank.1.0", "pid.child.0.0", "pid.child.1.0"}) {
       std::filesystem::remove(folder() / name);
     }
-    LaunchOptions options = probes(2, {"*:child", number == SIGUSR1 ? "*:finish=10" : "*:answer=15", "*:pid", "*:sleep=60000"});
+    LaunchOptions options =
+        probes(2, {"*:child", number == SIGUSR1 ? "*:finish=10" : "*:answer=15", "*:pid", "*:sleep=60000"});
     options.preemptible = true;
     LaunchProcess launch(options, folder());
     wait_for_ranks(2);

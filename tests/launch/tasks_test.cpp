@@ -45,9 +45,11 @@ class TasksTest : public LaunchTest {
 };
 
 TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
-  LaunchProcess launch(tasks(2, 2, {"*:env=TRIREME_WORKER", "w:env=TRIREME_LOCAL_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS", "*:env=RANK", "*:env=WORLD_SIZE", "*:env=TRIREME_STORE_PORT", "s:out=up\n",
-                                    "w:await=go"}),
-                       folder());
+  LaunchProcess launch(
+      tasks(2, 2,
+            {"*:env=TRIREME_WORKER", "w:env=TRIREME_LOCAL_WORKER", "*:env=TRIREME_SERVER", "*:env=TRIREME_SERVERS",
+             "*:env=RANK", "*:env=WORLD_SIZE", "*:env=TRIREME_STORE_PORT", "s:out=up\n", "w:await=go"}),
+      folder());
   ASSERT_TRUE(all_started(2, 2));
   ASSERT_TRUE(eventually([&] { return log_of("server0").ends_with("up\n") && log_of("server1").ends_with("up\n"); }));
   touch("go");
@@ -64,8 +66,10 @@ TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
     const std::string place = concat(task.back(), "/2\n");
     EXPECT_THAT(log, AllOf(HasSubstr(servers + "\n"), HasSubstr("RANK=0\n"), HasSubstr("WORLD_SIZE=1\n")));
     EXPECT_THAT(log, HasSubstr((task.starts_with("worker") ? "TRIREME_WORKER=" : "TRIREME_SERVER=") + place));
-    EXPECT_EQ(log.find(task.starts_with("worker") ? "TRIREME_SERVER=" + place : "TRIREME_WORKER=" + place), std::string::npos);
-    EXPECT_EQ(log.find("TRIREME_LOCAL_WORKER=" + place) != std::string::npos, task.starts_with("worker")) << "both are on this host";
+    EXPECT_EQ(log.find(task.starts_with("worker") ? "TRIREME_SERVER=" + place : "TRIREME_WORKER=" + place),
+              std::string::npos);
+    EXPECT_EQ(log.find("TRIREME_LOCAL_WORKER=" + place) != std::string::npos, task.starts_with("worker"))
+        << "both are on this host";
     EXPECT_EQ(log.ends_with("got 15\n"), task.starts_with("server")) << log;
   }
   EXPECT_THAT(servers, HasSubstr(":" + line(log_of("server0"), "TRIREME_STORE_PORT").substr(19) + ","));
@@ -73,7 +77,9 @@ TEST_F(TasksTest, EachKnowsWhatItIsAndWhereTheServersAre) {
 }
 
 TEST_F(TasksTest, AKilledServerIsStartedAgainAtItsAddress) {
-  LaunchProcess launch(tasks(1, 2, {"*:env=TRIREME_STORE_PORT", "*:env=TRIREME_SERVERS", "*:env=TRIREME_RESTART", "w:await=go"}, 2), folder());
+  LaunchProcess launch(
+      tasks(1, 2, {"*:env=TRIREME_STORE_PORT", "*:env=TRIREME_SERVERS", "*:env=TRIREME_RESTART", "w:await=go"}, 2),
+      folder());
   ASSERT_TRUE(all_started(1, 2));
   // Its socket's port and all addresses, as often as it was started.
   ASSERT_TRUE(eventually([&] { return log_of("server1").find("TRIREME_RESTART") != std::string::npos; }));
@@ -94,8 +100,10 @@ TEST_F(TasksTest, AKilledServerIsStartedAgainAtItsAddress) {
   EXPECT_THAT(log_of("server1"), HasSubstr("TRIREME_RESTART=1\n"));
   touch("go");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] server 1 was killed by SIGKILL"), HasSubstr("[launch] server 1 was killed by SIGKILL, starting it again (restart 1 of 2)\n"),
-                                  HasSubstr("starting it again (restart 2 of 2)\n")));
+  EXPECT_THAT(launch.err(),
+              AllOf(HasSubstr("[launch] server 1 was killed by SIGKILL"),
+                    HasSubstr("[launch] server 1 was killed by SIGKILL, starting it again (restart 1 of 2)\n"),
+                    HasSubstr("starting it again (restart 2 of 2)\n")));
   EXPECT_TRUE(nothing_runs());
 }
 
@@ -105,8 +113,11 @@ TEST_F(TasksTest, AWorkerIsStartedAgainAndThenDropped) {
   kill_task("w1.0");
   ASSERT_TRUE(appears("pid.rank.w1.1"));
   kill_task("w1.1");
-  ASSERT_TRUE(eventually([&] { return launch.err().find("worker 1 is not started again (all 1 restarts are used): the job goes on with 1 worker\n") != std::string::npos; }))
-      << launch.err();
+  ASSERT_TRUE(eventually([&] {
+    return launch.err().find(
+               "worker 1 is not started again (all 1 restarts are used): the job goes on with 1 worker\n") !=
+           std::string::npos;
+  })) << launch.err();
   touch("go");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
   EXPECT_TRUE(nothing_runs());
@@ -134,7 +145,8 @@ TEST_F(TasksTest, AServerThatCannotBeStartedAgainEndsTheJob) {
   ASSERT_TRUE(all_started(2, 2));
   kill_task("s0.0");
   EXPECT_EQ(launch.wait(), 137);
-  EXPECT_THAT(launch.err(), HasSubstr("[launch] server 0 is not started again (all 0 restarts are used), and what it held is gone: the job ends\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("[launch] server 0 is not started again (all 0 restarts are used), and what it "
+                                      "held is gone: the job ends\n"));
   EXPECT_TRUE(nothing_runs());
 }
 
@@ -146,22 +158,26 @@ TEST_F(TasksTest, AServerThatEndsTooEarlyIsStartedAgain) {
   ASSERT_TRUE(appears("pid.rank.s0.1"));
   touch("go");
   EXPECT_EQ(other.wait(), 0) << other.err();
-  EXPECT_THAT(other.err(), HasSubstr("server 0 ended although there are workers, starting it again (restart 1 of 1)\n"));
+  EXPECT_THAT(other.err(),
+              HasSubstr("server 0 ended although there are workers, starting it again (restart 1 of 1)\n"));
 }
 
 TEST_F(TasksTest, WrongInputOfAnyEndsAllAndIsTold) {
   LaunchProcess launch(tasks(2, 1, {"w1:err=no such key\n", "w1:exit=2", "w0:sleep=60000"}, 5), folder());
   EXPECT_EQ(launch.wait(), 2);
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("worker 1 ended with exit code 2: no such key\n"), Not(HasSubstr("starting it again"))));
+  EXPECT_THAT(launch.err(),
+              AllOf(HasSubstr("worker 1 ended with exit code 2: no such key\n"), Not(HasSubstr("starting it again"))));
   EXPECT_TRUE(nothing_runs());
 }
 
 TEST_F(TasksTest, WorkersSaveBeforeTheirServersEnd) {
-  LaunchOptions options = tasks(2, 1, {"w0:answer=15", "w1:stubborn", "w:out=ready\n", "w0:sleep=60000", "w1:await=saved"});
+  LaunchOptions options =
+      tasks(2, 1, {"w0:answer=15", "w1:stubborn", "w:out=ready\n", "w0:sleep=60000", "w1:await=saved"});
   options.preemptible = true;
   LaunchProcess launch(options, folder());
   ASSERT_TRUE(all_started(2, 1));
-  ASSERT_TRUE(eventually([&] { return log_of("worker0").ends_with("ready\n") && log_of("worker1").ends_with("ready\n"); }));
+  ASSERT_TRUE(
+      eventually([&] { return log_of("worker0").ends_with("ready\n") && log_of("worker1").ends_with("ready\n"); }));
   ::kill(launch.pid(), SIGTERM);
   ASSERT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.w0.0")); }));
   EXPECT_TRUE(is_running(pid_of("pid.rank.s0.0"))) << "worker 1 still saves";
@@ -174,7 +190,8 @@ TEST_F(TasksTest, WorkersSaveBeforeTheirServersEnd) {
 TEST_F(TasksTest, AnInterruptGoesToAll) {
   LaunchProcess launch(tasks(1, 1, {"s:answer=2", "w:answer=2", "*:out=ready\n", "w:sleep=60000"}), folder());
   ASSERT_TRUE(all_started(1, 1));
-  ASSERT_TRUE(eventually([&] { return log_of("worker0").ends_with("ready\n") && log_of("server0").ends_with("ready\n"); }));
+  ASSERT_TRUE(
+      eventually([&] { return log_of("worker0").ends_with("ready\n") && log_of("server0").ends_with("ready\n"); }));
   ::kill(launch.pid(), SIGINT);
   EXPECT_EQ(launch.wait(), 130);
   EXPECT_THAT(log_of("worker0"), HasSubstr("got 2\n"));

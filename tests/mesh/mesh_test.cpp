@@ -10,11 +10,11 @@
 namespace trireme::mesh {
 namespace {
 
+using test::error_of;
+using test::run_ranks;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using test::error_of;
-using test::run_ranks;
 using testing::IsEmpty;
 
 MeshShape pipe_data_tensor(int pipe, int data, int tensor) {
@@ -36,7 +36,8 @@ TEST(MeshShapeTest, RankAndCoordinatesAreInverse) {
   EXPECT_EQ(shape.coordinates(1), (Coordinates{0, 0, 1})) << "the last axis has adjacent ranks";
 }
 
-// The formula of the definition: nested loops count the ranks, and a line is made of those that agree on all other axes.
+// The formula of the definition: nested loops count the ranks, and a line is made of those that agree on all other
+// axes.
 TEST(MeshShapeTest, OneToFiveAxesAreAsTheNestedLoopsSay) {
   const std::vector<std::string> names = {"pipe", "data", "expert", "context", "tensor"};
   for (size_t count = 1; count <= names.size(); ++count) {
@@ -115,7 +116,8 @@ TEST(MeshShapeTest, MistakesAreNamedAndChoicesListed) {
               AllOf(HasSubstr("pipe * data * tensor must equal the number of ranks, got 2 * 3 * 4 = 24 and 12 ranks"),
                     HasSubstr("Start 24 ranks, or set pipe to 1, or set tensor to 2.")));
   EXPECT_THAT(fit(4, {{"pipe", 3}, {"data", 3}}), HasSubstr("Start 9 ranks, or choose sizes from 1, 2, 4."));
-  EXPECT_THAT(fit(4, {{"pipe", 3}, {"data", kRest}}), HasSubstr("pipe must divide the number of ranks, got 3 and 4 ranks"));
+  EXPECT_THAT(fit(4, {{"pipe", 3}, {"data", kRest}}),
+              HasSubstr("pipe must divide the number of ranks, got 3 and 4 ranks"));
   EXPECT_THAT(fit(4, {{"pipe", kRest}, {"data", kRest}}), HasSubstr("axis data must have at least one rank, got -1"));
   EXPECT_THAT(fit(4, {{"data", 2}, {"data", 2}}), HasSubstr("two axes are named \"data\""));
   EXPECT_THAT(fit(4, {{"", 4}}), HasSubstr("axis 0 has no name"));
@@ -151,40 +153,53 @@ std::string sum_over(const comm::Group& group, int rank) {
 
 TEST(MeshTest, AxesTogetherHaveAGroupAndAStageAMeshOfItsOwn) {
   EXPECT_THAT(
-      run_ranks(8,
-                [](comm::World& world) {
-                  const int rank = world.rank();
-                  const Mesh mesh(world.group(), MeshShape::fit(8, {{Axis::pipe, 2}, {Axis::data, 2}, {Axis::context, kRest}, {Axis::tensor, 1}}),
-                                  {{Axis::data, Axis::context}, {Axis::data, Axis::tensor}, {Axis::context, Axis::pipe}, {Axis::pipe, Axis::data, Axis::context}});
-                  const bool first = rank < 4;
-                  EXPECT_EQ(sum_over(mesh.group({Axis::context, Axis::data}), rank), first ? "data+context[0 1 2 3] = 6" : "data+context[4 5 6 7] = 22");
-                  EXPECT_EQ(sum_over(mesh.group({"pipe", "context"}), rank), rank % 4 < 2 ? "pipe+context[0 1 4 5] = 10" : "pipe+context[2 3 6 7] = 18");
-                  EXPECT_EQ(sum_over(mesh.group({Axis::pipe, Axis::data, Axis::context}), rank), "world = 28");
-                  EXPECT_EQ(mesh.group({Axis::tensor, Axis::data}).name(), mesh.group(Axis::data).name()) << "tensor is 1";
-                  EXPECT_EQ(mesh.group({Axis::tensor}).size(), 1);
-                  EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }), HasSubstr("no group of axes pipe, data together"));
-                  EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
+      run_ranks(
+          8,
+          [](comm::World& world) {
+            const int rank = world.rank();
+            const Mesh mesh(
+                world.group(),
+                MeshShape::fit(8, {{Axis::pipe, 2}, {Axis::data, 2}, {Axis::context, kRest}, {Axis::tensor, 1}}),
+                {{Axis::data, Axis::context},
+                 {Axis::data, Axis::tensor},
+                 {Axis::context, Axis::pipe},
+                 {Axis::pipe, Axis::data, Axis::context}});
+            const bool first = rank < 4;
+            EXPECT_EQ(sum_over(mesh.group({Axis::context, Axis::data}), rank),
+                      first ? "data+context[0 1 2 3] = 6" : "data+context[4 5 6 7] = 22");
+            EXPECT_EQ(sum_over(mesh.group({"pipe", "context"}), rank),
+                      rank % 4 < 2 ? "pipe+context[0 1 4 5] = 10" : "pipe+context[2 3 6 7] = 18");
+            EXPECT_EQ(sum_over(mesh.group({Axis::pipe, Axis::data, Axis::context}), rank), "world = 28");
+            EXPECT_EQ(mesh.group({Axis::tensor, Axis::data}).name(), mesh.group(Axis::data).name()) << "tensor is 1";
+            EXPECT_EQ(mesh.group({Axis::tensor}).size(), 1);
+            EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }),
+                        HasSubstr("no group of axes pipe, data together"));
+            EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
 
-                  // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.
-                  const comm::Group& stage = mesh.group({Axis::data, Axis::context});
-                  if (first) {
-                    const Mesh inside(stage, MeshShape({{Axis::data, 2}, {Axis::tensor, 2}}));
-                    EXPECT_EQ(sum_over(inside.group(Axis::tensor), rank), rank < 2 ? "tensor[0 1] = 1" : "tensor[2 3] = 5");
-                    EXPECT_EQ(sum_over(inside.group(Axis::data), rank), concat("data[", rank % 2, ' ', rank % 2 + 2, "] = ", 2 * (rank % 2) + 2));
-                  } else {
-                    const Mesh inside(stage, MeshShape({{Axis::expert, 4}}));
-                    EXPECT_EQ(sum_over(inside.group(Axis::expert), rank), "data+context[4 5 6 7] = 22");
-                    const Mesh pairs(stage, MeshShape({{Axis::tensor, 2}, {Axis::data, 2}}));
-                    EXPECT_EQ(sum_over(pairs.group(Axis::data), rank), rank < 6 ? "data[4 5] = 9" : "data[6 7] = 13");
-                    EXPECT_EQ(pairs.coordinate(Axis::tensor), rank / 6);
-                  }
-                  EXPECT_EQ(sum_over(mesh.group(), rank), "world = 28");
-                }),
+            // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.
+            const comm::Group& stage = mesh.group({Axis::data, Axis::context});
+            if (first) {
+              const Mesh inside(stage, MeshShape({{Axis::data, 2}, {Axis::tensor, 2}}));
+              EXPECT_EQ(sum_over(inside.group(Axis::tensor), rank), rank < 2 ? "tensor[0 1] = 1" : "tensor[2 3] = 5");
+              EXPECT_EQ(sum_over(inside.group(Axis::data), rank),
+                        concat("data[", rank % 2, ' ', rank % 2 + 2, "] = ", 2 * (rank % 2) + 2));
+            } else {
+              const Mesh inside(stage, MeshShape({{Axis::expert, 4}}));
+              EXPECT_EQ(sum_over(inside.group(Axis::expert), rank), "data+context[4 5 6 7] = 22");
+              const Mesh pairs(stage, MeshShape({{Axis::tensor, 2}, {Axis::data, 2}}));
+              EXPECT_EQ(sum_over(pairs.group(Axis::data), rank), rank < 6 ? "data[4 5] = 9" : "data[6 7] = 13");
+              EXPECT_EQ(pairs.coordinate(Axis::tensor), rank / 6);
+            }
+            EXPECT_EQ(sum_over(mesh.group(), rank), "world = 28");
+          }),
       IsEmpty());
 }
 
 TEST(MeshTest, RefusesAShapeOfAnotherSize) {
-  EXPECT_THAT(run_ranks(2, [](comm::World& world) { EXPECT_THROW(Mesh(world.group(), pipe_data_tensor(1, 3, 1)), InputError); }), IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) { EXPECT_THROW(Mesh(world.group(), pipe_data_tensor(1, 3, 1)), InputError); }),
+      IsEmpty());
 }
 
 } // namespace

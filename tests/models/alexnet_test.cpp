@@ -26,8 +26,8 @@ TEST(AlexNetTest, HasTorchvisionsParameters) {
   EXPECT_EQ(count, 61100840) << "what torchvision documents for its AlexNet";
   options.hidden = 8;
   const auto parameters = built(options)->named_parameters();
-  for (const char* name : {"features.0.weight", "features.3.bias", "features.6.weight", "features.8.weight", "features.10.weight",
-                           "classifier.1.weight", "classifier.4.weight", "classifier.6.bias"}) {
+  for (const char* name : {"features.0.weight", "features.3.bias", "features.6.weight", "features.8.weight",
+                           "features.10.weight", "classifier.1.weight", "classifier.4.weight", "classifier.6.bias"}) {
     EXPECT_TRUE(parameters.contains(name)) << name;
   }
   EXPECT_EQ(parameters.size(), 16u);

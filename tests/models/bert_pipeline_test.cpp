@@ -53,14 +53,15 @@ TEST(BertPipelineTest, TwoStagesThatPassTheMaskOnEqualOneProcess) {
                                 pipeline::PipelineOptions pipeline;
                                 pipeline.stages = 2;
                                 engine::InitializeOptions options;
-                                options.pipeline =
-                                    std::make_shared<pipeline::PipelineModule>(bert_layers(small()), masked_lm_loss, pipeline);
+                                options.pipeline = std::make_shared<pipeline::PipelineModule>(bert_layers(small()),
+                                                                                              masked_lm_loss, pipeline);
                                 options.config.batch.train = kBatch;
                                 options.config.batch.accumulation = kMicroBatches;
                                 options.config.gradient_clipping = 0;
                                 options.config.optimizer.emplace();
                                 std::get<optim::AdamOptions>(options.config.optimizer->rule).lr = 0.01;
-                                std::get<optim::AdamOptions>(options.config.optimizer->rule).weight_decay = 0.01; // torch's default
+                                std::get<optim::AdamOptions>(options.config.optimizer->rule).weight_decay =
+                                    0.01; // torch's default
                                 options.training_data = std::make_shared<test::Gaps>(kLength);
                                 options.shuffle = false;
                                 const engine::Initialized made = engine::initialize(world, options);

@@ -36,8 +36,9 @@ std::shared_ptr<PipelineModule> built(const BertOptions& options) {
 TEST(BertTest, LogitsEqualPytorchsOnTheSameWeights) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_bert_", ::getpid());
   fs::create_directories(folder);
-  const std::string command =
-      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py\" logits \"", folder.string(), "\"");
+  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
+                                     "/tests/models/reference_bert.py\" logits \"",
+                                     folder.string(), "\"");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   const auto weights = checkpoint::Safetensors::open(folder / "model.safetensors");
   const auto expected = checkpoint::Safetensors::open(folder / "expected.safetensors");
@@ -80,7 +81,8 @@ TEST(BertTest, OnlyMaskedPositionsAreInTheLoss) {
   targets[0][2] = 4;
   targets[1][0] = 1;
   const at::Tensor log_p = logits.log_softmax(-1);
-  EXPECT_NEAR(masked_lm_loss({logits}, {targets}).item<double>(), -(log_p[0][2][4] + log_p[1][0][1]).item<double>() / 2, 1e-6);
+  EXPECT_NEAR(masked_lm_loss({logits}, {targets}).item<double>(), -(log_p[0][2][4] + log_p[1][0][1]).item<double>() / 2,
+              1e-6);
 }
 
 TEST(BertTest, RefusesImpossibleShapes) {
@@ -88,7 +90,9 @@ TEST(BertTest, RefusesImpossibleShapes) {
   options.heads = 3;
   EXPECT_THROW(bert_layers(options), InputError);
   const auto model = built(small());
-  EXPECT_THROW(model->forward(pipeline::Tensors{torch::zeros({1, 13}, torch::kInt64), torch::ones({1, 13}, torch::kBool)}), InputError);
+  EXPECT_THROW(
+      model->forward(pipeline::Tensors{torch::zeros({1, 13}, torch::kInt64), torch::ones({1, 13}, torch::kBool)}),
+      InputError);
 }
 
 } // namespace

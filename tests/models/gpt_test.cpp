@@ -41,8 +41,9 @@ class Gpt2FilesTest : public testing::TestWithParam<bool> {
 
 // The reference forward pass is Python's; see reference_gpt2.py.
 TEST_P(Gpt2FilesTest, LogitsEqualPytorchsOnTheSameWeights) {
-  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py\" ", folder_.string(), ' ',
-                                     GetParam() ? 1 : 0);
+  const std::string command =
+      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/reference_gpt2.py\" ",
+             folder_.string(), ' ', GetParam() ? 1 : 0);
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   Gpt model(small_gpt(GetParam()));
   load_gpt2(model, folder_ / "model.safetensors");
@@ -73,7 +74,8 @@ TEST_P(Gpt2FilesTest, AWrongShapeIsNamed) {
     load_gpt2(wide, folder_);
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("transformer.wte.weight"), testing::HasSubstr("[50, 16]"), testing::HasSubstr("[51, 16]")));
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("transformer.wte.weight"),
+                                             testing::HasSubstr("[50, 16]"), testing::HasSubstr("[51, 16]")));
   }
   other = small_gpt(GetParam());
   other.layers = 1;
@@ -93,7 +95,8 @@ class TiedHeadTest : public Gpt2FilesTest {
     const auto tied = checkpoint::Safetensors::open(folder_ / "tied.safetensors");
     std::vector<checkpoint::NamedTensor> tensors{{"lm_head.weight", head}};
     for (const auto& info : tied.tensors()) {
-      tensors.push_back({prefix ? info.name : info.name.substr(std::string("transformer.").size()), tied.tensor(info.name)});
+      tensors.push_back(
+          {prefix ? info.name : info.name.substr(std::string("transformer.").size()), tied.tensor(info.name)});
     }
     checkpoint::write_safetensors(folder_ / "model.safetensors", tensors);
     return folder_ / "model.safetensors";
@@ -125,8 +128,10 @@ TEST_P(TiedHeadTest, OneThatDiffersIsRefused) {
     const at::Tensor before = model->transformer->ln_f->weight.detach().clone().fill_(7);
     torch::NoGradGuard no_grad;
     model->transformer->ln_f->weight.fill_(7);
-    for (const std::string& said : {complaint([&] { load_gpt2(model, from.init_from); }), complaint([&] { Gpt started(from); })}) {
-      EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("\"lm_head.weight\" differs from \"" + name + '"'), testing::HasSubstr("model.safetensors"),
+    for (const std::string& said :
+         {complaint([&] { load_gpt2(model, from.init_from); }), complaint([&] { Gpt started(from); })}) {
+      EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("\"lm_head.weight\" differs from \"" + name + '"'),
+                                       testing::HasSubstr("model.safetensors"),
                                        testing::HasSubstr("Set model.tie_embeddings to false")));
     }
     EXPECT_TRUE(model->transformer->ln_f->weight.equal(before)) << "nothing is loaded of what is refused";
@@ -153,7 +158,9 @@ TEST_P(TiedHeadTest, AnUntiedModelTakesBoth) {
   EXPECT_TRUE(model->lm_head->weight.equal(head));
   EXPECT_TRUE(model->transformer->embedding->wte->weight.equal(embedding()));
   from.init_from = folder_ / "tied.safetensors";
-  EXPECT_THAT(complaint([&] { Gpt started(from); }), testing::AllOf(testing::HasSubstr("no tensor \"lm_head.weight\""), testing::HasSubstr("model.tie_embeddings to true")));
+  EXPECT_THAT(complaint([&] { Gpt started(from); }),
+              testing::AllOf(testing::HasSubstr("no tensor \"lm_head.weight\""),
+                             testing::HasSubstr("model.tie_embeddings to true")));
 }
 
 TEST(GptTest, TheSeedAloneDecidesTheWeights) {

@@ -43,8 +43,10 @@ TEST_F(SaveGpt2Test, APartOfATensorRankIsRefusedByName) {
                                 ModelRanks ranks;
                                 ranks.tensor.group = world.group();
                                 const Gpt part(two_layers(), ranks);
-                                EXPECT_THAT(test::error_of([&] { save_gpt2(part, folder_); }),
-                                            AllOf(HasSubstr("this rank has a part of parameter \"transformer.wte.weight\""), HasSubstr("of [31, 16]"), HasSubstr("init_from")));
+                                EXPECT_THAT(
+                                    test::error_of([&] { save_gpt2(part, folder_); }),
+                                    AllOf(HasSubstr("this rank has a part of parameter \"transformer.wte.weight\""),
+                                          HasSubstr("of [31, 16]"), HasSubstr("init_from")));
                               }),
               testing::IsEmpty());
   EXPECT_FALSE(fs::exists(folder_)) << "nothing is written";
@@ -57,7 +59,9 @@ TEST_F(SaveGpt2Test, AtZeroStage3GatheredParametersAreSaved) {
                                 Gpt model(two_layers());
                                 engine::InitializeOptions options;
                                 options.model = model.ptr();
-                                options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                                options.loss = [model](const data::Batch& batch) mutable {
+                                  return model->loss(batch.input(), batch.target());
+                                };
                                 options.config.batch.train = 2;
                                 options.config.zero.stage = 3;
                                 options.config.zero.param_persistence_threshold = 0;

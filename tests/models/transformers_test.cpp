@@ -36,7 +36,8 @@ Gpt some_gpt(bool tied, at::ScalarType dtype) {
   const torch::NoGradGuard no_grad;
   Gpt model(three_layers(tied));
   for (const auto& item : model->named_parameters()) {
-    item.value().normal_(item.key().find("ln_") != std::string::npos && item.key().ends_with("weight") ? 1.0 : 0.0, 0.2);
+    item.value().normal_(item.key().find("ln_") != std::string::npos && item.key().ends_with("weight") ? 1.0 : 0.0,
+                         0.2);
   }
   model->to(dtype);
   model->eval();
@@ -63,11 +64,13 @@ TEST_F(TransformersTest, OpensWhatWasSavedAndTheOtherWayRound) {
     std::string seen;
   };
   const int64_t shared = 50 * 32 + 12 * 32 + 3 * (12 * 32 * 32 + 13 * 32) + 2 * 32;
-  const std::vector<Case> cases{{"tied", true, at::kFloat, concat("tied: tied, float32, parameters: ", shared)},
-                                {"untied", false, at::kFloat, concat("untied: untied, float32, parameters: ", shared + 50 * 32)},
-                                {"tied_bf16", true, at::kBFloat16, "tied_bf16: tied, bfloat16"},
-                                {"untied_bf16", false, at::kBFloat16, "untied_bf16: untied, bfloat16"}};
-  std::string command = "\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/open_with_transformers.py\"";
+  const std::vector<Case> cases{
+      {"tied", true, at::kFloat, concat("tied: tied, float32, parameters: ", shared)},
+      {"untied", false, at::kFloat, concat("untied: untied, float32, parameters: ", shared + 50 * 32)},
+      {"tied_bf16", true, at::kBFloat16, "tied_bf16: tied, bfloat16"},
+      {"untied_bf16", false, at::kBFloat16, "untied_bf16: untied, bfloat16"}};
+  std::string command =
+      "\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/open_with_transformers.py\"";
   for (const Case& one : cases) {
     save_gpt2(some_gpt(one.tied, one.dtype), folder_ / one.name);
     command += concat(' ', (folder_ / one.name).string());
@@ -80,7 +83,8 @@ TEST_F(TransformersTest, OpensWhatWasSavedAndTheOtherWayRound) {
     model->to(at::kFloat); // the same values: what is computed in bf16 does not agree to 1e-5
     const auto theirs = checkpoint::Safetensors::open(folder_ / one.name / "seen.safetensors");
     const torch::NoGradGuard no_grad;
-    EXPECT_LT((model->forward(theirs.tensor("tokens")) - theirs.tensor("logits")).abs().max().item<double>(), 1e-5) << one.name;
+    EXPECT_LT((model->forward(theirs.tensor("tokens")) - theirs.tensor("logits")).abs().max().item<double>(), 1e-5)
+        << one.name;
     // In several files with an index, as large models are.
     ASSERT_TRUE(fs::exists(folder_ / one.name / "again/model.safetensors.index.json")) << one.name;
     GptOptions from = three_layers(one.tied);

@@ -35,7 +35,8 @@ size_t count(const std::string& text, const std::string& what) {
 TEST(ChartTest, DrawsInsideItsFrame) {
   const std::string svg = draw_chart({{"loss", "a", falling(500), false}}, {});
   const std::regex number("[ML ](-?[0-9.]+) (-?[0-9.]+)");
-  const std::string path = svg.substr(svg.find(" d=\"") + 4, svg.find("\"/>", svg.find(" d=\"")) - svg.find(" d=\"") - 4);
+  const std::string path =
+      svg.substr(svg.find(" d=\"") + 4, svg.find("\"/>", svg.find(" d=\"")) - svg.find(" d=\"") - 4);
   int points = 0;
   for (std::sregex_iterator it(path.begin(), path.end(), number); it != std::sregex_iterator(); ++it, ++points) {
     const double x = std::stod((*it)[1]);

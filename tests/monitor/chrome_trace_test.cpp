@@ -41,14 +41,18 @@ std::vector<json> spans_of(const json& trace) {
 }
 
 TEST_F(ChromeTraceTest, RecordsOnlyWhileOn) {
-  { Span ignored("before"); }
+  {
+    Span ignored("before");
+  }
   tracer().start(0);
   {
     Span outer("step");
     Span inner("all_reduce", Lane::communication, 4096);
   }
   tracer().stop();
-  { Span ignored("after"); }
+  {
+    Span ignored("after");
+  }
   ASSERT_EQ(tracer().num_events(), 2u);
   tracer().write(folder_ / "t.json");
   const auto spans = spans_of(load("t.json"));

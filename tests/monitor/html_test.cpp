@@ -18,13 +18,17 @@ TEST(CleanUtf8Test, KeepsWhatIsWellFormed) {
 
 TEST(CleanUtf8Test, ReplacesWhatIsNot) {
   const std::string mark = "\xEF\xBF\xBD";
-  EXPECT_EQ(clean_utf8("a\xFF" "b"), "a" + mark + "b");
-  EXPECT_EQ(clean_utf8("\xC3"), mark);                           // cut off
-  EXPECT_EQ(clean_utf8("\xE2\x82" "x"), mark + mark + "x");      // cut off inside
-  EXPECT_EQ(clean_utf8("\xC0\xAF"), mark + mark);                // overlong "/"
-  EXPECT_EQ(clean_utf8("\xE0\x80\xAF"), mark + mark + mark);     // overlong
-  EXPECT_EQ(clean_utf8("\xED\xA0\x80"), mark + mark + mark);     // surrogate
-  EXPECT_EQ(clean_utf8("\xF4\x90\x80\x80"), mark + mark + mark + mark);  // past U+10FFFF
+  EXPECT_EQ(clean_utf8("a\xFF"
+                       "b"),
+            "a" + mark + "b");
+  EXPECT_EQ(clean_utf8("\xC3"), mark); // cut off
+  EXPECT_EQ(clean_utf8("\xE2\x82"
+                       "x"),
+            mark + mark + "x");                                         // cut off inside
+  EXPECT_EQ(clean_utf8("\xC0\xAF"), mark + mark);                       // overlong "/"
+  EXPECT_EQ(clean_utf8("\xE0\x80\xAF"), mark + mark + mark);            // overlong
+  EXPECT_EQ(clean_utf8("\xED\xA0\x80"), mark + mark + mark);            // surrogate
+  EXPECT_EQ(clean_utf8("\xF4\x90\x80\x80"), mark + mark + mark + mark); // past U+10FFFF
   EXPECT_EQ(clean_utf8(std::string("\0\x1B[2J", 5)), mark + mark + "[2J");
 }
 
@@ -35,19 +39,20 @@ TEST(JsonAsHtmlTest, EscapesKeysAndValues) {
   value["none"] = nullptr;
   value["empty"] = nlohmann::ordered_json::object();
   value["list"] = nlohmann::ordered_json::array({nlohmann::ordered_json{{"a", true}}});
-  EXPECT_EQ(json_as_html(value),
-            "{\n"
-            "  <span class=\"k\">&quot;&lt;k&gt;&quot;</span>: "
-            "<span class=\"s\">&quot;a\\&quot;&lt;/pre&gt;\\n\xEF\xBF\xBD&quot;</span>,\n"
-            "  <span class=\"k\">&quot;betas&quot;</span>: [<span class=\"n\">0.9</span>, <span class=\"n\">0.95</span>],\n"
-            "  <span class=\"k\">&quot;none&quot;</span>: <span class=\"w\">null</span>,\n"
-            "  <span class=\"k\">&quot;empty&quot;</span>: {},\n"
-            "  <span class=\"k\">&quot;list&quot;</span>: [\n"
-            "    {\n"
-            "      <span class=\"k\">&quot;a&quot;</span>: <span class=\"w\">true</span>\n"
-            "    }\n"
-            "  ]\n"
-            "}");
+  EXPECT_EQ(
+      json_as_html(value),
+      "{\n"
+      "  <span class=\"k\">&quot;&lt;k&gt;&quot;</span>: "
+      "<span class=\"s\">&quot;a\\&quot;&lt;/pre&gt;\\n\xEF\xBF\xBD&quot;</span>,\n"
+      "  <span class=\"k\">&quot;betas&quot;</span>: [<span class=\"n\">0.9</span>, <span class=\"n\">0.95</span>],\n"
+      "  <span class=\"k\">&quot;none&quot;</span>: <span class=\"w\">null</span>,\n"
+      "  <span class=\"k\">&quot;empty&quot;</span>: {},\n"
+      "  <span class=\"k\">&quot;list&quot;</span>: [\n"
+      "    {\n"
+      "      <span class=\"k\">&quot;a&quot;</span>: <span class=\"w\">true</span>\n"
+      "    }\n"
+      "  ]\n"
+      "}");
 }
 
 } // namespace

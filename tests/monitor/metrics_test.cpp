@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <sys/resource.h>
 #include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <limits>
-#include <sys/resource.h>
 
 namespace trireme::monitor {
 namespace {
@@ -54,10 +54,11 @@ TEST(MetricsLineTest, HasTheKeysOfTheDesignInOrder) {
   metrics.offload_read_bytes = 8192;
   metrics.offload_write_bytes = 4096;
   metrics.host_syncs = 1;
-  EXPECT_EQ(metrics_line(metrics),
-            R"({"step":12,"loss":1.5,"val_loss":1.25,"val_accuracy":0.5,"lr":0.003,"grad_norm":0.75,)"
-            R"("loss_scale":65536.0,"tokens_per_s":43200.0,"samples_per_s":337.5,"step_ms":76.0,)"
-            R"("wall_time":1700000000.5,"peak_rss_bytes":412000000000,"device_peak_bytes":96000000,"activation_bytes":17000000,"comm_bytes":3400000,"offload_read_bytes":8192,"offload_write_bytes":4096,"host_syncs":1})");
+  EXPECT_EQ(
+      metrics_line(metrics),
+      R"({"step":12,"loss":1.5,"val_loss":1.25,"val_accuracy":0.5,"lr":0.003,"grad_norm":0.75,)"
+      R"("loss_scale":65536.0,"tokens_per_s":43200.0,"samples_per_s":337.5,"step_ms":76.0,)"
+      R"("wall_time":1700000000.5,"peak_rss_bytes":412000000000,"device_peak_bytes":96000000,"activation_bytes":17000000,"comm_bytes":3400000,"offload_read_bytes":8192,"offload_write_bytes":4096,"host_syncs":1})");
 }
 
 TEST(MetricsLineTest, WhatWasNotMeasuredIsNotThere) {
@@ -85,8 +86,8 @@ TEST(MetricsLineTest, ComesBackBitForBit) {
 }
 
 TEST(MetricsLineTest, BrokenLinesAreNotStepsAndUnknownKeysAreFine) {
-  for (const char* line : {"", "{", "[]", "null", R"({"loss":1})", R"({"step":1.5})", R"({"step":"1"})", R"({"step":-1})",
-                           R"({"step":1,"loss":"low"})", R"({"step":1,"comm_bytes":1e300})",
+  for (const char* line : {"", "{", "[]", "null", R"({"loss":1})", R"({"step":1.5})", R"({"step":"1"})",
+                           R"({"step":-1})", R"({"step":1,"loss":"low"})", R"({"step":1,"comm_bytes":1e300})",
                            R"({"step":18446744073709551615})", R"({"step":1,"loss":1.)"}) {
     EXPECT_FALSE(parse_metrics_line(line)) << line;
   }
@@ -182,7 +183,8 @@ TEST_F(MetricsWriterTest, AFullDiskLeavesWholeLines) {
 using ReadMetricsTest = MetricsWriterTest;
 
 TEST_F(ReadMetricsTest, SkipsWhatACrashLeft) {
-  put("m.jsonl", "{\"step\":1,\"loss\":3}\n\n" + std::string(10, '\0') + "\n{\"step\":2,\"loss\":2}\r\n{\"step\":3,\"loss\":1");
+  put("m.jsonl",
+      "{\"step\":1,\"loss\":3}\n\n" + std::string(10, '\0') + "\n{\"step\":2,\"loss\":2}\r\n{\"step\":3,\"loss\":1");
   EXPECT_THAT(steps_of(read_metrics(folder_ / "m.jsonl")), ElementsAre(1, 2));
 }
 

@@ -71,8 +71,9 @@ TEST(ProgressTest, DrawsOneLineWithEverything) {
   StepMetrics metrics = at_step(1501);
   metrics.val_loss = 1.79;
   progress.update(metrics);
-  EXPECT_EQ(stage.writes.back(),
-            kClear + "###############...............  step 1501/3000  loss 1.812  val 1.790  43.2k tok/s  1 min 40 s left");
+  EXPECT_EQ(
+      stage.writes.back(),
+      kClear + "###############...............  step 1501/3000  loss 1.812  val 1.790  43.2k tok/s  1 min 40 s left");
 }
 
 TEST(ProgressTest, ValidationStaysAndAccuracyReadsInPercent) {
@@ -92,7 +93,7 @@ TEST(ProgressTest, ValidationStaysAndAccuracyReadsInPercent) {
 TEST(ProgressTest, RedrawsAtMostTenTimesASecond) {
   Stage stage;
   Progress progress(stage.options(true));
-  for (int64_t step = 1; step <= 1000; ++step) {  // 1 ms a step
+  for (int64_t step = 1; step <= 1000; ++step) { // 1 ms a step
     progress.update(at_step(step));
     stage.now += 0.001;
   }
@@ -159,7 +160,8 @@ TEST(ProgressTest, LogLinesStandAboveTheLine) {
   EXPECT_EQ(stage.writes.back(), "before the first step\n");
   progress.update(at_step(1));
   log::warning("the scale fell");
-  EXPECT_THAT(stage.writes.back(), AllOf(StartsWith(kClear + "warning: the scale fell\n"), HasSubstr("step    1/3000")));
+  EXPECT_THAT(stage.writes.back(),
+              AllOf(StartsWith(kClear + "warning: the scale fell\n"), HasSubstr("step    1/3000")));
   progress.finish();
   const size_t count = stage.writes.size();
   log::info("goes to stderr: the progress line is over");
@@ -191,7 +193,7 @@ TEST(ProgressTest, EndsWithTheLastStateAndALineEnd) {
   Stage stage;
   Progress progress(stage.options(true));
   progress.update(at_step(1));
-  progress.update(at_step(2));  // too early to be drawn
+  progress.update(at_step(2)); // too early to be drawn
   progress.finish();
   progress.finish();
   progress.update(at_step(3));
@@ -243,7 +245,7 @@ TEST(ProgressTest, TimeLeftCountsFromTheResumedStep) {
   options.first_step = 900;
   Progress progress(options);
   progress.update(at_step(901));
-  stage.now += 9;  // a second a step
+  stage.now += 9; // a second a step
   progress.update(at_step(910));
   EXPECT_THAT(stage.writes.back(), HasSubstr("1 min 30 s left"));
 }

@@ -16,7 +16,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-
 std::vector<StepMetrics> run_of(int64_t count) {
   std::vector<StepMetrics> steps;
   for (int64_t i = 1; i <= count; ++i) {
@@ -119,7 +118,8 @@ TEST_F(ReportTest, ARunOnADeviceShowsItsMemoryAndWaits) {
     step.host_syncs = step.step == 1 ? 3 : 1;
   }
   const std::string text = check(full_summary(), steps);
-  EXPECT_THAT(text, AllOf(HasSubstr("Peak device memory"), HasSubstr("90.0 MB"), HasSubstr("Host waits"), HasSubstr("1 a step")));
+  EXPECT_THAT(text, AllOf(HasSubstr("Peak device memory"), HasSubstr("90.0 MB"), HasSubstr("Host waits"),
+                          HasSubstr("1 a step")));
   EXPECT_THAT(check(full_summary(), run_of(20)), Not(HasSubstr("Host waits")));
 }
 
@@ -132,7 +132,8 @@ TEST_F(ReportTest, ARunThatCouldNotSayHowItEndedHasEnded) {
   summary.status = "running, step 20";
   check(summary, run_of(20));
   end_report(folder_ / "report.html", "failed <&>");
-  EXPECT_THAT(read_file(folder_ / "report.html"), HasSubstr("<span class=\"badge bad\">failed &lt;&amp;&gt;, step 20</span>"));
+  EXPECT_THAT(read_file(folder_ / "report.html"),
+              HasSubstr("<span class=\"badge bad\">failed &lt;&amp;&gt;, step 20</span>"));
   EXPECT_THAT(check(full_summary(), run_of(20)), HasSubstr("finished"));
   end_report(folder_ / "report.html", "failed");
   EXPECT_THAT(read_file(folder_ / "report.html"), HasSubstr("<span class=\"badge\">finished</span>"));
@@ -173,7 +174,8 @@ TEST_F(ReportTest, ClassifiersShowAccuracyAndSamples) {
     metrics.samples_per_s = 5120;
     steps.push_back(metrics);
   }
-  EXPECT_THAT(check({}, steps), AllOf(HasSubstr("85.00 %"), HasSubstr("best 89.00 % at step 900"), HasSubstr("5.12k samples/s")));
+  EXPECT_THAT(check({}, steps),
+              AllOf(HasSubstr("85.00 %"), HasSubstr("best 89.00 % at step 900"), HasSubstr("5.12k samples/s")));
 }
 
 TEST_F(ReportTest, EveryTextIsUntrusted) {

@@ -11,7 +11,6 @@ namespace {
 using testing::DoubleNear;
 using testing::ElementsAre;
 
-
 std::vector<Point> wave(int count) {
   std::vector<Point> points;
   for (int i = 0; i < count; ++i) {
@@ -111,7 +110,7 @@ TEST(MedianTest, IgnoresWhatIsNotFinite) {
 TEST(TicksTest, AreRoundAndInside) {
   EXPECT_THAT(linear_ticks(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(linear_ticks(1.31, 1.52, 4), ElementsAre(DoubleNear(1.35, 1e-12), DoubleNear(1.4, 1e-12),
-                                                        DoubleNear(1.45, 1e-12), DoubleNear(1.5, 1e-12)));
+                                                       DoubleNear(1.45, 1e-12), DoubleNear(1.5, 1e-12)));
   EXPECT_THAT(linear_ticks(-1, 1, 4), ElementsAre(-1, -0.5, 0, 0.5, 1));
   EXPECT_THAT(log_ticks(1, 3000), ElementsAre(1, 10, 100, DoubleNear(1000, 1e-9)));
   EXPECT_THAT(log_ticks(1, 12), ElementsAre(1, 2, 5, 10));

@@ -43,30 +43,37 @@ TEST(StragglerTest, ACleanRunGivesNoAlarm) {
 }
 
 TEST(StragglerTest, ASlowBackwardIsNamed) {
-  const auto found = find_straggler(steps(16, 0.002, [](StepShare& share, int rank, int) { share.backward *= rank == 2 ? 2 : 1; }));
+  const auto found =
+      find_straggler(steps(16, 0.002, [](StepShare& share, int rank, int) { share.backward *= rank == 2 ? 2 : 1; }));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->rank, 2);
   EXPECT_EQ(found->phase, "backward");
   EXPECT_NEAR(found->speed, 0.5, 0.06);
   EXPECT_EQ(found->last_share, 1);
   EXPECT_EQ(describe(Straggler{2, 0.9375, 1.62, "backward", 0.484, 16}, 6),
-            "rank 6 arrives last in 94 % of the last 16 steps: 0.48x of the fastest in backward, 1.6 times its time for a step");
+            "rank 6 arrives last in 94 % of the last 16 steps: 0.48x of the fastest in backward, 1.6 times its time "
+            "for a step");
 }
 
 TEST(StragglerTest, LatenessCountsNotDuration) {
   // Rank 1 has the longest steps by the clock of its communication: it waits for rank 0.
-  const auto found = find_straggler(steps(16, 0.002, [](StepShare& share, int rank, int) { share.data += rank == 0 ? 0.03 : 0; }));
+  const auto found =
+      find_straggler(steps(16, 0.002, [](StepShare& share, int rank, int) { share.data += rank == 0 ? 0.03 : 0; }));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->rank, 0);
   EXPECT_EQ(found->phase, "data");
 }
 
 TEST(StragglerTest, OnceInAWhileOrALittleIsNone) {
-  const Change now_and_then = [](StepShare& share, int rank, int step) { share.forward += rank == 1 && step % 3 == 0 ? 0.1 : 0; };
+  const Change now_and_then = [](StepShare& share, int rank, int step) {
+    share.forward += rank == 1 && step % 3 == 0 ? 0.1 : 0;
+  };
   EXPECT_FALSE(find_straggler(steps(16, 0.002, now_and_then)));
-  EXPECT_FALSE(find_straggler(steps(16, 0, [](StepShare& share, int rank, int) { share.forward *= rank == 1 ? 1.5 : 1; })));
+  EXPECT_FALSE(
+      find_straggler(steps(16, 0, [](StepShare& share, int rank, int) { share.forward *= rank == 1 ? 1.5 : 1; })));
   // Twice as slow, but microseconds only.
-  EXPECT_FALSE(find_straggler(steps(16, 0, [](StepShare& share, int rank, int) { share = {0, 1e-4, rank == 1 ? 4e-4 : 1e-4, 0, 0, 0}; })));
+  EXPECT_FALSE(find_straggler(
+      steps(16, 0, [](StepShare& share, int rank, int) { share = {0, 1e-4, rank == 1 ? 4e-4 : 1e-4, 0, 0, 0}; })));
 }
 
 } // namespace

@@ -22,7 +22,9 @@ TEST(Crc32cTest, MatchesTheVectorsOfRfc3720) {
     falling.push_back(static_cast<char>(31 - i));
   }
   const std::string read_command(
-      "\x01\xc0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x14\0\0\0\0\0\x04\0\0\0\0\x14\0\0\0\x18\x28\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0", 48);
+      "\x01\xc0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x14\0\0\0\0\0\x04\0\0\0\0\x14\0\0\0\x18\x28\0\0\0\0\0\0\0\x02\0\0\0\0\0\0"
+      "\0",
+      48);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);
   EXPECT_EQ(crc32c(rising), 0x46DD794Eu);

@@ -16,11 +16,16 @@ Options placed(Place states, Place parameters = Place::device) {
 }
 
 TEST(OffloadConflictTest, NothingMovesNothingConflicts) {
-  EXPECT_EQ(conflict({}, {.zero_stage = 0, .device = "cuda:0", .exchanges_values = "parameter_averaging", .has_servers = true}).what, "");
+  EXPECT_EQ(
+      conflict({},
+               {.zero_stage = 0, .device = "cuda:0", .exchanges_values = "parameter_averaging", .has_servers = true})
+          .what,
+      "");
 }
 
 TEST(OffloadConflictTest, OnTheCpuOnlyStagesAndServersMatter) {
-  const Setting cpu{.zero_stage = 3, .exchanges_values = "parameter_averaging", .steps_in_backward = true, .needs_norms = "LAMB"};
+  const Setting cpu{
+      .zero_stage = 3, .exchanges_values = "parameter_averaging", .steps_in_backward = true, .needs_norms = "LAMB"};
   for (const Place parameters : {Place::device, Place::host, Place::nvme}) {
     Options options = placed(Place::nvme, parameters);
     options.optimizer.ratio = 0.5;
@@ -43,7 +48,8 @@ TEST(OffloadConflictTest, WhatLeavesADeviceHasItsRules) {
   EXPECT_EQ(what(placed(Place::nvme, Place::nvme), gpu), "");
   Setting lamb = gpu;
   lamb.needs_norms = "LAMB";
-  for (const Place parameters : {Place::device, Place::host, Place::nvme}) { // stepped where the states are, wherever that is
+  for (const Place parameters :
+       {Place::device, Place::host, Place::nvme}) { // stepped where the states are, wherever that is
     EXPECT_EQ(what(placed(Place::device, parameters), gpu), "");
     EXPECT_EQ(what(placed(Place::device, parameters), lamb), "");
     Options part = placed(Place::host, parameters);

@@ -36,7 +36,12 @@ std::string error_of(const F& f) {
 struct Filled : Stored {
   int64_t buffer;
 
-  explicit Filled(bool pipelined = true) : Stored({.kind = "optimizer states", .buffers = 3, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true}) {
+  explicit Filled(bool pipelined = true)
+      : Stored({.kind = "optimizer states",
+                .buffers = 3,
+                .pipeline_read = pipelined,
+                .pipeline_write = pipelined,
+                .fast_init = true}) {
     buffer = store.add(equal_arrays(1, kBuckets, 1024), at::kCPU);
     std::vector<std::string> names;
     for (int b = 0; b < kBuckets; ++b) {
@@ -64,10 +69,14 @@ TEST(DiskStoreFaultsTest, AByteThatTheDiskChangedIsFound) {
     if (ahead) {
       filled.store.prefetch(filled.buffer, 2);
     }
-    EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 2); }),
-                AllOf(HasSubstr("the disk has changed bucket 2 of the optimizer states, which begins with \"layers.2.weight\""), HasSubstr("bytes 8192 to 12288 of "),
-                      HasSubstr((filled.scratch.path / "trireme.rank0/optimizer_states.0").string()), HasSubstr("last checkpoint")));
-    EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 2); }), HasSubstr("the disk has changed")) << "again, and not its memory of before";
+    EXPECT_THAT(
+        error_of([&] { read(filled.store, filled.buffer, 2); }),
+        AllOf(HasSubstr("the disk has changed bucket 2 of the optimizer states, which begins with \"layers.2.weight\""),
+              HasSubstr("bytes 8192 to 12288 of "),
+              HasSubstr((filled.scratch.path / "trireme.rank0/optimizer_states.0").string()),
+              HasSubstr("last checkpoint")));
+    EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 2); }), HasSubstr("the disk has changed"))
+        << "again, and not its memory of before";
     EXPECT_EQ(read(filled.store, filled.buffer, 3), 4) << "the others are whole";
   }
 }
@@ -76,7 +85,8 @@ TEST(DiskStoreFaultsTest, AFileThatBecameShorterIsAnErrorWithItsName) {
   Filled filled;
   ASSERT_EQ(::truncate(open_file("optimizer_states.0").c_str(), 2 * 4096), 0);
   EXPECT_EQ(read(filled.store, filled.buffer, 1), 2);
-  EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 4); }), AllOf(HasSubstr("cannot read"), HasSubstr("optimizer_states.0"), HasSubstr("offset 16384")));
+  EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 4); }),
+              AllOf(HasSubstr("cannot read"), HasSubstr("optimizer_states.0"), HasSubstr("offset 16384")));
 }
 
 /// While it lives, the kernel refuses every write to a file: EFBIG.
@@ -106,9 +116,11 @@ TEST(DiskStoreFaultsTest, WhatCouldNotBeWrittenIsLostAndSaysSo) {
         }
       });
     }
-    EXPECT_THAT(error, AllOf(HasSubstr("cannot write"), HasSubstr("optimizer_states.0"), HasSubstr("offset 8192"), HasSubstr("are free in ")));
+    EXPECT_THAT(error, AllOf(HasSubstr("cannot write"), HasSubstr("optimizer_states.0"), HasSubstr("offset 8192"),
+                             HasSubstr("are free in ")));
     EXPECT_THAT(error_of([&] { read(filled.store, filled.buffer, 2); }),
-                AllOf(HasSubstr("bucket 2 of the optimizer states, which begins with \"layers.2.weight\""), HasSubstr("is lost"), HasSubstr("last checkpoint")));
+                AllOf(HasSubstr("bucket 2 of the optimizer states, which begins with \"layers.2.weight\""),
+                      HasSubstr("is lost"), HasSubstr("last checkpoint")));
     EXPECT_EQ(read(filled.store, filled.buffer, 6), 7);
     filled.store.forget(filled.buffer, 2);
     write(filled.store, filled.buffer, 2, 5);
@@ -133,7 +145,8 @@ TEST(DiskStoreFaultsTest, StepsUntilTheSystemRefuses) {
   for (int b = 0; b < kBuckets; ++b) {
     try {
       const double value = read(filled.store, filled.buffer, b);
-      EXPECT_TRUE(value == step - 1 || (traced && value == step)) << "step " << step << ", bucket " << b << ": " << value;
+      EXPECT_TRUE(value == step - 1 || (traced && value == step))
+          << "step " << step << ", bucket " << b << ": " << value;
       ++whole;
     } catch (const Error&) {
       ++lost;
@@ -151,14 +164,20 @@ TEST(DiskStoreFaultsTest, EveryErrorOfTheSystemIsTold) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer's process is not traced";
   }
-  const std::string traced = "TRIREME_TEST_TRACED=1 TRIREME_AIO=threads OMP_NUM_THREADS=1 strace -f -qq -o /dev/null -e trace=pread64,pwrite64 -e inject=";
-  const std::string program = " " + fs::read_symlink("/proc/self/exe").string() + " --gtest_filter=DiskStoreFaultsTest.StepsUntilTheSystemRefuses";
+  const std::string traced =
+      "TRIREME_TEST_TRACED=1 TRIREME_AIO=threads OMP_NUM_THREADS=1 strace -f -qq -o /dev/null -e "
+      "trace=pread64,pwrite64 -e inject=";
+  const std::string program = " " + fs::read_symlink("/proc/self/exe").string() +
+                              " --gtest_filter=DiskStoreFaultsTest.StepsUntilTheSystemRefuses";
   // The loader of libraries reads by pread64 too, but never so often in one thread.
-  for (const auto& [fault, told] : {std::pair("pread64:error=EIO:when=300", "cannot read 4096 bytes"), std::pair("pwrite64:error=EIO:when=300", "cannot write 4096 bytes"),
+  for (const auto& [fault, told] : {std::pair("pread64:error=EIO:when=300", "cannot read 4096 bytes"),
+                                    std::pair("pwrite64:error=EIO:when=300", "cannot write 4096 bytes"),
                                     std::pair("pwrite64:error=ENOSPC:when=301", "No space left on device")}) {
     const auto [status, output] = test::run_command(traced + fault + program);
     EXPECT_EQ(status, 0) << output;
-    EXPECT_THAT(output, AllOf(HasSubstr("whole "), HasSubstr(told), HasSubstr("trireme.rank0/optimizer_states.0"), HasSubstr("are free in "))) << fault;
+    EXPECT_THAT(output, AllOf(HasSubstr("whole "), HasSubstr(told), HasSubstr("trireme.rank0/optimizer_states.0"),
+                              HasSubstr("are free in ")))
+        << fault;
   }
 }
 
@@ -174,7 +193,8 @@ TEST(DiskStoreFaultsTest, AFullDiskIsNoticedBeforeTheFirstStep) {
     DiskStore store(RankFolder::open(small, 0), {.kind = "optimizer states"}, std::make_shared<Traffic>());
     const int64_t fits = store.add(equal_arrays(2, 8, 1024), at::kCPU);
     EXPECT_THAT(error_of([&] { store.add(equal_arrays(2, 400, 1024), at::kCPU); }),
-                AllOf(HasSubstr((small / "trireme.rank0/optimizer_states.1").string()), HasSubstr("No space left"), HasSubstr("free in")));
+                AllOf(HasSubstr((small / "trireme.rank0/optimizer_states.1").string()), HasSubstr("No space left"),
+                      HasSubstr("free in")));
     write(store, fits, 3, 4);
     EXPECT_EQ(read(store, fits, 3), 4) << "what was there stays";
   }

@@ -40,7 +40,8 @@ bool equal(const Parts& a, const Parts& b) {
   return same;
 }
 
-/// Calls with random buckets beside a plain copy of everything. Tensors that are held for a while must keep what they had.
+/// Calls with random buckets beside a plain copy of everything. Tensors that are held for a while must keep what they
+/// had.
 class Chance {
  public:
   Chance(DiskStore& store, uint32_t seed) : store_(store), random_(seed) {}
@@ -50,7 +51,8 @@ class Chance {
     std::vector<bucket::StoredArray> arrays;
     const int buckets = below(6) + 1;
     for (int i = below(3) + 1; i > 0; --i) {
-      bucket::StoredArray& array = arrays.emplace_back(bucket::StoredArray{types[static_cast<size_t>(below(4))], static_cast<double>(below(3)), {}});
+      bucket::StoredArray& array = arrays.emplace_back(
+          bucket::StoredArray{types[static_cast<size_t>(below(4))], static_cast<double>(below(3)), {}});
       for (int b = 0; b < buckets; ++b) {
         array.numel.push_back(below(8) == 0 ? 0 : below(3000));
       }
@@ -73,14 +75,16 @@ class Chance {
         store_.prefetch(buffer, bucket);
         break;
       case 1: {
-        std::erase_if(held_, [&, key = place->first](const Held& held) { return held.key == key; }); // its memory may be taken
+        std::erase_if(held_,
+                      [&, key = place->first](const Held& held) { return held.key == key; }); // its memory may be taken
         store_.forget(buffer, bucket);
         store_.use(buffer, bucket, true, [&](const Parts& parts) { change(parts, place->second); });
         break;
       }
       case 2:
       case 3: {
-        std::erase_if(held_, [&, key = place->first](const Held& held) { return held.key == key; }); // it sees the change
+        std::erase_if(held_,
+                      [&, key = place->first](const Held& held) { return held.key == key; }); // it sees the change
         store_.use(buffer, bucket, true, [&](const Parts& parts) {
           ASSERT_TRUE(equal(parts, place->second)) << "buffer " << buffer << ", bucket " << bucket;
           change(parts, place->second);
@@ -96,7 +100,8 @@ class Chance {
         });
     }
     while (!held_.empty() && below(4) == 0) {
-      EXPECT_TRUE(equal(held_.front().parts, held_.front().expected)) << "memory of tensors that are still there was used again";
+      EXPECT_TRUE(equal(held_.front().parts, held_.front().expected))
+          << "memory of tensors that are still there was used again";
       held_.pop_front();
     }
   }
@@ -163,7 +168,11 @@ TEST(DiskStoreTest, BytesReadAndWrittenAreThoseOfTheClosedForm) {
   constexpr int64_t kNumel = 1500; // 6000 bytes: two blocks
   for (const bool pipelined : {true, false}) {
     for (const int buckets : {3, 4, 5, 9}) {
-      Stored stored({.kind = "optimizer states", .buffers = 4, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true});
+      Stored stored({.kind = "optimizer states",
+                     .buffers = 4,
+                     .pipeline_read = pipelined,
+                     .pipeline_write = pipelined,
+                     .fast_init = true});
       const int64_t buffer = stored.store.add(equal_arrays(2, buckets, kNumel), at::kCPU);
       EXPECT_EQ(stored.traffic->written, 0);
       step_all(stored.store, buffer, buckets, 0);
@@ -222,13 +231,19 @@ TEST(DiskStoreTest, MemoryIsThatOfItsBuffersHoweverManyBuckets) {
   for (int b = 0; b < 50; ++b) {
     write(stored.store, buffer, b, 4);
   }
-  EXPECT_EQ(stored.store.buffer_bytes(), 3 * largest) << "memory that was there for a while goes, also if what it has was changed";
+  EXPECT_EQ(stored.store.buffer_bytes(), 3 * largest)
+      << "memory that was there for a while goes, also if what it has was changed";
 }
 
-// One bucket much larger than the others, as a vocabulary's: only one buffer has its size. Buckets come in any order, and more than the largest at once.
+// One bucket much larger than the others, as a vocabulary's: only one buffer has its size. Buckets come in any order,
+// and more than the largest at once.
 TEST(DiskStoreTest, BuffersHaveTheSizesOfTheLargestBuckets) {
   for (const bool pipelined : {false, true}) {
-    Stored stored({.kind = "optimizer states", .buffers = 4, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true});
+    Stored stored({.kind = "optimizer states",
+                   .buffers = 4,
+                   .pipeline_read = pipelined,
+                   .pipeline_write = pipelined,
+                   .fast_init = true});
     std::vector<int64_t> numel(9, 1024);
     numel[3] = 16 * 1024;
     numel[6] = 2 * 1024;
@@ -249,7 +264,8 @@ TEST(DiskStoreTest, BuffersHaveTheSizesOfTheLargestBuckets) {
     const int64_t other = stored.store.add({{at::kFloat, 0, {32 * 1024, 1024}}}, at::kCPU);
     step_all(stored.store, other, 2, 0);
     step_all(stored.store, buffer, 9, 3);
-    EXPECT_LE(stored.store.buffer_bytes(), (32 + 16 + 2 + 1) * kBlock) << "a larger one came; memory that is there grows when it must";
+    EXPECT_LE(stored.store.buffer_bytes(), (32 + 16 + 2 + 1) * kBlock)
+        << "a larger one came; memory that is there grows when it must";
     std::vector<Parts> held;
     for (int b = 0; b < 9; ++b) {
       stored.store.use(buffer, b, false, [&](const Parts& parts) { held.push_back(parts); });
@@ -260,7 +276,8 @@ TEST(DiskStoreTest, BuffersHaveTheSizesOfTheLargestBuckets) {
   }
 }
 
-/// Passes over the buckets of a store, with as many named ahead as it has memory for. Expects that from the second on none is read only when it is used.
+/// Passes over the buckets of a store, with as many named ahead as it has memory for. Expects that from the second on
+/// none is read only when it is used.
 void expect_all_read_ahead(const std::vector<int64_t>& numel, int64_t buffers, bool modifies) {
   Stored stored({.kind = "optimizer states", .buffers = buffers, .pipeline_write = true, .fast_init = true});
   const int64_t buffer = stored.store.add({{at::kFloat, 0, numel}}, at::kCPU);
@@ -270,7 +287,9 @@ void expect_all_read_ahead(const std::vector<int64_t>& numel, int64_t buffers, b
     for (int b = 0; b < buckets; ++b) {
       const int64_t before = stored.traffic->read;
       stored.store.acquire(buffer, b);
-      EXPECT_TRUE(pass == 0 || stored.traffic->read == before) << buffers << " buffers, numel " << testing::PrintToString(numel) << ": bucket " << b << " is read when it is used";
+      EXPECT_TRUE(pass == 0 || stored.traffic->read == before)
+          << buffers << " buffers, numel " << testing::PrintToString(numel) << ": bucket " << b
+          << " is read when it is used";
       for (int64_t k = 1; k <= stored.store.ahead(); ++k) {
         stored.store.prefetch(buffer, (b + k) % buckets);
       }
@@ -279,9 +298,11 @@ void expect_all_read_ahead(const std::vector<int64_t>& numel, int64_t buffers, b
   }
 }
 
-// Wherever one large bucket lies, or two, they are there when they are used: smaller ones leave their memory alone. Only if each bucket is written, 3 buffers are too few for that.
+// Wherever one large bucket lies, or two, they are there when they are used: smaller ones leave their memory alone.
+// Only if each bucket is written, 3 buffers are too few for that.
 TEST(DiskStoreTest, TheLargestBucketsAreReadAhead) {
-  for (const auto& [buffers, modifies] : {std::pair(3, false), std::pair(4, false), std::pair(4, true), std::pair(5, false), std::pair(5, true)}) {
+  for (const auto& [buffers, modifies] :
+       {std::pair(3, false), std::pair(4, false), std::pair(4, true), std::pair(5, false), std::pair(5, true)}) {
     for (const int buckets : {9, 10, 16}) {
       for (int large = 0; large < buckets; ++large) {
         for (int other = large; other < buckets; ++other) {
@@ -322,7 +343,9 @@ TEST(DiskStoreTest, SaysWhereInItsFileAnArrayIs) {
     EXPECT_EQ(extent->offset % kBlock, 0);
     EXPECT_EQ(extent->bytes, 4000);
     const at::Tensor found = at::empty({1000});
-    std::ifstream(extent->file, std::ios::binary).seekg(extent->offset).read(static_cast<char*>(found.mutable_data_ptr()), extent->bytes);
+    std::ifstream(extent->file, std::ios::binary)
+        .seekg(extent->offset)
+        .read(static_cast<char*>(found.mutable_data_ptr()), extent->bytes);
     EXPECT_TRUE(found.equal((at::arange(1000) + b).to(at::kFloat))) << b;
   }
 }
@@ -359,7 +382,8 @@ TEST(DiskStoreTest, WhileItWaitsANoteSaysForWhat) {
     while (seen.size() < 2) {
       for (const ThreadNotes& thread : current_notes()) {
         for (const NoteView& note : thread.notes) {
-          if (const std::string text = describe(note); text.ends_with("from disk of bucket 4 (optimizer states)") || text.ends_with("to disk of bucket 4 (optimizer states)")) {
+          if (const std::string text = describe(note); text.ends_with("from disk of bucket 4 (optimizer states)") ||
+                                                       text.ends_with("to disk of bucket 4 (optimizer states)")) {
             seen.insert(text);
           }
         }
@@ -371,12 +395,14 @@ TEST(DiskStoreTest, WhileItWaitsANoteSaysForWhat) {
     write(stored.store, buffer, b, b);
   }
   watcher.join();
-  EXPECT_THAT(seen, testing::ElementsAre("read from disk of bucket 4 (optimizer states)", "write to disk of bucket 4 (optimizer states)"));
+  EXPECT_THAT(seen, testing::ElementsAre("read from disk of bucket 4 (optimizer states)",
+                                         "write to disk of bucket 4 (optimizer states)"));
 }
 
 TEST(DiskStoreTest, WaitsAreSpansOfTheTrace) {
   monitor::tracer().start(0);
-  Stored stored({.kind = "optimizer states", .buffers = 3, .pipeline_read = false, .pipeline_write = false, .fast_init = true});
+  Stored stored(
+      {.kind = "optimizer states", .buffers = 3, .pipeline_read = false, .pipeline_write = false, .fast_init = true});
   const int64_t buffer = stored.store.add(equal_arrays(1, 4, 1024), at::kCPU);
   for (int step = 0; step < 2; ++step) {
     step_all(stored.store, buffer, 4, step);

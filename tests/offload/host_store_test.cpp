@@ -17,7 +17,8 @@ const at::Device kElsewhere(at::kMeta); // stands for any that is not the CPU: i
 
 TEST(HostStoreTest, ArraysAreApartAndHaveTheirFirstValues) {
   const auto store = make_host_store(false);
-  const std::vector<StoredArray> arrays = {{at::kFloat, 0, {5, 0, 1000}}, {at::kByte, 127, {3, 7, 11}}, {at::kBFloat16, 1, {1, 2, 3}}};
+  const std::vector<StoredArray> arrays = {
+      {at::kFloat, 0, {5, 0, 1000}}, {at::kByte, 127, {3, 7, 11}}, {at::kBFloat16, 1, {1, 2, 3}}};
   const int64_t first = store->add(arrays, at::kCPU);
   const int64_t second = store->add(arrays, at::kCPU);
   std::vector<at::Tensor> all;
@@ -52,7 +53,8 @@ TEST(HostStoreTest, AShareIsOfWholeBucketsFromTheFirstOn) {
   EXPECT_THAT(moved(0, {10, 10, 10, 10}), ElementsAre(false, false, false, false));
   EXPECT_THAT(moved(0.5, {10, 10, 10, 10}), ElementsAre(true, true, false, false));
   EXPECT_THAT(moved(0.3, {10, 10, 10, 10}), ElementsAre(true, false, false, false));
-  EXPECT_THAT(moved(0.5, {10, 20, 10}), ElementsAre(true, false, false)) << "the middle of the second is the share's end";
+  EXPECT_THAT(moved(0.5, {10, 20, 10}), ElementsAre(true, false, false))
+      << "the middle of the second is the share's end";
   EXPECT_THAT(moved(0.6, {10, 20, 10}), ElementsAre(true, true, false));
   EXPECT_THAT(moved(1, {10, 20, 0, 10}), ElementsAre(true, true, true, true));
 }

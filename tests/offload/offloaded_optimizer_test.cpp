@@ -10,9 +10,15 @@ namespace {
 
 using optim::Rank;
 
-std::unique_ptr<DiskStore> store_in(const fs::path& folder, const std::shared_ptr<Traffic>& traffic, bool pipelined, int64_t buffers) {
+std::unique_ptr<DiskStore> store_in(const fs::path& folder, const std::shared_ptr<Traffic>& traffic, bool pipelined,
+                                    int64_t buffers) {
   return std::make_unique<DiskStore>(RankFolder::open(folder, 0),
-                                     DiskOptions{.kind = "optimizer states", .buffers = buffers, .pipeline_read = pipelined, .pipeline_write = pipelined, .fast_init = true}, traffic);
+                                     DiskOptions{.kind = "optimizer states",
+                                                 .buffers = buffers,
+                                                 .pipeline_read = pipelined,
+                                                 .pipeline_write = pipelined,
+                                                 .fast_init = true},
+                                     traffic);
 }
 
 TEST(OffloadedOptimizerTest, EveryRuleTrainsAsInMemory) {
@@ -32,7 +38,8 @@ TEST(OffloadedOptimizerTest, EveryRuleTrainsAsInMemory) {
           files.load_states(files.states()); // what a checkpoint does
           memory.run(4, 6);
           files.run(4, 6);
-          EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data())) << memory.optimizer().rule().name() << ' ' << optim::name(state_type);
+          EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data()))
+              << memory.optimizer().rule().name() << ' ' << optim::name(state_type);
           const auto expected = memory.states();
           for (const auto& [name, tensor] : files.states()) {
             EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
@@ -43,7 +50,8 @@ TEST(OffloadedOptimizerTest, EveryRuleTrainsAsInMemory) {
   }
 }
 
-// A step reads and writes what it steps once: each part of a bucket in whole blocks. LAMB needs the norms first, so it does it twice.
+// A step reads and writes what it steps once: each part of a bucket in whole blocks. LAMB needs the norms first, so it
+// does it twice.
 TEST(OffloadedOptimizerTest, AStepMovesTheBytesOfTheFormula) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
@@ -57,8 +65,9 @@ TEST(OffloadedOptimizerTest, AStepMovesTheBytesOfTheFormula) {
         layout.bucket_bytes = layout.first_bucket_bytes = 1; // a bucket each
         bucket::FlatParameters flat(parameters, layout, optim::allocate);
         const auto traffic = std::make_shared<Traffic>();
-        optim::FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; }, optim::options_of(rule), false,
-                                       store_in(scratch.path, traffic, pipelined, 3));
+        optim::FlatOptimizer optimizer(
+            {&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; }, optim::options_of(rule),
+            false, store_in(scratch.path, traffic, pipelined, 3));
         int64_t bytes = 0;
         for (const bucket::Bucket& bucket : flat.layout().buckets()) {
           bytes += (type == torch::kFloat32 ? 2 : 3) * aio::round_up(4 * bucket.numel());
@@ -84,11 +93,13 @@ TEST(OffloadedOptimizerTest, AStepMovesTheBytesOfTheFormula) {
   }
 }
 
-// When a step ends, the next one's first buckets are on their way: as many as there is memory for, besides one that is used and two that are written.
+// When a step ends, the next one's first buckets are on their way: as many as there is memory for, besides one that is
+// used and two that are written.
 TEST(OffloadedOptimizerTest, MoreBuffersReadMoreOfTheNextStepAhead) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   constexpr int64_t kBuckets = 9;
-  for (const auto& [buffers, ahead] : std::vector<std::pair<int64_t, int64_t>>{{3, 1}, {4, 1}, {5, 2}, {6, 3}, {kBuckets, 0}}) {
+  for (const auto& [buffers, ahead] :
+       std::vector<std::pair<int64_t, int64_t>>{{3, 1}, {4, 1}, {5, 2}, {6, 3}, {kBuckets, 0}}) {
     bucket::NamedTensors parameters;
     for (int64_t i = 0; i < kBuckets; ++i) {
       parameters.emplace_back(concat("p", i), torch::ones({1024}).set_requires_grad(true));
@@ -97,7 +108,9 @@ TEST(OffloadedOptimizerTest, MoreBuffersReadMoreOfTheNextStepAhead) {
     layout.bucket_bytes = layout.first_bucket_bytes = 1; // a bucket each
     bucket::FlatParameters flat(parameters, layout, optim::allocate);
     const auto traffic = std::make_shared<Traffic>();
-    optim::FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; }, optim::options_of(optim::AdamOptions{}), false, store_in(scratch.path, traffic, true, buffers));
+    optim::FlatOptimizer optimizer(
+        {&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; },
+        optim::options_of(optim::AdamOptions{}), false, store_in(scratch.path, traffic, true, buffers));
     for (int64_t i = 0; i < flat.count(); ++i) {
       flat.attach_zero_grad(i);
     }
@@ -105,7 +118,8 @@ TEST(OffloadedOptimizerTest, MoreBuffersReadMoreOfTheNextStepAhead) {
     for (int64_t b = 0; b < kBuckets; ++b) {
       optimizer.step_bucket(0, b);
     }
-    EXPECT_EQ(traffic->read, ahead * 2 * 4096) << buffers << " buffers"; // two states of a block each; before, nothing was there to be read
+    EXPECT_EQ(traffic->read, ahead * 2 * 4096)
+        << buffers << " buffers"; // two states of a block each; before, nothing was there to be read
   }
 }
 

@@ -73,8 +73,10 @@ std::string refusal(const fs::path& parent, int rank) {
 TEST(RankFolderTest, IsRefusedToASecondJobUntilTheFirstIsGoneHoweverItEnds) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   Holder holder(scratch.path);
-  EXPECT_THAT(refusal(scratch.path, 0), AllOf(HasSubstr((scratch.path / "trireme.rank0").string()), HasSubstr(concat("of another job (process ", holder.pid(), ") that still runs")),
-                                              HasSubstr("an \"nvme_path\" of its own")));
+  EXPECT_THAT(refusal(scratch.path, 0),
+              AllOf(HasSubstr((scratch.path / "trireme.rank0").string()),
+                    HasSubstr(concat("of another job (process ", holder.pid(), ") that still runs")),
+                    HasSubstr("an \"nvme_path\" of its own")));
   EXPECT_TRUE(fs::exists(scratch.path / "trireme.rank0" / "optimizer_states.0")) << "the other job's files";
   EXPECT_EQ(refusal(scratch.path, 1), "not refused") << "another rank";
   holder.kill();
@@ -108,7 +110,9 @@ TEST(RankFolderTest, ALinkInItsPlaceIsRefusedAndWhatItLeadsToIsLeftAlone) {
   fs::create_directory_symlink(scratch.path / "precious", scratch.path / "trireme.rank0");
   fs::create_directory_symlink(scratch.path / "gone", scratch.path / "trireme.rank1");
   std::ofstream(scratch.path / "trireme.rank2") << "a file";
-  EXPECT_THAT(refusal(scratch.path, 0), AllOf(HasSubstr((scratch.path / "trireme.rank0").string()), HasSubstr("is a symbolic link"), HasSubstr("another folder with \"nvme_path\"")));
+  EXPECT_THAT(refusal(scratch.path, 0),
+              AllOf(HasSubstr((scratch.path / "trireme.rank0").string()), HasSubstr("is a symbolic link"),
+                    HasSubstr("another folder with \"nvme_path\"")));
   EXPECT_THAT(refusal(scratch.path, 1), HasSubstr("is a symbolic link"));
   EXPECT_THAT(refusal(scratch.path, 2), HasSubstr("is not a folder"));
   EXPECT_EQ(read_file(scratch.path / "precious" / "thesis.tex"), "years");
@@ -125,7 +129,8 @@ TEST(RankFolderTest, OnlyFilesOfOursAreRemoved) {
   const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
   const fs::path own = scratch.path / "trireme.rank0";
   fs::create_directories(own / "parameters.1" / "below");
-  for (const char* name : {"optimizer_states.0", "modules_as_they_are_built.3", "optimizer_states.x", "states.1", "thesis.tex", "parameters.1/below/thesis.tex"}) {
+  for (const char* name : {"optimizer_states.0", "modules_as_they_are_built.3", "optimizer_states.x", "states.1",
+                           "thesis.tex", "parameters.1/below/thesis.tex"}) {
     std::ofstream(own / name) << "years";
   }
   std::ofstream(scratch.path / "elsewhere") << "years";
@@ -134,7 +139,8 @@ TEST(RankFolderTest, OnlyFilesOfOursAreRemoved) {
   RankFolder::open(scratch.path, 0).reset();
   EXPECT_FALSE(fs::exists(own / "optimizer_states.0"));
   EXPECT_FALSE(fs::exists(own / "modules_as_they_are_built.3"));
-  for (const char* name : {"optimizer_states.x", "states.1", "thesis.tex", "parameters.1/below/thesis.tex", "gradients.0"}) {
+  for (const char* name :
+       {"optimizer_states.x", "states.1", "thesis.tex", "parameters.1/below/thesis.tex", "gradients.0"}) {
     EXPECT_EQ(read_file(own / name), "years") << name;
   }
 }

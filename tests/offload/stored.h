@@ -24,12 +24,14 @@ struct Stored {
   std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();
   DiskStore store;
 
-  explicit Stored(DiskOptions options = {.kind = "optimizer states"}) : store(RankFolder::open(scratch.path, 0), std::move(options), traffic) {}
+  explicit Stored(DiskOptions options = {.kind = "optimizer states"})
+      : store(RankFolder::open(scratch.path, 0), std::move(options), traffic) {}
 };
 
 /// Buckets of equal arrays of fp32.
 inline std::vector<bucket::StoredArray> equal_arrays(int arrays, int buckets, int64_t numel) {
-  return {static_cast<size_t>(arrays), bucket::StoredArray{at::kFloat, 0, std::vector<int64_t>(static_cast<size_t>(buckets), numel)}};
+  return {static_cast<size_t>(arrays),
+          bucket::StoredArray{at::kFloat, 0, std::vector<int64_t>(static_cast<size_t>(buckets), numel)}};
 }
 
 /// Sets all parts of a bucket to a value.

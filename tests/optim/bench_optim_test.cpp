@@ -30,13 +30,11 @@ TEST(BenchOptimTest, WritesOneJsonObjectALine) {
     const double ms = row.at("ms");
     EXPECT_GT(ms, 0);
     EXPECT_LE(row.at("ms_min").get<double>(), ms);
-    EXPECT_NEAR(row.at("gb_per_s").get<double>(), row.at("bytes").get<double>() * row.at("params").get<double>() / ms / 1e6, 1e-6);
+    EXPECT_NEAR(row.at("gb_per_s").get<double>(),
+                row.at("bytes").get<double>() * row.at("params").get<double>() / ms / 1e6, 1e-6);
   }
-  EXPECT_THAT(
-      rows,
-      ::testing::ElementsAre(
-          "adam 1000 1", "limit 1000 1", "adam 1000 2", "limit 1000 2", "adam 70000 1", "limit 70000 1", "adam 70000 2",
-          "limit 70000 2"));
+  EXPECT_THAT(rows, ::testing::ElementsAre("adam 1000 1", "limit 1000 1", "adam 1000 2", "limit 1000 2", "adam 70000 1",
+                                           "limit 70000 1", "adam 70000 2", "limit 70000 2"));
 }
 
 TEST(BenchOptimTest, WritesATable) {
@@ -46,8 +44,11 @@ TEST(BenchOptimTest, WritesATable) {
   args.repeats = 2;
   std::stringstream out;
   bench_optim(args, out);
-  EXPECT_THAT(out.str(), ::testing::MatchesRegex("impl .*ms_min.*\nadam  *1000  *1  *28.0 .*\nadam_bf16  *1000  *1  *30.0 .*\nadam_bf16_states16 .*\n"
-                                                 "adam_bf16_states8 .*\nlamb .*\nlion .*\nadagrad .*\nrmsprop .*\nsgd .*\nlimit  *1000  *1 .* 100.0\n"));
+  EXPECT_THAT(
+      out.str(),
+      ::testing::MatchesRegex(
+          "impl .*ms_min.*\nadam  *1000  *1  *28.0 .*\nadam_bf16  *1000  *1  *30.0 .*\nadam_bf16_states16 .*\n"
+          "adam_bf16_states8 .*\nlamb .*\nlion .*\nadagrad .*\nrmsprop .*\nsgd .*\nlimit  *1000  *1 .* 100.0\n"));
 }
 
 TEST(BenchOptimTest, NamesTheRowsThereAre) {

@@ -32,7 +32,9 @@ TEST(DeviceKernelsTest, ADeviceBringsItsOwn) {
   EXPECT_EQ(&kernels_for(shard_on(at::kCPU, 0).grad), &kCpuKernels);
   DeviceKernels counting{};
   counting.adam = [](const kernels::AdamArgs&, int64_t, at::Device device) { calls += device.is_meta() ? 1 : 100; };
-  counting.add_squared_norm = [](const void*, kernels::Element, int64_t, double*, at::Device device) { calls += device.is_meta() ? 10 : 100; };
+  counting.add_squared_norm = [](const void*, kernels::Element, int64_t, double*, at::Device device) {
+    calls += device.is_meta() ? 10 : 100;
+  };
   register_kernels(at::kMeta, counting);
   adam->step(shard_on(at::kMeta, 2));
   EXPECT_EQ(calls, 1);
@@ -50,7 +52,9 @@ TEST(DeviceKernelsTest, AShardIsOnOneDevice) {
     make_optimizer({})->step(shard);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("adamw: grad must be a contiguous fp32 or bf16 or fp16 array [n] on cpu, got Float [0] on meta"));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("adamw: grad must be a contiguous fp32 or bf16 or fp16 array [n] on cpu, got Float [0] on meta"));
   }
 }
 
@@ -58,7 +62,8 @@ constexpr int64_t kCount = 1003;
 
 /// Arrays of a shard, the same in each copy of it.
 struct Arrays {
-  explicit Arrays(at::ScalarType state = at::kFloat, at::ScalarType grad_type = at::kFloat, std::optional<at::ScalarType> copy_type = std::nullopt) {
+  explicit Arrays(at::ScalarType state = at::kFloat, at::ScalarType grad_type = at::kFloat,
+                  std::optional<at::ScalarType> copy_type = std::nullopt) {
     at::manual_seed(5);
     param = at::randn({kCount});
     grad = at::randn({kCount}).to(grad_type);
@@ -99,7 +104,8 @@ struct Arrays {
   }
 };
 
-/// In units of the last place of fp32 (`bits` 24) or bf16 (8) at the size of each element; what is below `least` counts as that.
+/// In units of the last place of fp32 (`bits` 24) or bf16 (8) at the size of each element; what is below `least` counts
+/// as that.
 double ulps(const at::Tensor& a, const at::Tensor& b, int bits = 24, double least = 1) {
   const at::Tensor x = a.to(at::kDouble);
   const at::Tensor y = b.to(at::kDouble);
@@ -110,7 +116,8 @@ double ulps(const at::Tensor& a, const at::Tensor& b, int bits = 24, double leas
 /// With NaN for a factor in memory nothing changes.
 template <class Step>
 void expect_skipped(const std::string& what, const DeviceKernels& kernels, Arrays arrays, const Step& step) {
-  const Arrays before(arrays.states[0].scalar_type(), arrays.grad.scalar_type(), arrays.copy.defined() ? std::optional(arrays.copy.scalar_type()) : std::nullopt);
+  const Arrays before(arrays.states[0].scalar_type(), arrays.grad.scalar_type(),
+                      arrays.copy.defined() ? std::optional(arrays.copy.scalar_type()) : std::nullopt);
   arrays.factor = at::full({1}, std::nanf(""));
   step(kernels, arrays);
   EXPECT_TRUE(arrays.param.equal(before.param)) << what;
@@ -127,7 +134,8 @@ template <class Step>
 void compare(const char* name, const Step& step) {
   for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
     for (const at::ScalarType grad : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      for (const std::optional<at::ScalarType> copy : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16), std::optional(at::kHalf)}) {
+      for (const std::optional<at::ScalarType> copy :
+           {std::optional<at::ScalarType>(), std::optional(at::kBFloat16), std::optional(at::kHalf)}) {
         const Arrays ours(state, grad, copy);
         Arrays aten(state, grad, copy);
         step(kCpuKernels, ours);
@@ -139,7 +147,9 @@ void compare(const char* name, const Step& step) {
         EXPECT_FALSE(ours.param.equal(Arrays().param)) << what << ": nothing was stepped";
         EXPECT_LE(ulps(aten.param, ours.param), 4) << what;
         for (int i = 0; i < 3; ++i) {
-          EXPECT_LE(ulps(aten.states[i], ours.states[i], state == at::kFloat ? 24 : 8, 0.25), state == at::kFloat ? 4 : 1) << what << ", state " << i;
+          EXPECT_LE(ulps(aten.states[i], ours.states[i], state == at::kFloat ? 24 : 8, 0.25),
+                    state == at::kFloat ? 4 : 1)
+              << what << ", state " << i;
         }
         if (copy) {
           EXPECT_TRUE(aten.copy.equal(aten.param.to(*copy))) << what;
@@ -154,7 +164,8 @@ void compare(const char* name, const Step& step) {
 }
 
 TEST(AtenKernelsTest, StepsAreThoseOfTheCpuButForTheirLastBits) {
-  for (const auto& [weight_decay, param_scale] : {std::pair(0.0F, 0.97F), std::pair(0.1F, 1.0F), std::pair(0.1F, 0.97F)}) { // the first two fused
+  for (const auto& [weight_decay, param_scale] :
+       {std::pair(0.0F, 0.97F), std::pair(0.1F, 1.0F), std::pair(0.1F, 0.97F)}) { // the first two fused
     compare("adam", [weight_decay, param_scale](const DeviceKernels& kernels, const Arrays& arrays) {
       auto args = arrays.args<kernels::AdamArgs>();
       args.exp_avg = arrays.state(0);
@@ -245,7 +256,8 @@ TEST(AtenKernelsTest, StatesInBf16AreRoundedWithTheBitsOfTheCpu) {
       return arrays.states[0].view(at::kShort);
     };
     EXPECT_TRUE(stepped(kAtenKernels).equal(stepped(kCpuKernels))) << seed;
-    EXPECT_FALSE(stepped(kAtenKernels).equal(Arrays().grad.mul(0.37F).to(at::kBFloat16).view(at::kShort))) << "not to nearest";
+    EXPECT_FALSE(stepped(kAtenKernels).equal(Arrays().grad.mul(0.37F).to(at::kBFloat16).view(at::kShort)))
+        << "not to nearest";
   }
 }
 
@@ -277,7 +289,8 @@ TEST(AtenKernelsTest, LambIsThatOfTheCpuButForItsLastBits) {
         kernels.lamb_apply(args, segments, sums.const_data_ptr<double>(), {0.1, limits.min, limits.max}, at::kCPU);
         EXPECT_TRUE(gap.equal(arrays.param.slice(0, 400, 405)));
         if (arrays.copy.defined()) {
-          arrays.copy.slice(0, 400, 405).copy_(arrays.skips() ? at::full({5}, 7) : gap); // compare() asks for the copy of all of it
+          arrays.copy.slice(0, 400, 405)
+              .copy_(arrays.skips() ? at::full({5}, 7) : gap); // compare() asks for the copy of all of it
         }
       });
     }
@@ -297,7 +310,8 @@ TEST(AtenKernelsTest, NormsAreAddedInDouble) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor x = Arrays(at::kFloat, type).grad;
     const at::Tensor sum = at::full({2}, 3.0, at::kDouble);
-    kAtenKernels.add_squared_norm(x.const_data_ptr(), element_of(type), kCount, sum.mutable_data_ptr<double>() + 1, at::kCPU);
+    kAtenKernels.add_squared_norm(x.const_data_ptr(), element_of(type), kCount, sum.mutable_data_ptr<double>() + 1,
+                                  at::kCPU);
     const double expected = 3 + squared_norm(x);
     EXPECT_NEAR(sum[1].item<double>(), expected, 1e-13 * expected);
     EXPECT_EQ(sum[0].item<double>(), 3);
@@ -331,7 +345,8 @@ TEST(AtenKernelsTest, LongArraysAreSteppedInPieces) {
     args.lr = 0.5F;
     kernels.sgd(args, kLong, at::kCPU);
     at::Tensor sum = at::zeros({1}, at::kDouble);
-    kernels.add_squared_norm(grad.const_data_ptr(), kernels::Element::f32, kLong, sum.mutable_data_ptr<double>(), at::kCPU);
+    kernels.add_squared_norm(grad.const_data_ptr(), kernels::Element::f32, kLong, sum.mutable_data_ptr<double>(),
+                             at::kCPU);
     return std::pair(param, sum.item<double>());
   };
   const auto [aten, aten_norm] = stepped(kAtenKernels);
@@ -352,7 +367,8 @@ TEST(AtenKernelsTest, RefusesStatesOf8BitsByName) {
     EXPECT_THAT(error.what(), HasSubstr("8-bit optimizer states need kernels of our own"));
     EXPECT_THAT(error.what(), HasSubstr("\"state_dtype\": \"bf16\""));
   }
-  EXPECT_THROW(kAtenKernels.decode_states(args.exp_avg, true, kCount, arrays.param.mutable_data_ptr<float>(), at::kCPU), Error);
+  EXPECT_THROW(kAtenKernels.decode_states(args.exp_avg, true, kCount, arrays.param.mutable_data_ptr<float>(), at::kCPU),
+               Error);
 }
 
 } // namespace

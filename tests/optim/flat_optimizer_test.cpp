@@ -5,11 +5,11 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <barrier>
 #include <map>
@@ -143,13 +143,15 @@ TEST(FlatOptimizerTest, LambsNormsAreThoseOfWholeParametersThatLieOnSeveralRanks
       const auto expected = type == torch::kFloat32 ? whole.own_parameters() : whole.states();
       for (const auto& [name, tensor] : expected) {
         const at::Tensor& ours = type == torch::kFloat32 ? parameters.at(name) : states.at(name);
-        EXPECT_LE((ours - tensor).abs().max().item<double>(), 1e-6 * tensor.abs().max().item<double>()) << name << " on " << size;
+        EXPECT_LE((ours - tensor).abs().max().item<double>(), 1e-6 * tensor.abs().max().item<double>())
+            << name << " on " << size;
       }
     }
   }
 }
 
-/// A parameter that is left out stays, bit for bit, and its states with it; the others step as if it were not there. Whatever the shards.
+/// A parameter that is left out stays, bit for bit, and its states with it; the others step as if it were not there.
+/// Whatever the shards.
 TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
   for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
     for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
@@ -171,7 +173,8 @@ TEST(FlatOptimizerTest, WhatIsLeftOutStaysAsItIs) {
         const std::string what = concat(some.optimizer().rule().name(), ' ', name(state_type), ' ', type);
         for (const auto& [name, tensor] : some.own_parameters()) {
           const bool left_out = name == "p333" || name == "p40";
-          EXPECT_TRUE(torch::equal(tensor, (left_out ? parameters : all.own_parameters()).at(name))) << what << ' ' << name;
+          EXPECT_TRUE(torch::equal(tensor, (left_out ? parameters : all.own_parameters()).at(name)))
+              << what << ' ' << name;
         }
         const auto stepped = all.states();
         for (const auto& [name, tensor] : some.states()) {
@@ -215,11 +218,13 @@ TEST(FlatOptimizerTest, SingleRowsAreSteppedAsInAWholeStep) {
       };
       const auto all_parameters = all.own_parameters();
       for (const auto& [name, tensor] : some.own_parameters()) {
-        EXPECT_TRUE(torch::equal(tensor, expected(parameters.at(name).clone(), all_parameters.at(name), name))) << what << ' ' << name;
+        EXPECT_TRUE(torch::equal(tensor, expected(parameters.at(name).clone(), all_parameters.at(name), name)))
+            << what << ' ' << name;
       }
       const auto all_states = all.states();
       for (const auto& [name, tensor] : some.states()) {
-        EXPECT_TRUE(torch::equal(tensor, expected(states.at(name).clone(), all_states.at(name), name))) << what << ' ' << name;
+        EXPECT_TRUE(torch::equal(tensor, expected(states.at(name).clone(), all_states.at(name), name)))
+            << what << ' ' << name;
       }
       some.begin(4);
       some.optimizer().step_rows(0, 2, torch::empty({0}, torch::kInt64)); // none
@@ -240,7 +245,8 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecayAndItsLr) {
     const auto parameters_with = [&](const FlatOptimizer::OptionsOf& options, double lr = 0.01) {
       bucket::NamedTensors parameters;
       for (const int64_t n : {70, 1, 333, 2500, 40}) {
-        parameters.emplace_back(concat("p", n), (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
+        parameters.emplace_back(concat("p", n),
+                                (torch::arange(n).to(torch::kFloat32) - 7).div_(100).set_requires_grad(true));
       }
       bucket::FlatParameters flat(parameters, {}, allocate);
       FlatOptimizer optimizer({&flat}, options, options_of(rule));
@@ -263,13 +269,18 @@ TEST(FlatOptimizerTest, EachParameterHasItsWeightDecayAndItsLr) {
     };
     const auto with = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.1}; });
     const auto without = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.0}; });
-    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return ParameterOptions{t.numel() % 2 == 0 ? 0.1 : 0.0}; })) {
-      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name))) << name << " rule " << rule.index();
-      EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name))) << "LAMB steps a single number by its sign";
+    for (const auto& [name, tensor] : parameters_with(
+             [](const bucket::TensorInfo& t) { return ParameterOptions{t.numel() % 2 == 0 ? 0.1 : 0.0}; })) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? with : without).at(name)))
+          << name << " rule " << rule.index();
+      EXPECT_TRUE(tensor.numel() == 1 || !torch::equal(with.at(name), without.at(name)))
+          << "LAMB steps a single number by its sign";
     }
     const auto fast = parameters_with([](const bucket::TensorInfo&) { return ParameterOptions{0.1}; }, 0.02);
-    for (const auto& [name, tensor] : parameters_with([](const bucket::TensorInfo& t) { return ParameterOptions{0.1, t.numel() % 2 == 0 ? 2.0 : 1.0}; })) {
-      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? fast : with).at(name))) << name << " rule " << rule.index();
+    for (const auto& [name, tensor] : parameters_with(
+             [](const bucket::TensorInfo& t) { return ParameterOptions{0.1, t.numel() % 2 == 0 ? 2.0 : 1.0}; })) {
+      EXPECT_TRUE(torch::equal(tensor, (tensor.numel() % 2 == 0 ? fast : with).at(name)))
+          << name << " rule " << rule.index();
       EXPECT_FALSE(torch::equal(fast.at(name), with.at(name)));
     }
   }
@@ -305,7 +316,8 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
 
 // A pipeline stage may train nothing.
 TEST(FlatOptimizerTest, NothingToStepIsNoError) {
-  FlatOptimizer optimizer({}, [](const bucket::TensorInfo&) { return ParameterOptions{}; }, options_of(LambOptions{}), /*sharded=*/true);
+  FlatOptimizer optimizer(
+      {}, [](const bucket::TensorInfo&) { return ParameterOptions{}; }, options_of(LambOptions{}), /*sharded=*/true);
   optimizer.begin_step(0.1, std::nullopt, 1);
   optimizer.prepare();
   EXPECT_EQ(optimizer.squared_grad_norm().item<double>(), 0);
@@ -325,7 +337,8 @@ TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
         const auto again = first.states();
         for (const auto& [name, tensor] : saved) {
           EXPECT_TRUE(torch::equal(tensor, again.at(name))) << "reading changes nothing";
-          EXPECT_EQ(tensor.scalar_type(), state_type == StateType::bf16 && !name.starts_with("master") ? torch::kBFloat16 : torch::kFloat32);
+          EXPECT_EQ(tensor.scalar_type(),
+                    state_type == StateType::bf16 && !name.starts_with("master") ? torch::kBFloat16 : torch::kFloat32);
         }
         const auto parameters = first.own_parameters();
         first.run(5, 8);
@@ -338,7 +351,8 @@ TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
         second.load_states(saved);
         second.optimizer().set_steps(4);
         second.run(5, 8);
-        EXPECT_TRUE(torch::equal(second.flat().flat_data(), first.flat().flat_data())) << first.optimizer().rule().name() << ' ' << name(state_type);
+        EXPECT_TRUE(torch::equal(second.flat().flat_data(), first.flat().flat_data()))
+            << first.optimizer().rule().name() << ' ' << name(state_type);
         const auto theirs = first.states();
         for (const auto& [name, tensor] : second.states()) {
           EXPECT_TRUE(torch::equal(tensor, theirs.at(name))) << name;
@@ -349,9 +363,12 @@ TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
 }
 
 TEST(FlatOptimizerTest, CountsItsBytes) {
-  for (const auto& [state_type, type, bytes] : std::vector<std::tuple<StateType, at::ScalarType, double>>{
-           {StateType::fp32, torch::kFloat32, 8}, {StateType::bf16, torch::kFloat32, 4}, {StateType::int8, torch::kFloat32, 2 + 8 / 256.0},
-           {StateType::fp32, torch::kBFloat16, 12}, {StateType::int8, torch::kBFloat16, 6 + 8 / 256.0}}) {
+  for (const auto& [state_type, type, bytes] :
+       std::vector<std::tuple<StateType, at::ScalarType, double>>{{StateType::fp32, torch::kFloat32, 8},
+                                                                  {StateType::bf16, torch::kFloat32, 4},
+                                                                  {StateType::int8, torch::kFloat32, 2 + 8 / 256.0},
+                                                                  {StateType::fp32, torch::kBFloat16, 12},
+                                                                  {StateType::int8, torch::kBFloat16, 6 + 8 / 256.0}}) {
     Rank rank(options_of(AdamOptions{}, state_type), 0, 1, type);
     const int64_t before = rank.optimizer().bytes();
     rank.run(1, 1);
@@ -407,17 +424,20 @@ double trained_loss(StateType state_type, const Rule& rule) {
   const at::Tensor label = torch::arange(n) % 2;
   const at::Tensor angle = turn + label * M_PI;
   const at::Tensor x = torch::stack({turn * torch::cos(angle), turn * torch::sin(angle)}, 1) / 5;
-  torch::nn::Sequential net(torch::nn::Linear(2, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  torch::nn::Sequential net(torch::nn::Linear(2, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
+                            torch::nn::Linear(64, 1));
   bucket::NamedTensors parameters;
   for (const auto& item : net->named_parameters()) {
     parameters.emplace_back(item.key(), item.value());
   }
   bucket::FlatParameters flat(parameters, {}, allocate);
-  FlatOptimizer optimizer({&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{0.0}; }, options_of(rule, state_type));
+  FlatOptimizer optimizer(
+      {&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{0.0}; }, options_of(rule, state_type));
   double last = 0;
   for (int step = 0; step < 600; ++step) {
     flat.clear_grads();
-    const at::Tensor loss = torch::binary_cross_entropy_with_logits(net->forward(x).squeeze(1), label.to(torch::kFloat32));
+    const at::Tensor loss =
+        torch::binary_cross_entropy_with_logits(net->forward(x).squeeze(1), label.to(torch::kFloat32));
     loss.backward();
     for (int64_t i = 0; i < flat.count(); ++i) {
       flat.attach_grad(i);

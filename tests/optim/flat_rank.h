@@ -18,7 +18,11 @@ inline at::Tensor allocate(int64_t numel, at::ScalarType type) {
 }
 
 /// Every rule, with as many states as it can have.
-inline const std::vector<Rule> kRules = {AdamOptions{}, SgdOptions{.momentum = 0.9}, LambOptions{}, LionOptions{}, AdagradOptions{.initial_accumulator_value = 0.1},
+inline const std::vector<Rule> kRules = {AdamOptions{},
+                                         SgdOptions{.momentum = 0.9},
+                                         LambOptions{},
+                                         LionOptions{},
+                                         AdagradOptions{.initial_accumulator_value = 0.1},
                                          RmspropOptions{.momentum = 0.9, .centered = true}};
 
 inline OptimizerOptions options_of(Rule rule, StateType type = StateType::fp32) {
@@ -35,7 +39,8 @@ inline bool is_lamb(const Rule& rule) {
 /// What one of `size` ranks has: parameters of odd sizes in buckets that none of them fills.
 class Rank {
  public:
-  Rank(const OptimizerOptions& options, int rank, int size, at::ScalarType type = torch::kFloat32, std::unique_ptr<bucket::StateStore> store = nullptr) {
+  Rank(const OptimizerOptions& options, int rank, int size, at::ScalarType type = torch::kFloat32,
+       std::unique_ptr<bucket::StateStore> store = nullptr) {
     torch::manual_seed(11);
     bucket::NamedTensors parameters;
     for (const int64_t n : {700, 1, 333, 2500, 40}) {
@@ -46,9 +51,11 @@ class Rank {
     layout.bucket_bytes = 1100 * 4;
     layout.first_bucket_bytes = 256;
     layout.shards = size * 2; // in bf16 and in fp32 the same cut
-    flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate, bucket::FlatOptions{.rank = rank, .size = size});
+    flat_ = std::make_unique<bucket::FlatParameters>(parameters, layout, allocate,
+                                                     bucket::FlatOptions{.rank = rank, .size = size});
     optimizer_ = std::make_unique<FlatOptimizer>(
-        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return ParameterOptions{0.01}; }, options, size > 1, std::move(store));
+        std::vector{flat_.get()}, [](const bucket::TensorInfo&) { return ParameterOptions{0.01}; }, options, size > 1,
+        std::move(store));
   }
 
   FlatOptimizer& optimizer() {
@@ -86,28 +93,34 @@ class Rank {
   /// "exp_avg/p700" and so on: pieces that this rank has, at their place in tensors of the whole size.
   std::map<std::string, at::Tensor> states() {
     std::map<std::string, at::Tensor> found;
-    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      const auto [place, is_new] = found.try_emplace(concat(state, '/', tensor.name), torch::zeros({tensor.numel()}, values.options()));
-      place->second.slice(0, begin, begin + values.numel()).copy_(values);
-    });
+    optimizer_->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+          const auto [place, is_new] =
+              found.try_emplace(concat(state, '/', tensor.name), torch::zeros({tensor.numel()}, values.options()));
+          place->second.slice(0, begin, begin + values.numel()).copy_(values);
+        });
     return found;
   }
   void load_states(const std::map<std::string, at::Tensor>& saved) {
-    optimizer_->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      values.copy_(saved.at(concat(state, '/', tensor.name)).slice(0, begin, begin + values.numel()));
-    });
+    optimizer_->for_each_state(
+        [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+          values.copy_(saved.at(concat(state, '/', tensor.name)).slice(0, begin, begin + values.numel()));
+        });
   }
   /// The parameters by name: this rank's parts, the rest 0.
   std::map<std::string, at::Tensor> own_parameters() {
     std::map<std::string, at::Tensor> found;
-    optimizer_->for_each_state([&](const std::string&, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-      for (int64_t i = 0; i < flat_->count(); ++i) {
-        if (flat_->name(i) == tensor.name) {
-          const at::Tensor part = flat_->parameter(i).detach().slice(0, begin, begin + values.numel());
-          found.try_emplace(tensor.name, torch::zeros({tensor.numel()}, part.options())).first->second.slice(0, begin, begin + values.numel()).copy_(part);
-        }
-      }
-    });
+    optimizer_->for_each_state(
+        [&](const std::string&, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+          for (int64_t i = 0; i < flat_->count(); ++i) {
+            if (flat_->name(i) == tensor.name) {
+              const at::Tensor part = flat_->parameter(i).detach().slice(0, begin, begin + values.numel());
+              found.try_emplace(tensor.name, torch::zeros({tensor.numel()}, part.options()))
+                  .first->second.slice(0, begin, begin + values.numel())
+                  .copy_(part);
+            }
+          }
+        });
     return found;
   }
 

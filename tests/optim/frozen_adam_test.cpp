@@ -34,7 +34,8 @@ void expect_only_parameters_change(const AdamOptions& options, at::ScalarType gr
   EXPECT_TRUE(shard.states[1].equal(second));
   const double correction1 = options.bias_correction ? 1 - std::pow(options.beta1, kStep) : 1;
   const double correction2 = options.bias_correction ? 1 - std::pow(options.beta2, kFrozen) : 1;
-  const at::Tensor wanted = before * (1 - 0.01 * options.weight_decay) - 0.01 / correction1 * first / ((second / correction2).sqrt() + options.eps);
+  const at::Tensor wanted = before * (1 - 0.01 * options.weight_decay) -
+                            0.01 / correction1 * first / ((second / correction2).sqrt() + options.eps);
   EXPECT_TRUE(torch::allclose(shard.param, wanted, 1e-5, 1e-6)) << (shard.param - wanted).abs().max().item<double>();
   if (has_copy) {
     EXPECT_TRUE(shard.param_copy.equal(shard.param.to(torch::kBFloat16)));

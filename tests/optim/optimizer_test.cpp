@@ -57,22 +57,29 @@ ShardStep make_shard(const Optimizer& optimizer, int64_t n, double lr = 1e-3, do
 
 OptimizerOptions options_of(const std::string& name, const nlohmann::json& o) {
   if (name == "sgd") {
-    return {.rule = SgdOptions{o.at("lr"), o.at("momentum"), o.at("dampening"), o.at("weight_decay"), o.at("nesterov")}};
+    return {.rule =
+                SgdOptions{o.at("lr"), o.at("momentum"), o.at("dampening"), o.at("weight_decay"), o.at("nesterov")}};
   }
   if (name == "lamb") {
-    return {.rule = LambOptions{o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("eps"), o.at("weight_decay"), o.value("bias_correction", true),
-                                o.value("max_coeff", 10.0), o.value("min_coeff", 0.01), o.value("eps_inside_sqrt", false)}};
+    return {.rule = LambOptions{o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("eps"), o.at("weight_decay"),
+                                o.value("bias_correction", true), o.value("max_coeff", 10.0),
+                                o.value("min_coeff", 0.01), o.value("eps_inside_sqrt", false)}};
   }
   if (name == "lion") {
     return {.rule = LionOptions{o.at("lr"), o.at("betas")[0], o.at("betas")[1], o.at("weight_decay")}};
   }
   if (name == "adagrad") {
-    return {.rule = AdagradOptions{o.at("lr"), o.at("lr_decay"), o.at("eps"), o.at("weight_decay"), o.at("initial_accumulator_value")}};
+    return {.rule = AdagradOptions{o.at("lr"), o.at("lr_decay"), o.at("eps"), o.at("weight_decay"),
+                                   o.at("initial_accumulator_value")}};
   }
   if (name == "rmsprop") {
-    return {.rule = RmspropOptions{o.at("lr"), o.at("alpha"), o.at("eps"), o.at("weight_decay"), o.at("momentum"), o.at("centered")}};
+    return {.rule = RmspropOptions{o.at("lr"), o.at("alpha"), o.at("eps"), o.at("weight_decay"), o.at("momentum"),
+                                   o.at("centered")}};
   }
-  return {.rule = AdamOptions{.beta1 = o.at("betas")[0], .beta2 = o.at("betas")[1], .eps = o.at("eps"), .decoupled_weight_decay = name == "adamw"}};
+  return {.rule = AdamOptions{.beta1 = o.at("betas")[0],
+                              .beta2 = o.at("betas")[1],
+                              .eps = o.at("eps"),
+                              .decoupled_weight_decay = name == "adamw"}};
 }
 
 std::vector<double> doubles(const at::Tensor& tensor) {
@@ -109,8 +116,9 @@ void step_whole(const Optimizer& optimizer, ShardStep& shard, int64_t split) {
   shard.norms = at::Tensor();
 }
 
-// Both round in every step, not in the same places. Measured after 1, 10 and 100 steps: AdamW 1, 1 and 5 ulps; RMSprop 1, 1, 3; LAMB and
-// SGD 1, 1, 2; Adam, Adagrad and Lion 1. Moments in another formula (m + (1 - beta) (g - m)) are up to 6 apart.
+// Both round in every step, not in the same places. Measured after 1, 10 and 100 steps: AdamW 1, 1 and 5 ulps; RMSprop
+// 1, 1, 3; LAMB and SGD 1, 1, 2; Adam, Adagrad and Lion 1. Moments in another formula (m + (1 - beta) (g - m)) are up
+// to 6 apart.
 TEST(OptimizerTest, EqualsTorchFor100Steps) {
   std::ifstream file(TRIREME_SOURCE_DIR "/tests/optim/reference_optimizers.json");
   const auto recorded = nlohmann::json::parse(file);
@@ -160,7 +168,8 @@ TEST(OptimizerTest, BiasCorrectionMakesTheFirstAdamStepTheLearningRate) {
   OptimizerOptions uncorrected = adam_options();
   std::get<AdamOptions>(uncorrected.rule).bias_correction = false;
   // Uncorrected, m / sqrt(v) is 0.1 g / sqrt(0.001 g^2).
-  for (const auto& [options, size] : {std::pair{adam_options(), 0.01}, std::pair{uncorrected, 0.01 * 0.1 / std::sqrt(0.001)}}) {
+  for (const auto& [options, size] :
+       {std::pair{adam_options(), 0.01}, std::pair{uncorrected, 0.01 * 0.1 / std::sqrt(0.001)}}) {
     const auto optimizer = make_optimizer(options);
     ShardStep shard = make_shard(*optimizer, 100, 0.01);
     shard.grad = values(1, 100).sign() * 0.25;
@@ -172,8 +181,15 @@ TEST(OptimizerTest, BiasCorrectionMakesTheFirstAdamStepTheLearningRate) {
 }
 
 TEST(OptimizerTest, GradScaleEqualsScalingTheGradientFirst) {
-  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(true), adam_options(false), sgd_options(0), sgd_options(0.9), sgd_options(0.9, true), {.rule = LionOptions{}},
-                              {.rule = AdagradOptions{}}, {.rule = RmspropOptions{}}, {.rule = LambOptions{}}}) {
+  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(true),
+                                                                                 adam_options(false),
+                                                                                 sgd_options(0),
+                                                                                 sgd_options(0.9),
+                                                                                 sgd_options(0.9, true),
+                                                                                 {.rule = LionOptions{}},
+                                                                                 {.rule = AdagradOptions{}},
+                                                                                 {.rule = RmspropOptions{}},
+                                                                                 {.rule = LambOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     ShardStep folded = make_shard(*optimizer, 1000, 0.01, 0.1);
     ShardStep first = make_shard(*optimizer, 1000, 0.01, 0.1);
@@ -190,7 +206,8 @@ TEST(OptimizerTest, GradScaleEqualsScalingTheGradientFirst) {
 }
 
 TEST(OptimizerTest, GradientIsNotWritten) {
-  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(), sgd_options(0.9, true), {.rule = LambOptions{}}}) {
+  for (const OptimizerOptions& options :
+       std::initializer_list<OptimizerOptions>{adam_options(), sgd_options(0.9, true), {.rule = LambOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     ShardStep shard = make_shard(*optimizer, 100, 0.01, 0.1);
     shard.grad_scale = 0.5;
@@ -226,7 +243,11 @@ auto with_threads(int threads, const F& f) {
 
 TEST(OptimizerTest, NumberOfThreadsAndCutsChangeNoBit) {
   const int64_t n = 5 * kBlock + 77;
-  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(), sgd_options(0.9), {.rule = LionOptions{}}, {.rule = AdagradOptions{}}, {.rule = RmspropOptions{}}}) {
+  for (const OptimizerOptions& options : std::initializer_list<OptimizerOptions>{adam_options(),
+                                                                                 sgd_options(0.9),
+                                                                                 {.rule = LionOptions{}},
+                                                                                 {.rule = AdagradOptions{}},
+                                                                                 {.rule = RmspropOptions{}}}) {
     const auto optimizer = make_optimizer(options);
     const auto stepped = [&] {
       ShardStep shard = make_shard(*optimizer, n, 0.01, 0.1);
@@ -312,15 +333,21 @@ TEST(OptimizerTest, NamesTheWrongTensor) {
     }
     return "stepped";
   };
-  EXPECT_THAT(message([](auto& s) { s.grad = at::zeros({11}); }), HasSubstr("adamw: grad has 11 elements, the parameters have 10"));
+  EXPECT_THAT(message([](auto& s) { s.grad = at::zeros({11}); }),
+              HasSubstr("adamw: grad has 11 elements, the parameters have 10"));
   EXPECT_THAT(message([](auto& s) { s.grad = at::Tensor(); }), HasSubstr("adamw: grad is an undefined tensor"));
   EXPECT_THAT(message([](auto& s) { s.param = at::zeros({10}, at::kDouble); }), HasSubstr("adamw: param must be"));
   EXPECT_THAT(message([](auto& s) { s.param = at::zeros({2, 5}); }), HasSubstr("adamw: param must be"));
-  EXPECT_THAT(message([](auto& s) { s.states[1] = at::zeros({20}).slice(0, 0, 20, 2); }), HasSubstr("adamw: exp_avg_sq must be"));
-  EXPECT_THAT(message([](auto& s) { s.states.pop_back(); }), HasSubstr("needs 2 states and 0 arrays of scales, got 1 and 0"));
-  EXPECT_THAT(message([](auto& s) { s.grad = at::zeros({10}, at::kInt); }), HasSubstr("adamw: grad must be a contiguous fp32 or bf16 or fp16 array"));
-  EXPECT_THAT(message([](auto& s) { s.states[0] = at::zeros({10}, at::kBFloat16); }), HasSubstr("adamw: exp_avg must be a contiguous fp32 array"));
-  EXPECT_THAT(message([](auto& s) { s.param_copy = at::zeros({10}); }), HasSubstr("adamw: param_copy must be a contiguous bf16 or fp16"));
+  EXPECT_THAT(message([](auto& s) { s.states[1] = at::zeros({20}).slice(0, 0, 20, 2); }),
+              HasSubstr("adamw: exp_avg_sq must be"));
+  EXPECT_THAT(message([](auto& s) { s.states.pop_back(); }),
+              HasSubstr("needs 2 states and 0 arrays of scales, got 1 and 0"));
+  EXPECT_THAT(message([](auto& s) { s.grad = at::zeros({10}, at::kInt); }),
+              HasSubstr("adamw: grad must be a contiguous fp32 or bf16 or fp16 array"));
+  EXPECT_THAT(message([](auto& s) { s.states[0] = at::zeros({10}, at::kBFloat16); }),
+              HasSubstr("adamw: exp_avg must be a contiguous fp32 array"));
+  EXPECT_THAT(message([](auto& s) { s.param_copy = at::zeros({10}); }),
+              HasSubstr("adamw: param_copy must be a contiguous bf16 or fp16"));
   EXPECT_THAT(message([](auto& s) { s.step = 0; }), HasSubstr("steps count from 1, got 0"));
 }
 
@@ -388,7 +415,8 @@ TEST(SquaredNormTest, DoesNotOverflowFloatAndShowsInfinity) {
   EXPECT_THROW(squared_norm(at::zeros({3}, at::kDouble)), Error);
 }
 
-/// Ten thousand gradients after which a state of fp32 is far from where it began, by steps that are each too small for bf16 and 8 bits.
+/// Ten thousand gradients after which a state of fp32 is far from where it began, by steps that are each too small for
+/// bf16 and 8 bits.
 struct Slow {
   const char* name;
   OptimizerOptions options;
@@ -432,7 +460,8 @@ TEST(OptimizerTest, NarrowStatesFollowSmallSteps) {
         }
         optimizer->step(shard);
       }
-      const at::Tensor found = type == StateType::int8 ? decode_states(shard.states[c.state], shard.scales[c.state], optimizer->states()[c.state].is_signed)
+      const at::Tensor found = type == StateType::int8 ? decode_states(shard.states[c.state], shard.scales[c.state],
+                                                                       optimizer->states()[c.state].is_signed)
                                                        : shard.states[c.state].to(at::kFloat);
       return found.slice(0, 1);
     };

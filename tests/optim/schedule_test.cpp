@@ -40,11 +40,11 @@ void read(const nlohmann::json& params, const char* key, std::optional<T>& value
 ScheduleOptions schedule_options(const std::string& name, const nlohmann::json& params) {
   using Kind = ScheduleOptions::Kind;
   ScheduleOptions o;
-  o.kind = name == "WarmupLR" ? Kind::warmup
-      : name == "WarmupDecayLR" ? Kind::warmup_decay
-      : name == "WarmupCosineLR" ? Kind::warmup_cosine
-      : name == "LRRangeTest" ? Kind::lr_range_test
-                              : Kind::one_cycle;
+  o.kind = name == "WarmupLR"         ? Kind::warmup
+           : name == "WarmupDecayLR"  ? Kind::warmup_decay
+           : name == "WarmupCosineLR" ? Kind::warmup_cosine
+           : name == "LRRangeTest"    ? Kind::lr_range_test
+                                      : Kind::one_cycle;
   size_t known = 0;
   const auto take = [&](const char* key, auto& value) {
     known += params.count(key);
@@ -74,7 +74,8 @@ ScheduleOptions schedule_options(const std::string& name, const nlohmann::json& 
   take("decay_mom_rate", o.decay_mom_rate);
   if (params.contains("warmup_type")) {
     ++known;
-    o.warmup_type = params.at("warmup_type") == "linear" ? ScheduleOptions::Warmup::linear : ScheduleOptions::Warmup::log;
+    o.warmup_type =
+        params.at("warmup_type") == "linear" ? ScheduleOptions::Warmup::linear : ScheduleOptions::Warmup::log;
   }
   EXPECT_EQ(known, params.size()) << params;
   return o;
@@ -188,25 +189,24 @@ TEST(ScheduleTest, RefusesAnotherSchedulesState) {
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr("The checkpoint's schedule is Constant, this run's is WarmupLR."));
   }
-  for (const char* text : {"null", "[]", "3", "{}", R"({"schedule": "WarmupLR"})", R"({"schedule": 3, "steps_taken": 1})",
-                           R"({"schedule": "WarmupLR", "steps_taken": -1})", R"({"schedule": "WarmupLR", "steps_taken": "1"})"}) {
+  for (const char* text :
+       {"null", "[]", "3", "{}", R"({"schedule": "WarmupLR"})", R"({"schedule": 3, "steps_taken": 1})",
+        R"({"schedule": "WarmupLR", "steps_taken": -1})", R"({"schedule": "WarmupLR", "steps_taken": "1"})"}) {
     EXPECT_THROW(warmup->load_state(nlohmann::json::parse(text)), InputError) << text;
   }
   EXPECT_EQ(warmup->steps_taken(), 1);
 }
 
 TEST(ScheduleTest, WarnsOfStepsThatChangeNothing) {
-  EXPECT_THAT(
-      make_schedule(linear_warmup(10), 1.0)->warnings(),
-      ::testing::ElementsAre(HasSubstr("steps 1 and 2 at learning rate 0")));
+  EXPECT_THAT(make_schedule(linear_warmup(10), 1.0)->warnings(),
+              ::testing::ElementsAre(HasSubstr("steps 1 and 2 at learning rate 0")));
   ScheduleOptions above_zero = linear_warmup(10);
   above_zero.warmup_min_lr = 1e-6;
   EXPECT_THAT(make_schedule(above_zero, 1.0)->warnings(), IsEmpty());
   above_zero.kind = ScheduleOptions::Kind::warmup_decay;
   above_zero.total_num_steps = 9;
-  EXPECT_THAT(
-      make_schedule(above_zero, 1.0)->warnings(),
-      ::testing::ElementsAre(HasSubstr("total_num_steps 9 is less than warmup_num_steps 10")));
+  EXPECT_THAT(make_schedule(above_zero, 1.0)->warnings(),
+              ::testing::ElementsAre(HasSubstr("total_num_steps 9 is less than warmup_num_steps 10")));
 }
 
 TEST(ScheduleTest, NamesTheImpossibleOption) {
@@ -221,27 +221,19 @@ TEST(ScheduleTest, NamesTheImpossibleOption) {
     return "made";
   };
   using Kind = ScheduleOptions::Kind;
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::warmup, o.warmup_num_steps = -1; }),
-      HasSubstr("WarmupLR: warmup_num_steps must be at least 0, got -1"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::warmup_decay; }),
-      HasSubstr("WarmupDecayLR needs total_num_steps"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::warmup_cosine; }),
-      HasSubstr("WarmupCosineLR needs total_num_steps"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::lr_range_test, o.lr_range_test_step_size = 0; }),
-      HasSubstr("lr_range_test_step_size"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_first_step_size = 0; }),
-      HasSubstr("cycle_first_step_size"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_max_mom = 1.0; }),
-      HasSubstr("cycle_max_mom must be in [0, 1), got 1"));
-  EXPECT_THAT(
-      message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_min_lr = std::nan(""); }),
-      HasSubstr("cycle_min_lr"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::warmup, o.warmup_num_steps = -1; }),
+              HasSubstr("WarmupLR: warmup_num_steps must be at least 0, got -1"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::warmup_decay; }), HasSubstr("WarmupDecayLR needs total_num_steps"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::warmup_cosine; }),
+              HasSubstr("WarmupCosineLR needs total_num_steps"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::lr_range_test, o.lr_range_test_step_size = 0; }),
+              HasSubstr("lr_range_test_step_size"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_first_step_size = 0; }),
+              HasSubstr("cycle_first_step_size"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_max_mom = 1.0; }),
+              HasSubstr("cycle_max_mom must be in [0, 1), got 1"));
+  EXPECT_THAT(message([](auto& o) { o.kind = Kind::one_cycle, o.cycle_min_lr = std::nan(""); }),
+              HasSubstr("cycle_min_lr"));
 }
 
 TEST(ScheduleTest, StepsCountFromOne) {

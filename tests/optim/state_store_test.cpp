@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <unistd.h>
+#include <filesystem>
 
 namespace trireme::optim {
 namespace {
@@ -30,7 +30,8 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
         files.load_states(files.states()); // what a checkpoint does
         memory.run(4, 5);
         files.run(4, 5);
-        EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data())) << memory.optimizer().rule().name() << ' ' << name(state_type);
+        EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data()))
+            << memory.optimizer().rule().name() << ' ' << name(state_type);
         const auto expected = memory.states();
         for (const auto& [name, tensor] : files.states()) {
           EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
@@ -49,7 +50,8 @@ TEST(StateStoreTest, PiecesAreWhatIsVisitedAndExtentsAreWhereItLies) {
       const bool has_master = type != torch::kFloat32;
       const auto buckets = rank.optimizer().state_buckets();
       ASSERT_GT(buckets.size(), 1U);
-      EXPECT_EQ(rank.optimizer().state_extent(buckets[0].buffer, buckets[0].bucket, 0).has_value(), !has_master && state_type != StateType::int8)
+      EXPECT_EQ(rank.optimizer().state_extent(buckets[0].buffer, buckets[0].bucket, 0).has_value(),
+                !has_master && state_type != StateType::int8)
           << "masters may be behind the parameters before the first step";
       for (const int64_t steps : {0, 2}) {
         for (int64_t step = 1; step <= steps; ++step) {
@@ -58,7 +60,8 @@ TEST(StateStoreTest, PiecesAreWhatIsVisitedAndExtentsAreWhereItLies) {
         }
         size_t next_bucket = 0;
         size_t next_piece = 0;
-        const auto check = [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+        const auto check = [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
+                               const at::Tensor& values) {
           const auto& piece = buckets.at(next_bucket).pieces.at(next_piece);
           EXPECT_EQ(piece.state, state);
           EXPECT_EQ(piece.tensor->name, tensor.name);
@@ -77,13 +80,19 @@ TEST(StateStoreTest, PiecesAreWhatIsVisitedAndExtentsAreWhereItLies) {
         std::vector<std::string> lent;
         rank.optimizer().visit_states(
             bucket.buffer, bucket.bucket,
-            [&](size_t, const at::Tensor& values) { lent.emplace_back(static_cast<const char*>(values.const_data_ptr()), values.nbytes()); }, false);
+            [&](size_t, const at::Tensor& values) {
+              lent.emplace_back(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+            },
+            false);
         ASSERT_EQ(lent.size(), bucket.pieces.size());
         for (size_t i = 0; i < lent.size(); ++i) {
           const auto extent = rank.optimizer().state_extent(bucket.buffer, bucket.bucket, i);
           EXPECT_EQ(extent.has_value(), bucket.pieces[i].state == kMasterState || state_type != StateType::int8);
           if (extent) {
-            EXPECT_EQ(read_file(extent->file).substr(static_cast<size_t>(extent->offset), static_cast<size_t>(extent->bytes)), lent[i]) << bucket.pieces[i].state;
+            EXPECT_EQ(
+                read_file(extent->file).substr(static_cast<size_t>(extent->offset), static_cast<size_t>(extent->bytes)),
+                lent[i])
+                << bucket.pieces[i].state;
           }
         }
       }
@@ -114,7 +123,9 @@ TEST(StateStoreTest, AVisitThatOnlyReadsWritesNothingAndOneThatThrowsGivesTheBuc
     rank.optimizer().for_each_state(visit, false);
     EXPECT_GT(visits, 0);
     EXPECT_EQ(store.writes(), writes);
-    const auto fail = [](const std::string&, const bucket::TensorInfo&, int64_t, const at::Tensor&) { throw Error("test", "no"); };
+    const auto fail = [](const std::string&, const bucket::TensorInfo&, int64_t, const at::Tensor&) {
+      throw Error("test", "no");
+    };
     EXPECT_THROW(rank.optimizer().for_each_state(fail), Error);
     store.expect_nothing();
     rank.run(3, 3);

@@ -17,7 +17,8 @@ inline std::vector<Layout> all_layouts(int64_t ranks, const Job& job, int64_t mo
   std::vector<Layout> out;
   const auto add = [&](Layout layout) {
     const int last_stage = layout.gradient_ranks() > 1 ? 3 : 0;
-    for (layout.zero_stage = 0; layout.zero_stage <= last_stage && why_impossible(job, layout).empty(); ++layout.zero_stage) {
+    for (layout.zero_stage = 0; layout.zero_stage <= last_stage && why_impossible(job, layout).empty();
+         ++layout.zero_stage) {
       out.push_back(layout);
     }
   };

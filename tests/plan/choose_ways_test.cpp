@@ -21,7 +21,8 @@ using testing::SizeIs;
 
 constexpr int64_t kBlocks = 8;
 
-// Cards that only multiply matrices; over the link a block's activations take less time than the block, to the disk more.
+// Cards that only multiply matrices; over the link a block's activations take less time than the block, to the disk
+// more.
 Cluster cards(int64_t ranks = 1) {
   Cluster out = multiplying_host(ranks, 1e12, {});
   out.host = {int64_t{1} << 50, 0, 1e12, 2e10};
@@ -74,7 +75,8 @@ TEST(PlanChoiceTest, IsNoSlowerThanAnyUniformWayThatFits) {
       const Prediction chosen = predict(cluster, within(budget), {});
       ASSERT_EQ(chosen.refused, "");
       const Prediction keep = predict(cluster, uniform(Way::keep), {});
-      EXPECT_LE(chosen.memory_bytes, keep.memory_bytes - all + budget + kept_by_a_block()) << "the last may be a block's that is recomputed while the head's is counted too";
+      EXPECT_LE(chosen.memory_bytes, keep.memory_bytes - all + budget + kept_by_a_block())
+          << "the last may be a block's that is recomputed while the head's is counted too";
       any_moved = any_moved || !chosen.moved.empty();
       for (const Way way : activations::kWays) {
         const Prediction one = predict(cluster, uniform(way), {});
@@ -90,8 +92,11 @@ TEST(PlanChoiceTest, IsNoSlowerThanAnyUniformWayThatFits) {
 TEST(PlanChoiceTest, ABudgetThatNothingFitsIsRefused) {
   Job small = within(kept_by_a_block() / 20);
   small.base.activations.nvme_path.clear();
-  EXPECT_THAT(predict(cards(), small, {}).refused, testing::AllOf(HasSubstr("no choice for the activations of 8 parts fits memory_budget"), HasSubstr("the least is ")));
-  EXPECT_THAT(predict(cards(4), within(kept_by_a_block() / 20), {.pipe = 4}).refused, HasSubstr("parts of stage 0 fits memory_budget"));
+  EXPECT_THAT(predict(cards(), small, {}).refused,
+              testing::AllOf(HasSubstr("no choice for the activations of 8 parts fits memory_budget"),
+                             HasSubstr("the least is ")));
+  EXPECT_THAT(predict(cards(4), within(kept_by_a_block() / 20), {.pipe = 4}).refused,
+              HasSubstr("parts of stage 0 fits memory_budget"));
 }
 
 // The first stage holds four micro-batches, the last one a single one.
@@ -105,7 +110,10 @@ TEST(PlanChoiceTest, StagesChooseByThemselves) {
   Shared shared(plain);
   const std::vector<int64_t> bounds = shared.bounds({.pipe = 4});
   const auto recomputed = [&](int64_t stage) {
-    return std::count_if(p.choices.begin() + bounds[static_cast<size_t>(stage)], p.choices.begin() + std::min<int64_t>(bounds[static_cast<size_t>(stage) + 1], std::ssize(p.choices)), activations::recomputes);
+    return std::count_if(
+        p.choices.begin() + bounds[static_cast<size_t>(stage)],
+        p.choices.begin() + std::min<int64_t>(bounds[static_cast<size_t>(stage) + 1], std::ssize(p.choices)),
+        activations::recomputes);
   };
   EXPECT_GT(recomputed(0), recomputed(3));
   EXPECT_EQ(recomputed(3), 0);
@@ -128,7 +136,8 @@ TEST(PlanChoiceTest, TheDiskOfAHostIsShared) {
   EXPECT_LT(half, all);
 }
 
-// What the first two steps move to hosts has to have room there; of what is left half is used, because pinned memory comes in powers of two.
+// What the first two steps move to hosts has to have room there; of what is left half is used, because pinned memory
+// comes in powers of two.
 TEST(PlanChoiceTest, HostsMayBeSmall) {
   constexpr int64_t kSamples = 64; // activations are larger than the model
   Cluster cluster = cards();
@@ -146,17 +155,21 @@ TEST(PlanChoiceTest, HostsMayBeSmall) {
   EXPECT_LT(small.host_bytes, cluster.host.memory_bytes);
   EXPECT_GT(small.step_seconds, roomy.step_seconds);
   cluster.host.memory_bytes -= 1;
-  EXPECT_THAT(predict(cluster, few, layout).refused, testing::StartsWith("in the first two steps, which measure what to do with activations, what is moved needs "));
+  EXPECT_THAT(
+      predict(cluster, few, layout).refused,
+      testing::StartsWith("in the first two steps, which measure what to do with activations, what is moved needs "));
   cluster.host.memory_bytes = 0; // nobody knows
   EXPECT_EQ(predict(cluster, few, layout).refused, "");
 }
 
-// What may be moved is no reason to refuse: it is not chosen where there is no room. Buffers of files are on the host too.
+// What may be moved is no reason to refuse: it is not chosen where there is no room. Buffers of files are on the host
+// too.
 TEST(PlanChoiceTest, RoomIsAskedForWhatIsChosen) {
   const Layout layout{.zero_stage = 3, .states = offload::Place::host, .parameters = offload::Place::host};
   Cluster cluster = cards();
   cluster.disk.bytes = 0;
-  cluster.host.memory_bytes = predict(cluster, uniform(Way::recompute_host), layout).host_bytes; // for states, parameters and inputs of all parts, and not a byte more
+  cluster.host.memory_bytes = predict(cluster, uniform(Way::recompute_host), layout)
+                                  .host_bytes; // for states, parameters and inputs of all parts, and not a byte more
   const Prediction chosen = predict(cluster, within(3 * kept_by_a_block()), layout);
   EXPECT_EQ(chosen.refused, "");
   EXPECT_THAT(chosen.choices, testing::Contains(Way::recompute));
@@ -170,7 +183,8 @@ TEST(PlanChoiceTest, DisksMayBeSmall) {
   cluster.on_host = true;
   const int64_t inputs = predict(cluster, uniform(Way::recompute_nvme), {}).disk_bytes;
   cluster.disk.bytes = inputs - 1;
-  EXPECT_THAT(predict(cluster, within(3 * kept_by_a_block()), {}).refused, testing::AllOf(HasSubstr("in the first two steps"), HasSubstr("of the disk of a host")));
+  EXPECT_THAT(predict(cluster, within(3 * kept_by_a_block()), {}).refused,
+              testing::AllOf(HasSubstr("in the first two steps"), HasSubstr("of the disk of a host")));
   const int64_t all = predict(cards(), uniform(Way::nvme), {}).disk_bytes;
   cluster.disk = {all, 1e12, 1e12}; // files are free, and not all parts have room
   const Prediction p = predict(cluster, within(5 * kept_by_a_block()), {});
@@ -188,7 +202,8 @@ TEST(PlanChoiceTest, StagesMayHaveNoParts) {
   wide.base.activations.layers = "Nothing";
   EXPECT_THAT(predict(cards(4), wide, {.pipe = 4}).refused, HasSubstr("\"Nothing\" matches no class of a part"));
   wide.base.activations = {.policy = Way::recompute, .layers = "Nothing"};
-  EXPECT_THAT(predict(cards(), wide, {}).refused, HasSubstr("\"Nothing\" matches no class of a part of the model: there are GptBlock"));
+  EXPECT_THAT(predict(cards(), wide, {}).refused,
+              HasSubstr("\"Nothing\" matches no class of a part of the model: there are GptBlock"));
 }
 
 // A list is one for each part of a model in one piece, and for each layer of a list of layers.
@@ -196,9 +211,11 @@ TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
   Job named = job();
   named.base.activations.choices.assign(kBlocks, Way::recompute);
   EXPECT_EQ(predict(cards(), named, {}).refused, "");
-  EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "activation_checkpointing.choices has 8 ways, and the model has 12 layers");
+  EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused,
+            "activation_checkpointing.choices has 8 ways, and the model has 12 layers");
   named.base.activations.choices.assign(kBlocks + 4, Way::recompute);
-  EXPECT_EQ(predict(cards(), named, {}).refused, "activation_checkpointing.choices has 12 ways, and the model has 8 parts");
+  EXPECT_EQ(predict(cards(), named, {}).refused,
+            "activation_checkpointing.choices has 12 ways, and the model has 8 parts");
   EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "");
 }
 

@@ -64,7 +64,8 @@ TEST(ClusterTest, HostAndDiskAreRead) {
   std::string text = kText;
   EXPECT_EQ(parse_cluster(text, "cluster.json").host.memory_bytes, 0);
   EXPECT_EQ(parse_cluster(text, "cluster.json").disk.bytes, 0);
-  const std::string host = R"("host": {"memory_bytes": 256e9, "reserved_bytes": 4e9, "memory_bandwidth": 1e11, "link_bandwidth": 12e9}, )";
+  const std::string host =
+      R"("host": {"memory_bytes": 256e9, "reserved_bytes": 4e9, "memory_bandwidth": 1e11, "link_bandwidth": 12e9}, )";
   const std::string disk = R"("disk": {"bytes": 2e12, "read_bandwidth": 3e9, "write_bandwidth": 2e9}, )";
   const auto with = [&](const std::string& more) {
     std::string out = kText;
@@ -79,9 +80,12 @@ TEST(ClusterTest, HostAndDiskAreRead) {
   EXPECT_EQ(cluster.disk.read_bandwidth, 3e9);
   EXPECT_EQ(cluster.disk.write_bandwidth, 2e9);
   const Cluster again = parse_cluster(write_cluster(cluster), "again.json");
-  EXPECT_EQ(std::tuple(again.host.memory_bytes, again.host.reserved_bytes, again.host.memory_bandwidth, again.host.link_bandwidth),
-            std::tuple(cluster.host.memory_bytes, cluster.host.reserved_bytes, cluster.host.memory_bandwidth, cluster.host.link_bandwidth));
-  EXPECT_EQ(std::tuple(again.disk.bytes, again.disk.read_bandwidth, again.disk.write_bandwidth), std::tuple(cluster.disk.bytes, cluster.disk.read_bandwidth, cluster.disk.write_bandwidth));
+  EXPECT_EQ(std::tuple(again.host.memory_bytes, again.host.reserved_bytes, again.host.memory_bandwidth,
+                       again.host.link_bandwidth),
+            std::tuple(cluster.host.memory_bytes, cluster.host.reserved_bytes, cluster.host.memory_bandwidth,
+                       cluster.host.link_bandwidth));
+  EXPECT_EQ(std::tuple(again.disk.bytes, again.disk.read_bandwidth, again.disk.write_bandwidth),
+            std::tuple(cluster.disk.bytes, cluster.disk.read_bandwidth, cluster.disk.write_bandwidth));
   const auto refused = [&](const std::string& text) -> std::string {
     try {
       parse_cluster(text, "cluster.json");
@@ -91,7 +95,8 @@ TEST(ClusterTest, HostAndDiskAreRead) {
     return "accepted";
   };
   EXPECT_THAT(refused(with(disk)), HasSubstr("disk: a card's files are read and stepped in the host's memory"));
-  EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")), HasSubstr("host.memory_bandwidth: must be from 1 to 1e+21 a second, found 0"));
+  EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")),
+              HasSubstr("host.memory_bandwidth: must be from 1 to 1e+21 a second, found 0"));
   std::string on_host = with(host);
   on_host.insert(on_host.find("\"memory_bytes\""), R"("device": "host", )");
   EXPECT_THAT(refused(on_host), HasSubstr("host: ranks compute on the host"));
@@ -103,24 +108,32 @@ TEST(ClusterTest, HostAndDiskAreRead) {
 TEST(ClusterTest, MistakesAreNamedWithTheirPlace) {
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 0"), HasSubstr("cluster.json:2:33: hosts: must be from 1"));
   EXPECT_THAT(refusal("16e9", "-1"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found -1"));
-  EXPECT_THAT(refusal("\"achieved\": [[100, 0.2], [10000, 0.6]]", "\"achieved\": 1.5"), HasSubstr("rank.achieved: must be from 1e-06 to 1, a fraction of \"flops\", found 1.5"));
+  EXPECT_THAT(refusal("\"achieved\": [[100, 0.2], [10000, 0.6]]", "\"achieved\": 1.5"),
+              HasSubstr("rank.achieved: must be from 1e-06 to 1, a fraction of \"flops\", found 1.5"));
   EXPECT_THAT(refusal("[10000, 0.6]", "[50, 0.6]"), HasSubstr("sizes must be above 0 and grow, found 50"));
   EXPECT_THAT(refusal("[100, 0.2]", "[100]"), HasSubstr("must be [size, fraction]"));
-  EXPECT_THAT(refusal("\"hosts\": 4", "\"hosts\": 3"), HasSubstr("3 must be a multiple of 1, larger, and divide the 8 hosts"));
-  EXPECT_THAT(refusal("\"overlap\": 0.5", "\"overlap\": 2"), HasSubstr("overlap: must be from 0 to 1, a share, found 2"));
+  EXPECT_THAT(refusal("\"hosts\": 4", "\"hosts\": 3"),
+              HasSubstr("3 must be a multiple of 1, larger, and divide the 8 hosts"));
+  EXPECT_THAT(refusal("\"overlap\": 0.5", "\"overlap\": 2"),
+              HasSubstr("overlap: must be from 0 to 1, a share, found 2"));
   EXPECT_THAT(refusal("\"flops\": 1e12", "\"flop\": 1e12"), HasSubstr("\"flops\" is missing"));
   EXPECT_THAT(refusal("\"latency\": 1e-6", "\"latencies\": 1e-6"), HasSubstr("Did you mean \"latency\"?"));
-  EXPECT_THAT(refusal("\"inside_host\": {\"bandwidth\": 1e10, \"latency\": 1e-6}, ", ""), HasSubstr("\"inside_host\" is missing"));
-  EXPECT_THAT(refusal("\"bandwidth\": 1e10", "\"bandwidth\": 0"), HasSubstr("links.inside_host.bandwidth: must be from 1 to"));
+  EXPECT_THAT(refusal("\"inside_host\": {\"bandwidth\": 1e10, \"latency\": 1e-6}, ", ""),
+              HasSubstr("\"inside_host\" is missing"));
+  EXPECT_THAT(refusal("\"bandwidth\": 1e10", "\"bandwidth\": 0"),
+              HasSubstr("links.inside_host.bandwidth: must be from 1 to"));
   EXPECT_THAT(refusal("\"bandwidth\": 1e9", "\"bandwidth\": \"1 GB\""), HasSubstr("links.between_hosts.bandwidth: "));
-  EXPECT_THAT(refusal("\"hosts\": 8", "\"all_reduce_gathers\": 3, \"hosts\": 8"), HasSubstr("all_reduce_gathers: must be from 0.1 to 2"));
+  EXPECT_THAT(refusal("\"hosts\": 8", "\"all_reduce_gathers\": 3, \"hosts\": 8"),
+              HasSubstr("all_reduce_gathers: must be from 0.1 to 2"));
   EXPECT_THAT(refusal("16e9", "1e300"), HasSubstr("rank.memory_bytes: must be from 1 to 1e+18 bytes, found 1e+300"));
-  EXPECT_THAT(refusal("\"latency\": 5e-6", "\"latency\": 1e300"), HasSubstr("links.between_hosts.latency: must be from 0 to 1e+06 seconds"));
+  EXPECT_THAT(refusal("\"latency\": 5e-6", "\"latency\": 1e300"),
+              HasSubstr("links.between_hosts.latency: must be from 0 to 1e+06 seconds"));
   EXPECT_THAT(refusal("\"bandwidth\": 2e9", "\"bandwidth\": 1e-300"), HasSubstr("bandwidth: must be from 1 to"));
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hots\": 8"), HasSubstr("Did you mean \"hosts\"?"));
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1e6"), HasSubstr("4000000 ranks are more than 1048576"));
   EXPECT_THAT(refusal("\"hosts\": 8", "\"hosts\": 1000000000000"), HasSubstr("hosts: must be from 1 to 1048576"));
-  EXPECT_THAT(refusal("\"memory_bandwidth\"", "\"device\": \"gpu\", \"memory_bandwidth\""), HasSubstr("\"gpu\" is not one of the choices"));
+  EXPECT_THAT(refusal("\"memory_bandwidth\"", "\"device\": \"gpu\", \"memory_bandwidth\""),
+              HasSubstr("\"gpu\" is not one of the choices"));
 }
 
 } // namespace

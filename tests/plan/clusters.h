@@ -29,7 +29,8 @@ inline Cluster hosts_of(int64_t hosts, int64_t ranks_per_host, Link inside, Link
   return out;
 }
 
-/// A host whose ranks only multiply matrices, so many operations a second: passes over memory and attention take no time, and everything fits.
+/// A host whose ranks only multiply matrices, so many operations a second: passes over memory and attention take no
+/// time, and everything fits.
 inline Cluster multiplying_host(int64_t ranks, double flops, Link inside) {
   Cluster out = hosts_of(1, ranks, inside);
   out.memory_bytes = int64_t{1} << 50;

@@ -32,7 +32,8 @@ class FitBlockTest : public testing::Test {
   Job job_ = gpt_job(4, 64, 4, 16, 100, 8);
   Cluster machine_ = multiplying_host(1, 1e9, {});
   Cluster described_ = multiplying_host(1, 2e9, {});
-  std::array<BlockTime, 3> measured_ = {BlockTime{.samples = 1}, BlockTime{.samples = 4}, BlockTime{.samples = 1, .tensor = 2}};
+  std::array<BlockTime, 3> measured_ = {BlockTime{.samples = 1}, BlockTime{.samples = 4},
+                                        BlockTime{.samples = 1, .tensor = 2}};
 };
 
 TEST_F(FitBlockTest, ABlockCostsWhatWasMeasured) {
@@ -52,8 +53,10 @@ TEST_F(FitBlockTest, WaysOfActivationsChangeNothing) {
   using activations::Way;
   Cluster plain = described_;
   fit_block(measured_, job_, plain);
-  for (const activations::Options& ways : {activations::Options{.policy = Way::recompute}, activations::Options{.choices = {Way::recompute_nvme, Way::recompute, Way::recompute}},
-                                           activations::Options{.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0}}) {
+  for (const activations::Options& ways :
+       {activations::Options{.policy = Way::recompute},
+        activations::Options{.choices = {Way::recompute_nvme, Way::recompute, Way::recompute}},
+        activations::Options{.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0}}) {
     Job named = job_;
     named.base.activations = ways;
     Cluster fitted = described_;

@@ -15,7 +15,8 @@ Job job(int64_t layers = 4) {
   return gpt_job(layers, 64, 4, 16, 100, 8);
 }
 
-// What context ranks copy to put queries, keys and values apart and together, and what ranks that share tokens copy into the order of samples, where samples are small.
+// What context ranks copy to put queries, keys and values apart and together, and what ranks that share tokens copy
+// into the order of samples, where samples are small.
 TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
   Cluster cluster = multiplying_host(2, kInfinite, {});
   cluster.pass_bandwidth = 1e9;
@@ -36,13 +37,15 @@ TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
   expect(block({.tensor = 2, .micro_batch = 4}, job()), (12 / 2.0 + 9) * stream, 2 * (12 / 2.0 + 9) * stream);
   expect(block(with_shared_tokens(4), job()), (21 / 2.0 + 4 * 2.5) * stream, (42 / 2.0 + 6 * 2.5) * stream);
   expect(block({.context = 2, .micro_batch = 4}, job()), (21 + 13) * stream / 2, (42 + 24) * stream / 2);
-  expect(block(with_shared_tokens(1), job()), 21 / 2.0 * stream / 4, 42 / 2.0 * stream / 4); // the only sample: in order as it comes
+  expect(block(with_shared_tokens(1), job()), 21 / 2.0 * stream / 4,
+         42 / 2.0 * stream / 4);                            // the only sample: in order as it comes
   const Job long_samples = gpt_job(4, 64, 4, 4096, 100, 8); // 1 MB each
   const double longer = 4.0 * 4096 * 64;
   expect(block(with_shared_tokens(2), long_samples), 2 * 21 / 2.0 * longer, 2 * 42 / 2.0 * longer);
 }
 
-// One rank writes the whole matrix and keeps it. Over context ranks some queries at a time meet the keys that they may see (of 2,048 and of 4,096 tokens 128 queries: 51.6 %), again in backward.
+// One rank writes the whole matrix and keeps it. Over context ranks some queries at a time meet the keys that they may
+// see (of 2,048 and of 4,096 tokens 128 queries: 51.6 %), again in backward.
 TEST(LayerCostTest, DropoutInAttentionOverContextRanks) {
   Cluster cluster = multiplying_host(2, kInfinite, {});
   cluster.pass_bandwidth = 1e9;
@@ -52,7 +55,9 @@ TEST(LayerCostTest, DropoutInAttentionOverContextRanks) {
   without.gpt.dropout = 0;
   const double stream = 4.0 * 4 * 4096 * 64; // bytes of 4 samples
   const double matrix = 4.0 * 4 * 4 * 4096 * 4096;
-  for (const auto& [context, kind] : {std::pair<int64_t, context::Kind>(1, context::Kind::ring), {2, context::Kind::ring}, {2, context::Kind::ulysses}}) {
+  for (const auto& [context, kind] : {std::pair<int64_t, context::Kind>(1, context::Kind::ring),
+                                      {2, context::Kind::ring},
+                                      {2, context::Kind::ulysses}}) {
     with.context_kind = without.context_kind = kind;
     const Layout layout{.context = context, .micro_batch = 4};
     const LayerCost more = layer_costs(cluster, with, layout).at(2);

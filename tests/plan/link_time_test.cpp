@@ -20,11 +20,13 @@ TEST(LinkTimeTest, InsideAHost) {
   EXPECT_EQ(level_name(cluster(), {1, 8}), "");
 }
 
-// With tensor 8 inside, a data axis has one rank on each host; with tensor 2 it has four, each with a ring of its own. A ring passes on what comes from the same host, too.
+// With tensor 8 inside, a data axis has one rank on each host; with tensor 2 it has four, each with a ring of its own.
+// A ring passes on what comes from the same host, too.
 TEST(LinkTimeTest, BetweenHosts) {
   EXPECT_DOUBLE_EQ(gather_seconds(cluster(), {4, 8}, 800), 800.0 * 3 / 4 / 2);
   EXPECT_DOUBLE_EQ(gather_seconds(cluster(), {16, 2}, 800), 800.0 * 15 / 16 / 4 / 2);
-  EXPECT_DOUBLE_EQ(gather_seconds(cluster(), {32, 1}, 800), 800.0 * 7 / 8 / 10) << "eight links a host: the inside is slower";
+  EXPECT_DOUBLE_EQ(gather_seconds(cluster(), {32, 1}, 800), 800.0 * 7 / 8 / 10)
+      << "eight links a host: the inside is slower";
   EXPECT_EQ(level_name(cluster(), {16, 2}), "between_hosts");
 }
 
@@ -42,10 +44,12 @@ TEST(LinkTimeTest, AFlatRingPassesEveryLink) {
   flat.hierarchical = false;
   EXPECT_DOUBLE_EQ(gather_seconds(flat, {32, 1}, 800), 800.0 * 31 / 32 / 2);
   EXPECT_DOUBLE_EQ(gather_seconds(flat, {8, 1}, 800), 800.0 * 7 / 8 / 10);
-  EXPECT_DOUBLE_EQ(gather_seconds(flat, {4, 8}, 800), gather_seconds(cluster(), {4, 8}, 800)) << "one rank on each host";
+  EXPECT_DOUBLE_EQ(gather_seconds(flat, {4, 8}, 800), gather_seconds(cluster(), {4, 8}, 800))
+      << "one rank on each host";
 }
 
-// Of 1,600 bytes that a rank sends, seven members in eight have their next one on the same host; the eighth has the link out of it, and all eight take turns.
+// Of 1,600 bytes that a rank sends, seven members in eight have their next one on the same host; the eighth has the
+// link out of it, and all eight take turns.
 TEST(LinkTimeTest, LinksShareWhatRingsSend) {
   const auto shares = [](const Cluster& of, const AxisGroup& group) {
     std::vector<std::pair<std::string, int64_t>> out;
@@ -66,7 +70,8 @@ TEST(LinkTimeTest, LinksShareWhatRingsSend) {
   EXPECT_EQ(shares(flat, {16, 1}), (Shares{{"between_hosts", 1600}})) << "one rank of a host sends it all";
 }
 
-// Tensor 16 over two hosts is no faster than their links: each carries an eighth of all, and not only of what the other host has.
+// Tensor 16 over two hosts is no faster than their links: each carries an eighth of all, and not only of what the other
+// host has.
 TEST(LinkTimeTest, TwoHostsAreNoFasterThanTheirLinks) {
   const Cluster hosts = hosts_of(2, 8, {230e9}, {24e9});
   const double bytes = 210e6;

@@ -1,4 +1,5 @@
-// Places as a dimension of the plan: memory, room on hosts and disks, the time of moves, and the search against looking at all.
+// Places as a dimension of the plan: memory, room on hosts and disks, the time of moves, and the search against looking
+// at all.
 #include "all_layouts.h"
 #include "clusters.h"
 
@@ -48,11 +49,19 @@ TEST(PlanOffloadTest, NoStepIsShorterThanTheDisksTime) {
       cluster.disk = {int64_t{1} << 50, 1e7, 1e7};
       Job what = job();
       what.base.clips = true;
-      const Prediction p = predict(cluster, what, {.pipe = pipe, .data = 2 / pipe, .zero_stage = 3, .micro_batch = 1, .states = Place::nvme, .parameters = Place::nvme});
+      const Prediction p = predict(cluster, what,
+                                   {.pipe = pipe,
+                                    .data = 2 / pipe,
+                                    .zero_stage = 3,
+                                    .micro_batch = 1,
+                                    .states = Place::nvme,
+                                    .parameters = Place::nvme});
       ASSERT_EQ(p.refused, "");
       double bytes = 0; // of the stage with most, over the share of a rank
       for (const MovedBytes& moved : p.moved) {
-        bytes += moved.way == estimate::Way::from_files || moved.way == estimate::Way::to_files ? static_cast<double>(moved.bytes) : 0;
+        bytes += moved.way == estimate::Way::from_files || moved.way == estimate::Way::to_files
+                     ? static_cast<double>(moved.bytes)
+                     : 0;
       }
       EXPECT_GE(p.step_seconds, bytes / (1e7 / 2)) << pipe << (on_host ? ", on the host" : "");
     }
@@ -65,7 +74,8 @@ TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
   const Prediction p = predict(cards(), what, layout);
   ASSERT_EQ(p.refused, "");
   const double F = flat(what, layout);
-  // Gradient 2, two moments read and written 16, master 8, parameter 2: 28 bytes at 2e9 a second; 2 bytes back at 1e9, of which one bucket does not hide.
+  // Gradient 2, two moments read and written 16, master 8, parameter 2: 28 bytes at 2e9 a second; 2 bytes back at 1e9,
+  // of which one bucket does not hide.
   const double pass = 28 * F / 2e9;
   EXPECT_GT(p.optimizer_seconds, pass);
   EXPECT_LT(p.optimizer_seconds, pass + 2 * F / 1e9 / 4);
@@ -83,7 +93,8 @@ TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
   EXPECT_EQ(predict(cards(), what, states).refused, "");
   what.base.averaging.every = 4;
   EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("step by themselves share nothing"));
-  EXPECT_THAT(predict(cards(), what, {.micro_batch = 1, .states = Place::host}).refused, HasSubstr("with parameter_averaging"));
+  EXPECT_THAT(predict(cards(), what, {.micro_batch = 1, .states = Place::host}).refused,
+              HasSubstr("with parameter_averaging"));
   EXPECT_TRUE(search(cards(), what).best.empty() || search(cards(), what).best.front().layout.moves_nothing());
 }
 
@@ -94,7 +105,8 @@ TEST(PlanOffloadTest, TheCardStepsWhatComesAndGoes) {
   const Prediction p = predict(cards(), what, layout);
   ASSERT_EQ(p.refused, "");
   Shared shared(what);
-  const double units = static_cast<double>(estimate::unit_elements(estimate::layout_of(run_of(what, layout, shared), 0)));
+  const double units =
+      static_cast<double>(estimate::unit_elements(estimate::layout_of(run_of(what, layout, shared), 0)));
   EXPECT_NEAR(p.optimizer_seconds, 2 * units / 1e9, 1e-3 * p.optimizer_seconds);
   ASSERT_EQ(p.moved.size(), 2u);
   EXPECT_EQ(p.moved[0].way, estimate::Way::to_host);
@@ -166,7 +178,8 @@ TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
   const Prediction plain = predict(cards(), what, layout);
   what.base.offload.optimizer.delayed_update = true;
   const Prediction delayed = predict(cards(), what, layout);
-  EXPECT_NEAR(delayed.step_seconds, std::max(plain.pipeline_seconds, plain.optimizer_seconds) + plain.reduce_seconds, 1e-9);
+  EXPECT_NEAR(delayed.step_seconds, std::max(plain.pipeline_seconds, plain.optimizer_seconds) + plain.reduce_seconds,
+              1e-9);
   EXPECT_LT(delayed.step_seconds, plain.step_seconds);
 }
 
@@ -181,7 +194,8 @@ TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
   where.disk.read_bandwidth = 1e6;
   Shared shared(what);
   const estimate::Run run = run_of(what, layout, shared, false);
-  const double from_files = move_times(where, run, estimate::layout_of(run, 0), estimate::moves_of(run).front()).units_from_files;
+  const double from_files =
+      move_times(where, run, estimate::layout_of(run, 0), estimate::moves_of(run).front()).units_from_files;
   const double slow = predict(where, what, layout).pipeline_seconds;
   EXPECT_GE(slow, from_files);
   EXPECT_LE(slow, from_files + free);
@@ -189,14 +203,25 @@ TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
 
 // Units and gradients to be added to come down the same link; what goes up has the other direction.
 TEST(PlanOffloadTest, WhatSharesALinkAddsUp) {
-  const MoveTimes times{.gradients_up = 8, .gradients_down = 6, .gradients_in_files = 0, .in_every_micro_batch = true, .units_over_link = 8, .units_from_files = 4};
+  const MoveTimes times{.gradients_up = 8,
+                        .gradients_down = 6,
+                        .gradients_in_files = 0,
+                        .in_every_micro_batch = true,
+                        .units_over_link = 8,
+                        .units_from_files = 4};
   EXPECT_DOUBLE_EQ(times.forward(2), 2);
   EXPECT_DOUBLE_EQ(times.backward(2), 2 + 3);
-  MoveTimes files{.gradients_up = 0, .gradients_down = 0, .gradients_in_files = 10, .in_every_micro_batch = true, .units_over_link = 0, .units_from_files = 4};
+  MoveTimes files{.gradients_up = 0,
+                  .gradients_down = 0,
+                  .gradients_in_files = 10,
+                  .in_every_micro_batch = true,
+                  .units_over_link = 0,
+                  .units_from_files = 4};
   EXPECT_DOUBLE_EQ(files.backward(2), 1 + 5) << "one disk";
   files.in_every_micro_batch = false;
   EXPECT_DOUBLE_EQ(files.backward(2), 1) << "behind the last backward";
-  const ActivationTimes activations{.leave_over_link = 3, .leave_to_files = 5, .back_over_link = 1, .back_from_files = 2};
+  const ActivationTimes activations{
+      .leave_over_link = 3, .leave_to_files = 5, .back_over_link = 1, .back_from_files = 2};
   EXPECT_DOUBLE_EQ(times.forward(2, activations), 1 + 5) << "units are read while activations are written";
   EXPECT_DOUBLE_EQ(times.backward(2, activations), 2 + 3 + 1);
   EXPECT_DOUBLE_EQ(files.backward(2, activations), 1 + 2);
@@ -208,7 +233,9 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
   Cluster where = cards();
   where.host.memory_bytes = 230'000'000;
-  EXPECT_THAT(predict(where, what, on_host).refused, testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 230 MB")));
+  EXPECT_THAT(
+      predict(where, what, on_host).refused,
+      testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 230 MB")));
   EXPECT_EQ(predict(where, what, in_files).refused, "");
   where.disk.bytes = 1000;
   EXPECT_THAT(predict(where, what, in_files).refused, HasSubstr("of the disk of a host, which has 1.00 kB"));
@@ -218,7 +245,8 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
 
 // A layout with everything that may be moved. A rank alone has ZeRO's stages for this.
 std::vector<Layout> with_moves(const Layout& layout, bool on_host) {
-  const std::vector<Place> places = on_host ? std::vector{Place::device, Place::nvme} : std::vector{Place::device, Place::host, Place::nvme};
+  const std::vector<Place> places =
+      on_host ? std::vector{Place::device, Place::nvme} : std::vector{Place::device, Place::host, Place::nvme};
   const bool alone = layout.gradient_ranks() == 1;
   std::vector<Layout> out;
   for (const int zero_stage : alone ? std::vector{2, 3} : std::vector{layout.zero_stage}) {
@@ -292,15 +320,23 @@ TEST(PlanOffloadTest, BoundsAreBounds) {
   for (const int stage : {1, 2, 3}) {
     for (const Place states : {Place::device, Place::host, Place::nvme}) {
       for (const Place place : {Place::device, Place::host}) {
-        const Layout layout{.data = 2, .zero_stage = stage, .micro_batch = 1, .recompute = 1, .states = states, .parameters = stage == 3 ? place : Place::device};
-        EXPECT_LE(least_memory(what, layout, parameters, least_of_a_block(what, layout)), predict(where, what, layout).memory_bytes) << describe(layout, what);
+        const Layout layout{.data = 2,
+                            .zero_stage = stage,
+                            .micro_batch = 1,
+                            .recompute = 1,
+                            .states = states,
+                            .parameters = stage == 3 ? place : Place::device};
+        EXPECT_LE(least_memory(what, layout, parameters, least_of_a_block(what, layout)),
+                  predict(where, what, layout).memory_bytes)
+            << describe(layout, what);
       }
     }
   }
 }
 
 TEST(PlanOffloadTest, ALayoutSaysWhereThingsAre) {
-  EXPECT_THAT(describe({.zero_stage = 3, .states = Place::host, .parameters = Place::nvme}, job()), HasSubstr(", states on the host, parameters in files"));
+  EXPECT_THAT(describe({.zero_stage = 3, .states = Place::host, .parameters = Place::nvme}, job()),
+              HasSubstr(", states on the host, parameters in files"));
   EXPECT_THAT(describe({}, job()), testing::Not(HasSubstr("states")));
 }
 

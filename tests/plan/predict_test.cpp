@@ -29,7 +29,8 @@ TEST(PredictTest, RecomputationIsAnotherForward) {
   EXPECT_NEAR(predict(multiplying(1), job(), layout).step_seconds, 8 * 4 * (4 * kBlock + kHead) / 1e9, 1e-12);
 }
 
-// partition_activations: the inputs of positions, blocks, norm and head, 4096 bytes each, are gathered once more in each of 8 backwards; the embedding's are tokens.
+// partition_activations: the inputs of positions, blocks, norm and head, 4096 bytes each, are gathered once more in
+// each of 8 backwards; the embedding's are tokens.
 TEST(PredictTest, SharesOfInputsAreGatheredInBackward) {
   for (const bool sequence_parallel : {false, true}) {
     const Layout layout{.tensor = 2, .recompute = 1, .sequence_parallel = sequence_parallel};
@@ -49,14 +50,17 @@ TEST(PredictTest, StagesGatherWhatTheyHaveNotReceived) {
   const Layout layout{.pipe = 2, .tensor = 2, .recompute = 1};
   Job shared = job(4, 1);
   shared.base.activations.shares_inputs = true;
-  EXPECT_NEAR(predict(multiplying(4), shared, layout).step_seconds - predict(multiplying(4), job(4, 1), layout).step_seconds, 6 * 2048 / 1e6, 1e-9);
+  EXPECT_NEAR(
+      predict(multiplying(4), shared, layout).step_seconds - predict(multiplying(4), job(4, 1), layout).step_seconds,
+      6 * 2048 / 1e6, 1e-9);
 }
 
 TEST(PredictTest, AnAllReduceWithoutOverlapIsAdded) {
   const Prediction p = predict(multiplying(2, 0), job(), {.data = 2});
   const double compute = 4 * 3 * (4 * kBlock + kHead) / 1e9;
   EXPECT_NEAR(p.pipeline_seconds, compute, 1e-12);
-  // Parameters of four blocks (12 H^2 + 13 H), embeddings and the last norm; with the gaps of the flat buffer a little more.
+  // Parameters of four blocks (12 H^2 + 13 H), embeddings and the last norm; with the gaps of the flat buffer a little
+  // more.
   const double parameters = 4 * (12 * 64 * 64 + 13 * 64) + (100 + 16 + 2) * 64;
   EXPECT_NEAR(p.reduce_seconds, 2 * 4 * parameters / 2 / 1e6, 0.01 * p.reduce_seconds);
   ASSERT_EQ(p.traffic.size(), 1u);
@@ -85,12 +89,14 @@ TEST(PredictTest, TwoStagesWaitForEachOther) {
   const Prediction p = predict(cluster, job(4, 8), {.pipe = 2});
   const double a = 3 * 2 * kBlock / 1e9;
   const double b = a + 3 * kHead / 1e9;
-  EXPECT_NEAR(p.pipeline_seconds, 8 * b + a, 1e-9) << "the first forward and the last backward of stage 0 are before and after";
+  EXPECT_NEAR(p.pipeline_seconds, 8 * b + a, 1e-9)
+      << "the first forward and the last backward of stage 0 are before and after";
   EXPECT_NEAR(p.bubble, 1 - 8 * (a + b) / (2 * (8 * b + a)), 1e-9);
 }
 
 TEST(PredictTest, TheBubbleIsTheTimelines) {
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::zero_bubble, 1}}) {
+  for (const auto& [kind, chunks] :
+       {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::zero_bubble, 1}}) {
     Cluster cluster = multiplying(4);
     cluster.levels[0].bandwidth = kInfinite;
     Job even = job(2 * 4 * 32, 16); // so many blocks that embeddings and head hardly count
@@ -115,7 +121,8 @@ TEST(PredictTest, TheTensorAxisDividesProductsAndAddsSums) {
   EXPECT_NEAR(compute, 8 * 3 * (4 * kBlock + kHead) / 2 / 1e9, 1e-9);
   cluster.levels[0].bandwidth = 1e6;
   cluster.overlap = 0;
-  // Two all-reduces forward and two backward of every block, one of the embedding and one of the head; two numbers of every token are gathered for the loss.
+  // Two all-reduces forward and two backward of every block, one of the embedding and one of the head; two numbers of
+  // every token are gathered for the loss.
   const double stream = 4.0 * 16 * 64;
   const double pass = stream / 2 / 1e6;
   const double loss = 2 * 8 * 16.0 / 2 / 1e6;
@@ -158,7 +165,8 @@ TEST(PredictTest, GradientsAreAddedUpInEveryMicroBatch) {
   const double one = predict(cluster, job(), {.micro_batch = 8}).pipeline_seconds;
   cluster.memory_bandwidth = 1e6;
   EXPECT_NEAR(predict(cluster, job(), {.micro_batch = 8}).pipeline_seconds - one, 8 * parameters / 1e6, 1e-6);
-  EXPECT_NEAR(predict(cluster, job(), {.micro_batch = 1}).pipeline_seconds - one, (8 + 7 * 12) * parameters / 1e6, 1e-6);
+  EXPECT_NEAR(predict(cluster, job(), {.micro_batch = 1}).pipeline_seconds - one, (8 + 7 * 12) * parameters / 1e6,
+              1e-6);
 }
 
 TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
@@ -183,7 +191,8 @@ TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
   EXPECT_GT(faster([](Cluster& c) { c.overlap = 0; }), before);
 }
 
-// activation_checkpointing: recomputed as an interval recomputes, or moved beside computation over the link or the disk.
+// activation_checkpointing: recomputed as an interval recomputes, or moved beside computation over the link or the
+// disk.
 TEST(PredictTest, WaysOfActivations) {
   Cluster cluster = multiplying(1);
   const auto with = [&](activations::Way way) {
@@ -201,13 +210,15 @@ TEST(PredictTest, WaysOfActivations) {
   cluster.host.link_bandwidth = 1e5;
   const double moved = 8 * 4 * static_cast<double>(model_of(job(), {}, 1).layers.at(2).kept) / 1e5;
   ASSERT_GT(moved, 2 * compute);
-  EXPECT_NEAR(with(activations::Way::host), 2 * moved, 1e-6 * moved) << "all that is left of a step is the way out and back";
+  EXPECT_NEAR(with(activations::Way::host), 2 * moved, 1e-6 * moved)
+      << "all that is left of a step is the way out and back";
   cluster.host.link_bandwidth = 1e12;
   cluster.disk = {.bytes = int64_t{1} << 40, .read_bandwidth = 2e5, .write_bandwidth = 1e5};
   EXPECT_NEAR(with(activations::Way::nvme), 1.5 * moved, 1e-6 * moved);
 }
 
-// Activations on the host of a card take nothing but what moves of its memory, and need room on the host, which is shown.
+// Activations on the host of a card take nothing but what moves of its memory, and need room on the host, which is
+// shown.
 TEST(PredictTest, ActivationsOnTheHostNeedItsMemory) {
   Cluster cluster = multiplying(1);
   cluster.host = {int64_t{1} << 40, 0, 1e12, 1e12};
@@ -223,7 +234,8 @@ TEST(PredictTest, ActivationsOnTheHostNeedItsMemory) {
   EXPECT_EQ(host.moved[0].bytes, 8 * blocks);
   EXPECT_TRUE(keep.moved.empty());
   cluster.host.memory_bytes = blocks;
-  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("of the memory of a host, which has")) << "libtorch has no room beside";
+  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("of the memory of a host, which has"))
+      << "libtorch has no room beside";
   cluster.host.memory_bytes = 0;
   EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("nothing is said of the memory of a host"));
   cluster.on_host = true;
@@ -246,11 +258,14 @@ TEST(PredictTest, AllReducesInGathers) {
   EXPECT_NEAR(sums({.data = 2}).first, data / 2, 1e-6 * data);
   EXPECT_NEAR(sums({.data = 2, .zero_stage = 1}).first, shards, 1e-3 * shards) << "a reduce-scatter is a gather";
   const double collectives = tensor - 8 * 3 * (4 * kBlock + kHead) / 2 / 1e9;
-  EXPECT_NEAR(tensor - sums({.tensor = 2}).second, collectives / 2, 0.02 * collectives) << "but the two numbers a token of the loss, which are gathered";
+  EXPECT_NEAR(tensor - sums({.tensor = 2}).second, collectives / 2, 0.02 * collectives)
+      << "but the two numbers a token of the loss, which are gathered";
 }
 
 TEST(PredictTest, RefusalsAreOneSentence) {
-  const auto why = [](const Job& j, const Layout& layout) { return predict(multiplying(layout.ranks()), j, layout).refused; };
+  const auto why = [](const Job& j, const Layout& layout) {
+    return predict(multiplying(layout.ranks()), j, layout).refused;
+  };
   EXPECT_EQ(why(job(), {.tensor = 3}), "heads 4 cannot be divided by tensor 3");
   EXPECT_EQ(why(job(), {.data = 3}), "batch 8 cannot be divided by data 3");
   EXPECT_EQ(why(job(), {.data = 2, .micro_batch = 3}), "batch of a replica 4 cannot be divided by micro-batch 3");
@@ -266,7 +281,8 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   odd.gpt.vocab_size = 101;
   EXPECT_EQ(why(odd, {.tensor = 2}), "") << "an uneven vocabulary is fine";
   EXPECT_EQ(predict(multiplying(4), job(), {.data = 2}).refused, "the axes have 2 ranks, the cluster 4");
-  EXPECT_EQ(why(job(4, 4'000'000), {.pipe = 2}), "4000000 micro-batches on 2 parts of the model are more than 1000000 forwards in a step");
+  EXPECT_EQ(why(job(4, 4'000'000), {.pipe = 2}),
+            "4000000 micro-batches on 2 parts of the model are more than 1000000 forwards in a step");
   EXPECT_EQ(search(multiplying(1), job(4, 1'000'018), {.best = 1}).best.front().layout.micro_batch, 2) << "few enough";
 }
 

@@ -41,7 +41,10 @@ int64_t along_data(const estimate::Run& run) {
 
 // The bytes and the memory of a plan are those of the schedule's whole program.
 TEST(PredictZero3Test, ZeroThreeGathersForAllChunks) {
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 2), {ScheduleKind::interleaved, 4}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 2),
+                                     {ScheduleKind::interleaved, 4},
+                                     {ScheduleKind::one_f_one_b, 1},
+                                     {ScheduleKind::zero_bubble, 1}}) {
     for (const int64_t pipe : {2, 3}) {
       for (const int64_t micro_batches : {2, 9, 20, 33}) {
         Job one = job(12, 2 * micro_batches);
@@ -54,8 +57,10 @@ TEST(PredictZero3Test, ZeroThreeGathersForAllChunks) {
           run.programs.front().stages.push_back(phases_of(program));
         }
         const Prediction planned = predict(multiplying(2 * pipe), one, layout);
-        const std::string which = concat(pipeline::schedule_name(kind), ' ', chunks, " on ", pipe, " x ", micro_batches);
-        const auto data = std::find_if(planned.traffic.begin(), planned.traffic.end(), [](const AxisBytes& axis) { return axis.axis == "data"; });
+        const std::string which =
+            concat(pipeline::schedule_name(kind), ' ', chunks, " on ", pipe, " x ", micro_batches);
+        const auto data = std::find_if(planned.traffic.begin(), planned.traffic.end(),
+                                       [](const AxisBytes& axis) { return axis.axis == "data"; });
         ASSERT_NE(data, planned.traffic.end());
         EXPECT_EQ(data->bytes, along_data(run)) << which;
         int64_t most = 0;

@@ -1,4 +1,5 @@
-// A pipeline's program as the plan says it: what is in flight, and weights' gradients that come later than those of inputs.
+// A pipeline's program as the plan says it: what is in flight, and weights' gradients that come later than those of
+// inputs.
 #include "multiplying.h"
 
 #include <trireme/plan/predict.h>
@@ -15,8 +16,11 @@ using pipeline::ScheduleKind;
 
 // Phases say a program again, with few words.
 TEST(ProgramsTest, PhasesAreTheProgram) {
-  for (const auto& [kind, chunks] :
-       {std::pair(ScheduleKind::interleaved, 3), {ScheduleKind::naive, 2}, {ScheduleKind::gpipe, 2}, {ScheduleKind::one_f_one_b, 1}, {ScheduleKind::zero_bubble, 1}}) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::interleaved, 3),
+                                     {ScheduleKind::naive, 2},
+                                     {ScheduleKind::gpipe, 2},
+                                     {ScheduleKind::one_f_one_b, 1},
+                                     {ScheduleKind::zero_bubble, 1}}) {
     for (const pipeline::Program& program : pipeline::make_programs(kind, {4, 64, chunks})) {
       std::vector<std::pair<pipeline::Op, int64_t>> expected;
       for (const pipeline::Instruction& instruction : program) {
@@ -29,7 +33,8 @@ TEST(ProgramsTest, PhasesAreTheProgram) {
       for (const estimate::Run::Phase& phase : phases) {
         for (int64_t i = 0; i < phase.repeats; ++i) {
           for (const auto& [computed, chunk] : phase.computations) {
-            said.emplace_back(static_cast<pipeline::Op>(static_cast<int>(pipeline::Op::forward) + static_cast<int>(computed)), chunk);
+            said.emplace_back(
+                static_cast<pipeline::Op>(static_cast<int>(pipeline::Op::forward) + static_cast<int>(computed)), chunk);
           }
         }
       }
@@ -39,16 +44,19 @@ TEST(ProgramsTest, PhasesAreTheProgram) {
   }
 }
 
-// With sequence parallelism the weights' half of a backward gathers inputs again, two a block; not on the first stage, nor where layers are recomputed.
+// With sequence parallelism the weights' half of a backward gathers inputs again, two a block; not on the first stage,
+// nor where layers are recomputed.
 TEST(ProgramsTest, WeightsThatComeLaterGatherInputsAgain) {
   const Job what = job(4, 8);
   const auto work = [&](ScheduleKind kind, bool sequence_parallel, int64_t recompute) { // of both stages
-    const Layout layout{.pipe = 2, .tensor = 2, .schedule = kind, .recompute = recompute, .sequence_parallel = sequence_parallel};
+    const Layout layout{
+        .pipe = 2, .tensor = 2, .schedule = kind, .recompute = recompute, .sequence_parallel = sequence_parallel};
     const Prediction p = predict(multiplying(4, 0), what, layout);
     return 2 * p.pipeline_seconds * (1 - p.bubble);
   };
   const auto more = [&](bool sequence_parallel, int64_t recompute) {
-    return work(ScheduleKind::zero_bubble, sequence_parallel, recompute) - work(ScheduleKind::one_f_one_b, sequence_parallel, recompute);
+    return work(ScheduleKind::zero_bubble, sequence_parallel, recompute) -
+           work(ScheduleKind::one_f_one_b, sequence_parallel, recompute);
   };
   Shared shared(what);
   const auto blocks = static_cast<double>(6 - shared.bounds({.pipe = 2, .tensor = 2})[1]); // of the last stage
@@ -63,7 +71,9 @@ TEST(ProgramsTest, RecomputedLayersHaveNoWeightsForLater) {
   Cluster cluster = multiplying(4);
   cluster.levels[0].bandwidth = kInfinite;
   const Job even = job(2 * 4 * 32, 16);
-  const auto bubble = [&](ScheduleKind kind, int64_t recompute) { return predict(cluster, even, {.pipe = 4, .schedule = kind, .recompute = recompute}).bubble; };
+  const auto bubble = [&](ScheduleKind kind, int64_t recompute) {
+    return predict(cluster, even, {.pipe = 4, .schedule = kind, .recompute = recompute}).bubble;
+  };
   EXPECT_LT(bubble(ScheduleKind::zero_bubble, 0), 0.6 * bubble(ScheduleKind::one_f_one_b, 0));
   EXPECT_GT(bubble(ScheduleKind::zero_bubble, 1), 0.8 * bubble(ScheduleKind::one_f_one_b, 1));
 }
@@ -82,7 +92,8 @@ TEST(ProgramsTest, TheMomentOfAZeroBubblePipelineThatNeedsMost) {
             weights += instruction.op == pipeline::Op::backward_weight ? 1 : 0;
             most = std::max(most, 10 * (forwards - weights) + put_off * (inputs - weights));
           }
-          EXPECT_EQ(10 * said.in_flight + put_off * said.put_off, most) << p << " stages, " << m << " micro-batches, " << put_off;
+          EXPECT_EQ(10 * said.in_flight + put_off * said.put_off, most)
+              << p << " stages, " << m << " micro-batches, " << put_off;
         }
       }
     }
@@ -114,14 +125,19 @@ TEST(ProgramsTest, WeightsThatComeLaterKeepGradients) {
       kept += model.layers[i].kept;
       put_off += model.layers[i].put_off;
     }
-    EXPECT_EQ(all[stage] - alone[stage], stage * kept + (stage + 1) * put_off) << "4 micro-batches instead of " << 4 - stage << ", and gradients of " << stage + 1;
+    EXPECT_EQ(all[stage] - alone[stage], stage * kept + (stage + 1) * put_off)
+        << "4 micro-batches instead of " << 4 - stage << ", and gradients of " << stage + 1;
   }
 }
 
 // In flight for few micro-batches is what it is for many.
 TEST(ProgramsTest, FewMicroBatchesTellWhatManyKeep) {
   const Job any = job(64, 1);
-  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1), {ScheduleKind::interleaved, 2}, {ScheduleKind::interleaved, 4}, {ScheduleKind::zero_bubble, 1}, {ScheduleKind::naive, 1}}) {
+  for (const auto& [kind, chunks] : {std::pair(ScheduleKind::one_f_one_b, 1),
+                                     {ScheduleKind::interleaved, 2},
+                                     {ScheduleKind::interleaved, 4},
+                                     {ScheduleKind::zero_bubble, 1},
+                                     {ScheduleKind::naive, 1}}) {
     for (const int p : {2, 3, 4, 8}) {
       for (const int m : {4 * p + 1, 5 * p, 8 * p, 11 * p + 1}) {
         Shared shared(any);
@@ -137,7 +153,8 @@ TEST(ProgramsTest, FewMicroBatchesTellWhatManyKeep) {
           }
           EXPECT_EQ(shared.waiting(shape), moments) << p << ' ' << m;
         }
-        EXPECT_EQ(shared.in_flight(kind, shape), all) << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;
+        EXPECT_EQ(shared.in_flight(kind, shape), all)
+            << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;
       }
     }
   }

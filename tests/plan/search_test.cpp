@@ -58,7 +58,8 @@ void expect_what_looking_at_all_finds(const Job& what, int64_t memory) {
   EXPECT_EQ(all.simulated, fitting);
   for (size_t i = 0; i < all.best.size(); ++i) {
     EXPECT_DOUBLE_EQ(all.best[i].step_seconds, times[i]) << i << " of " << memory << " bytes";
-    EXPECT_TRUE(i >= found.best.size() || all.best[i].layout == found.best[i].layout) << i << ": of those that are as fast, the same";
+    EXPECT_TRUE(i >= found.best.size() || all.best[i].layout == found.best[i].layout)
+        << i << ": of those that are as fast, the same";
   }
 }
 
@@ -94,7 +95,8 @@ TEST(SearchTest, RefusedDivisionsSayWhy) {
   where.memory_bytes = 200'000'000;
   const Plan found = search(where, job());
   const auto with = [&](const char* words) {
-    return std::any_of(found.refused.begin(), found.refused.end(), [&](const Prediction& p) { return p.refused.find(words) != std::string::npos; });
+    return std::any_of(found.refused.begin(), found.refused.end(),
+                       [&](const Prediction& p) { return p.refused.find(words) != std::string::npos; });
   };
   EXPECT_TRUE(with("heads 8 cannot be divided by tensor 3"));
   EXPECT_TRUE(with("batch 16 cannot be divided by data 3"));
@@ -136,9 +138,12 @@ TEST(SearchTest, BoundsAreBounds) {
         continue;
       }
       ++looked_at;
-      EXPECT_LE(least_memory(what, p.layout, parameters, least_of_a_block(what, p.layout)), p.memory_bytes) << describe(p.layout, what);
+      EXPECT_LE(least_memory(what, p.layout, parameters, least_of_a_block(what, p.layout)), p.memory_bytes)
+          << describe(p.layout, what);
       if (p.refused.empty()) {
-        EXPECT_LE(least_seconds(where, what, p.layout, layer_costs(where, what, p.layout), shared), p.step_seconds * (1 + 1e-12)) << describe(p.layout, what);
+        EXPECT_LE(least_seconds(where, what, p.layout, layer_costs(where, what, p.layout), shared),
+                  p.step_seconds * (1 + 1e-12))
+            << describe(p.layout, what);
       }
     }
     EXPECT_GT(looked_at, 10);
@@ -159,7 +164,8 @@ TEST(SearchTest, AThousandRanksAreFewSimulations) {
   EXPECT_GT(found.candidates, 20'000);
   EXPECT_LT(found.estimated, 1'000);
   EXPECT_LT(found.simulated, 500);
-  EXPECT_TRUE(std::is_sorted(found.best.begin(), found.best.end(), [](const auto& a, const auto& b) { return a.step_seconds < b.step_seconds; }));
+  EXPECT_TRUE(std::is_sorted(found.best.begin(), found.best.end(),
+                             [](const auto& a, const auto& b) { return a.step_seconds < b.step_seconds; }));
 }
 
 } // namespace

@@ -109,7 +109,8 @@ constexpr int64_t kLayers = 2;
 constexpr int64_t kHidden = 32;
 constexpr int64_t kHeads = 4;
 
-// The GPT of reference_autocast.py, operation by operation. (torch::nn::Linear adds its bias after the product, Python's within it.)
+// The GPT of reference_autocast.py, operation by operation. (torch::nn::Linear adds its bias after the product,
+// Python's within it.)
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const fs::path& file) {
     const auto weights = checkpoint::Safetensors::open(file);
@@ -136,11 +137,13 @@ struct GptImpl : torch::nn::Module {
     const int64_t B = tokens.size(0);
     const int64_t T = tokens.size(1);
     const auto heads = [&](const at::Tensor& t) { return t.view({B, T, kHeads, kHidden / kHeads}).transpose(1, 2); };
-    at::Tensor x = at::embedding(weight("transformer.wte.weight"), tokens) + weight("transformer.wpe.weight").slice(0, 0, T);
+    at::Tensor x =
+        at::embedding(weight("transformer.wte.weight"), tokens) + weight("transformer.wpe.weight").slice(0, 0, T);
     for (int64_t i = 0; i < kLayers; ++i) {
       const std::string p = concat("transformer.h.", i, '.');
       const auto qkv = fc(norm(x, p + "ln_1"), p + "attn.c_attn").split(kHidden, 2);
-      const at::Tensor y = at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), {}, 0.0, /*is_causal=*/true);
+      const at::Tensor y =
+          at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), {}, 0.0, /*is_causal=*/true);
       x = x + fc(y.transpose(1, 2).reshape({B, T, kHidden}), p + "attn.c_proj");
       x = x + fc(at::gelu(fc(norm(x, p + "ln_2"), p + "mlp.c_fc"), "tanh"), p + "mlp.c_proj");
     }
@@ -153,15 +156,18 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
 }
 
 // The same operations on the same machine: the same bits, forward and backward.
-void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const at::Tensor& logits, const at::Tensor& loss) {
+void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const at::Tensor& logits,
+                  const at::Tensor& loss) {
   const auto compare = [&](const std::string& name, const at::Tensor& found) {
     const at::Tensor wanted = expected.tensor(name);
-    EXPECT_TRUE(found.to(at::kFloat).equal(wanted)) << name << " differs by up to " << (found - wanted).abs().max().item<double>();
+    EXPECT_TRUE(found.to(at::kFloat).equal(wanted))
+        << name << " differs by up to " << (found - wanted).abs().max().item<double>();
   };
   compare("logits", logits);
   compare("loss", loss.reshape({1}));
   loss.backward();
-  for (const char* name : {"transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.1.ln_2.bias"}) {
+  for (const char* name :
+       {"transformer.wte.weight", "transformer.h.0.attn.c_attn.weight", "transformer.h.1.ln_2.bias"}) {
     compare(name, gpt.weight(name).grad());
   }
 }
@@ -169,10 +175,12 @@ void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const a
 TEST(AutocastTest, AGptIsPythonsBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid());
   fs::create_directories(folder);
-  const std::string command =
-      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/precision/reference_autocast.py\" ", folder.string());
+  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
+                                     "/tests/precision/reference_autocast.py\" ",
+                                     folder.string());
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
-  for (const auto& [type, file] : {std::pair(Type::bf16, "bf16.safetensors"), std::pair(Type::fp16, "fp16.safetensors")}) {
+  for (const auto& [type, file] :
+       {std::pair(Type::bf16, "bf16.safetensors"), std::pair(Type::fp16, "fp16.safetensors")}) {
     SCOPED_TRACE(file);
     GptImpl gpt(folder / "model.safetensors");
     const auto given = checkpoint::Safetensors::open(folder / file);

@@ -85,7 +85,8 @@ TEST(CastTest, ThereAndBackKeepsTheRoundedValues) {
 }
 
 TEST(CastTest, InputsAreCastWhereTheyAreFloating) {
-  const std::vector<at::Tensor> inputs = {torch::ones({2}), torch::ones({2}, torch::kInt64), at::Tensor(), torch::ones({1}, torch::kHalf)};
+  const std::vector<at::Tensor> inputs = {torch::ones({2}), torch::ones({2}, torch::kInt64), at::Tensor(),
+                                          torch::ones({1}, torch::kHalf)};
   const auto cast = cast_floating(inputs, Type::fp16);
   EXPECT_EQ(cast[0].scalar_type(), at::kHalf);
   EXPECT_EQ(cast[1].scalar_type(), at::kLong);

@@ -7,11 +7,11 @@
 #include <tests/support/run_ranks.h>
 
 #include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <limits>
 
@@ -57,7 +57,8 @@ struct Trained {
 };
 
 TEST(GradScalerTest, EqualsPythonsBitForBit) {
-  const auto reference = nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_grad_scaler.json"));
+  const auto reference =
+      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_grad_scaler.json"));
   const auto n = reference["size"].get<int64_t>();
   for (const auto& one : reference["cases"]) {
     SCOPED_TRACE(one["init_scale"].dump());
@@ -65,7 +66,8 @@ TEST(GradScalerTest, EqualsPythonsBitForBit) {
     std::vector<Trained> trained;
     for (int64_t o = 0; o < one["optimizers"].get<int64_t>(); ++o) {
       const at::Tensor weight = values(o, n).requires_grad_();
-      trained.push_back({weight, std::make_unique<torch::optim::SGD>(std::vector{weight}, torch::optim::SGDOptions(0.125).momentum(0.5))});
+      trained.push_back({weight, std::make_unique<torch::optim::SGD>(std::vector{weight},
+                                                                     torch::optim::SGDOptions(0.125).momentum(0.5))});
     }
     for (int64_t step = 0; step < reference["steps"].get<int64_t>(); ++step) {
       SCOPED_TRACE(step);
@@ -130,10 +132,12 @@ TEST(GradScalerTest, CallsInTheWrongOrderSayWhatToDo) {
   GradScaler scaler;
   const at::Tensor weight = torch::ones({2}, torch::requires_grad());
   torch::optim::SGD optimizer({weight}, 0.5);
-  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }), HasSubstr("nothing was ever scaled. Write scaler.scale(loss).backward()"));
+  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }),
+              HasSubstr("nothing was ever scaled. Write scaler.scale(loss).backward()"));
   EXPECT_THAT(error_of([&] { scaler.update(); }), HasSubstr("update() without unscale_() or step()"));
   const at::Tensor scaled = scaler.scale(weight.sum());
-  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }), HasSubstr("none of the optimizer's parameters has a gradient"));
+  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }),
+              HasSubstr("none of the optimizer's parameters has a gradient"));
   scaled.backward();
   scaler.unscale_(optimizer);
   EXPECT_THAT(error_of([&] { scaler.unscale_(optimizer); }), HasSubstr("unscale_() twice"));
@@ -176,7 +180,8 @@ TEST(GradScalerTest, SparseGradientsAreUnscaled) {
   GradScaler scaler;
   scaler.scale(table->forward(torch::tensor({1, 3, 1})).sum()).backward();
   scaler.unscale_(optimizer);
-  EXPECT_TRUE(table->weight.grad().to_dense().equal(torch::tensor({{0., 0.}, {2., 2.}, {0., 0.}, {1., 1.}, {0., 0.}}, torch::kFloat32)));
+  EXPECT_TRUE(table->weight.grad().to_dense().equal(
+      torch::tensor({{0., 0.}, {2., 2.}, {0., 0.}, {1., 1.}, {0., 0.}}, torch::kFloat32)));
   table->weight.mutable_grad()._values()[0][0] = kInf; // after the check: too late to be seen
   scaler.update();
 }

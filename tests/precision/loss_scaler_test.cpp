@@ -42,8 +42,8 @@ Pattern pattern(uint64_t number) {
   out.options.loss_scale_window = std::array{1, 2, 3, 5, 10, 50, 100}[random.next(7)];
   out.options.hysteresis = 1 + static_cast<int64_t>(random.next(4));
   out.options.consecutive_hysteresis = random.next(2) == 1;
-  out.options.min_loss_scale =
-      std::min(std::array{0.25, 1.0, 2.0, 5.0}[random.next(4)], std::ldexp(1.0, static_cast<int>(out.options.initial_scale_power)));
+  out.options.min_loss_scale = std::min(std::array{0.25, 1.0, 2.0, 5.0}[random.next(4)],
+                                        std::ldexp(1.0, static_cast<int>(out.options.initial_scale_power)));
   const uint64_t chance = std::array{0, 10, 50, 200, 500, 900}[random.next(6)];
   const uint64_t burst = std::array{0, 300, 800}[random.next(3)];
   for (int i = 0; i < (out.options.loss_scale_window == 1 ? 100 : 200); ++i) {
@@ -54,14 +54,16 @@ Pattern pattern(uint64_t number) {
 }
 
 void add(uint64_t& digest, const LossScaler::Update& update, int64_t hysteresis) {
-  const uint64_t word = std::bit_cast<uint64_t>(update.scale) ^ (static_cast<uint64_t>(hysteresis) << 1 | (update.at_minimum ? 1 : 0));
+  const uint64_t word =
+      std::bit_cast<uint64_t>(update.scale) ^ (static_cast<uint64_t>(hysteresis) << 1 | (update.at_minimum ? 1 : 0));
   digest = (digest ^ word) * 0x100000001B3u;
   digest ^= digest >> 29;
 }
 
 // reference_loss_scaler.py has the rule a second time, and DeepSpeed's own class gives the same 5,000.
 TEST(LossScalerTest, FollowsTheDocumentedRuleThroughRandomOverflows) {
-  const auto reference = nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_loss_scaler.json"));
+  const auto reference =
+      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_loss_scaler.json"));
   const auto count = reference["patterns"].get<uint64_t>();
   ASSERT_EQ(count, 5000u);
   for (uint64_t k = 0; k < count; ++k) {
@@ -78,7 +80,8 @@ TEST(LossScalerTest, FollowsTheDocumentedRuleThroughRandomOverflows) {
     }
     char text[9];
     std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(digest >> 32));
-    ASSERT_EQ(reference["digests"][k].get<std::string>(), text) << "pattern " << k << ": reference_loss_scaler.py --show " << k;
+    ASSERT_EQ(reference["digests"][k].get<std::string>(), text)
+        << "pattern " << k << ": reference_loss_scaler.py --show " << k;
   }
 }
 
@@ -165,7 +168,8 @@ TEST(LossScalerTest, NonsenseIsRefusedByName) {
   };
   EXPECT_THAT(with([](auto& o) { o.loss_scale = -1; }), HasSubstr("loss_scale must be 0 (dynamic) or"));
   EXPECT_THAT(with([](auto& o) { o.loss_scale = NAN; }), HasSubstr("got nan"));
-  EXPECT_THAT(with([](auto& o) { o.initial_scale_power = 128; }), HasSubstr("initial_scale_power must be from 0 to 127, got 128"));
+  EXPECT_THAT(with([](auto& o) { o.initial_scale_power = 128; }),
+              HasSubstr("initial_scale_power must be from 0 to 127, got 128"));
   EXPECT_THAT(with([](auto& o) { o.loss_scale_window = 0; }), HasSubstr("loss_scale_window must be >= 1"));
   EXPECT_THAT(with([](auto& o) { o.hysteresis = 0; }), HasSubstr("hysteresis must be >= 1"));
   EXPECT_THAT(with([](auto& o) { o.min_loss_scale = 0; }), HasSubstr("min_loss_scale must be > 0"));

@@ -83,7 +83,8 @@ TEST(FoundInfTest, OneRankIsEnough) {
 TEST(OverflowReportTest, ListsTheFirstOfEachRank) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
-                          NamedTensors gradients = {{"a", torch::zeros({4})}, {"none", at::Tensor()}, {"b", torch::zeros({2, 3})}};
+                          NamedTensors gradients = {
+                              {"a", torch::zeros({4})}, {"none", at::Tensor()}, {"b", torch::zeros({2, 3})}};
                           if (world.rank() != 1) {
                             gradients[2].second[1][1] = kNan;
                             gradients[2].second[0][0] = -kInfinity;
@@ -91,7 +92,8 @@ TEST(OverflowReportTest, ListsTheFirstOfEachRank) {
                           }
                           const auto here = find_non_finite(gradients, world.rank());
                           const auto all = gather_non_finite(world.group(), here);
-                          EXPECT_EQ(describe_non_finite(all), "rank 0: b (1 NaN, 1 Inf of 6); rank 2: b (2 NaN, 1 Inf of 6)");
+                          EXPECT_EQ(describe_non_finite(all),
+                                    "rank 0: b (1 NaN, 1 Inf of 6); rank 2: b (2 NaN, 1 Inf of 6)");
                         }),
               IsEmpty());
   const at::Tensor bad = torch::full({1}, kInfinity);
@@ -126,11 +128,12 @@ TEST(OverflowReportTest, TheWatchNamesRankAndLayerWhereItBegan) {
                           Model model;
                           OverflowWatch watch(model.named());
                           const bool guilty = world.rank() == 1;
-                          model.loss([&](at::Tensor& x) {
-                                 if (guilty) {
-                                   x.register_hook([](const at::Tensor& grad) { return grad * kNan; });
-                                 }
-                               })
+                          model
+                              .loss([&](at::Tensor& x) {
+                                if (guilty) {
+                                  x.register_hook([](const at::Tensor& grad) { return grad * kNan; });
+                                }
+                              })
                               .backward();
                           EXPECT_EQ(watch.seen().size(), guilty ? 3u : 0u);
                           for (auto& [name, parameter] : model.named()) { // the reduction brings it to all
@@ -153,12 +156,14 @@ TEST(OverflowReportTest, TheWatchTellsABadLossFromBadWeights) {
   {
     OverflowWatch watch(model.named());
     (model.loss() * kInfinity).backward();
-    EXPECT_THAT(watch.report(alone), AllOf(HasSubstr("rank 0: layer2."), HasSubstr("All gradients of rank 0 are bad: forward or")));
+    EXPECT_THAT(watch.report(alone),
+                AllOf(HasSubstr("rank 0: layer2."), HasSubstr("All gradients of rank 0 are bad: forward or")));
     const torch::NoGradGuard no_grad;
     model.layers[1]->weight[0][0] = kNan;
     const torch::AutoGradMode grad(true);
     model.loss().backward();
-    EXPECT_THAT(watch.report(alone), HasSubstr("Weights hold NaN or Inf already: rank 0: layer1.weight (1 NaN of 16)."));
+    EXPECT_THAT(watch.report(alone),
+                HasSubstr("Weights hold NaN or Inf already: rank 0: layer1.weight (1 NaN of 16)."));
   }
   model.loss().backward(); // the hooks are off: nothing is looked at, nothing crashes
 }

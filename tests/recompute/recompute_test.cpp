@@ -36,7 +36,14 @@ TEST(RecomputeTest, NamedBuffersChangeOnce) {
   Options options;
   options.buffers = {counter};
   const at::Tensor x = torch::ones({3}, torch::requires_grad());
-  run([&](const Tensors& in) { counter.add_(1); return Tensors{in[0] * 2}; }, {x}, options)[0].sum().backward();
+  run(
+      [&](const Tensors& in) {
+        counter.add_(1);
+        return Tensors{in[0] * 2};
+      },
+      {x}, options)[0]
+      .sum()
+      .backward();
   EXPECT_TRUE(counter.equal(torch::ones({2})));
   EXPECT_TRUE(x.grad().equal(torch::full({3}, 2.0)));
 }
@@ -106,7 +113,9 @@ TEST(RecomputeTest, InsideAnotherOne) {
 
 TEST(RecomputeTest, WithoutPreservedRandomStateMasksDiffer) {
   const auto careless = [](Block& block, const at::Tensor& x) {
-    return run([block](const Tensors& y) mutable { return Tensors{block->forward(y[0])}; }, {x}, {.preserve_rng_state = false}).at(0);
+    return run([block](const Tensors& y) mutable { return Tensors{block->forward(y[0])}; }, {x},
+               {.preserve_rng_state = false})
+        .at(0);
   };
   EXPECT_FALSE(train(careless).values[2].equal(train(plainly).values[2])) << "the input's gradient";
 }
@@ -147,7 +156,12 @@ TEST(RecomputeTest, OnlySomeOutputsAreUsed) {
 
 TEST(RecomputeTest, TheSameTensorTwice) {
   const at::Tensor x = torch::ones({3}).requires_grad_();
-  const Tensors y = run([](const Tensors& in) { const at::Tensor z = in[0] * 5; return Tensors{z, z}; }, {x});
+  const Tensors y = run(
+      [](const Tensors& in) {
+        const at::Tensor z = in[0] * 5;
+        return Tensors{z, z};
+      },
+      {x});
   (y[0] + y[1]).sum().backward();
   EXPECT_TRUE(x.grad().equal(torch::full({3}, 10.0)));
 }
@@ -179,7 +193,12 @@ TEST(RecomputeTest, AParameterMayBeReturned) {
 TEST(RecomputeTest, WithoutGradFIsSimplyCalled) {
   int calls = 0;
   const torch::NoGradGuard no_grad;
-  const at::Tensor y = call([&](const at::Tensor& x) { ++calls; return x * 2; }, torch::ones({2}).requires_grad_());
+  const at::Tensor y = call(
+      [&](const at::Tensor& x) {
+        ++calls;
+        return x * 2;
+      },
+      torch::ones({2}).requires_grad_());
   EXPECT_FALSE(y.requires_grad());
   EXPECT_EQ(calls, 1);
 }

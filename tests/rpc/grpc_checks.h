@@ -81,7 +81,8 @@ class EchoServer {
   void run() {
     std::map<uint64_t, int> next;
     while (!stop_) {
-      if (const auto event = server_->next(std::chrono::milliseconds(20)); event && event->kind == rpc::Event::Kind::request) {
+      if (const auto event = server_->next(std::chrono::milliseconds(20));
+          event && event->kind == rpc::Event::Kind::request) {
         in_order_ = in_order_ && event->header == std::to_string(next[event->client]++);
         echo(*server_, *event, prefix_);
         ++requests_;

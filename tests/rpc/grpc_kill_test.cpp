@@ -1,4 +1,5 @@
-// Servers and clients killed at random: nobody waits longer than its deadline, every answer is right, and whoever lives goes on.
+// Servers and clients killed at random: nobody waits longer than its deadline, every answer is right, and whoever lives
+// goes on.
 #include <trireme/base/error.h>
 
 #include "tests/rpc/grpc_checks.h"
@@ -19,7 +20,8 @@ constexpr seconds kDeadline{10};
 /// What a call may take beyond its deadline, on a machine that is busy.
 constexpr seconds kSlack{20};
 
-/// Asks for ever; writes '.' for an answer, 'x' for a broken connection, 'W' for a wrong answer, 'L' for a late error, 'E' for any other error.
+/// Asks for ever; writes '.' for an answer, 'x' for a broken connection, 'W' for a wrong answer, 'L' for a late error,
+/// 'E' for any other error.
 [[noreturn]] void ask_for_ever(const std::string& address, int report, unsigned seed) {
   std::mt19937 random(seed);
   const auto say = [&](char what) {
@@ -31,7 +33,8 @@ constexpr seconds kSlack{20};
     try {
       const auto client = connect(address, test::kAccess, Clock::now() + kDeadline);
       while (true) {
-        const std::vector<std::byte> body(random() % 2 == 0 ? random() % 1000 : random() % (size_t{3} << 20), static_cast<std::byte>(random()));
+        const std::vector<std::byte> body(random() % 2 == 0 ? random() % 1000 : random() % (size_t{3} << 20),
+                                          static_cast<std::byte>(random()));
         std::vector<std::byte> room(body.size());
         const auto deadline = Clock::now() + kDeadline;
         const auto call = client->call("{}", body, room);
@@ -80,7 +83,8 @@ class GrpcKillTest : public testing::Test {
   void ask(size_t which) {
     auto& asker = askers_[which];
     asker.child = nullptr;
-    asker.child = std::make_unique<test::Child>([&, seed = static_cast<unsigned>(random_())] { ask_for_ever(address_, asker.ends[1], seed); });
+    asker.child = std::make_unique<test::Child>(
+        [&, seed = static_cast<unsigned>(random_())] { ask_for_ever(address_, asker.ends[1], seed); });
   }
   /// Reads until this asker has had so many answers. Returns all that it said; "" when that took too long.
   std::string answers(size_t which, int count) {

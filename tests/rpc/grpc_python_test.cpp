@@ -21,8 +21,9 @@ class GrpcPythonTest : public testing::Test {
   }
   static void run(const std::string& name) {
     test::EchoServer server("grpc://127.0.0.1:0", test::kAccess, "");
-    const auto [status, output] =
-        test::run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/rpc/grpc_peer.py' " + name + " " + server.address());
+    const auto [status, output] = test::run_command(
+        "timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/rpc/grpc_peer.py' " +
+        name + " " + server.address());
     EXPECT_EQ(status, 0) << output;
   }
 };
@@ -45,13 +46,17 @@ TEST_F(GrpcPythonTest, CompressedFramesAreTaken) {
 
 /// What a client says of a server that does this wrong.
 std::string said_of(const std::string& what) {
-  FILE* const server = ::popen(concat("exec timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR, "/tests/rpc/grpc_peer.py' bad_server ", what).c_str(), "r");
+  FILE* const server = ::popen(concat("exec timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '",
+                                      TRIREME_SOURCE_DIR, "/tests/rpc/grpc_peer.py' bad_server ", what)
+                                   .c_str(),
+                               "r");
   int port = 0;
   if (std::fscanf(server, "%d", &port) != 1) {
     ADD_FAILURE() << "no port";
   }
   const std::string said = test::error_of([&] {
-    const auto client = connect(concat("grpc://127.0.0.1:", port), test::kAccess, Clock::now() + std::chrono::seconds(what == "no_proof" ? 1 : 60));
+    const auto client = connect(concat("grpc://127.0.0.1:", port), test::kAccess,
+                                Clock::now() + std::chrono::seconds(what == "no_proof" ? 1 : 60));
     std::vector<std::byte> room(10);
     client->call("{}", {}, room)->wait(test::soon());
   });

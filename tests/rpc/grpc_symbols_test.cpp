@@ -1,5 +1,6 @@
-// libtorch has a protobuf of its own in it and exports names of it; gRPC usually comes with another. A process that mixes the two corrupts its memory
-// (pytorch#14573, grpc#19240), so nothing that grpc:// brings along may have one, or find libtorch's.
+// libtorch has a protobuf of its own in it and exports names of it; gRPC usually comes with another. A process that
+// mixes the two corrupts its memory (pytorch#14573, grpc#19240), so nothing that grpc:// brings along may have one, or
+// find libtorch's.
 #define ONNX_NAMESPACE onnx_torch // as in the libtorch that was built
 
 #include "tests/rpc/grpc_checks.h"
@@ -36,12 +37,16 @@ std::set<std::string> loaded() {
 /// Work for libtorch's protobuf: a model is written in ONNX's format, read again, checked, and printed.
 std::string through_torchs_protobuf() {
   const auto graph = std::make_shared<torch::jit::Graph>();
-  torch::jit::parseIR("graph(%x : Float(2, 3), %w : Float(2, 3)):\n  %y : Float(2, 3) = onnx::Add(%x, %w)\n  %z : Float(2, 3) = onnx::Relu(%y)\n  return (%z)\n", graph.get());
+  torch::jit::parseIR(
+      "graph(%x : Float(2, 3), %w : Float(2, 3)):\n  %y : Float(2, 3) = onnx::Add(%x, %w)\n  %z : Float(2, 3) = "
+      "onnx::Relu(%y)\n  return (%z)\n",
+      graph.get());
   const std::map<std::string, at::Tensor> weights = {{"w", torch::arange(6, torch::kFloat32).view({2, 3})}};
   const auto exported = torch::jit::export_onnx(graph, weights, 13, {});
   const std::string bytes = torch::jit::serialize_model_proto_to_string(std::get<0>(exported));
   torch::jit::check_onnx_proto(bytes);
-  return bytes + torch::jit::pretty_print_onnx(graph, weights, 13, false, torch::onnx::OperatorExportTypes::ONNX, /*google_printer=*/true);
+  return bytes + torch::jit::pretty_print_onnx(graph, weights, 13, false, torch::onnx::OperatorExportTypes::ONNX,
+                                               /*google_printer=*/true);
 }
 
 std::string through_grpc() {
@@ -88,7 +93,8 @@ TEST_F(GrpcSymbolsTest, BothProtobufsWorkInOneProcess) {
   EXPECT_THAT(brought, testing::Not(HasSubstr("protobuf")));
 }
 
-/// The C++ library's names are the same in all libraries of a process, wherever the first of them lies; the wheel's libtorch has some.
+/// The C++ library's names are the same in all libraries of a process, wherever the first of them lies; the wheel's
+/// libtorch has some.
 bool is_of_std(const std::string& name) {
   static const std::regex standard("^_Z(N[KR]*|T[ISV]N?)?St.*");
   static const std::regex others(".*(google|absl|grpc|upb|re2).*");
@@ -100,8 +106,9 @@ TEST_F(GrpcSymbolsTest, NoNameOfTheModuleIsBoundToLibtorch) {
   std::string folder = testing::TempDir() + "trireme_bindings_XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-  const auto [status, output] = test::run_command("LD_DEBUG=bindings LD_DEBUG_OUTPUT='" + folder + "/log' LD_BIND_NOW=1 '" + program +
-                                                  "' --gtest_filter=GrpcSymbolsTest.BothProtobufsWorkInOneProcess");
+  const auto [status, output] =
+      test::run_command("LD_DEBUG=bindings LD_DEBUG_OUTPUT='" + folder + "/log' LD_BIND_NOW=1 '" + program +
+                        "' --gtest_filter=GrpcSymbolsTest.BothProtobufsWorkInOneProcess");
   EXPECT_EQ(status, 0) << output;
   int of_grpc = 0;
   int to_libtorch = 0;
@@ -117,7 +124,8 @@ TEST_F(GrpcSymbolsTest, NoNameOfTheModuleIsBoundToLibtorch) {
       }
       const std::string binder = line.substr(from, to - from);
       bool ours = false;
-      for (const char* library : {"libtrireme_grpc", "libgrpc", "libgpr", "libupb", "libabsl", "libaddress_sorting", "libre2", "libcares"}) {
+      for (const char* library :
+           {"libtrireme_grpc", "libgrpc", "libgpr", "libupb", "libabsl", "libaddress_sorting", "libre2", "libcares"}) {
         ours = ours || binder.find(library) != std::string::npos;
       }
       if (!ours) {
@@ -126,7 +134,8 @@ TEST_F(GrpcSymbolsTest, NoNameOfTheModuleIsBoundToLibtorch) {
       ++of_grpc;
       const std::string rest = line.substr(to);
       const size_t quote = rest.find('`');
-      const std::string name = quote == std::string::npos ? "" : rest.substr(quote + 1, rest.find('\'', quote) - quote - 1);
+      const std::string name =
+          quote == std::string::npos ? "" : rest.substr(quote + 1, rest.find('\'', quote) - quote - 1);
       const bool torchs = (rest.find("libtorch") < quote || rest.find("libc10") < quote) && !is_of_std(name);
       to_libtorch += torchs ? 1 : 0;
       of_protobuf += name.find("6google8protobuf") != std::string::npos ? 1 : 0;

@@ -1,4 +1,5 @@
-// The transport grpc:// within one process and between processes: what it carries, and what ends well although the other side does not.
+// The transport grpc:// within one process and between processes: what it carries, and what ends well although the
+// other side does not.
 #include <trireme/base/error.h>
 #include <trireme/rpc/rpc.h>
 #include <trireme/store/sockets.h>
@@ -53,7 +54,8 @@ TEST_F(GrpcTest, CarriesBodiesOfAnyLength) {
   for (const size_t bytes : {size_t{0}, size_t{1}, kMiB - 1, kMiB, kMiB + 1, 5 * kMiB + 3, size_t{64} << 10}) {
     const auto body = pattern(bytes, static_cast<unsigned>(bytes));
     std::vector<std::byte> room(bytes);
-    EXPECT_EQ(client->call(concat("{\"bytes\": ", bytes, "}"), body, room)->wait(soon()), concat("echo {\"bytes\": ", bytes, "}"));
+    EXPECT_EQ(client->call(concat("{\"bytes\": ", bytes, "}"), body, room)->wait(soon()),
+              concat("echo {\"bytes\": ", bytes, "}"));
     EXPECT_TRUE(std::equal(body.rbegin(), body.rend(), room.begin())) << bytes;
     all += static_cast<int64_t>(bytes);
   }
@@ -146,7 +148,8 @@ TEST_F(GrpcTest, AnAnswerThatDoesNotComeIsAnErrorInTime) {
   const auto call = client->call("{}", {}, room);
   EXPECT_EQ(server->next(seconds(60)).value().header, "{}");
   const auto start = Clock::now();
-  EXPECT_THAT(peer_error([&] { call->wait(start + milliseconds(300)); }), HasSubstr("has not answered request 1 in time"));
+  EXPECT_THAT(peer_error([&] { call->wait(start + milliseconds(300)); }),
+              HasSubstr("has not answered request 1 in time"));
   EXPECT_GE(Clock::now() - start, milliseconds(300));
   EXPECT_THAT(peer_error([&] { call->wait(soon()); }), HasSubstr("has not answered request 1 in time"));
   EXPECT_TRUE(call->done());
@@ -209,7 +212,8 @@ TEST_F(GrpcTest, WhatWasRepliedComesThoughTheServerEnds) {
 
 TEST_F(GrpcTest, NobodyIsAnErrorInTime) {
   const auto start = Clock::now();
-  EXPECT_THAT(test::why_not_in_time(concat("grpc://127.0.0.1:", test::free_port()), "Connection refused"), HasSubstr("does not answer (failed to connect to all addresses"));
+  EXPECT_THAT(test::why_not_in_time(concat("grpc://127.0.0.1:", test::free_port()), "Connection refused"),
+              HasSubstr("does not answer (failed to connect to all addresses"));
   EXPECT_GE(Clock::now() - start, milliseconds(900));
 }
 
@@ -235,7 +239,8 @@ TEST_F(GrpcTest, AKilledClientIsGone) {
 TEST_F(GrpcTest, ASilentClientIsGone) {
   ::setenv("TRIREME_GRPC_SILENCE", "6", 1);
   const int port = test::free_port();
-  const auto client = test::Child([&] { connect(concat("grpc://127.0.0.1:", port), kAccess, soon())->call("{}")->wait(soon()); });
+  const auto client =
+      test::Child([&] { connect(concat("grpc://127.0.0.1:", port), kAccess, soon())->call("{}")->wait(soon()); });
   const auto server = serve(concat("grpc://127.0.0.1:", port), kAccess);
   EXPECT_EQ(server->next(seconds(60)).value().header, "{}");
   client.signal(SIGSTOP);
@@ -267,7 +272,9 @@ TEST_F(GrpcTest, RefusesAddressesAndSaysWhy) {
 // As the launcher keeps one for each server: who asks between two servers waits for the second.
 TEST_F(GrpcTest, ServesOnASocketThatListensAlready) {
   const Descriptor kept(store::listen_on({"127.0.0.1", 0}));
-  const auto on_it = [&](std::string prefix) { return std::make_unique<EchoServer>(concat("grpc+fd://", ::dup(kept.get())), kAccess, std::move(prefix)); };
+  const auto on_it = [&](std::string prefix) {
+    return std::make_unique<EchoServer>(concat("grpc+fd://", ::dup(kept.get())), kAccess, std::move(prefix));
+  };
   const std::string address = concat("grpc://127.0.0.1:", store::bound_port(kept.get()));
   auto first = on_it("first ");
   EXPECT_EQ(first->address(), address);
@@ -281,7 +288,8 @@ TEST_F(GrpcTest, ServesOnASocketThatListensAlready) {
   }
   first.reset();
   EXPECT_THAT(peer_error([&] { clients.front()->call("x")->wait(soon()); }), HasSubstr("has ended"));
-  auto waiting = std::async(std::launch::async, [&] { return connect(address, kAccess, soon())->call("y")->wait(soon()); });
+  auto waiting =
+      std::async(std::launch::async, [&] { return connect(address, kAccess, soon())->call("y")->wait(soon()); });
   EXPECT_EQ(waiting.wait_for(milliseconds(300)), std::future_status::timeout);
   const auto second = on_it("second ");
   EXPECT_EQ(waiting.get(), "second y");
@@ -293,8 +301,10 @@ TEST_F(GrpcTest, LetsInWhoKnowsTheSecret) {
   Access other = kAccess;
   other.secret.back() ^= 1;
   EXPECT_THAT(error_of([&] { connect(server.address(), other, soon()); }), HasSubstr("the secret is wrong"));
-  EXPECT_THAT(error_of([&] { connect(server.address(), {"", kAccess.job}, soon()); }), HasSubstr("the secret is wrong"));
-  EXPECT_THAT(error_of([&] { connect(server.address(), {kAccess.secret, "other"}, soon()); }), HasSubstr("of another job (this is job \"other\")"));
+  EXPECT_THAT(error_of([&] { connect(server.address(), {"", kAccess.job}, soon()); }),
+              HasSubstr("the secret is wrong"));
+  EXPECT_THAT(error_of([&] { connect(server.address(), {kAccess.secret, "other"}, soon()); }),
+              HasSubstr("of another job (this is job \"other\")"));
   EXPECT_THROW(connect(server.address(), other, soon()), InputError);
   EXPECT_EQ(connect(server.address(), kAccess, soon())->call("x")->wait(soon()), "echo x");
   EchoServer open("grpc://localhost:0", Access{});

@@ -22,7 +22,8 @@ using test::run_command;
 using test::soon;
 using testing::HasSubstr;
 
-/// Two authorities, and certificates made by docs/grpc.md's recipe: of a server, of one with another name, of one that has expired, of a client.
+/// Two authorities, and certificates made by docs/grpc.md's recipe: of a server, of one with another name, of one that
+/// has expired, of a client.
 class GrpcTlsTest : public testing::Test {
  protected:
   static constexpr const char* kRecipe = R"(set -e; cd "$FOLDER"
@@ -112,7 +113,10 @@ TEST_F(GrpcTlsTest, PythonTrustsItToo) {
   trust("ca", "TRIREME_TLS_CLIENT_CA");
   EchoServer server("grpcs://127.0.0.1:0", kAccess, "");
   own("client");
-  const auto [status, output] = run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/rpc/grpc_peer.py' tls_works " + server.address());
+  const auto [status, output] =
+      run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR
+                  "/tests/rpc/grpc_peer.py' tls_works " +
+                  server.address());
   EXPECT_EQ(status, 0) << output;
 }
 
@@ -133,9 +137,11 @@ TEST_F(GrpcTlsTest, AServerMayAskForCertificatesToo) {
   own("client");
   EXPECT_EQ(talk(server.address()), "echo x");
   own("");
-  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"), HasSubstr("may want a certificate of its clients"));
+  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"),
+              HasSubstr("may want a certificate of its clients"));
   own("intruder");
-  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"), HasSubstr("may want a certificate of its clients"));
+  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"),
+              HasSubstr("may want a certificate of its clients"));
 }
 
 TEST_F(GrpcTlsTest, BothSidesSpeakItOrNeither) {
@@ -145,7 +151,8 @@ TEST_F(GrpcTlsTest, BothSidesSpeakItOrNeither) {
   own("");
   trust("ca");
   EXPECT_THAT(why_not("grpcs://127.0.0.1" + port_of(without.address())), HasSubstr("does not speak TLS"));
-  EXPECT_THAT(test::why_not_in_time("grpc://127.0.0.1" + port_of(with.address()), "Socket closed"), HasSubstr("It may speak TLS (then connect to it as grpcs://127.0.0.1:"));
+  EXPECT_THAT(test::why_not_in_time("grpc://127.0.0.1" + port_of(with.address()), "Socket closed"),
+              HasSubstr("It may speak TLS (then connect to it as grpcs://127.0.0.1:"));
 }
 
 TEST_F(GrpcTlsTest, WhatIsWrongWithItsFilesIsSaid) {
@@ -168,7 +175,8 @@ TEST_F(GrpcTlsTest, WhatIsWrongWithItsFilesIsSaid) {
   ::setenv("TRIREME_TLS_CLIENT_CA", file("server.key").c_str(), 1);
   EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_CLIENT_CA holds no certificate"));
   ::setenv("TRIREME_TLS_CA", file("server.key").c_str(), 1);
-  EXPECT_THAT(error_of([] { connect("grpcs://127.0.0.1:1", kAccess, soon()); }), HasSubstr("TRIREME_TLS_CA holds no certificate"));
+  EXPECT_THAT(error_of([] { connect("grpcs://127.0.0.1:1", kAccess, soon()); }),
+              HasSubstr("TRIREME_TLS_CA holds no certificate"));
 }
 
 } // namespace

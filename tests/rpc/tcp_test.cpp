@@ -68,15 +68,18 @@ TEST_F(StrangersTest, RandomBytes) {
 
 TEST_F(StrangersTest, PromisesThatNobodyCanKeep) {
   const uint64_t huge = uint64_t{1} << 60;
-  for (const tcp::Head& head : {tcp::Head{.id = 1, .header_bytes = huge}, tcp::Head{.id = 1, .body_bytes = huge}, tcp::Head{.id = 1, .room_bytes = huge},
-                                tcp::Head{.id = 1, .body_bytes = 16, .body_at = 64}, tcp::Head{.id = 1, .room_bytes = 16, .room_at = huge},
-                                tcp::Head{.kind = tcp::Head::Kind::reply, .id = 1}}) {
+  for (const tcp::Head& head :
+       {tcp::Head{.id = 1, .header_bytes = huge}, tcp::Head{.id = 1, .body_bytes = huge},
+        tcp::Head{.id = 1, .room_bytes = huge}, tcp::Head{.id = 1, .body_bytes = 16, .body_at = 64},
+        tcp::Head{.id = 1, .room_bytes = 16, .room_at = huge}, tcp::Head{.kind = tcp::Head::Kind::reply, .id = 1}}) {
     const auto insider = member(serving_.address);
     insider->send(request(0, "{}") + text_of(head));
     insider->receive(tcp::kHeadBytes + 16); // the answer to the greeting
     EXPECT_TRUE(insider->closed());
   }
-  for (const std::string& greeting : {std::string("no JSON"), std::string("[]"), std::string(R"({"host": 1, "arena": []})"), std::string(R"({"arena": "1 2 3 4"})")}) {
+  for (const std::string& greeting :
+       {std::string("no JSON"), std::string("[]"), std::string(R"({"host": 1, "arena": []})"),
+        std::string(R"({"arena": "1 2 3 4"})")}) {
     const auto insider = member(serving_.address);
     insider->send(request(1, greeting));
     EXPECT_TRUE(insider->closed()) << "the first request is number 0";
@@ -98,7 +101,8 @@ TEST_F(StrangersTest, ThoseWhoNeverSpeak) {
 
 TEST_F(StrangersTest, BytesThatComeOneByOne) {
   const auto slow = member(serving_.address);
-  std::string words = request(0, "{}") + text_of({.id = 1, .header_bytes = 5, .body_bytes = 300, .room_bytes = 300}) + "hello" + std::string(300, 'a');
+  std::string words = request(0, "{}") + text_of({.id = 1, .header_bytes = 5, .body_bytes = 300, .room_bytes = 300}) +
+                      "hello" + std::string(300, 'a');
   words += request(2, "again");
   for (size_t at = 0; at < words.size(); at += 3) {
     slow->send(std::string_view(words).substr(at, 3));
@@ -112,7 +116,8 @@ TEST_F(StrangersTest, BytesThatComeOneByOne) {
 
 TEST(Doorkeeper, ClosesOneWhoIsLate) {
   const store::test::Door door;
-  store::Doorkeeper keeper(Descriptor(door.listening), {.who = "the test", .patience = milliseconds(50), .most_strangers = 4});
+  store::Doorkeeper keeper(Descriptor(door.listening),
+                           {.who = "the test", .patience = milliseconds(50), .most_strangers = 4});
   RawConnection stranger(door.endpoint);
   std::vector<std::unique_ptr<RawConnection>> crowd;
   for (int turn = 0; turn < 8; ++turn) {
@@ -130,7 +135,8 @@ TEST(SharedMemory, TheServerSeesTheClientsOwnBytes) {
   Bytes body(100'000, true);
   Bytes room(100'000, true);
   Serving serving("tcp://127.0.0.1:0", kAccess, [&](Server& server, const Event& event) {
-    same = same && (event.kind == Event::Kind::gone || (event.body.data() == body.span.data() && event.room.data() == room.span.data()));
+    same = same && (event.kind == Event::Kind::gone ||
+                    (event.body.data() == body.span.data() && event.room.data() == room.span.data()));
     Serving::answer(server, event);
   });
   const auto client = connect(serving.address, kAccess, soon());
@@ -166,7 +172,8 @@ TEST(SharedMemory, OutlivesAClientThatIsKilled) {
   ASSERT_TRUE(gone);
   EXPECT_EQ(gone->kind, Event::Kind::gone);
   EXPECT_EQ(gone->client, work->client);
-  EXPECT_TRUE(std::equal(work->body.begin(), work->body.end(), Bytes(8 << 20, false).fill(5).span.begin())) << "all of its bytes are still there";
+  EXPECT_TRUE(std::equal(work->body.begin(), work->body.end(), Bytes(8 << 20, false).fill(5).span.begin()))
+      << "all of its bytes are still there";
   answer_into(work->body, work->room);
   EXPECT_TRUE(is_answer(work->body, work->room));
   server->reply(work->id, "");

@@ -73,7 +73,8 @@ class Bytes {
 /// What the answering server makes of a body: every byte plus one, over and over until the room is full.
 inline void answer_into(std::span<const std::byte> body, std::span<std::byte> room) {
   for (size_t i = 0; i < room.size(); ++i) {
-    room[i] = body.empty() ? std::byte{7} : static_cast<std::byte>(std::to_integer<unsigned>(body[i % body.size()]) + 1);
+    room[i] =
+        body.empty() ? std::byte{7} : static_cast<std::byte>(std::to_integer<unsigned>(body[i % body.size()]) + 1);
   }
 }
 
@@ -94,7 +95,8 @@ class Serving {
     }
   }
 
-  Serving(const std::string& address, const Access& access, Handle handle = answer) : server_(serve(address, access)), address(server_->address()) {
+  Serving(const std::string& address, const Access& access, Handle handle = answer)
+      : server_(serve(address, access)), address(server_->address()) {
     thread_ = std::thread([this, handle = std::move(handle)] {
       while (!stop_) {
         if (const auto event = server_->next(milliseconds(20))) {

@@ -6,7 +6,8 @@
 namespace trireme::rpc::test {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Transports, TransportTest, testing::ValuesIn(transports()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Transports, TransportTest, testing::ValuesIn(transports()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(TransportTest, BodiesOfAllLengths) {
   const auto serving = make_serving();
@@ -48,7 +49,9 @@ TEST_P(TransportTest, ABodyMayBeShorterThanItsRoom) {
     EXPECT_EQ(client->call(std::to_string(length), body.span, room.span)->wait(soon()), "short");
     const size_t used = std::min(length, kRoom);
     EXPECT_TRUE(is_answer(body.span, room.span.first(used))) << length;
-    EXPECT_TRUE(std::all_of(room.span.begin() + static_cast<int64_t>(used), room.span.end(), [](std::byte byte) { return byte == std::byte{0xee}; })) << length;
+    EXPECT_TRUE(std::all_of(room.span.begin() + static_cast<int64_t>(used), room.span.end(), [](std::byte byte) {
+      return byte == std::byte{0xee};
+    })) << length;
     received += static_cast<int64_t>(used);
     EXPECT_EQ(client->bytes_received(), received);
   }
@@ -105,7 +108,8 @@ TEST_P(TransportTest, ManyClients) {
         auto room = bytes(3000);
         body.fill(static_cast<unsigned>(number * 100 + turn));
         const std::string header = std::to_string(number) + "/" + std::to_string(turn);
-        wrong += client->call(header, body.span, room.span)->wait(soon()) != "re: " + header || !is_answer(body.span, room.span);
+        wrong += client->call(header, body.span, room.span)->wait(soon()) != "re: " + header ||
+                 !is_answer(body.span, room.span);
       }
     });
   }
@@ -238,7 +242,8 @@ TEST_P(TransportTest, OneWhoDoesNotReadHoldsNobodyUp) {
 }
 
 TEST(Addresses, WhatIsNone) {
-  for (const char* address : {"", "tcp://", "tcp://host", "tcp://:1", "tcp://host:x", "tcp://host:70000", "tcp://::1:4", "ftp://host:1", "fd://x", "fd://99999"}) {
+  for (const char* address : {"", "tcp://", "tcp://host", "tcp://:1", "tcp://host:x", "tcp://host:70000", "tcp://::1:4",
+                              "ftp://host:1", "fd://x", "fd://99999"}) {
     EXPECT_THROW(serve(address, {}), InputError) << address;
   }
   EXPECT_THROW(connect("host:1", {}, soon()), InputError);

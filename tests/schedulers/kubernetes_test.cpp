@@ -1,4 +1,5 @@
-// examples/kubernetes: manifests that fit their APIs, and pods that train as `trireme train` does. There is no Kubernetes here.
+// examples/kubernetes: manifests that fit their APIs, and pods that train as `trireme train` does. There is no
+// Kubernetes here.
 #include "tests/support/free_port.h"
 #include "tests/tools/shell.h"
 
@@ -16,7 +17,8 @@ const std::string kPython = TRIREME_SOURCE_DIR "/.venv/bin/python";
 const std::string kManifests = TRIREME_SOURCE_DIR "/examples/kubernetes/";
 
 std::string why_no_packages() {
-  const Finished found = sh(concat('"', kPython, "\" -c \"import yaml, kubernetes, kubeflow_trainer_api, kubeflow.training.models\""));
+  const Finished found =
+      sh(concat('"', kPython, "\" -c \"import yaml, kubernetes, kubeflow_trainer_api, kubeflow.training.models\""));
   return found.status == 0 ? "" : "the Python packages of requirements-test.txt are not there: " + found.output;
 }
 
@@ -34,13 +36,14 @@ class KubernetesTest : public RunFolder {
     return sh(concat('"', kPython, "\" \"" TRIREME_SOURCE_DIR "/tests/schedulers/check_manifests.py\" ", file));
   }
   Finished run_pods(const std::string& manifest, const std::string& kill = "") const {
-    return sh(concat('"', kPython, "\" \"" TRIREME_SOURCE_DIR "/tests/schedulers/run_pods.py\" \"", kManifests, manifest, "\" ", folder.string(), ' ', kTrireme, ' ',
-                     test::free_port(), ' ', kill),
+    return sh(concat('"', kPython, "\" \"" TRIREME_SOURCE_DIR "/tests/schedulers/run_pods.py\" \"", kManifests,
+                     manifest, "\" ", folder.string(), ' ', kTrireme, ' ', test::free_port(), ' ', kill),
               200);
   }
   // Long enough to be met in the middle.
   void make_longer() const {
-    const Finished edited = sh(concat("sed -i \"s/: 30, \\\"checkpoint_every\\\": 5/: 300, \\\"checkpoint_every\\\": 40/\" ", path("run.json")));
+    const Finished edited = sh(concat(
+        "sed -i \"s/: 30, \\\"checkpoint_every\\\": 5/: 300, \\\"checkpoint_every\\\": 40/\" ", path("run.json")));
     ASSERT_THAT(read_file(folder / "run.json"), HasSubstr("\"steps\": 300")) << edited.output;
   }
   std::string uninterrupted(int ranks, int step) const {
@@ -57,8 +60,11 @@ class KubernetesTest : public RunFolder {
 };
 
 TEST_F(KubernetesTest, ManifestsFitTheirApis) {
-  const std::vector<std::pair<std::string, std::string>> objects = {{"job.yaml", "Job trireme-one"}, {"storage.yaml", "PersistentVolumeClaim trireme-data"},
-                                                                    {"pytorchjob.yaml", "PyTorchJob trireme"}, {"jobset.yaml", "JobSet trireme"}};
+  const std::vector<std::pair<std::string, std::string>> objects = {
+      {"job.yaml", "Job trireme-one"},
+      {"storage.yaml", "PersistentVolumeClaim trireme-data"},
+      {"pytorchjob.yaml", "PyTorchJob trireme"},
+      {"jobset.yaml", "JobSet trireme"}};
   std::string files;
   for (const auto& [file, object] : objects) {
     files += concat(" \"", kManifests, file, '"');
@@ -77,17 +83,18 @@ TEST_F(KubernetesTest, TheCheckSeesWhatDoesNotFit) {
     const char* after;
     const char* complaint;
   };
-  const std::vector<Mistake> mistakes = {Mistake{"pytorchjob.yaml", "cleanPodPolicy", "cleanPodsPolicy", "has no field 'cleanPodsPolicy'"},
-                                      Mistake{"pytorchjob.yaml", "replicas: 3", "replicas: three", "Worker.replicas must be int"},
-                                      Mistake{"pytorchjob.yaml", "claimName: trireme-data", "claim: trireme-data", "has no field 'claim'"},
-                                      Mistake{"jobset.yaml", "enableDNSHostnames: true", "enableDNSHostnames: 1", "enableDNSHostnames must be bool"},
-                                      Mistake{"jobset.yaml", "onJobFailureReasons", "onFailureReasons", "has no field 'onFailureReasons'"},
-                                      Mistake{"jobset.yaml", "    - name: rank", "    - groupName: rank", "lacks 'name'"},
-                                      Mistake{"jobset.yaml", "operator: In, ", "", "lacks 'operator'"},
-                                      Mistake{"jobset.yaml", "memory: 8Gi", "memory: 8GB", "must be a quantity"},
-                                      Mistake{"job.yaml", "backoffLimit: 10", "backoffLimit: ten", "Job.spec.backoffLimit must be int"},
-                                      Mistake{"job.yaml", "restartPolicy", "restart", "has no field 'restart'"},
-                                      Mistake{"storage.yaml", "v1", "v2", "there is no type for"}};
+  const std::vector<Mistake> mistakes = {
+      Mistake{"pytorchjob.yaml", "cleanPodPolicy", "cleanPodsPolicy", "has no field 'cleanPodsPolicy'"},
+      Mistake{"pytorchjob.yaml", "replicas: 3", "replicas: three", "Worker.replicas must be int"},
+      Mistake{"pytorchjob.yaml", "claimName: trireme-data", "claim: trireme-data", "has no field 'claim'"},
+      Mistake{"jobset.yaml", "enableDNSHostnames: true", "enableDNSHostnames: 1", "enableDNSHostnames must be bool"},
+      Mistake{"jobset.yaml", "onJobFailureReasons", "onFailureReasons", "has no field 'onFailureReasons'"},
+      Mistake{"jobset.yaml", "    - name: rank", "    - groupName: rank", "lacks 'name'"},
+      Mistake{"jobset.yaml", "operator: In, ", "", "lacks 'operator'"},
+      Mistake{"jobset.yaml", "memory: 8Gi", "memory: 8GB", "must be a quantity"},
+      Mistake{"job.yaml", "backoffLimit: 10", "backoffLimit: ten", "Job.spec.backoffLimit must be int"},
+      Mistake{"job.yaml", "restartPolicy", "restart", "has no field 'restart'"},
+      Mistake{"storage.yaml", "v1", "v2", "there is no type for"}};
   std::string files;
   for (const Mistake& mistake : mistakes) {
     std::string text = read_file(kManifests + mistake.file);
@@ -108,15 +115,20 @@ TEST_F(KubernetesTest, TheCheckSeesWhatDoesNotFit) {
 TEST_F(KubernetesTest, APyTorchJobTrainsAlsoWhenAPodIsKilled) {
   make_longer();
   const Finished run = run_pods("pytorchjob.yaml", "2,60,KILL");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("pod 2 ended with 137"), HasSubstr("ended with 200"), HasSubstr("the job is complete"))) << log();
-  EXPECT_THAT(log(), AllOf(HasSubstr("4 ranks, 4 data-parallel"), HasSubstr("runs/trireme/checkpoints/global_step"), Not(HasSubstr("without a secret"))));
+  EXPECT_THAT(run.output,
+              AllOf(HasSubstr("pod 2 ended with 137"), HasSubstr("ended with 200"), HasSubstr("the job is complete")))
+      << log();
+  EXPECT_THAT(log(), AllOf(HasSubstr("4 ranks, 4 data-parallel"), HasSubstr("runs/trireme/checkpoints/global_step"),
+                           Not(HasSubstr("without a secret"))));
   EXPECT_TRUE(state_of("trireme", 300) == uninterrupted(4, 300)) << log();
 }
 
 TEST_F(KubernetesTest, APyTorchJobTrainsAlsoWhenAPodIsAskedToLeave) {
   make_longer();
   const Finished run = run_pods("pytorchjob.yaml", "1,60,TERM");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 143"), HasSubstr("pod 1 started again"), HasSubstr("the job is complete"))) << log();
+  EXPECT_THAT(run.output,
+              AllOf(HasSubstr("ended with 143"), HasSubstr("pod 1 started again"), HasSubstr("the job is complete")))
+      << log();
   EXPECT_TRUE(state_of("trireme", 300) == uninterrupted(4, 300)) << log();
 }
 
@@ -124,7 +136,9 @@ TEST_F(KubernetesTest, APyTorchJobTrainsAlsoWhenAPodIsAskedToLeave) {
 TEST_F(KubernetesTest, AJobSetTrainsAlsoWhenAPodIsAskedToLeave) {
   make_longer();
   const Finished run = run_pods("jobset.yaml", "1,60,TERM");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 75"), HasSubstr("all pods started again"), HasSubstr("the job is complete"))) << log();
+  EXPECT_THAT(run.output,
+              AllOf(HasSubstr("ended with 75"), HasSubstr("all pods started again"), HasSubstr("the job is complete")))
+      << log();
   EXPECT_THAT(log(), AllOf(HasSubstr("; continue with --resume"), HasSubstr("continuing from")));
   EXPECT_TRUE(state_of("trireme", 300) == uninterrupted(4, 300)) << log();
 }
@@ -132,15 +146,22 @@ TEST_F(KubernetesTest, AJobSetTrainsAlsoWhenAPodIsAskedToLeave) {
 TEST_F(KubernetesTest, AJobOfOnePodStartsItsRanksItself) {
   make_longer();
   const Finished run = run_pods("job.yaml", "0,60,TERM");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("pod 0 ended with 75"), HasSubstr("pod 0 started again"), HasSubstr("the job is complete"))) << log();
+  EXPECT_THAT(run.output, AllOf(HasSubstr("pod 0 ended with 75"), HasSubstr("pod 0 started again"),
+                                HasSubstr("the job is complete")))
+      << log();
   EXPECT_TRUE(state_of("one", 300) == uninterrupted(2, 300)) << log();
 }
 
 TEST_F(KubernetesTest, WrongInputIsNotTriedAgain) {
   write_file_atomically(folder / "run.json", "{}");
-  for (const auto& [manifest, rule] : {std::pair("job.yaml", "podFailurePolicy"), std::pair("jobset.yaml", "podFailurePolicy"), std::pair("pytorchjob.yaml", "exit code")}) {
+  for (const auto& [manifest, rule] :
+       {std::pair("job.yaml", "podFailurePolicy"), std::pair("jobset.yaml", "podFailurePolicy"),
+        std::pair("pytorchjob.yaml", "exit code")}) {
     const Finished run = run_pods(manifest);
-    EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 2"), HasSubstr(concat("the job failed: ", rule)), Not(HasSubstr("started again")))) << manifest << '\n' << log();
+    EXPECT_THAT(run.output, AllOf(HasSubstr("ended with 2"), HasSubstr(concat("the job failed: ", rule)),
+                                  Not(HasSubstr("started again"))))
+        << manifest << '\n'
+        << log();
   }
 }
 

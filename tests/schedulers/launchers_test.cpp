@@ -31,9 +31,12 @@ class LaunchersTest : public RunFolder {
  protected:
   LaunchersTest() {
     // As a person types it: the programs are on the path, and nothing is left of this test's own launcher.
-    write_file_atomically(folder / "setting.sh", "export PATH=\"" TRIREME_BINARY_DIR "/bin:" TRIREME_SOURCE_DIR "/.venv/bin:$PATH\" OMP_NUM_THREADS=1\n"
-                                                 "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none\n"
-                                                 "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n");
+    write_file_atomically(folder / "setting.sh",
+                          "export PATH=\"" TRIREME_BINARY_DIR "/bin:" TRIREME_SOURCE_DIR
+                          "/.venv/bin:$PATH\" OMP_NUM_THREADS=1\n"
+                          "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                          "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none\n"
+                          "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n");
   }
   Finished type(const std::string& command, const std::string& before = "") const {
     write_file_atomically(folder / "typed.sh", concat(". ./setting.sh\n", before, command, "\n"));

@@ -1,4 +1,5 @@
-// examples/slurm under a real Slurm (slurm_cluster.sh): what its jobs train equals `trireme train -n 2`, whatever interrupts them.
+// examples/slurm under a real Slurm (slurm_cluster.sh): what its jobs train equals `trireme train -n 2`, whatever
+// interrupts them.
 #include "tests/tools/shell.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,8 @@ std::string why_not_slurm() {
       return concat(program, " is not installed (packages slurmctld, slurmd, slurm-client, iproute2)");
     }
   }
-  const Finished made = sh(concat(kNamespaces, " sh -c \"hostname n1 && ip link add nodes type veth peer name other\""));
+  const Finished made =
+      sh(concat(kNamespaces, " sh -c \"hostname n1 && ip link add nodes type veth peer name other\""));
   return made.status == 0 ? "" : concat("namespaces cannot be made here: ", made.output);
 }
 
@@ -44,7 +46,9 @@ class SlurmTest : public RunFolder {
   /// Runs a script beside the run folder on a Slurm of its own, which is gone afterwards.
   Finished on_slurm(const std::string& script) const {
     write_file_atomically(folder / "script.sh", script);
-    return sh(concat("exec ", kNamespaces, " bash \"" TRIREME_SOURCE_DIR "/tests/schedulers/slurm_cluster.sh\" ", folder.string(), " ", path("script.sh")), 220);
+    return sh(concat("exec ", kNamespaces, " bash \"" TRIREME_SOURCE_DIR "/tests/schedulers/slurm_cluster.sh\" ",
+                     folder.string(), " ", path("script.sh")),
+              220);
   }
   std::string log_of(const std::string& job) const {
     return read_file(folder / concat(job, ".log"));
@@ -54,7 +58,8 @@ class SlurmTest : public RunFolder {
   }
   // What `trireme train -n 2` makes of the same run file without interruption.
   std::string uninterrupted(const std::string& settings, int step) const {
-    const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 2 --out ", path("clean"), ' ', settings));
+    const Finished run =
+        sh(concat(kTrireme, " train ", path("run.json"), " -n 2 --out ", path("clean"), ' ', settings));
     EXPECT_EQ(run.status, 0) << run.output;
     return state_of("clean", step);
   }
@@ -71,7 +76,9 @@ sbatch --wait "$SLURM_EXAMPLES/train.sbatch" run.json && echo first ended well
 sbatch --wait --job-name=interactive --nodes=2 "$SLURM_EXAMPLES/train.sbatch" run.json && echo second ended well
 sbatch --wait --nodes=2 "$SLURM_EXAMPLES/launcher.sbatch" run.json && echo third ended well
 )sh");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("first ended well"), HasSubstr("second ended well"), HasSubstr("third ended well"))) << log_of("trireme-1");
+  EXPECT_THAT(run.output,
+              AllOf(HasSubstr("first ended well"), HasSubstr("second ended well"), HasSubstr("third ended well")))
+      << log_of("trireme-1");
   const std::string clean = uninterrupted("", 30);
   for (const char* job : {"trireme-1", "interactive-2", "trireme-3"}) {
     EXPECT_TRUE(state_of(concat("runs/", job), 30) == clean) << job << '\n' << log_of(job);
@@ -85,7 +92,9 @@ TEST_F(SlurmTest, WhatIsTypedInAShellIsAloneAndAProgramOfTasksIsNot) {
   if (sh("command -v script").status != 0) {
     GTEST_SKIP() << "script is not installed (package bsdutils)";
   }
-  const Finished run = on_slurm("demo=\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"" R"sh(
+  const Finished run = on_slurm("demo=\"" TRIREME_BINARY_DIR
+                                "/tests/comm/comm_demo\""
+                                R"sh(
 script -qec "srun -n 2 --job-name=x --pty $demo" tasks.txt </dev/null
 ( printf '%s; touch typed\nexit\n' "$demo"; until test -e typed; do sleep 0.2; done; sleep 1 ) | script -qec "srun -n 2 --job-name=x --pty bash --norc" shell.txt
 )sh");
@@ -104,12 +113,14 @@ wait_for is_in "$job" "COMPLETED FAILED"
 state_of "$job"
 )sh"));
   EXPECT_THAT(run.output, HasSubstr("COMPLETED")) << log_of("trireme-1");
-  EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr("task 1: Killed"), HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
+  EXPECT_THAT(log_of("trireme-1"),
+              AllOf(HasSubstr("task 1: Killed"), HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
   EXPECT_TRUE(state_of("runs/trireme-1", 400) == uninterrupted(settings, 400));
   EXPECT_EQ(steps_written("runs/trireme-1"), 400);
 }
 
-// An agent's task has the processors of all ranks of its node. (Of tasks of srun this Slurm shows only the sum, which is the job's in any case.)
+// An agent's task has the processors of all ranks of its node. (Of tasks of srun this Slurm shows only the sum, which
+// is the job's in any case.)
 TEST_F(SlurmTest, AnAgentGetsTheProcessorsOfItsRanks) {
   const Finished run = on_slurm(R"sh(
 job=$(sbatch --parsable --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 "$SLURM_EXAMPLES/launcher.sbatch" run.json --set training.steps=100000)
@@ -124,7 +135,8 @@ wait_for is_in "$job" CANCELLED
 // Two minutes are the shortest limit that leaves a signal some time; the job would run for days.
 TEST_F(SlurmTest, TheTimeLimitsSignalSavesAndRequeues) {
   if (std::getenv("TRIREME_LONG_TESTS") == nullptr) {
-    GTEST_SKIP() << "takes a minute, and Slurm 22.05 at times ends a requeued job as FAILED when its limit is raised just then; set TRIREME_LONG_TESTS=1";
+    GTEST_SKIP() << "takes a minute, and Slurm 22.05 at times ends a requeued job as FAILED when its limit is raised "
+                    "just then; set TRIREME_LONG_TESTS=1";
   }
   const Finished run = on_slurm(R"sh(
 sed -i 's/"steps": 30, "checkpoint_every": 5/"steps": 100000000, "checkpoint_every": 100000000/' run.json
@@ -142,7 +154,9 @@ grep -E "_job_complete|Requeuing|Allocate|time_limit" slurm/slurmctld.log
   ASSERT_THAT(run.output, HasSubstr("COMPLETED")) << log_of("trireme-1");
   const int64_t last = steps_written("runs/trireme-1");
   EXPECT_THAT(run.output, HasSubstr(concat("saved global_step", last - 20, " after ", last - 20)));
-  EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr(concat("stopped by SIGUSR1 at step ", last - 20)), HasSubstr(concat("continuing from runs/trireme-1/checkpoints/global_step", last - 20))));
+  EXPECT_THAT(log_of("trireme-1"),
+              AllOf(HasSubstr(concat("stopped by SIGUSR1 at step ", last - 20)),
+                    HasSubstr(concat("continuing from runs/trireme-1/checkpoints/global_step", last - 20))));
   EXPECT_TRUE(state_of("runs/trireme-1", static_cast<int>(last)) == uninterrupted("", static_cast<int>(last)));
 }
 
@@ -157,7 +171,8 @@ wait_for is_in "$job" "COMPLETED FAILED"
 state_of "$job"
 )sh"));
   EXPECT_THAT(run.output, HasSubstr("COMPLETED")) << log_of("trireme-1");
-  EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr("; continue with --resume"), HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
+  EXPECT_THAT(log_of("trireme-1"), AllOf(HasSubstr("; continue with --resume"),
+                                         HasSubstr("continuing from runs/trireme-1/checkpoints/global_step")));
   EXPECT_TRUE(state_of("runs/trireme-1", 1000) == uninterrupted(settings, 1000));
   EXPECT_EQ(steps_written("runs/trireme-1"), 1000) << "no step was lost";
 }
@@ -189,7 +204,8 @@ done
 wait_for is_in "$job" "COMPLETED FAILED"
 echo "no progress: $(state_of "$job") after $(restarts_of "$job")"
 )sh");
-  EXPECT_THAT(run.output, AllOf(HasSubstr("wrong input: FAILED after 0"), HasSubstr("no progress: FAILED after 2"))) << log_of("trireme-2");
+  EXPECT_THAT(run.output, AllOf(HasSubstr("wrong input: FAILED after 0"), HasSubstr("no progress: FAILED after 2")))
+      << log_of("trireme-2");
   EXPECT_THAT(log_of("trireme-1"), HasSubstr("absent.json does not exist"));
   EXPECT_THAT(log_of("trireme-2"), HasSubstr("failed 3 times without a new checkpoint: given up"));
 }

@@ -70,7 +70,8 @@ TEST(SimDeviceDoctor, EveryOptimizerStepsInEveryType) {
           EXPECT_THAT(one.found, HasSubstr("fp32, bf16, fp16"));
         } else if (!what.starts_with("copies")) {
           EXPECT_THAT(one.found, HasSubstr("fp32, bf16 with masters, fp16 with masters, states in bf16"));
-          EXPECT_EQ(one.found.ends_with("states in 8 bits"), own && !what.starts_with("lamb")) << what << ": " << one.found;
+          EXPECT_EQ(one.found.ends_with("states in 8 bits"), own && !what.starts_with("lamb"))
+              << what << ": " << one.found;
         }
       }
     }
@@ -97,17 +98,22 @@ TEST(SimDeviceDoctor, AKernelThatIsWrongIsNamedWithTheType) {
         other.param_copy = nullptr;
         good().rmsprop(other, n, device);
       };
-      kernels.encode_states = [](const kernels::StateArray&, bool, int64_t, const float*, at::Device) { throw Error("test", "no such kernel image"); };
+      kernels.encode_states = [](const kernels::StateArray&, bool, int64_t, const float*, at::Device) {
+        throw Error("test", "no such kernel image");
+      };
       kernels.add_squared_norm = [](const void* x, kernels::Element type, int64_t n, double* sum, at::Device device) {
         good().add_squared_norm(x, type, type == kernels::Element::f16 ? n - 1 : n, sum, device);
       };
     });
     EXPECT_TRUE(found["copies to sim:0"].good);
     EXPECT_THAT(found["sgd on sim:0"].found, HasSubstr("fp32: differs from the CPU by "));
-    EXPECT_THAT(found["adagrad on sim:0"].found, AllOf(HasSubstr("states in bf16: differs from the CPU by "), HasSubstr(" on average")));
+    EXPECT_THAT(found["adagrad on sim:0"].found,
+                AllOf(HasSubstr("states in bf16: differs from the CPU by "), HasSubstr(" on average")));
     EXPECT_THAT(found["lion on sim:0"].found, HasSubstr("bf16 with masters: differs from the CPU by "));
-    EXPECT_THAT(found["rmsprop on sim:0"].found, HasSubstr("bf16 with masters: the copy of the parameters is not what its masters round to"));
-    EXPECT_THAT(found["adamw on sim:0"].found, AllOf(HasSubstr("states in 8 bits: "), HasSubstr("no such kernel image")));
+    EXPECT_THAT(found["rmsprop on sim:0"].found,
+                HasSubstr("bf16 with masters: the copy of the parameters is not what its masters round to"));
+    EXPECT_THAT(found["adamw on sim:0"].found,
+                AllOf(HasSubstr("states in 8 bits: "), HasSubstr("no such kernel image")));
     EXPECT_THAT(found["norm on sim:0"].found, HasSubstr("of type Half"));
     for (const char* bad : {"sgd", "adagrad", "lion", "rmsprop", "adamw", "norm"}) {
       EXPECT_FALSE(found[std::string(bad) + " on sim:0"].good) << bad;

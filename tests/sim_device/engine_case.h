@@ -10,10 +10,10 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <unistd.h>
 
 // One model, trained on the CPU and on the simulated device.
 namespace trireme::engine {
@@ -60,7 +60,8 @@ inline mesh::Mesh mesh_of(comm::World& world, const Case& one) {
 }
 
 /// Without a mesh: not split along tensor or context.
-inline InitializeOptions options_of(const Case& one, at::Device device, const std::optional<mesh::Mesh>& mesh = std::nullopt) {
+inline InitializeOptions options_of(const Case& one, at::Device device,
+                                    const std::optional<mesh::Mesh>& mesh = std::nullopt) {
   InitializeOptions options;
   options.device = device;
   options.mesh = mesh;
@@ -82,7 +83,8 @@ inline InitializeOptions options_of(const Case& one, at::Device device, const st
   if (one.optimizer == "LAMB") {
     options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}, .state_type = one.states};
   } else if (one.optimizer == "SGD") {
-    options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.05, .momentum = 0.9}, .state_type = one.states};
+    options.config.optimizer =
+        optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 0.05, .momentum = 0.9}, .state_type = one.states};
   } else {
     options.config.optimizer->state_type = one.states;
   }
@@ -94,7 +96,8 @@ inline InitializeOptions options_of(const Case& one, at::Device device, const st
     stages.schedule = one.schedule;
     stages.chunks = one.chunks;
     stages.activation_checkpoint_interval = one.recompute;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape, ranks), models::gpt_loss(shape, ranks), stages);
+    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(shape, ranks),
+                                                                  models::gpt_loss(shape, ranks), stages);
     options.config.pipeline = {};
   } else {
     models::Gpt model(shape, ranks);
@@ -127,7 +130,8 @@ template <typename F>
 void step(const Engine& engine, const F& f) {
   sim::reset_host_synchronisations();
   f();
-  EXPECT_LE(sim::host_synchronisations(), engine.device().is_cpu() ? 0 : 1) << testing::PrintToString(sim::host_synchronisation_names());
+  EXPECT_LE(sim::host_synchronisations(), engine.device().is_cpu() ? 0 : 1)
+      << testing::PrintToString(sim::host_synchronisation_names());
 }
 
 inline Seen train(Engine& engine, int steps = kSteps) {

@@ -1,5 +1,5 @@
-// The engine on the simulated device gives the bits that it gives on the CPU, without a race, and waits for the device once a step.
-// TRIREME_SIMD=scalar: the CPU takes ATen's operations, as devices do, instead of the fused ones.
+// The engine on the simulated device gives the bits that it gives on the CPU, without a race, and waits for the device
+// once a step. TRIREME_SIMD=scalar: the CPU takes ATen's operations, as devices do, instead of the fused ones.
 #include "engine_case.h"
 
 #include <tests/support/run_ranks.h>
@@ -9,8 +9,8 @@
 #include <trireme/generate/sample.h>
 
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -46,13 +46,12 @@ class SimDeviceRanksTest : public testing::TestWithParam<std::tuple<Case, int, c
 
 TEST_P(SimDeviceRanksTest, IsEqualToTheCpu) {
   const auto& [one, ranks, backend] = GetParam();
-  EXPECT_THAT(run_ranks(
-                  ranks,
-                  [&, &one = one, wanted = backend](comm::World& world) {
-                    ASSERT_STREQ(world.group().backend(), wanted);
-                    compare(world, one);
-                  },
-                  {.backend = backend}),
+  EXPECT_THAT(run_ranks(ranks,
+                        [&, &one = one, wanted = backend](comm::World& world) {
+                          ASSERT_STREQ(world.group().backend(), wanted);
+                          compare(world, one);
+                        },
+                        {.backend = backend}),
               IsEmpty());
 }
 
@@ -61,16 +60,19 @@ std::string name_of(const testing::TestParamInfo<std::tuple<Case, int, const cha
   return concat(one.name, "_", ranks, "ranks_", backend);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shm, SimDeviceRanksTest,
-                         testing::Combine(testing::Values(Case{.name = "zero0"}, Case{.name = "zero1", .zero_stage = 1, .type = Type::bf16},
-                                                          Case{.name = "zero2", .zero_stage = 2}, Case{.name = "zero3", .zero_stage = 3}),
-                                          testing::Values(3, 4), testing::Values("shm")),
-                         name_of);
-INSTANTIATE_TEST_SUITE_P(Gloo, SimDeviceRanksTest,
-                         testing::Values(std::tuple(Case{.name = "zero0"}, 3, "gloo"), std::tuple(Case{.name = "zero1", .zero_stage = 1}, 2, "gloo"),
-                                         std::tuple(Case{.name = "zero3", .zero_stage = 3}, 3, "gloo"),
-                                         std::tuple(Case{.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2}, 4, "gloo")),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Shm, SimDeviceRanksTest,
+    testing::Combine(testing::Values(Case{.name = "zero0"}, Case{.name = "zero1", .zero_stage = 1, .type = Type::bf16},
+                                     Case{.name = "zero2", .zero_stage = 2}, Case{.name = "zero3", .zero_stage = 3}),
+                     testing::Values(3, 4), testing::Values("shm")),
+    name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Gloo, SimDeviceRanksTest,
+    testing::Values(std::tuple(Case{.name = "zero0"}, 3, "gloo"),
+                    std::tuple(Case{.name = "zero1", .zero_stage = 1}, 2, "gloo"),
+                    std::tuple(Case{.name = "zero3", .zero_stage = 3}, 3, "gloo"),
+                    std::tuple(Case{.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2}, 4, "gloo")),
+    name_of);
 
 TEST_P(SimDeviceEngineTest, IsEqualToTheCpu) {
   const Case& one = GetParam();
@@ -105,38 +107,66 @@ std::vector<Case> cases() {
   const Averaging nesterov{.every = 3, .outer = Averaging::Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9};
   all.push_back({.name = "averaging", .averaging = {.every = 2}});
   all.push_back({.name = "averaging_nesterov_bf16", .type = Type::bf16, .averaging = nesterov});
-  all.push_back({.name = "averaging_slowmo_int8", .states = optim::StateType::int8, .averaging = {.every = 2, .outer = Averaging::Outer::slowmo, .outer_momentum = 0.5, .states = Averaging::States::average}});
+  all.push_back({.name = "averaging_slowmo_int8",
+                 .states = optim::StateType::int8,
+                 .averaging = {.every = 2,
+                               .outer = Averaging::Outer::slowmo,
+                               .outer_momentum = 0.5,
+                               .states = Averaging::States::average}});
   all.push_back({.name = "averaging_warm_up", .averaging = {.every = 2, .start_step = 2}});
   all.push_back({.name = "averaging_pipe", .accumulation = 4, .stages = 2, .averaging = nesterov});
   all.push_back({.name = "naive", .stages = 2, .schedule = ScheduleKind::naive});
   all.push_back({.name = "gpipe", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::gpipe});
   all.push_back({.name = "one_f_one_b", .accumulation = 4, .stages = 2});
   all.push_back({.name = "one_f_one_b_4", .accumulation = 4, .stages = 4});
-  all.push_back({.name = "interleaved", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::interleaved, .chunks = 2});
+  all.push_back(
+      {.name = "interleaved", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::interleaved, .chunks = 2});
   all.push_back({.name = "zero_bubble", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::zero_bubble});
   all.push_back({.name = "pipe_zero1", .zero_stage = 1, .accumulation = 4, .stages = 2});
   all.push_back({.name = "pipe_zero2_bf16", .zero_stage = 2, .type = Type::bf16, .accumulation = 4, .stages = 2});
   all.push_back({.name = "pipe_recompute", .accumulation = 4, .stages = 2, .recompute = 1});
   all.push_back({.name = "tensor", .tensor = 2});
   all.push_back({.name = "tensor_sequence", .tensor = 2, .sequence_parallel = true});
-  all.push_back({.name = "tensor_sequence_zero1_bf16", .zero_stage = 1, .type = Type::bf16, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "tensor_sequence_zero1_bf16",
+                 .zero_stage = 1,
+                 .type = Type::bf16,
+                 .tensor = 2,
+                 .sequence_parallel = true});
   all.push_back({.name = "tensor_autocast", .autocast = true, .tensor = 2});
   all.push_back({.name = "tensor_zero3", .zero_stage = 3, .tensor = 2});
-  all.push_back({.name = "tensor_sequence_recompute_zero3", .zero_stage = 3, .recompute = 1, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "tensor_sequence_recompute_zero3",
+                 .zero_stage = 3,
+                 .recompute = 1,
+                 .tensor = 2,
+                 .sequence_parallel = true});
   all.push_back({.name = "ring", .context = 2});
   all.push_back({.name = "ring_zero3", .zero_stage = 3, .context = 2});
   all.push_back({.name = "ulysses", .context = 2, .context_kind = context::Kind::ulysses});
-  all.push_back({.name = "ulysses_zero1_bf16", .zero_stage = 1, .type = Type::bf16, .context = 2, .context_kind = context::Kind::ulysses});
+  all.push_back({.name = "ulysses_zero1_bf16",
+                 .zero_stage = 1,
+                 .type = Type::bf16,
+                 .context = 2,
+                 .context_kind = context::Kind::ulysses});
   all.push_back({.name = "ring_of_four", .zero_stage = 1, .context = 4});
   all.push_back({.name = "ring_tensor_sequence", .context = 2, .tensor = 2, .sequence_parallel = true});
-  all.push_back({.name = "ulysses_tensor_zero2", .zero_stage = 2, .context = 2, .context_kind = context::Kind::ulysses, .tensor = 2});
-  all.push_back({.name = "pipe_tensor_sequence", .accumulation = 4, .stages = 2, .tensor = 2, .sequence_parallel = true});
-  all.push_back({.name = "pipe_zero_bubble_tensor", .accumulation = 4, .stages = 2, .schedule = ScheduleKind::zero_bubble, .tensor = 2});
+  all.push_back({.name = "ulysses_tensor_zero2",
+                 .zero_stage = 2,
+                 .context = 2,
+                 .context_kind = context::Kind::ulysses,
+                 .tensor = 2});
+  all.push_back(
+      {.name = "pipe_tensor_sequence", .accumulation = 4, .stages = 2, .tensor = 2, .sequence_parallel = true});
+  all.push_back({.name = "pipe_zero_bubble_tensor",
+                 .accumulation = 4,
+                 .stages = 2,
+                 .schedule = ScheduleKind::zero_bubble,
+                 .tensor = 2});
   all.push_back({.name = "pipe_ring", .accumulation = 4, .stages = 2, .context = 2});
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDeviceEngineTest, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceEngineTest, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
 
 class SimDeviceParts : public testing::Test {
  protected:
@@ -152,7 +182,9 @@ void expect_the_same_goes_on(int ranks, const Case& one, const fs::path& folder)
                         [&](comm::World& world) {
                           start();
                           const mesh::Mesh mesh = mesh_of(world, one);
-                          const auto engine_on = [&](at::Device device) { return initialize(world, options_of(one, device, mesh)).engine; };
+                          const auto engine_on = [&](at::Device device) {
+                            return initialize(world, options_of(one, device, mesh)).engine;
+                          };
                           const auto saving = engine_on(sim::device());
                           train(*saving, 2);
                           saving->save_checkpoint(folder, "of_device");
@@ -160,7 +192,8 @@ void expect_the_same_goes_on(int ranks, const Case& one, const fs::path& folder)
                           ASSERT_TRUE(on_cpu->load_checkpoint(folder, "of_device"));
                           on_cpu->save_checkpoint(folder, "of_cpu");
                           Seen expected = train(*engine_on(sim::device()), 4);
-                          expected.numbers.erase(expected.numbers.begin(), expected.numbers.end() - 4); // two steps' losses and norms
+                          expected.numbers.erase(expected.numbers.begin(),
+                                                 expected.numbers.end() - 4); // two steps' losses and norms
                           expect_same(train(*saving, 2), expected);
                           expect_same(train(*on_cpu, 2), expected);
                           for (const char* tag : {"of_device", "of_cpu"}) {
@@ -183,12 +216,20 @@ TEST_F(SimDeviceParts, CheckpointsGoFromDeviceToCpuAndBack) {
 TEST_F(SimDeviceParts, CheckpointsOfPipelinesGoFromDeviceToCpuAndBack) {
   using pipeline::ScheduleKind;
   expect_the_same_goes_on(2, {.name = "one_f_one_b", .accumulation = 4, .stages = 2}, folder_ / "one_f_one_b");
-  expect_the_same_goes_on(2, {.name = "interleaved", .type = Type::bf16, .accumulation = 4, .stages = 2, .schedule = ScheduleKind::interleaved, .chunks = 2}, folder_ / "interleaved");
+  expect_the_same_goes_on(2,
+                          {.name = "interleaved",
+                           .type = Type::bf16,
+                           .accumulation = 4,
+                           .stages = 2,
+                           .schedule = ScheduleKind::interleaved,
+                           .chunks = 2},
+                          folder_ / "interleaved");
   expect_the_same_goes_on(4, {.name = "zero1", .zero_stage = 1, .accumulation = 4, .stages = 2}, folder_ / "zero1");
 }
 
 TEST_F(SimDeviceParts, CheckpointsOfSplitModelsGoFromDeviceToCpuAndBack) {
-  expect_the_same_goes_on(4, {.name = "tensor", .zero_stage = 1, .tensor = 2, .sequence_parallel = true}, folder_ / "tensor");
+  expect_the_same_goes_on(4, {.name = "tensor", .zero_stage = 1, .tensor = 2, .sequence_parallel = true},
+                          folder_ / "tensor");
   expect_the_same_goes_on(4, {.name = "context", .zero_stage = 3, .context = 2}, folder_ / "context");
 }
 
@@ -201,50 +242,55 @@ TEST_F(SimDeviceParts, RandomStateOfTheDeviceIsResumed) {
                         {.name = "ring", .context = 2, .dropout = 0.3},
                         {.name = "ulysses", .context = 2, .context_kind = context::Kind::ulysses, .dropout = 0.3}};
   for (const Case& one : cases) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            start();
-                            const mesh::Mesh mesh = mesh_of(world, one);
-                            torch::manual_seed(world.rank() / one.tensor); // outside of split layers tensor ranks drop the same
-                            const auto engine = initialize(world, options_of(one, sim::device(), mesh)).engine;
-                            train(*engine, 2);
-                            engine->save_checkpoint(folder_ / one.name, "saved");
-                            const Seen expected = train(*engine, 2);
-                            torch::manual_seed(99);
-                            const auto resumed = initialize(world, options_of(one, sim::device(), mesh)).engine;
-                            ASSERT_TRUE(resumed->load_checkpoint(folder_ / one.name, "saved"));
-                            expect_same(train(*resumed, 2), expected);
-                            EXPECT_THAT(sim::problems(), IsEmpty());
-                          }),
-                IsEmpty())
+    EXPECT_THAT(
+        run_ranks(2,
+                  [&](comm::World& world) {
+                    start();
+                    const mesh::Mesh mesh = mesh_of(world, one);
+                    torch::manual_seed(world.rank() / one.tensor); // outside of split layers tensor ranks drop the same
+                    const auto engine = initialize(world, options_of(one, sim::device(), mesh)).engine;
+                    train(*engine, 2);
+                    engine->save_checkpoint(folder_ / one.name, "saved");
+                    const Seen expected = train(*engine, 2);
+                    torch::manual_seed(99);
+                    const auto resumed = initialize(world, options_of(one, sim::device(), mesh)).engine;
+                    ASSERT_TRUE(resumed->load_checkpoint(folder_ / one.name, "saved"));
+                    expect_same(train(*resumed, 2), expected);
+                    EXPECT_THAT(sim::problems(), IsEmpty());
+                  }),
+        IsEmpty())
         << one.name;
   }
 }
 
 TEST_F(SimDeviceParts, EvaluationLogitsAndTheClientsOwnLoop) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start();
-                          const Case one{.name = ""};
-                          const auto cpu = initialize(world, options_of(one, at::kCPU)).engine;
-                          const auto device = initialize(world, options_of(one, sim::device())).engine;
-                          const data::Batch batch = Counting().get(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
-                          EXPECT_EQ(device->eval_batch(batch).item<double>(), cpu->eval_batch(batch).item<double>());
-                          for (int step = 0; step < 4; ++step) {
-                            for (Engine* engine : {cpu.get(), device.get()}) {
-                              engine->backward(engine->forward(batch));
-                              engine->step();
-                            }
-                          }
-                          EXPECT_EQ(device->loss(), cpu->loss());
-                          data::DataLoader on_cpu(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
-                          data::DataLoader on_device(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
-                          sim::reset_host_synchronisations();
-                          EXPECT_EQ(device->evaluate(on_device), cpu->evaluate(on_cpu));
-                          EXPECT_LE(sim::host_synchronisations(), 1) << testing::PrintToString(sim::host_synchronisation_names());
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  start();
+                  const Case one{.name = ""};
+                  const auto cpu = initialize(world, options_of(one, at::kCPU)).engine;
+                  const auto device = initialize(world, options_of(one, sim::device())).engine;
+                  const data::Batch batch = Counting().get(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+                  EXPECT_EQ(device->eval_batch(batch).item<double>(), cpu->eval_batch(batch).item<double>());
+                  for (int step = 0; step < 4; ++step) {
+                    for (Engine* engine : {cpu.get(), device.get()}) {
+                      engine->backward(engine->forward(batch));
+                      engine->step();
+                    }
+                  }
+                  EXPECT_EQ(device->loss(), cpu->loss());
+                  data::DataLoader on_cpu(std::make_shared<Counting>(),
+                                          data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+                  data::DataLoader on_device(std::make_shared<Counting>(),
+                                             data::DistributedSampler(192, {.rank = world.rank(), .replicas = 2}), 5);
+                  sim::reset_host_synchronisations();
+                  EXPECT_EQ(device->evaluate(on_device), cpu->evaluate(on_cpu));
+                  EXPECT_LE(sim::host_synchronisations(), 1)
+                      << testing::PrintToString(sim::host_synchronisation_names());
+                  EXPECT_THAT(sim::problems(), IsEmpty());
+                }),
+      IsEmpty());
 }
 
 // BatchNorm's buffers are on the device and broadcast there.
@@ -254,13 +300,15 @@ TEST_F(SimDeviceParts, ModuleBuffers) {
                           start();
                           const auto run = [&](at::Device on) {
                             torch::manual_seed(3);
-                            torch::nn::Sequential model(torch::nn::Linear(8, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 31));
+                            torch::nn::Sequential model(torch::nn::Linear(8, 6), torch::nn::BatchNorm1d(6),
+                                                        torch::nn::Linear(6, 31));
                             InitializeOptions options;
                             options.device = on;
                             options.config = small_config(48, 2);
                             options.model = model.ptr();
                             options.loss = [model](const data::Batch& batch) mutable {
-                              return at::cross_entropy_loss(model->forward(batch.input().to(at::kFloat)), batch.target().select(1, 0));
+                              return at::cross_entropy_loss(model->forward(batch.input().to(at::kFloat)),
+                                                            batch.target().select(1, 0));
                             };
                             options.training_data = std::make_shared<Counting>();
                             const auto engine = initialize(world, options).engine;
@@ -281,7 +329,8 @@ TEST_F(SimDeviceParts, GeneratedText) {
                         [&](comm::World&) {
                           start();
                           models::Gpt model(small_gpt());
-                          const generate::SampleOptions options{.tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
+                          const generate::SampleOptions options{
+                              .tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
                           const auto expected = generate::sample(model, {1, 2, 3}, options);
                           model->to(at::kCPU);
                           device::move(*model, sim::device());
@@ -291,24 +340,31 @@ TEST_F(SimDeviceParts, GeneratedText) {
 }
 
 TEST_F(SimDeviceParts, RanksOnDifferentKindsOfDeviceAreRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [&](comm::World& world) {
-                          start();
-                          try {
-                            initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(at::kCPU) : sim::device()));
-                            ADD_FAILURE() << "made";
-                          } catch (const InputError& error) {
-                            EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
-                          }
-                          try { // one rank's number is wrong, both are told
-                            initialize(world, options_of({.name = ""}, world.rank() == 0 ? at::Device(c10::kPrivateUse1) : sim::device(3)));
-                            ADD_FAILURE() << "made";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), testing::HasSubstr("rank 1: InitializeOptions::device is sim:3, and libtorch sees 1 of these"));
-                          }
-                          EXPECT_EQ(initialize(world, options_of({.name = ""}, at::Device(c10::kPrivateUse1))).engine->device(), sim::device()) << "with its number";
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [&](comm::World& world) {
+                  start();
+                  try {
+                    initialize(world,
+                               options_of({.name = ""}, world.rank() == 0 ? at::Device(at::kCPU) : sim::device()));
+                    ADD_FAILURE() << "made";
+                  } catch (const InputError& error) {
+                    EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 and rank 0 differ in the kind of device"));
+                  }
+                  try { // one rank's number is wrong, both are told
+                    initialize(world, options_of({.name = ""},
+                                                 world.rank() == 0 ? at::Device(c10::kPrivateUse1) : sim::device(3)));
+                    ADD_FAILURE() << "made";
+                  } catch (const Error& error) {
+                    EXPECT_THAT(
+                        error.what(),
+                        testing::HasSubstr("rank 1: InitializeOptions::device is sim:3, and libtorch sees 1 of these"));
+                  }
+                  EXPECT_EQ(initialize(world, options_of({.name = ""}, at::Device(c10::kPrivateUse1))).engine->device(),
+                            sim::device())
+                      << "with its number";
+                }),
+      IsEmpty());
 }
 
 // Losses are near those of the CPU with autocast or without it, so the types are looked at.
@@ -330,7 +386,9 @@ TEST_F(SimDeviceParts, AutocastLowersActivationsOnTheDevice) {
                               };
                               const auto engine = initialize(world, options).engine;
                               engine->train_batch();
-                              EXPECT_THAT(types, testing::AllOf(testing::SizeIs(2), testing::Each(autocast ? at::kBFloat16 : at::kFloat))) << device;
+                              EXPECT_THAT(types, testing::AllOf(testing::SizeIs(2),
+                                                                testing::Each(autocast ? at::kBFloat16 : at::kFloat)))
+                                  << device;
                               EXPECT_EQ(engine->module().parameters().front().scalar_type(), at::kFloat);
                             }
                           }

@@ -1,4 +1,5 @@
-// What an engine can do besides whole steps of whole models, on the simulated device: the bits of the CPU, without a race.
+// What an engine can do besides whole steps of whole models, on the simulated device: the bits of the CPU, without a
+// race.
 #include "engine_case.h"
 
 #include <tests/support/run_ranks.h>
@@ -50,12 +51,15 @@ TEST(SimDeviceFeatures, UnequalMicroBatches) {
 }
 
 TEST(SimDeviceFeatures, EvaluationBetweenSteps) {
-  const Case cases[] = {{.name = "", .zero_stage = 1, .type = Type::bf16}, {.name = "", .zero_stage = 3}, {.name = "", .stages = 2}};
+  const Case cases[] = {
+      {.name = "", .zero_stage = 1, .type = Type::bf16}, {.name = "", .zero_stage = 3}, {.name = "", .stages = 2}};
   for (const Case& one : cases) {
     on_both(2, [&one](comm::World& world, at::Device device) {
       const auto engine = engine_of(world, options_of(one, device));
       const int replicas = world.size() / one.stages;
-      data::DataLoader loader(std::make_shared<Counting>(), data::DistributedSampler(192, {.rank = world.rank() / one.stages, .replicas = replicas}), 7);
+      data::DataLoader loader(std::make_shared<Counting>(),
+                              data::DistributedSampler(192, {.rank = world.rank() / one.stages, .replicas = replicas}),
+                              7);
       Seen seen;
       for (int i = 0; i < kSteps; ++i) {
         step(*engine, [&] { engine->train_batch(); });
@@ -96,8 +100,12 @@ TEST(SimDeviceFeatures, GroupsOfParametersHaveTheirOwnRates) {
     for (const char* const optimizer : {"AdamW", "SGD", "LAMB"}) {
       on_both(2, [&](comm::World& world, at::Device device) {
         InitializeOptions options = options_of({.name = "", .zero_stage = stage, .optimizer = optimizer}, device);
-        options.parameter_groups = {{.chooses = [](const std::string& name, const auto&) { return name.find("wte") != std::string::npos; }, .lr_factor = 0.25},
-                                    {.chooses = [](const std::string&, const auto& sizes) { return sizes.size() < 2; }, .lr_factor = 2, .weight_decay = 0}};
+        options.parameter_groups = {
+            {.chooses = [](const std::string& name, const auto&) { return name.find("wte") != std::string::npos; },
+             .lr_factor = 0.25},
+            {.chooses = [](const std::string&, const auto& sizes) { return sizes.size() < 2; },
+             .lr_factor = 2,
+             .weight_decay = 0}};
         return train(*engine_of(world, options));
       });
     }
@@ -178,7 +186,8 @@ TEST(SimDeviceFeatures, FrozenParameters) {
       const InitializeOptions options = options_of({.name = "", .zero_stage = stage, .type = Type::bf16}, device);
       int frozen = 0;
       for (const auto& item : options.model->named_parameters()) {
-        const bool freeze = item.key().find("wpe") != std::string::npos || item.key().find("h.0.attn") != std::string::npos;
+        const bool freeze =
+            item.key().find("wpe") != std::string::npos || item.key().find("h.0.attn") != std::string::npos;
         item.value().set_requires_grad(!freeze);
         frozen += freeze ? 1 : 0;
       }
@@ -222,16 +231,24 @@ TEST(SimDeviceFeatures, ExpertsOverRanks) {
       torch::manual_seed(3);
       const auto model = std::make_shared<Experts>();
       model->shared = model->register_module("shared", zero::Sharded<torch::nn::Linear>(kWidth, kWidth));
-      model->weights = model->register_parameter("experts", torch::cos(torch::arange(2 * kWidth * kWidth)).reshape({2, kWidth, kWidth}).slice(0, expert, expert + 1).clone());
+      model->weights = model->register_parameter("experts", torch::cos(torch::arange(2 * kWidth * kWidth))
+                                                                .reshape({2, kWidth, kWidth})
+                                                                .slice(0, expert, expert + 1)
+                                                                .clone());
       InitializeOptions options;
       options.device = device;
       options.config = zero_config(stage, 1, 0.15);
       options.config.data_parallel.bucket_bytes = 128;
       options.config.zero.param_persistence_threshold = 0;
       options.model = model;
-      options.loss = [model](const data::Batch& batch) { return torch::matmul(torch::tanh(model->shared->forward(batch.input())), model->weights[0]).square().mean(); };
+      options.loss = [model](const data::Batch& batch) {
+        return torch::matmul(torch::tanh(model->shared->forward(batch.input())), model->weights[0]).square().mean();
+      };
       options.placement = [expert](const std::string& name, const at::Tensor&) {
-        return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth}, .box_offset = {expert, 0, 0}, .reduce_group = 1} : bucket::Placement();
+        return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth},
+                                                     .box_offset = {expert, 0, 0},
+                                                     .reduce_group = 1}
+                                 : bucket::Placement();
       };
       options.reduce_groups = [expert](const comm::Group& data) {
         std::vector<comm::Group> mine;
@@ -246,7 +263,8 @@ TEST(SimDeviceFeatures, ExpertsOverRanks) {
       const auto engine = engine_of(world, options);
       Seen seen;
       for (int i = 0; i < 6; ++i) {
-        const at::Tensor x = torch::sin(torch::arange(12 * kWidth).reshape({12, kWidth}) * (1.0 + i) + 3.0 * world.rank());
+        const at::Tensor x =
+            torch::sin(torch::arange(12 * kWidth).reshape({12, kWidth}) * (1.0 + i) + 3.0 * world.rank());
         step(*engine, [&] { engine->train_batch([&] { return data::Batch{{x}, {x}, 12}; }); });
         add_step(seen, *engine);
       }
@@ -268,12 +286,18 @@ TEST(SimDeviceFeatures, BatchNormOverRanks) {
       options.config.precision.compute = type;
       options.config.data_parallel.sync_batch_norm = true;
       options.model = net.ptr();
-      options.loss = [net](const data::Batch& batch) mutable { return net->forward(batch.input()).to(at::kFloat).square().mean(); };
+      options.loss = [net](const data::Batch& batch) mutable {
+        return net->forward(batch.input()).to(at::kFloat).square().mean();
+      };
       const auto engine = engine_of(world, options);
       Seen seen;
       for (int i = 0; i < kSteps; ++i) {
-        const at::Tensor x = torch::sin(torch::arange(32, torch::kFloat32).reshape({8, 4}) * (1.0 + i) + 3.0 * world.rank());
-        step(*engine, [&] { engine->train_batch([&] { return data::Batch{{x.to(type == Type::bf16 ? at::kBFloat16 : at::kFloat)}, {}, 8}; }); });
+        const at::Tensor x =
+            torch::sin(torch::arange(32, torch::kFloat32).reshape({8, 4}) * (1.0 + i) + 3.0 * world.rank());
+        step(*engine, [&] {
+          engine->train_batch(
+              [&] { return data::Batch{{x.to(type == Type::bf16 ? at::kBFloat16 : at::kFloat)}, {}, 8}; });
+        });
         add_step(seen, *engine);
       }
       add_weights(seen, *engine);
@@ -287,24 +311,28 @@ TEST(SimDeviceFeatures, BatchNormOverRanks) {
 
 // After three skipped steps each gradient is read, on every rank.
 TEST(SimDeviceFeatures, TheSourceOfNanIsFound) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          start();
-                          const InitializeOptions options = options_of({.name = "", .zero_stage = 1, .type = Type::bf16}, sim::device());
-                          const auto engine = engine_of(world, options);
-                          const at::Tensor bad = options.model->named_parameters()["transformer.h.1.ln_2.bias"];
-                          bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
-                          try {
-                            for (int i = 0; i < 30; ++i) {
-                              engine->train_batch();
-                            }
-                            ADD_FAILURE() << "went on for ever";
-                          } catch (const Error& error) {
-                            EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("20 steps in a row"), testing::HasSubstr("rank 1"), testing::HasSubstr("transformer.h.1.ln_2.bias")));
-                          }
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  start();
+                  const InitializeOptions options =
+                      options_of({.name = "", .zero_stage = 1, .type = Type::bf16}, sim::device());
+                  const auto engine = engine_of(world, options);
+                  const at::Tensor bad = options.model->named_parameters()["transformer.h.1.ln_2.bias"];
+                  bad.register_hook([&world](const at::Tensor& grad) { return world.rank() == 1 ? grad * NAN : grad; });
+                  try {
+                    for (int i = 0; i < 30; ++i) {
+                      engine->train_batch();
+                    }
+                    ADD_FAILURE() << "went on for ever";
+                  } catch (const Error& error) {
+                    EXPECT_THAT(error.what(),
+                                testing::AllOf(testing::HasSubstr("20 steps in a row"), testing::HasSubstr("rank 1"),
+                                               testing::HasSubstr("transformer.h.1.ln_2.bias")));
+                  }
+                  EXPECT_THAT(sim::problems(), IsEmpty());
+                }),
+      IsEmpty());
 }
 
 } // namespace

@@ -32,7 +32,8 @@ int number(c10::Device device) {
 
 // As CUDA's.
 void set_current(c10::Device device) {
-  TORCH_CHECK(device.index() >= 0 && device.index() < devices, "sim_device: there is no device ", static_cast<int>(device.index()));
+  TORCH_CHECK(device.index() >= 0 && device.index() < devices, "sim_device: there is no device ",
+              static_cast<int>(device.index()));
   the_device = device.index();
 }
 
@@ -99,7 +100,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     Clock clock = timeline().now(clock_of(on.device_index(), on.id()));
     join(clock, Timeline::host());
     const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
-    *static_cast<Event*>(*event) = {clock, 0, timed ? std::optional(timeline().milliseconds(clock_of(on.device_index(), on.id()))) : std::nullopt};
+    *static_cast<Event*>(*event) = {
+        clock, 0, timed ? std::optional(timeline().milliseconds(clock_of(on.device_index(), on.id()))) : std::nullopt};
   }
   void block(void* event, const c10::Stream& on) const override {
     const std::lock_guard lock(timeline().mutex);
@@ -158,7 +160,8 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 class Generator final : public c10::GeneratorImpl {
  public:
   Generator(int index, at::Generator inner)
-      : c10::GeneratorImpl(sim_device(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), inner(std::move(inner)) {}
+      : c10::GeneratorImpl(sim_device(index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        inner(std::move(inner)) {}
 
   void set_current_seed(uint64_t seed) override {
     inner.set_current_seed(seed);
@@ -195,7 +198,8 @@ at::Generator new_generator(int index) {
 }
 
 const at::Generator& default_generator(int index) {
-  static auto* const all = new std::array<at::Generator, kMostDevices>{new_generator(0), new_generator(1), new_generator(2), new_generator(3)};
+  static auto* const all = new std::array<at::Generator, kMostDevices>{new_generator(0), new_generator(1),
+                                                                       new_generator(2), new_generator(3)};
   return (*all)[static_cast<size_t>(index < 0 ? the_device : index)];
 }
 
@@ -244,7 +248,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     const c10::DeviceGuard guard(storage.device());
     c10::DataPtr fresh = device_allocator().allocate(bytes);
     if (const size_t kept = std::min(bytes, storage.nbytes()); kept > 0) {
-      launch("resize", {{storage.data(), static_cast<int64_t>(kept), false}, {fresh.get(), static_cast<int64_t>(kept), true}});
+      launch("resize",
+             {{storage.data(), static_cast<int64_t>(kept), false}, {fresh.get(), static_cast<int64_t>(kept), true}});
       std::memcpy(kernel_pointer(fresh.get()), kernel_pointer(storage.data()), kept);
     }
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(fresh));
@@ -276,7 +281,9 @@ at::Generator cpu_generator(int index) {
   return cpu_generator(default_generator(index));
 }
 at::Generator cpu_generator(const at::Generator& of_device) {
-  return of_device.device().type() == c10::kPrivateUse1 ? static_cast<Generator*>(of_device.unsafeGetGeneratorImpl())->inner : of_device;
+  return of_device.device().type() == c10::kPrivateUse1
+             ? static_cast<Generator*>(of_device.unsafeGetGeneratorImpl())->inner
+             : of_device;
 }
 
 c10::Device device(int index) {

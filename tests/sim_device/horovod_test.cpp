@@ -32,7 +32,9 @@ TEST(SimDeviceHorovod, TrainsAsOnTheCpu) {
       hvd::DistributedOptimizer optimizer(sgd, net->named_parameters());
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
-        const at::Tensor x = torch::sin(torch::arange(32, torch::kFloat32).reshape({8, 4}) * (1.0 + step) + 3.0 * world.rank()).to(device);
+        const at::Tensor x =
+            torch::sin(torch::arange(32, torch::kFloat32).reshape({8, 4}) * (1.0 + step) + 3.0 * world.rank())
+                .to(device);
         net->forward(x).square().mean().backward();
         optimizer.step();
       }
@@ -51,7 +53,8 @@ TEST(SimDeviceHorovod, EveryOperation) {
     Seen seen;
     const at::Tensor x = torch::arange(12, torch::kFloat32).view({6, 2}).to(device) * (1.5 + world.rank());
     const auto add = [&](const at::Tensor& result) { seen.weights.push_back(result.cpu().clone()); };
-    for (const hvd::Op op : {hvd::Op::average, hvd::Op::sum, hvd::Op::min, hvd::Op::max, hvd::Op::product, hvd::Op::adasum}) {
+    for (const hvd::Op op :
+         {hvd::Op::average, hvd::Op::sum, hvd::Op::min, hvd::Op::max, hvd::Op::product, hvd::Op::adasum}) {
       add(hvd::allreduce(x + 1, {.op = op}) + 1); // used at once, on the caller's stream
     }
     add(hvd::allgather(x.slice(0, 0, 1 + world.rank())) * 2);

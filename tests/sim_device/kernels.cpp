@@ -1,4 +1,5 @@
-// The optimizers' kernels of the simulated device: the CPU's on the kernels' mapping, so that results are the CPU's bits.
+// The optimizers' kernels of the simulated device: the CPU's on the kernels' mapping, so that results are the CPU's
+// bits.
 #include "sim_device.h"
 
 #include <trireme/optim/device_kernels.h>
@@ -129,7 +130,8 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const optim::Segment>
   kCpuKernels.lamb_moments(own, segments, own_sums, at::kCPU);
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+void lamb_apply(const kernels::LambArgs& args, std::span<const optim::Segment> segments, const double* sums,
+                const kernels::LambScale& scale, at::Device) {
   Call call(end_of(segments));
   const kernels::LambArgs own = lamb(call, args, false);
   const double* const own_sums = call.touch(sums, 8 * sums_of(segments), false);
@@ -161,7 +163,8 @@ void encode_states(const StateArray& state, bool is_signed, int64_t n, const flo
   kCpuKernels.encode_states(own, is_signed, n, own_from, at::kCPU);
 }
 
-const optim::DeviceKernels kKernels = {adam, sgd, lion, adagrad, rmsprop, lamb_moments, lamb_apply, add_squared_norm, decode_states, encode_states};
+const optim::DeviceKernels kKernels = {
+    adam, sgd, lion, adagrad, rmsprop, lamb_moments, lamb_apply, add_squared_norm, decode_states, encode_states};
 
 } // namespace
 

@@ -22,7 +22,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kArena = size_t{16} << 30; // of one device; pages are real when they are touched
 
-/// Memory that was freed while recorded streams had work: spare when the allocator has asked `polls` times whether it is done, or this thread knows.
+/// Memory that was freed while recorded streams had work: spare when the allocator has asked `polls` times whether it
+/// is done, or this thread knows.
 struct Parked {
   int stream;
   size_t bytes;
@@ -54,7 +55,8 @@ void drop(void* pointer) {
   const auto begin = reinterpret_cast<uintptr_t>(pointer);
   const int stream = line.stream_of(begin);
   const auto [bytes, recorded] = line.freed(begin);
-  std::memset(kernel_pointer(pointer), 0xff, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 16))); // NaN, for who comes too late
+  std::memset(kernel_pointer(pointer), 0xff,
+              static_cast<size_t>(std::min<int64_t>(bytes, 1 << 16))); // NaN, for who comes too late
   arena().memory[static_cast<size_t>(device_of(pointer))].bytes -= bytes;
   if (recorded) {
     arena().parked.push_back({stream, static_cast<size_t>(bytes), begin, *recorded});
@@ -205,7 +207,8 @@ int device_of(const void* pointer) {
 }
 
 void* kernel_pointer(const void* pointer) {
-  return is_device_pointer(pointer) ? arena().kernel + (static_cast<const char*>(pointer) - arena().device) : const_cast<void*>(pointer);
+  return is_device_pointer(pointer) ? arena().kernel + (static_cast<const char*>(pointer) - arena().device)
+                                    : const_cast<void*>(pointer);
 }
 
 void map_memory(int devices) {
@@ -215,7 +218,9 @@ void map_memory(int devices) {
   if (file < 0 || ::ftruncate(file, static_cast<off_t>(all.bytes)) != 0) {
     throw Error("sim_device", "no memory file");
   }
-  const auto map = [&](int access) { return static_cast<char*>(::mmap(nullptr, all.bytes, access, MAP_SHARED | MAP_NORESERVE, file, 0)); };
+  const auto map = [&](int access) {
+    return static_cast<char*>(::mmap(nullptr, all.bytes, access, MAP_SHARED | MAP_NORESERVE, file, 0));
+  };
   all.device = map(PROT_NONE);
   all.kernel = map(PROT_READ | PROT_WRITE);
   ::close(file);

@@ -4,7 +4,8 @@
 
 namespace trireme::sim {
 
-/// Device memory: a memory file mapped twice, handed out in blocks that are reused on the stream that they were allocated on.
+/// Device memory: a memory file mapped twice, handed out in blocks that are reused on the stream that they were
+/// allocated on.
 c10::Allocator& device_allocator();
 /// Host memory that copies do not wait for.
 c10::Allocator& pinned_allocator();

@@ -83,7 +83,8 @@ TEST(SimDeviceMemoryTest, MemoryOfOneStreamIsNotUsedOnAnotherBeforeItIsFree) {
       const c10::StreamGuard on(other);
       launch("fill", {{tensor.const_data_ptr(), 32, true}});
       EXPECT_THAT(problems(), waits ? testing::Matcher<std::vector<std::string>>(IsEmpty())
-                                    : ElementsAre("fill on stream 1 writes what an earlier owner of the memory on stream 0 wrote, without waiting for it"));
+                                    : ElementsAre("fill on stream 1 writes what an earlier owner of the memory on "
+                                                  "stream 0 wrote, without waiting for it"));
     });
   }
 }

@@ -41,10 +41,11 @@ void start(int devices = 1) {
 }
 
 void in_a_child(const std::function<void()>& body) {
-  EXPECT_THAT(test::run_processes(1, [&](int) {
-                start(2);
-                body();
-              }),
+  EXPECT_THAT(test::run_processes(1,
+                                  [&](int) {
+                                    start(2);
+                                    body();
+                                  }),
               IsEmpty());
 }
 
@@ -140,7 +141,8 @@ InitializeOptions options_of(const Case& one, at::Device device) {
     pipeline::PipelineOptions stages;
     stages.stages = one.stages;
     stages.schedule = one.schedule;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
+    options.pipeline =
+        std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt()), models::token_loss, stages);
     options.config.pipeline = {};
   } else {
     models::Gpt model(small_gpt());
@@ -156,17 +158,19 @@ class SimDeviceMetrics : public testing::TestWithParam<Case> {};
 TEST_P(SimDeviceMetrics, WaitsAreThoseOfTheChecker) {
   const Case& one = GetParam();
   for (const int replicas : {1, 2}) {
-    EXPECT_THAT(run_ranks(one.stages * replicas, [&](comm::World& world) {
-                  start();
-                  const auto engine = initialize(world, options_of(one, sim::device())).engine;
-                  for (int step = 0; step < 4; ++step) {
-                    sim::reset_host_synchronisations();
-                    engine->train_batch();
-                    EXPECT_EQ(engine->host_syncs(), sim::host_synchronisations()) << step << ' ' << testing::PrintToString(sim::host_synchronisation_names());
-                    EXPECT_EQ(engine->host_syncs(), 1) << step;
-                  }
-                  EXPECT_THAT(sim::problems(), IsEmpty());
-                }),
+    EXPECT_THAT(run_ranks(one.stages * replicas,
+                          [&](comm::World& world) {
+                            start();
+                            const auto engine = initialize(world, options_of(one, sim::device())).engine;
+                            for (int step = 0; step < 4; ++step) {
+                              sim::reset_host_synchronisations();
+                              engine->train_batch();
+                              EXPECT_EQ(engine->host_syncs(), sim::host_synchronisations())
+                                  << step << ' ' << testing::PrintToString(sim::host_synchronisation_names());
+                              EXPECT_EQ(engine->host_syncs(), 1) << step;
+                            }
+                            EXPECT_THAT(sim::problems(), IsEmpty());
+                          }),
                 IsEmpty())
         << replicas;
   }
@@ -175,25 +179,26 @@ TEST_P(SimDeviceMetrics, WaitsAreThoseOfTheChecker) {
 // Two steps of the same model are as many kernels.
 TEST_P(SimDeviceMetrics, TimesAreTheDevices) {
   const Case& one = GetParam();
-  EXPECT_THAT(run_ranks(one.stages, [&](comm::World& world) {
-                start();
-                const auto engine = initialize(world, options_of(one, sim::device())).engine;
-                engine->train_batch();
-                EXPECT_EQ(engine->times().optimizer, 0) << "the host has not waited for it";
-                engine->train_batch();
-                engine->train_batch();
-                const StepTimes third = engine->times();
-                engine->train_batch();
-                const StepTimes fourth = engine->times();
-                for (const auto& phase : {&StepTimes::forward, &StepTimes::backward}) {
-                  EXPECT_GT(third.*phase, 20 * kKernel);
-                  EXPECT_DOUBLE_EQ(fourth.*phase, third.*phase);
-                }
-                if (!one.step_in_backward) {
-                  EXPECT_GT(third.optimizer, 0.9 * kKernel);
-                  EXPECT_DOUBLE_EQ(fourth.optimizer, third.optimizer);
-                }
-              }),
+  EXPECT_THAT(run_ranks(one.stages,
+                        [&](comm::World& world) {
+                          start();
+                          const auto engine = initialize(world, options_of(one, sim::device())).engine;
+                          engine->train_batch();
+                          EXPECT_EQ(engine->times().optimizer, 0) << "the host has not waited for it";
+                          engine->train_batch();
+                          engine->train_batch();
+                          const StepTimes third = engine->times();
+                          engine->train_batch();
+                          const StepTimes fourth = engine->times();
+                          for (const auto& phase : {&StepTimes::forward, &StepTimes::backward}) {
+                            EXPECT_GT(third.*phase, 20 * kKernel);
+                            EXPECT_DOUBLE_EQ(fourth.*phase, third.*phase);
+                          }
+                          if (!one.step_in_backward) {
+                            EXPECT_GT(third.optimizer, 0.9 * kKernel);
+                            EXPECT_DOUBLE_EQ(fourth.optimizer, third.optimizer);
+                          }
+                        }),
               IsEmpty());
 }
 
@@ -213,102 +218,109 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDeviceMetrics, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceMetrics, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
 
 // Events at both ends of the loss function see what `forward` says. The host's time is not in it, but in `total`.
 TEST(SimDeviceMetricsTest, ForwardIsWhatTheDeviceDoesInTheLossFunction) {
-  EXPECT_THAT(run_ranks(1, [](comm::World& world) {
-                start();
-                sim::set_polls(kNever);
-                std::vector<std::pair<device::Event, device::Event>> marks;
-                InitializeOptions options = options_of({}, sim::device());
-                options.loss = [&, inner = options.loss](const data::Batch& batch) {
-                  device::Event begin(c10::kPrivateUse1, true), end(c10::kPrivateUse1, true);
-                  begin.record(device::current_stream(sim::device()));
-                  const LossAndLogits loss = inner(batch);
-                  end.record(device::current_stream(sim::device()));
-                  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                  marks.emplace_back(std::move(begin), std::move(end));
-                  return loss;
-                };
-                const auto engine = initialize(world, options).engine;
-                for (int step = 0; step < 3; ++step) {
-                  marks.clear();
-                  engine->train_batch();
-                  ASSERT_EQ(marks.size(), 2U);
-                  double expected = 0;
-                  for (const auto& [begin, end] : marks) {
-                    expected += end.seconds_since(begin);
-                  }
-                  EXPECT_DOUBLE_EQ(engine->times().forward, expected);
-                  EXPECT_GE(engine->times().total, 0.4);
-                }
-              }),
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          start();
+                          sim::set_polls(kNever);
+                          std::vector<std::pair<device::Event, device::Event>> marks;
+                          InitializeOptions options = options_of({}, sim::device());
+                          options.loss = [&, inner = options.loss](const data::Batch& batch) {
+                            device::Event begin(c10::kPrivateUse1, true), end(c10::kPrivateUse1, true);
+                            begin.record(device::current_stream(sim::device()));
+                            const LossAndLogits loss = inner(batch);
+                            end.record(device::current_stream(sim::device()));
+                            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                            marks.emplace_back(std::move(begin), std::move(end));
+                            return loss;
+                          };
+                          const auto engine = initialize(world, options).engine;
+                          for (int step = 0; step < 3; ++step) {
+                            marks.clear();
+                            engine->train_batch();
+                            ASSERT_EQ(marks.size(), 2U);
+                            double expected = 0;
+                            for (const auto& [begin, end] : marks) {
+                              expected += end.seconds_since(begin);
+                            }
+                            EXPECT_DOUBLE_EQ(engine->times().forward, expected);
+                            EXPECT_GE(engine->times().total, 0.4);
+                          }
+                        }),
               IsEmpty());
 }
 
 // One rank goes on after a step that failed: its stretches are not in the next one.
 TEST(SimDeviceMetricsTest, AFailedStepLeavesNoTimes) {
-  EXPECT_THAT(run_ranks(1, [](comm::World& world) {
-                start();
-                int calls = 0;
-                InitializeOptions options = options_of({}, sim::device());
-                options.loss = [&, inner = options.loss](const data::Batch& batch) {
-                  const LossAndLogits loss = inner(batch);
-                  if (++calls == 6) {
-                    throw std::runtime_error("no");
-                  }
-                  return loss;
-                };
-                const auto engine = initialize(world, options).engine;
-                engine->train_batch();
-                engine->train_batch();
-                const StepTimes before = engine->times();
-                EXPECT_THROW(engine->train_batch(), std::runtime_error);
-                engine->train_batch();
-                EXPECT_DOUBLE_EQ(engine->times().forward, before.forward);
-                EXPECT_DOUBLE_EQ(engine->times().backward, before.backward);
-                EXPECT_EQ(engine->host_syncs(), 1);
-              }),
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          start();
+                          int calls = 0;
+                          InitializeOptions options = options_of({}, sim::device());
+                          options.loss = [&, inner = options.loss](const data::Batch& batch) {
+                            const LossAndLogits loss = inner(batch);
+                            if (++calls == 6) {
+                              throw std::runtime_error("no");
+                            }
+                            return loss;
+                          };
+                          const auto engine = initialize(world, options).engine;
+                          engine->train_batch();
+                          engine->train_batch();
+                          const StepTimes before = engine->times();
+                          EXPECT_THROW(engine->train_batch(), std::runtime_error);
+                          engine->train_batch();
+                          EXPECT_DOUBLE_EQ(engine->times().forward, before.forward);
+                          EXPECT_DOUBLE_EQ(engine->times().backward, before.backward);
+                          EXPECT_EQ(engine->host_syncs(), 1);
+                        }),
               IsEmpty());
 }
 
 TEST(SimDeviceMetricsTest, OnTheCpuNothingOfADeviceIsReported) {
-  EXPECT_THAT(run_ranks(1, [](comm::World& world) {
-                const auto engine = initialize(world, options_of({}, at::kCPU)).engine;
-                engine->train_batch();
-                EXPECT_EQ(engine->host_syncs(), 0);
-                EXPECT_FALSE(engine->device_memory());
-                const StepTimes& times = engine->times();
-                EXPECT_GT(times.optimizer, 0);
-                EXPECT_GT(times.forward, 0);
-                EXPECT_LE(times.forward + times.backward + times.optimizer, times.total);
-              }),
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          const auto engine = initialize(world, options_of({}, at::kCPU)).engine;
+                          engine->train_batch();
+                          EXPECT_EQ(engine->host_syncs(), 0);
+                          EXPECT_FALSE(engine->device_memory());
+                          const StepTimes& times = engine->times();
+                          EXPECT_GT(times.optimizer, 0);
+                          EXPECT_GT(times.forward, 0);
+                          EXPECT_LE(times.forward + times.backward + times.optimizer, times.total);
+                        }),
               IsEmpty());
 }
 
 TEST(SimDeviceMetricsTest, BreakdownsNameTheDevice) {
-  EXPECT_THAT(run_ranks(1, [](comm::World& world) {
-                start();
-                std::vector<std::string> lines;
-                log::set_level(log::Level::info);
-                log::set_sink([&](const std::string& line) { lines.push_back(line); });
-                for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
-                  lines.clear();
-                  InitializeOptions options = options_of({}, device);
-                  options.config.memory_breakdown = options.config.wall_clock_breakdown = true;
-                  options.config.steps_per_print = 1;
-                  initialize(world, options).engine->train_batch();
-                  const auto told = AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 1")));
-                  const auto silent = AllOf(Not(Contains(HasSubstr("; on "))), Not(Contains(HasSubstr("waits of the host"))));
-                  if (device.is_cpu()) {
-                    EXPECT_THAT(lines, silent);
-                  } else {
-                    EXPECT_THAT(lines, told);
-                  }
-                }
-                log::set_sink(nullptr);
-              }),
+  EXPECT_THAT(run_ranks(1,
+                        [](comm::World& world) {
+                          start();
+                          std::vector<std::string> lines;
+                          log::set_level(log::Level::info);
+                          log::set_sink([&](const std::string& line) { lines.push_back(line); });
+                          for (const at::Device device : {at::Device(at::kCPU), sim::device()}) {
+                            lines.clear();
+                            InitializeOptions options = options_of({}, device);
+                            options.config.memory_breakdown = options.config.wall_clock_breakdown = true;
+                            options.config.steps_per_print = 1;
+                            initialize(world, options).engine->train_batch();
+                            const auto told =
+                                AllOf(Contains(HasSubstr("; on sim:0 ")), Contains(HasSubstr("waits of the host 1")));
+                            const auto silent =
+                                AllOf(Not(Contains(HasSubstr("; on "))), Not(Contains(HasSubstr("waits of the host"))));
+                            if (device.is_cpu()) {
+                              EXPECT_THAT(lines, silent);
+                            } else {
+                              EXPECT_THAT(lines, told);
+                            }
+                          }
+                          log::set_sink(nullptr);
+                        }),
               IsEmpty());
 }
 
@@ -344,13 +356,15 @@ TEST_F(SimDeviceTraining, MetricsAndReportNameTheDevice) {
                                   EXPECT_GT(step.peak_rss_bytes.value_or(0), 0);
                                 }
                                 EXPECT_EQ(steps.back().device_peak_bytes, peak.item<int64_t>());
-                                EXPECT_GT(steps.back().device_peak_bytes, steps.front().device_peak_bytes) << "the first is from before training";
+                                EXPECT_GT(steps.back().device_peak_bytes, steps.front().device_peak_bytes)
+                                    << "the first is from before training";
                                 const std::string report = read_file(out() / "report.html");
                                 for (const char* text : {"Peak device memory", "Host waits", "sim:0"}) {
                                   EXPECT_THAT(report, testing::HasSubstr(text));
                                 }
                                 EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("device memory: at most ")));
-                                EXPECT_THAT(lines, testing::Contains(testing::HasSubstr("the host waited for the device 1.00 times a step")));
+                                EXPECT_THAT(lines, testing::Contains(testing::HasSubstr(
+                                                       "the host waited for the device 1.00 times a step")));
                                 EXPECT_THAT(sim::problems(), testing::IsEmpty());
                               }),
               testing::IsEmpty());
@@ -358,15 +372,16 @@ TEST_F(SimDeviceTraining, MetricsAndReportNameTheDevice) {
 
 TEST_F(SimDeviceTraining, OnTheCpuTheyDoNot) {
   const json run = common();
-  EXPECT_THAT(test::run_ranks(1,
-                              [&](comm::World& world) {
-                                run_training(world, run);
-                                const std::string written = read_file(out() / "metrics.jsonl") + read_file(out() / "report.html");
-                                EXPECT_THAT(written, testing::HasSubstr("peak_rss_bytes"));
-                                for (const char* text : {"device_peak_bytes", "host_syncs", "Peak device memory", "Host waits"}) {
-                                  EXPECT_THAT(written, testing::Not(testing::HasSubstr(text)));
-                                }
-                              }),
+  EXPECT_THAT(test::run_ranks(
+                  1,
+                  [&](comm::World& world) {
+                    run_training(world, run);
+                    const std::string written = read_file(out() / "metrics.jsonl") + read_file(out() / "report.html");
+                    EXPECT_THAT(written, testing::HasSubstr("peak_rss_bytes"));
+                    for (const char* text : {"device_peak_bytes", "host_syncs", "Peak device memory", "Host waits"}) {
+                      EXPECT_THAT(written, testing::Not(testing::HasSubstr(text)));
+                    }
+                  }),
               testing::IsEmpty());
 }
 

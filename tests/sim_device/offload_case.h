@@ -34,7 +34,8 @@ inline InitializeOptions options_of(const Offloaded& one, at::Device device, con
     offload.optimizer.place = one.states;
     offload.optimizer.nvme_path = one.files / "states";
     offload.optimizer.buffer_count = offload.parameters.buffer_count = 3;
-    offload.optimizer.pipeline_read = offload.optimizer.pipeline_write = offload.optimizer.fast_init = one.parameters == offload::Place::nvme;
+    offload.optimizer.pipeline_read = offload.optimizer.pipeline_write = offload.optimizer.fast_init =
+        one.parameters == offload::Place::nvme;
     offload.optimizer.ratio = one.ratio;
     offload.optimizer.pin_memory = one.pinned;
     offload.optimizer.delayed_update = one.delayed;
@@ -67,7 +68,8 @@ inline void start_single_threaded() {
   at::set_num_threads(1);
 }
 
-/// A single rank shards its parameters only if they are elsewhere, and then adds up the squares of its gradients in another order.
+/// A single rank shards its parameters only if they are elsewhere, and then adds up the squares of its gradients in
+/// another order.
 inline bool has_other_norms(const comm::World& world, const Offloaded& one) {
   return world.size() == one.run.stages && one.parameters != offload::Place::device;
 }

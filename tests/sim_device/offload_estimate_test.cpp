@@ -1,4 +1,5 @@
-// What `trireme estimate` says of a device and of its link, beside what a run on the simulated device has there and copies.
+// What `trireme estimate` says of a device and of its link, beside what a run on the simulated device has there and
+// copies.
 #include "sim_device.h"
 
 #include <tests/support/run_ranks.h>
@@ -35,18 +36,21 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     run["model"]["hidden"] = 32;
     run["engine"]["bf16"] = {{"enabled", bf16}};
     run["engine"]["optimizer"]["type"] = optimizer;
-    run["engine"]["zero_optimization"] = {{"stage", 3},
-                                          {"stage3_param_persistence_threshold", 100},
-                                          {"reduce_bucket_size", 1000},
-                                          {"offload_optimizer", {{"device", places.states}, {"nvme_path", (folder() / "states").string()}, {"ratio", places.ratio}}},
-                                          {"offload_param", {{"device", places.parameters}, {"nvme_path", (folder() / "parameters").string()}, {"max_in_cpu", 0}}}};
+    run["engine"]["zero_optimization"] = {
+        {"stage", 3},
+        {"stage3_param_persistence_threshold", 100},
+        {"reduce_bucket_size", 1000},
+        {"offload_optimizer",
+         {{"device", places.states}, {"nvme_path", (folder() / "states").string()}, {"ratio", places.ratio}}},
+        {"offload_param",
+         {{"device", places.parameters}, {"nvme_path", (folder() / "parameters").string()}, {"max_in_cpu", 0}}}};
     return run;
   }
   struct Device {
     int64_t to_device = 0; // in a step
     int64_t to_host = 0;
     int64_t peak = 0;
-    int64_t pinned = 0; // on the host
+    int64_t pinned = 0;  // on the host
     int64_t buffers = 0; // of the estimate's peak, that need not be there at the same time
   };
   // Twice as many steps less the first: what the start and the end copy does not count.
@@ -59,7 +63,8 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     };
     const Device two = copied(2);
     const Device four = copied(4);
-    return {(four.to_device - two.to_device) / 2, (four.to_host - two.to_host) / 2, sim::memory().peak, sim::pinned_memory().peak};
+    return {(four.to_device - two.to_device) / 2, (four.to_host - two.to_host) / 2, sim::memory().peak,
+            sim::pinned_memory().peak};
   }
   static Device estimated(json run) {
     run["training"]["device"] = "cuda";
@@ -69,20 +74,27 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
     using estimate::Category;
     int64_t pinned = moves.host_bytes();
     for (const estimate::Item& item : moves.on_host) {
-      pinned -= item.name == "buffers of files" && item.formula.ends_with("masters and states") ? item.bytes : 0; // the host alone uses them
+      pinned -= item.name == "buffers of files" && item.formula.ends_with("masters and states")
+                    ? item.bytes
+                    : 0; // the host alone uses them
     }
-    return {moves.bytes(Way::to_device), moves.bytes(Way::to_host), memory.peak_on_device(), pinned, memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes};
+    return {moves.bytes(Way::to_device), moves.bytes(Way::to_host), memory.peak_on_device(), pinned,
+            memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes};
   }
 };
 
 TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
   const Places nothing{"none", "none"};
-  for (const auto& [bf16, optimizer] : {std::pair(false, "AdamW"), std::pair(true, "AdamW"), std::pair(false, "Lamb")}) {
-    for (const Places& places : {Places{"none", "cpu"}, Places{"none", "nvme"}, Places{"cpu", "cpu"}, Places{"cpu", "nvme", 0.5}, Places{"nvme", "cpu", 0.5}, Places{"nvme", "nvme"}, Places{"nvme", "nvme", 0.5}}) {
+  for (const auto& [bf16, optimizer] :
+       {std::pair(false, "AdamW"), std::pair(true, "AdamW"), std::pair(false, "Lamb")}) {
+    for (const Places& places :
+         {Places{"none", "cpu"}, Places{"none", "nvme"}, Places{"cpu", "cpu"}, Places{"cpu", "nvme", 0.5},
+          Places{"nvme", "cpu", 0.5}, Places{"nvme", "nvme"}, Places{"nvme", "nvme", 0.5}}) {
       if (places.ratio < 1 && std::string(optimizer) == "Lamb") {
         continue; // refused
       }
-      SCOPED_TRACE(concat("states ", places.states, ", parameters ", places.parameters, ", ratio ", places.ratio, bf16 ? ", bf16, " : ", ", optimizer));
+      SCOPED_TRACE(concat("states ", places.states, ", parameters ", places.parameters, ", ratio ", places.ratio,
+                          bf16 ? ", bf16, " : ", ", optimizer));
       EXPECT_THAT(test::run_ranks(1,
                                   [&, bf16 = bf16, optimizer = optimizer](comm::World& world) {
                                     sim::start();
@@ -93,7 +105,8 @@ TEST_F(SimDeviceEstimateTest, IsWhatADeviceHasAndCopies) {
                                     EXPECT_LE(seen.pinned, expected.pinned + kBatches);
                                     EXPECT_GE(seen.pinned, expected.pinned / 10 * 9);
                                     const json whole = run_of(nothing, bf16, optimizer);
-                                    const Device plain = measured(world, whole); // copies batches and the loss; its peak is the higher one
+                                    const Device plain = measured(
+                                        world, whole); // copies batches and the loss; its peak is the higher one
                                     EXPECT_EQ(seen.to_device - plain.to_device, expected.to_device);
                                     EXPECT_EQ(seen.to_host - plain.to_host, expected.to_host);
                                     const int64_t saved = estimated(whole).peak - expected.peak;
@@ -143,38 +156,42 @@ TEST_F(SimDeviceEstimateTest, IsTheRoomThatRanksAskFor) {
   }
 }
 
-// Activations on a device and on its host, whose pinned memory is taken in powers of two, as are the tensors of this model.
+// Activations on a device and on its host, whose pinned memory is taken in powers of two, as are the tensors of this
+// model.
 TEST_F(SimDeviceEstimateTest, ActivationsByTheirWays) {
   const auto run_of = [](const std::string& policy) {
     json run = common();
     run["model"].update({{"layers", 6}, {"hidden", 128}, {"sequence_length", 16}});
     run["training"] = {{"steps", 2}, {"checkpoint_every", 0}};
     run["engine"]["train_batch_size"] = 16;
-    run["engine"]["activation_checkpointing"] = {{"policy", policy}, {"nvme_path", (folder() / "activations").string()}};
+    run["engine"]["activation_checkpointing"] = {{"policy", policy},
+                                                 {"nvme_path", (folder() / "activations").string()}};
     return run;
   };
   for (const std::string policy : {"keep", "recompute", "host", "recompute_host", "nvme", "recompute_nvme"}) {
     SCOPED_TRACE(policy);
-    EXPECT_THAT(test::run_ranks(1,
-                                [&](comm::World& world) {
-                                  at::globalContext().setSDPUseFlash(false);
-                                  sim::start();
-                                  sim::use_cpu_optimizer_kernels();
-                                  run_training(world, run_of(policy), false, sim::device());
-                                  json described = run_of(policy);
-                                  described["training"]["device"] = "cuda";
-                                  const estimate::Run run = config::describe(read(described), 1).run;
-                                  const estimate::StageMemory memory = estimate::memory_of(run).front();
-                                  const int64_t activations = memory.item(estimate::Category::activations).bytes;
-                                  const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
-                                  EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
-                                  const int64_t on_host = estimate::moves_of(run).front().host_bytes();
-                                  const int64_t pinned = sim::pinned_memory().peak;
-                                  EXPECT_LE(pinned, on_host / 10 * 11 + kBatches) << "with what is padded";
-                                  EXPECT_GE(pinned, policy.ends_with("nvme") ? 1 : on_host) << "of files at most so many parts are on their way, fewer where the disk is fast";
-                                  EXPECT_THAT(sim::problems(), testing::IsEmpty());
-                                }),
-                testing::IsEmpty());
+    EXPECT_THAT(
+        test::run_ranks(1,
+                        [&](comm::World& world) {
+                          at::globalContext().setSDPUseFlash(false);
+                          sim::start();
+                          sim::use_cpu_optimizer_kernels();
+                          run_training(world, run_of(policy), false, sim::device());
+                          json described = run_of(policy);
+                          described["training"]["device"] = "cuda";
+                          const estimate::Run run = config::describe(read(described), 1).run;
+                          const estimate::StageMemory memory = estimate::memory_of(run).front();
+                          const int64_t activations = memory.item(estimate::Category::activations).bytes;
+                          const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);
+                          EXPECT_NEAR(static_cast<double>(activations) / static_cast<double>(seen), 1, 0.1);
+                          const int64_t on_host = estimate::moves_of(run).front().host_bytes();
+                          const int64_t pinned = sim::pinned_memory().peak;
+                          EXPECT_LE(pinned, on_host / 10 * 11 + kBatches) << "with what is padded";
+                          EXPECT_GE(pinned, policy.ends_with("nvme") ? 1 : on_host)
+                              << "of files at most so many parts are on their way, fewer where the disk is fast";
+                          EXPECT_THAT(sim::problems(), testing::IsEmpty());
+                        }),
+        testing::IsEmpty());
   }
 }
 

@@ -1,4 +1,5 @@
-// Gradients of a device in files: where masters and parameters both are. placements_test.cpp shows that the model is the same.
+// Gradients of a device in files: where masters and parameters both are. placements_test.cpp shows that the model is
+// the same.
 #include "offload_case.h"
 
 #include <tests/support/aio_watch.h>
@@ -39,7 +40,9 @@ GradientCalls calls_of_a_step(Engine& engine) {
 }
 
 Offloaded in_files(const fs::path& files) {
-  Offloaded one{.run = {.name = "gradients in files", .zero_stage = 3, .type = Type::bf16, .accumulation = kAccumulation}, .parameters = Place::nvme};
+  Offloaded one{
+      .run = {.name = "gradients in files", .zero_stage = 3, .type = Type::bf16, .accumulation = kAccumulation},
+      .parameters = Place::nvme};
   one.states = Place::nvme;
   one.files = files;
   return one;
@@ -63,7 +66,8 @@ class SimDeviceGradientsInFiles : public testing::Test {
   const fs::path files_ = scratch("gradients");
 };
 
-// Each micro-batch but the first reads what is there, unless it has its memory still, and all write; the step reads once.
+// Each micro-batch but the first reads what is there, unless it has its memory still, and all write; the step reads
+// once.
 TEST_F(SimDeviceGradientsInFiles, AreWrittenByEachMicroBatchAndReadToBeAddedTo) {
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [&](comm::World& world) {

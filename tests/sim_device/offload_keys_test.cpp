@@ -1,4 +1,5 @@
-// Every key of offload and of its files that the table calls honoured does something: two values, and what an engine on the simulated device does or holds differs.
+// Every key of offload and of its files that the table calls honoured does something: two values, and what an engine on
+// the simulated device does or holds differs.
 #include "offload_case.h"
 
 #include <tests/support/aio_watch.h>
@@ -63,12 +64,14 @@ class MovedRun {
   std::shared_ptr<Engine> engine_;
 };
 
-// Where things are between steps: whether in files, in which of two folders, and bytes of the device for each parameter.
+// Where things are between steps: whether in files, in which of two folders, and bytes of the device for each
+// parameter.
 json places(comm::World& world, const json& run) {
   const int64_t before = sim::memory().bytes;
   MovedRun moved(world, run);
   const Engine& engine = moved.train(1);
-  json seen = {{"files", engine.offload_traffic().has_value()}, {"on the device", (sim::memory().bytes - before) / engine.num_parameters()}};
+  json seen = {{"files", engine.offload_traffic().has_value()},
+               {"on the device", (sim::memory().bytes - before) / engine.num_parameters()}};
   for (const char* const name : {"one", "other"}) {
     seen[name] = fs::exists(moved.folder() / name / "trireme.rank0");
   }
@@ -86,7 +89,8 @@ json traffic(comm::World& world, const json& run) {
   return seen;
 }
 
-// How often the host has waited for a write of three steps: in a run that does not wait for each some are still under way.
+// How often the host has waited for a write of three steps: in a run that does not wait for each some are still under
+// way.
 json waits_for_writes(comm::World& world, const json& run) {
   MovedRun moved(world, run);
   monitor::tracer().start(0);
@@ -96,7 +100,8 @@ json waits_for_writes(comm::World& world, const json& run) {
   monitor::tracer().write(file);
   const std::string trace = read_file(file);
   int found = 0;
-  for (size_t at = trace.find("wait for a write to disk"); at != std::string::npos; at = trace.find("wait for a write to disk", at + 1)) {
+  for (size_t at = trace.find("wait for a write to disk"); at != std::string::npos;
+       at = trace.find("wait for a write to disk", at + 1)) {
     ++found;
   }
   return found;
@@ -109,7 +114,8 @@ json waits_for_copies(comm::World& world, const json& run) {
   sim::reset_host_synchronisations();
   moved.train(1);
   const auto names = sim::host_synchronisation_names();
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("copy from memory that is not pinned"); });
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.starts_with("copy from memory that is not pinned"); });
 }
 
 json losses(comm::World& world, const json& run) {
@@ -144,7 +150,8 @@ json requests_of_a_ring(comm::World& world, const json& run) {
   return {test::aio_seen().most_at_once, test::aio_seen().overlaps};
 }
 
-const json kCommon = json::parse(R"({"engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+const json kCommon =
+    json::parse(R"({"engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
   "zero_optimization": {"reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 40}}})");
 
 json zero(const char* text) {
@@ -157,7 +164,8 @@ std::vector<KeyObserver> offload_keys() {
   const json on_host = zero(R"({"offload_optimizer": {"device": "cpu"}})");
   const json in_files = zero(R"({"offload_optimizer": {"device": "nvme", "nvme_path": "one"}})");
   const json stage_three = zero(R"({"stage": 3, "offload_optimizer": {"device": "cpu"}})");
-  const json parameters_in_files = zero(R"({"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "one", "max_in_cpu": 0}})");
+  const json parameters_in_files = zero(
+      R"({"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "nvme_path": "one", "max_in_cpu": 0}})");
   return {
       {optimizer, "", "device", "none", "cpu", places},
       {optimizer, "", "nvme_path", "one", "other", places, in_files},
@@ -204,7 +212,9 @@ TEST(OffloadKeysTest, EveryHonouredKeyIsObserved) {
   for (const auto& part : {offload_keys(), thread_keys(), ring_keys()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
-  const auto is_offload = [](std::string_view section) { return section.starts_with("engine.zero_optimization.offload_") || section == "engine.aio"; };
+  const auto is_offload = [](std::string_view section) {
+    return section.starts_with("engine.zero_optimization.offload_") || section == "engine.aio";
+  };
   EXPECT_THAT(test::without_observer(all, is_offload), IsEmpty());
 }
 
@@ -225,9 +235,12 @@ TEST(OffloadKeysTest, KeysOfTransfersByIoUringHaveAnEffect) {
 
 // What has no effect must not be taken for one.
 TEST(OffloadKeysTest, AKeyWithoutEffectIsFound) {
-  const json in_files = zero(R"({"offload_param": {"device": "nvme", "nvme_path": "one", "max_in_cpu": 0}, "stage": 3, "offload_optimizer": {"device": "cpu"}})");
-  const std::vector<KeyObserver> idle = {{"engine.zero_optimization.offload_param", "", "buffer_size", 1000, 2000, traffic, in_files}};
-  EXPECT_THAT(test::without_effect(idle, 1, kCommon), testing::ElementsAre(testing::HasSubstr("buffer_size has no effect")));
+  const json in_files = zero(
+      R"({"offload_param": {"device": "nvme", "nvme_path": "one", "max_in_cpu": 0}, "stage": 3, "offload_optimizer": {"device": "cpu"}})");
+  const std::vector<KeyObserver> idle = {
+      {"engine.zero_optimization.offload_param", "", "buffer_size", 1000, 2000, traffic, in_files}};
+  EXPECT_THAT(test::without_effect(idle, 1, kCommon),
+              testing::ElementsAre(testing::HasSubstr("buffer_size has no effect")));
 }
 
 } // namespace

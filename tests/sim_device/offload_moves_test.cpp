@@ -103,15 +103,20 @@ TEST(SimDeviceMoves, GradientsLeaveWhileBackwardComputes) {
     EXPECT_THAT(run_ranks(1,
                           [&](comm::World& world) {
                             start_single_threaded();
-                            const auto engine = engine_of(world, {.run = {.name = "moves", .zero_stage = stage, .type = Type::bf16, .accumulation = 1}}, sim::device());
+                            const auto engine = engine_of(
+                                world,
+                                {.run = {.name = "moves", .zero_stage = stage, .type = Type::bf16, .accumulation = 1}},
+                                sim::device());
                             engine->train_batch();
                             const Backward backward = backward_of(spans_of_step(*engine));
                             ASSERT_GT(backward.gradients.size(), 3U);
                             const Spans& compute = backward.compute;
-                            EXPECT_EQ(compute.back().end - compute.front().begin, busy(compute)) << "no copy holds the computation up";
+                            EXPECT_EQ(compute.back().end - compute.front().begin, busy(compute))
+                                << "no copy holds the computation up";
                             // What the last bucket needs: at stage 2 its norm is taken before it leaves.
                             const double of_one = stage == 2 ? 3 : 1;
-                            EXPECT_EQ(backward.gradients.back().end, compute.back().end + of_one) << "of all buckets only the last is not hidden";
+                            EXPECT_EQ(backward.gradients.back().end, compute.back().end + of_one)
+                                << "of all buckets only the last is not hidden";
                           }),
                 IsEmpty())
         << stage;
@@ -134,9 +139,12 @@ TEST(SimDeviceMoves, GradientsLeaveForFilesWhileBackwardComputes) {
                           const Backward backward = backward_of(spans_of_step(*engine));
                           ASSERT_GT(backward.gradients.size(), 4U);
                           const auto beside = [&](const sim::Span& copy) {
-                            return std::any_of(backward.compute.begin(), backward.compute.end(), [&](const sim::Span& span) { return span.begin < copy.end && copy.begin < span.end; });
+                            return std::any_of(
+                                backward.compute.begin(), backward.compute.end(),
+                                [&](const sim::Span& span) { return span.begin < copy.end && copy.begin < span.end; });
                           };
-                          EXPECT_GE(std::count_if(backward.gradients.begin(), backward.gradients.end(), beside), std::ssize(backward.gradients) - 2);
+                          EXPECT_GE(std::count_if(backward.gradients.begin(), backward.gradients.end(), beside),
+                                    std::ssize(backward.gradients) - 2);
                           EXPECT_THAT(sim::problems(), IsEmpty());
                         }),
               IsEmpty());
@@ -156,10 +164,15 @@ TEST(SimDeviceMoves, ParametersReturnWhileTheNextBucketIsStepped) {
                           Spans all = spans_of_step(*engine);
                           const int buckets = seen.acquired;
                           ASSERT_GT(buckets, 3);
-                          const auto last_gradient = std::find_if(all.rbegin(), all.rend(), [](const sim::Span& span) { return span.kernel == "copy to the host"; });
-                          const Spans returns = only(Spans(last_gradient.base(), all.end()), [](const sim::Span& span) { return span.kernel == "copy to the device"; });
+                          const auto last_gradient = std::find_if(all.rbegin(), all.rend(), [](const sim::Span& span) {
+                            return span.kernel == "copy to the host";
+                          });
+                          const Spans returns = only(Spans(last_gradient.base(), all.end()), [](const sim::Span& span) {
+                            return span.kernel == "copy to the device";
+                          });
                           ASSERT_EQ(std::ssize(returns), buckets);
-                          EXPECT_EQ(returns.back().end - returns.front().begin, kStepTime * (buckets - 1) + 1) << "copies take no time of the host";
+                          EXPECT_EQ(returns.back().end - returns.front().begin, kStepTime * (buckets - 1) + 1)
+                              << "copies take no time of the host";
                           for (size_t i = 1; i < returns.size(); ++i) {
                             EXPECT_LE(returns[i - 1].end, returns[i].begin);
                           }
@@ -177,18 +190,26 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
     EXPECT_THAT(run_ranks(1,
                           [&](comm::World& world) {
                             start_single_threaded();
-                            const auto engine = engine_of(world, {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1}, .parameters = place, .files = files}, sim::device());
+                            const auto engine = engine_of(world,
+                                                          {.run = {.name = "ahead", .zero_stage = 3, .accumulation = 1},
+                                                           .parameters = place,
+                                                           .files = files},
+                                                          sim::device());
                             engine->train_batch();
                             engine->train_batch();
                             Spans all = spans_of_step(*engine);
                             all.erase(std::find_if(all.rbegin(), all.rend(), leaves).base(), all.end()); // the step
-                            const auto loads = [](const sim::Span& span) { return span.kernel == "copy to the device" && !computes(span); };
+                            const auto loads = [](const sim::Span& span) {
+                              return span.kernel == "copy to the device" && !computes(span);
+                            };
                             const Spans compute = only(all, computes);
                             int ahead = 0; // loads that begin when the first unit computes
                             for (const sim::Span& load : only(all, loads)) {
                               if (load.begin >= compute.front().begin) {
                                 ++ahead;
-                                EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) { return span.begin < load.end && load.begin < span.end; })) << load.begin;
+                                EXPECT_TRUE(std::any_of(compute.begin(), compute.end(), [&](const sim::Span& span) {
+                                  return span.begin < load.end && load.begin < span.end;
+                                })) << load.begin;
                               }
                             }
                             EXPECT_GT(ahead, 4);
@@ -199,14 +220,18 @@ TEST(SimDeviceMoves, ParametersComeAheadOfUse) {
   }
 }
 
-// With states on the device and parameters on the host a step is launched without the host, and a bucket's way to the device and back hides behind the next one's.
+// With states on the device and parameters on the host a step is launched without the host, and a bucket's way to the
+// device and back hides behind the next one's.
 TEST(SimDeviceMoves, ShardsAreSteppedOnTheDeviceWithoutTheHost) {
   for (const Type type : {Type::fp32, Type::bf16, Type::fp16}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
                             start_single_threaded();
-                            const auto engine =
-                                engine_of(world, {.run = {.name = "stepped", .zero_stage = 3, .type = type}, .parameters = offload::Place::host, .states = offload::Place::device}, sim::device());
+                            const auto engine = engine_of(world,
+                                                          {.run = {.name = "stepped", .zero_stage = 3, .type = type},
+                                                           .parameters = offload::Place::host,
+                                                           .states = offload::Place::device},
+                                                          sim::device());
                             engine->train_batch();
                             for (int i = 0; i < 3; ++i) {
                               step(*engine, [&] { engine->train_batch(); });
@@ -218,29 +243,31 @@ TEST(SimDeviceMoves, ShardsAreSteppedOnTheDeviceWithoutTheHost) {
 }
 
 TEST(SimDeviceMoves, ADelayedUpdateIsAnotherThreadsWork) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          start_single_threaded();
-                          SlowStore::Seen seen;
-                          const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
-                          InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
-                          options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
-                          const auto engine = initialize(world, options).engine;
-                          for (int step = 0; step < 3; ++step) {
-                            engine->train_batch();
-                          }
-                          engine->finish_delayed_update();
-                          seen = {};
-                          for (int step = 0; step < 3; ++step) {
-                            const Backward backward = backward_of(spans_of_step(*engine));
-                            EXPECT_EQ(backward.compute.back().end - backward.compute.front().begin, busy(backward.compute)) << "the device never waits for the host's step";
-                          }
-                          engine->finish_delayed_update();
-                          EXPECT_GT(seen.acquired, 9);
-                          EXPECT_EQ(seen.threads.count(std::this_thread::get_id()), 0U);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(1,
+                [&](comm::World& world) {
+                  start_single_threaded();
+                  SlowStore::Seen seen;
+                  const Offloaded one{.run = {.name = "later", .zero_stage = 2, .accumulation = 1}, .delayed = true};
+                  InitializeOptions options = options_of(one, sim::device(), mesh_of(world, one.run));
+                  options.state_store = [&] { return std::make_unique<SlowStore>(seen); };
+                  const auto engine = initialize(world, options).engine;
+                  for (int step = 0; step < 3; ++step) {
+                    engine->train_batch();
+                  }
+                  engine->finish_delayed_update();
+                  seen = {};
+                  for (int step = 0; step < 3; ++step) {
+                    const Backward backward = backward_of(spans_of_step(*engine));
+                    EXPECT_EQ(backward.compute.back().end - backward.compute.front().begin, busy(backward.compute))
+                        << "the device never waits for the host's step";
+                  }
+                  engine->finish_delayed_update();
+                  EXPECT_GT(seen.acquired, 9);
+                  EXPECT_EQ(seen.threads.count(std::this_thread::get_id()), 0U);
+                  EXPECT_THAT(sim::problems(), IsEmpty());
+                }),
+      IsEmpty());
 }
 
 /// Points near a plane.
@@ -317,7 +344,9 @@ TEST(SimDeviceDelayed, IsTheFormulaOfDelayedDescent) {
                           InitializeOptions options;
                           options.device = sim::device();
                           options.model = model.ptr();
-                          options.loss = [model](const data::Batch& batch) mutable { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+                          options.loss = [model](const data::Batch& batch) mutable {
+                            return torch::mse_loss(model->forward(batch.input()), batch.target());
+                          };
                           options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/0);
                           options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kLr}};
                           options.config.offload.optimizer.place = offload::Place::host;
@@ -344,7 +373,9 @@ std::vector<double> losses_of_network(comm::World& world, bool delayed, int step
   InitializeOptions options;
   options.device = sim::device();
   options.model = model.ptr();
-  options.loss = [model](const data::Batch& batch) mutable { return torch::mse_loss(model->forward(batch.input()), batch.target()); };
+  options.loss = [model](const data::Batch& batch) mutable {
+    return torch::mse_loss(model->forward(batch.input()), batch.target());
+  };
   options.config = zero_config(0, /*accumulation=*/1, /*clipping=*/1);
   options.config.offload.optimizer.place = offload::Place::host;
   options.config.offload.optimizer.delayed_update = delayed;
@@ -369,7 +400,9 @@ TEST(SimDeviceDelayed, LearnsAsWell) {
                           const std::vector<double> delayed = losses_of_network(world, true, kEnough);
                           EXPECT_EQ(delayed.front(), plain.front());
                           EXPECT_GT(delayed[1], plain[1]) << "the second step computes with the first one's parameters";
-                          const auto mean_of_last = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.0) / 10; };
+                          const auto mean_of_last = [](const std::vector<double>& all) {
+                            return std::accumulate(all.end() - 10, all.end(), 0.0) / 10;
+                          };
                           EXPECT_LT(mean_of_last(plain), 0.001 * plain.front());
                           EXPECT_LT(mean_of_last(delayed), 0.0015 * plain.front()) << "of the loss at the start";
                         }),
@@ -378,7 +411,8 @@ TEST(SimDeviceDelayed, LearnsAsWell) {
 
 class SimDeviceDelayedTest : public testing::TestWithParam<Offloaded> {};
 
-// A save brings the update that is under way, so a run that goes on and one that resumes are the same; and ZeRO changes nothing.
+// A save brings the update that is under way, so a run that goes on and one that resumes are the same; and ZeRO changes
+// nothing.
 TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
   const Offloaded& one = GetParam();
   const fs::path folder = scratch(concat("delayed_", one.run.name).c_str());
@@ -387,7 +421,8 @@ TEST_P(SimDeviceDelayedTest, IsResumedAndTheSameAtEveryStage) {
                           [&](comm::World& world) {
                             start_single_threaded();
                             Offloaded plain = one;
-                            if (one.run.accumulation == 1 && one.run.zero_stage < 3) { // others add up gradients or norms in another order
+                            if (one.run.accumulation == 1 &&
+                                one.run.zero_stage < 3) { // others add up gradients or norms in another order
                               plain.run.zero_stage = 0;
                             }
                             const auto run = [&](const Offloaded& run, bool saves) {
@@ -424,14 +459,18 @@ std::vector<Offloaded> delayed() {
   std::vector<Offloaded> all;
   for (const int stage : {0, 1, 2, 3}) {
     all.push_back({.run = {.name = concat("zero", stage), .zero_stage = stage, .accumulation = 1}, .delayed = true});
-    all.push_back({.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16, .accumulation = 1}, .delayed = true});
+    all.push_back(
+        {.run = {.name = concat("zero", stage, "_fp16"), .zero_stage = stage, .type = Type::fp16, .accumulation = 1},
+         .delayed = true});
   }
   all.push_back({.run = {.name = "micro_batches", .zero_stage = 2}, .delayed = true});
-  all.push_back({.run = {.name = "pipe_zero1", .zero_stage = 1, .type = Type::bf16, .accumulation = 4, .stages = 2}, .delayed = true});
+  all.push_back({.run = {.name = "pipe_zero1", .zero_stage = 1, .type = Type::bf16, .accumulation = 4, .stages = 2},
+                 .delayed = true});
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDeviceDelayedTest, testing::ValuesIn(delayed()), [](const auto& info) { return info.param.run.name; });
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceDelayedTest, testing::ValuesIn(delayed()),
+                         [](const auto& info) { return info.param.run.name; });
 
 } // namespace
 } // namespace trireme::engine

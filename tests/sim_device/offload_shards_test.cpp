@@ -25,7 +25,8 @@ struct Units {
   static constexpr int64_t kNumel = 64;
   Units(int64_t count, std::shared_ptr<bucket::StateStore> store) {
     for (int64_t i = 0; i < count; ++i) {
-      weights.emplace_back(concat("weight", i), torch::full({kNumel}, static_cast<double>(i), at::TensorOptions(at::kFloat).device(sim::device())));
+      weights.emplace_back(concat("weight", i), torch::full({kNumel}, static_cast<double>(i),
+                                                            at::TensorOptions(at::kFloat).device(sim::device())));
       unit_of[weights.back().second.unsafeGetTensorImpl()] = i;
     }
     bucket::FlatOptions sharding;
@@ -62,8 +63,10 @@ struct Units {
     }
   }
   void expect(int64_t b, double number) {
-    const at::Tensor& weight = weights[static_cast<size_t>(flat->layout().slots()[flat->layout().buckets()[b].first_slot].tensor)].second;
-    EXPECT_TRUE(weight.eq(static_cast<double>(unit_of.at(weight.unsafeGetTensorImpl())) + number).all().item<bool>()) << b;
+    const at::Tensor& weight =
+        weights[static_cast<size_t>(flat->layout().slots()[flat->layout().buckets()[b].first_slot].tensor)].second;
+    EXPECT_TRUE(weight.eq(static_cast<double>(unit_of.at(weight.unsafeGetTensorImpl())) + number).all().item<bool>())
+        << b;
   }
 
   bucket::NamedTensors weights;
@@ -80,8 +83,13 @@ TEST(SimDeviceShards, MemoryOfFilesIsUsedAgainWhenItHasBeenRead) {
                           sim::set_polls(1 << 30); // the device is never done by being asked
                           constexpr int64_t kUnits = 5;
                           const auto traffic = std::make_shared<offload::Traffic>();
-                          Units units(kUnits, std::make_shared<offload::DiskStore>(offload::RankFolder::open(files, 0),
-                                                                                   offload::DiskOptions{.kind = "parameters", .buffers = 3, .fast_init = true, .pin_memory = true}, traffic));
+                          Units units(
+                              kUnits,
+                              std::make_shared<offload::DiskStore>(
+                                  offload::RankFolder::open(files, 0),
+                                  offload::DiskOptions{
+                                      .kind = "parameters", .buffers = 3, .fast_init = true, .pin_memory = true},
+                                  traffic));
                           for (int round = 0; round < 3; ++round) {
                             const int64_t read = traffic->read;
                             sim::reset_host_synchronisations();
@@ -124,7 +132,8 @@ TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
                           sim::reset_host_synchronisations();
                           comm::Work gathered = zero::gather_bucket(comm::Group(), flat, 0);
                           EXPECT_EQ(sim::host_synchronisations(), 0);
-                          flat.modify_owned_data(0, flat.plan().mine(0), [](const at::Tensor& shard) { at::Tensor(shard).fill_(5); });
+                          flat.modify_owned_data(0, flat.plan().mine(0),
+                                                 [](const at::Tensor& shard) { at::Tensor(shard).fill_(5); });
                           gathered.wait();
                           EXPECT_EQ(weight.sum().item<float>(), 63 * 32);
                           flat.release(0);
@@ -135,34 +144,38 @@ TEST(SimDeviceShards, AreSteppedAfterTheyHaveBeenRead) {
               IsEmpty());
 }
 
-// A bucket comes while one is stepped and one returns, which takes the device the memory of three, and the host nothing.
+// A bucket comes while one is stepped and one returns, which takes the device the memory of three, and the host
+// nothing.
 TEST(SimDeviceShards, AreSteppedOnTheDeviceWithoutTheHost) {
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World&) {
-                          start_single_threaded();
-                          sim::set_polls(1 << 30);
-                          constexpr int64_t kUnits = 9;
-                          Units units(kUnits, offload::make_host_store(true));
-                          units.add(1);
-                          units.expect_gathered(1);
-                          const int64_t before = sim::memory().bytes;
-                          sim::reset_host_synchronisations();
-                          sim::keep_spans(true);
-                          units.add(1);
-                          const std::vector<sim::Span> spans = sim::spans();
-                          sim::keep_spans(false);
-                          EXPECT_EQ(sim::memory().bytes - before, 3 * 512) << "the device's memory comes in pieces of 512 bytes";
-                          ASSERT_EQ(std::ssize(spans), 3 * kUnits);
-                          EXPECT_EQ(spans.back().end - spans.front().begin, kUnits + 2) << "all three at a time";
-                          at::Tensor whole = on_device(Units::kNumel, at::kFloat); // read before the host has read
-                          units.flat->copy_to_device(kUnits - 1, whole);
-                          EXPECT_EQ(sim::host_synchronisations(), 0) << testing::PrintToString(sim::host_synchronisation_names());
-                          EXPECT_EQ(sim::memory().bytes - before, 512) << "theirs is given back";
-                          EXPECT_TRUE(units.flat->owned_data(kUnits - 1, units.flat->plan().mine(kUnits - 1)).equal(whole.cpu())) << "the host reads what is there";
-                          units.expect_gathered(2);
-                          EXPECT_THAT(sim::problems(), IsEmpty());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          1,
+          [&](comm::World&) {
+            start_single_threaded();
+            sim::set_polls(1 << 30);
+            constexpr int64_t kUnits = 9;
+            Units units(kUnits, offload::make_host_store(true));
+            units.add(1);
+            units.expect_gathered(1);
+            const int64_t before = sim::memory().bytes;
+            sim::reset_host_synchronisations();
+            sim::keep_spans(true);
+            units.add(1);
+            const std::vector<sim::Span> spans = sim::spans();
+            sim::keep_spans(false);
+            EXPECT_EQ(sim::memory().bytes - before, 3 * 512) << "the device's memory comes in pieces of 512 bytes";
+            ASSERT_EQ(std::ssize(spans), 3 * kUnits);
+            EXPECT_EQ(spans.back().end - spans.front().begin, kUnits + 2) << "all three at a time";
+            at::Tensor whole = on_device(Units::kNumel, at::kFloat); // read before the host has read
+            units.flat->copy_to_device(kUnits - 1, whole);
+            EXPECT_EQ(sim::host_synchronisations(), 0) << testing::PrintToString(sim::host_synchronisation_names());
+            EXPECT_EQ(sim::memory().bytes - before, 512) << "theirs is given back";
+            EXPECT_TRUE(units.flat->owned_data(kUnits - 1, units.flat->plan().mine(kUnits - 1)).equal(whole.cpu()))
+                << "the host reads what is there";
+            units.expect_gathered(2);
+            EXPECT_THAT(sim::problems(), IsEmpty());
+          }),
+      IsEmpty());
 }
 
 // With memory for three of five: what returns is there before it is written, and before its memory is another's.
@@ -176,7 +189,10 @@ TEST(SimDeviceShards, InFilesAreSteppedOnTheDevice) {
                           for (const int64_t buffers : {3, 4, 5, 8}) {
                             const auto traffic = std::make_shared<offload::Traffic>();
                             const auto store = std::make_shared<offload::DiskStore>(
-                                offload::RankFolder::open(files, 0), offload::DiskOptions{.kind = "parameters", .buffers = buffers, .fast_init = true, .pin_memory = true}, traffic);
+                                offload::RankFolder::open(files, 0),
+                                offload::DiskOptions{
+                                    .kind = "parameters", .buffers = buffers, .fast_init = true, .pin_memory = true},
+                                traffic);
                             Units units(kUnits, store);
                             for (int round = 1; round <= 3; ++round) {
                               const int64_t written = traffic->written;
@@ -219,7 +235,8 @@ TEST(SimDeviceShards, StayAsTheyAreWhereAStepFails) {
                             at::Tensor(shard).add_(1);
                             throw std::runtime_error("a step");
                           };
-                          EXPECT_THROW(units.flat->with_owned_on_device(2, units.flat->plan().mine(2), true, fails), std::runtime_error);
+                          EXPECT_THROW(units.flat->with_owned_on_device(2, units.flat->plan().mine(2), true, fails),
+                                       std::runtime_error);
                           units.expect_gathered(0);
                           units.add(3);
                           units.expect_gathered(3);

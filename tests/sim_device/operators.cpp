@@ -1,4 +1,5 @@
-// The operations of the device: those that make, view and copy tensors; for all others the CPU's kernel runs on the kernels' mapping.
+// The operations of the device: those that make, view and copy tensors; for all others the CPU's kernel runs on the
+// kernels' mapping.
 #include "guard.h"
 #include "memory.h"
 #include "timeline.h"
@@ -42,7 +43,8 @@ class Launch {
       span += (tensor.size(dim) - 1) * tensor.stride(dim);
     }
     const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes, between_devices);
+    timeline().touch(name_, stream_, begin, begin + static_cast<size_t>(span) * tensor.element_size(), writes,
+                     between_devices);
   }
   void host_waits(const std::string& what) const {
     timeline().host_waits(timeline().now(stream_), what);
@@ -56,8 +58,8 @@ class Launch {
   int stream_;
 };
 
-// The tensor as a kernel finds it: a tensor of the CPU on the other mapping. Resizable, because an out argument may come in another shape;
-// the caller sees that it has moved.
+// The tensor as a kernel finds it: a tensor of the CPU on the other mapping. Resizable, because an out argument may
+// come in another shape; the caller sees that it has moved.
 Tensor kernel_view(const Tensor& tensor) {
   if (!on_device(tensor)) {
     return tensor;
@@ -68,21 +70,25 @@ Tensor kernel_view(const Tensor& tensor) {
     return at::empty_strided(tensor.sizes(), tensor.strides(), options);
   }
   const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(kernel_pointer(tensor.const_data_ptr()), at::kCPU), c10::GetAllocator(at::kCPU),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
+                       c10::DataPtr(kernel_pointer(tensor.const_data_ptr()), at::kCPU), c10::GetAllocator(at::kCPU),
                        /*resizable=*/true);
   return at::empty({0}, options).set_(storage, 0, tensor.sizes(), tensor.strides());
 }
 
-Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device> device,
-                     std::optional<bool>) {
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> type,
+                     std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   const c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(size, stride, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type));
+  return at::detail::empty_strided_generic(size, stride, &device_allocator(),
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           c10::dtype_or_default(type));
 }
 
-Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
-             std::optional<at::MemoryFormat> format) {
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+             std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_generic(size, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type), format);
+  return at::detail::empty_generic(size, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   c10::dtype_or_default(type), format);
 }
 
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, std::optional<at::MemoryFormat>) {
@@ -104,7 +110,8 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, std::option
 
 // CUDA takes memory that is not pinned in between for another type or shape, and the host waits for that.
 bool is_async(const Tensor& on_host, const Tensor& there, bool non_blocking) {
-  return non_blocking && on_host.is_contiguous() && on_host.scalar_type() == there.scalar_type() && on_host.sizes() == there.sizes() && is_pinned(on_host.const_data_ptr());
+  return non_blocking && on_host.is_contiguous() && on_host.scalar_type() == there.scalar_type() &&
+         on_host.sizes() == there.sizes() && is_pinned(on_host.const_data_ptr());
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
@@ -118,7 +125,10 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
   if (crosses) { // as in CUDA, after the work of both current streams, and before what comes on either of them
     timeline().wait(clock_of(there.device().index(), current_stream(there.device().index())), timeline().now(source));
   }
-  const Launch launch(self.is_cpu() ? "copy to the device" : target.is_cpu() ? "copy to the host" : "copy", there.device().index());
+  const Launch launch(self.is_cpu()     ? "copy to the device"
+                      : target.is_cpu() ? "copy to the host"
+                                        : "copy",
+                      there.device().index());
   if (crosses) {
     timeline().wait(source, timeline().now(launch.stream()));
   }
@@ -143,7 +153,8 @@ Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
   } else if (is_async(target, self, non_blocking)) {
     const Tensor values = kernel_view(self).to(target.scalar_type()).expand(target.sizes()).contiguous();
     const auto* const begin = static_cast<const char*>(values.const_data_ptr());
-    timeline().copy_to_host(launch.stream(), target.mutable_data_ptr(), std::vector<char>(begin, begin + values.nbytes()));
+    timeline().copy_to_host(launch.stream(), target.mutable_data_ptr(),
+                            std::vector<char>(begin, begin + values.nbytes()));
   } else {
     launch.host_waits("copy to the host");
     target.copy_(kernel_view(self));
@@ -168,7 +179,8 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return at::native::_local_scalar_dense_cpu(kernel_view(self));
 }
 
-Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                  std::optional<c10::SymInt> offset) {
   return at::cpu::as_strided_symint(self, size, stride, offset);
 }
 Tensor view(const Tensor& self, c10::SymIntArrayRef size) {
@@ -183,12 +195,14 @@ Tensor unfold(const Tensor& self, int64_t dim, int64_t size, int64_t step) {
 Tensor& set_tensor(Tensor& self, const Tensor& source) {
   return at::native::set_tensor_(self, source);
 }
-Tensor& set_storage(Tensor& self, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+Tensor& set_storage(Tensor& self, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size,
+                    c10::SymIntArrayRef stride) {
   return at::cpu::set__symint(self, storage, offset, size, stride);
 }
 void record_stream(Tensor& self, c10::Stream stream) {
   const std::lock_guard lock(timeline().mutex);
-  timeline().recorded(reinterpret_cast<uintptr_t>(self.storage().data_ptr().get()), clock_of(stream.device_index(), stream.id()));
+  timeline().recorded(reinterpret_cast<uintptr_t>(self.storage().data_ptr().get()),
+                      clock_of(stream.device_index(), stream.id()));
 }
 
 // ---- everything else
@@ -219,8 +233,12 @@ int device_of_arguments(const Stack& stack, size_t begin) {
 class OnCpu {
  public:
   OnCpu(const c10::OperatorHandle& op, Stack& stack)
-      : schema_(op.schema()), stack_(stack), begin_(stack.size() - schema_.arguments().size()), device_(device_of_arguments(stack, begin_)),
-        launch_(schema_.name(), device_), given_(stack.begin() + static_cast<std::ptrdiff_t>(begin_), stack.end()) {}
+      : schema_(op.schema()),
+        stack_(stack),
+        begin_(stack.size() - schema_.arguments().size()),
+        device_(device_of_arguments(stack, begin_)),
+        launch_(schema_.name(), device_),
+        given_(stack.begin() + static_cast<std::ptrdiff_t>(begin_), stack.end()) {}
 
   void arguments() {
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -251,7 +269,8 @@ class OnCpu {
 
   void results() {
     for (const auto& [device, kernel] : written_) {
-      const bool moved = device.sizes() != kernel.sizes() || (device.numel() > 0 && kernel_pointer(device.const_data_ptr()) != kernel.const_data_ptr());
+      const bool moved = device.sizes() != kernel.sizes() ||
+                         (device.numel() > 0 && kernel_pointer(device.const_data_ptr()) != kernel.const_data_ptr());
       if (on_device(device) && moved) {
         resize_(device, kernel.sym_sizes(), std::nullopt);
         kernel_view(device).copy_(kernel);
@@ -276,8 +295,10 @@ class OnCpu {
 
  private:
   Tensor as_kernel(const Tensor& tensor, bool writes) {
-    TORCH_CHECK(!tensor.defined() || on_device(tensor) || tensor.dim() == 0 || takes_indices(), "sim_device: ", schema_.operator_name(),
-                ": expected all tensors to be on the same device, and one of shape ", tensor.sizes(), " is on ", tensor.device());
+    TORCH_CHECK(!tensor.defined() || on_device(tensor) || tensor.dim() == 0 || takes_indices(),
+                "sim_device: ", schema_.operator_name(),
+                ": expected all tensors to be on the same device, and one of shape ", tensor.sizes(), " is on ",
+                tensor.device());
     launch_.touch(tensor, false);
     Tensor kernel = kernel_view(tensor);
     if (writes && tensor.defined()) {
@@ -302,7 +323,8 @@ class OnCpu {
     return made;
   }
   const c10::IValue& argument_of(const c10::AliasInfo& alias) const {
-    TORCH_CHECK(alias.isWrite(), "sim_device: ", schema_.operator_name(), " returns a view: it needs a kernel of its own");
+    TORCH_CHECK(alias.isWrite(), "sim_device: ", schema_.operator_name(),
+                " returns a view: it needs a kernel of its own");
     for (size_t i = 0; i < given_.size(); ++i) {
       const c10::AliasInfo* const argument = schema_.arguments()[i].alias_info();
       if (argument != nullptr && *argument == alias) {
@@ -348,7 +370,8 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   call.arguments();
   const size_t first = stack->size() - op.schema().arguments().size();
   const int64_t channels = (*stack)[first].toTensor().size(1);
-  stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + 3, c10::IValue(std::vector<int64_t>{channels})); // the bias's sizes
+  stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + 3,
+                c10::IValue(std::vector<int64_t>{channels})); // the bias's sizes
   operation("aten::convolution_backward").redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   call.results();
 }

@@ -1,5 +1,6 @@
-// The matrix: parameters, gradients, masters with optimizer states, and activations, each of them where it may be, at every stage of ZeRO, on 1, 2 and 4 ranks and in pipelines: 20 steps,
-// resumed in the middle, are the bits of the CPU, where nothing is moved. docs/offload.md has the table of which test shows what.
+// The matrix: parameters, gradients, masters with optimizer states, and activations, each of them where it may be, at
+// every stage of ZeRO, on 1, 2 and 4 ranks and in pipelines: 20 steps, resumed in the middle, are the bits of the CPU,
+// where nothing is moved. docs/offload.md has the table of which test shows what.
 #include "offload_case.h"
 
 #include <gmock/gmock.h>
@@ -26,25 +27,32 @@ struct Layout {
 };
 
 std::string name_of(const Layout& layout) {
-  return concat("zero", layout.stage, '_', layout.ranks, "ranks", layout.pipe > 1 ? concat("_pipe", layout.pipe) : "", layout.type == Type::bf16 ? "_bf16" : "_fp32");
+  return concat("zero", layout.stage, '_', layout.ranks, "ranks", layout.pipe > 1 ? concat("_pipe", layout.pipe) : "",
+                layout.type == Type::bf16 ? "_bf16" : "_fp32");
 }
 
-// Gradients are with the states. Every place of states, also of half of them, with every place of parameters; what becomes of activations takes turns, so that each way comes with each
-// place of the others.
-// With TRIREME_LONG_TESTS every way comes with all of them.
+// Gradients are with the states. Every place of states, also of half of them, with every place of parameters; what
+// becomes of activations takes turns, so that each way comes with each place of the others. With TRIREME_LONG_TESTS
+// every way comes with all of them.
 std::vector<Offloaded> placements(const Layout& layout, const fs::path& files) {
   const std::vector<Way> ways = {Way::host, Way::nvme, Way::recompute, Way::keep};
   const bool all_ways = std::getenv("TRIREME_LONG_TESTS") != nullptr;
   std::vector<Offloaded> all;
   size_t turn = static_cast<size_t>(layout.ranks + layout.pipe);
-  for (const auto& [states, ratio] : {std::pair(Place::host, 1.0), std::pair(Place::nvme, 1.0), std::pair(Place::device, 1.0), std::pair(Place::host, 0.5), std::pair(Place::nvme, 0.5)}) {
+  for (const auto& [states, ratio] :
+       {std::pair(Place::host, 1.0), std::pair(Place::nvme, 1.0), std::pair(Place::device, 1.0),
+        std::pair(Place::host, 0.5), std::pair(Place::nvme, 0.5)}) {
     for (const Place parameters : {Place::device, Place::host, Place::nvme}) {
       if (parameters == Place::device ? states == Place::device : layout.stage < 3) { // nothing moves; refused
         continue;
       }
       for (size_t i = 0; i < (all_ways ? ways.size() : layout.stage < 3 && ratio == 1 ? 2 : 1); ++i) {
         Offloaded& one = all.emplace_back();
-        one.run = {.name = concat(ratio < 1 ? "half of the states " : "states ", offload::word(states), ", parameters ", offload::word(parameters)), .zero_stage = layout.stage, .type = layout.type, .stages = layout.pipe};
+        one.run = {.name = concat(ratio < 1 ? "half of the states " : "states ", offload::word(states), ", parameters ",
+                                  offload::word(parameters)),
+                   .zero_stage = layout.stage,
+                   .type = layout.type,
+                   .stages = layout.pipe};
         one.states = states;
         one.ratio = ratio;
         one.parameters = parameters;
@@ -56,8 +64,10 @@ std::vector<Offloaded> placements(const Layout& layout, const fs::path& files) {
   return all;
 }
 
-// The buckets of a single data rank that shards its parameters are units, those of one that does not have sizes: squares of gradients are added up bucket by bucket, the norm is another one in
-// the last bit, and with clipping all follows from it. So `sharded` does on the CPU what it does where they are elsewhere: "cpu" shards them there and moves nothing.
+// The buckets of a single data rank that shards its parameters are units, those of one that does not have sizes:
+// squares of gradients are added up bucket by bucket, the norm is another one in the last bit, and with clipping all
+// follows from it. So `sharded` does on the CPU what it does where they are elsewhere: "cpu" shards them there and
+// moves nothing.
 Seen on_cpu(comm::World& world, const Offloaded& one, bool sharded) {
   InitializeOptions options = options_of(one, at::kCPU, mesh_of(world, one.run));
   options.config.offload.parameters.place = sharded ? Place::host : Place::device;
@@ -90,7 +100,8 @@ void expect_as_on_cpu(comm::World& world, const Offloaded& one, const Seen& cpu,
   sim::clear_problems();
 }
 
-// Norms that differ in the last bits of a double, as has_other_norms() says, and clip factors that differ no more: a step in fp32 rounds that away.
+// Norms that differ in the last bits of a double, as has_other_norms() says, and clip factors that differ no more: a
+// step in fp32 rounds that away.
 void expect_same_but_rounding(const Seen& a, const Seen& b) {
   ASSERT_EQ(a.numbers.size(), b.numbers.size());
   for (size_t i = 0; i < a.numbers.size(); ++i) {
@@ -114,7 +125,8 @@ TEST_P(SimDevicePlacementsTest, EachTrainsAndResumesAsOnTheCpu) {
                                   expect_same_but_rounding(sharded, cpu);
                                 }
                                 for (size_t i = 0; i < all.size(); ++i) {
-                                  expect_as_on_cpu(world, all[i], all[i].parameters == Place::device ? cpu : sharded, folder / concat("saved", i));
+                                  expect_as_on_cpu(world, all[i], all[i].parameters == Place::device ? cpu : sharded,
+                                                   folder / concat("saved", i));
                                 }
                               },
                               {.deadline = std::chrono::minutes(10)}),
@@ -129,14 +141,16 @@ TEST_P(SimDevicePlacementsTest, EachTrainsAndResumesAsOnTheCpu) {
 std::vector<Layout> layouts() {
   std::vector<Layout> all;
   for (const int stage : {1, 2, 3}) {
-    for (const auto& [ranks, pipe] : {std::pair(1, 1), std::pair(2, 1), std::pair(4, 1), std::pair(2, 2), std::pair(4, 2)}) {
+    for (const auto& [ranks, pipe] :
+         {std::pair(1, 1), std::pair(2, 1), std::pair(4, 1), std::pair(2, 2), std::pair(4, 2)}) {
       all.push_back({ranks, pipe, stage, (stage + ranks + pipe) % 2 == 0 ? Type::fp32 : Type::bf16});
     }
   }
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDevicePlacementsTest, testing::ValuesIn(layouts()), [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, SimDevicePlacementsTest, testing::ValuesIn(layouts()),
+                         [](const auto& info) { return name_of(info.param); });
 
 } // namespace
 } // namespace trireme::engine

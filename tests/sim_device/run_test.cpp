@@ -19,7 +19,8 @@ namespace {
 class SimDeviceRunTest : public SmallTrainingTest {
  protected:
   // Losses of training and validation and the accuracy, of all steps.
-  static std::vector<double> numbers(comm::World& world, const json& run, std::optional<at::Device> device, bool resume = false) {
+  static std::vector<double> numbers(comm::World& world, const json& run, std::optional<at::Device> device,
+                                     bool resume = false) {
     run_training(world, run, resume, device);
     std::vector<double> seen;
     for (const auto& step : monitor::read_metrics(out() / "metrics.jsonl")) {
@@ -39,8 +40,11 @@ class SimDeviceRunTest : public SmallTrainingTest {
 TEST_F(SimDeviceRunTest, AClassifierCountsWhatIsRight) {
   json run = common();
   run["model"] = {{"type", "cnn"}, {"side", 8}, {"width", 4}};
-  run["data"] = {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)},
-                 {"validation", images_file("others", 5)}, {"validation_labels", labels_file("other_labels", 3)}};
+  run["data"] = {{"type", "images"},
+                 {"train", images_file("images", 7)},
+                 {"train_labels", labels_file("labels", 3)},
+                 {"validation", images_file("others", 5)},
+                 {"validation_labels", labels_file("other_labels", 3)}};
   run["training"] = {{"steps", 3}, {"eval_every", 1}};
   EXPECT_THAT(test::run_ranks(2,
                               [&](comm::World& world) {
@@ -76,7 +80,8 @@ TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
   json run = common();
   run["data"]["validation"] = tokens_file("others.bin", 7);
   run["training"] = {{"steps", 3}, {"eval_every", 3}};
-  const json splits[] = {{{"tensor", 2}, {"sequence_parallel", true}}, {{"context", 2}}, {{"context", 2}, {"context_kind", "ulysses"}}};
+  const json splits[] = {
+      {{"tensor", 2}, {"sequence_parallel", true}}, {{"context", 2}}, {{"context", 2}, {"context_kind", "ulysses"}}};
   EXPECT_THAT(test::run_ranks(2,
                               [&](comm::World& world) {
                                 sim::start();
@@ -90,11 +95,15 @@ TEST_F(SimDeviceRunTest, LayersAndTokensAreSplit) {
               testing::IsEmpty());
 }
 
-// An allocator keeps what is freed for the stream that it was taken on: with a stream for each module parameters of 13 billion in files kept 20 GB of a GPU.
+// An allocator keeps what is freed for the stream that it was taken on: with a stream for each module parameters of 13
+// billion in files kept 20 GB of a GPU.
 TEST_F(SimDeviceRunTest, AModelOfMoreLayersHasNoMoreStreams) {
   json run = common();
   run["training"] = {{"steps", 2}};
-  run["engine"]["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}, {"offload_param", {{"device", "nvme"}, {"nvme_path", (out() / "files").string()}, {"max_in_cpu", 0}}}};
+  run["engine"]["zero_optimization"] = {
+      {"stage", 3},
+      {"stage3_param_persistence_threshold", 0},
+      {"offload_param", {{"device", "nvme"}, {"nvme_path", (out() / "files").string()}, {"max_in_cpu", 0}}}};
   EXPECT_THAT(test::run_ranks(1,
                               [&](comm::World& world) {
                                 sim::start();
@@ -129,21 +138,28 @@ TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
   }
   const size_t end = text.size() * 9 / 10;
   json run = common();
-  run["model"] = {{"type", "gpt"}, {"layers", 2}, {"hidden", 64}, {"heads", 4}, {"sequence_length", 64}, {"vocab_size", 256}};
-  run["data"] = {{"type", "text"},
-                 {"train", {novels ? (source / "data/austen/train.txt").string() : file("train.txt", text.substr(0, end))}},
-                 {"validation", {novels ? (source / "data/austen/validation.txt").string() : file("validation.txt", text.substr(end))}},
-                 {"tokenizer", "bytes"}};
+  run["model"] = {{"type", "gpt"}, {"layers", 2},           {"hidden", 64},
+                  {"heads", 4},    {"sequence_length", 64}, {"vocab_size", 256}};
+  run["data"] = {
+      {"type", "text"},
+      {"train", {novels ? (source / "data/austen/train.txt").string() : file("train.txt", text.substr(0, end))}},
+      {"validation",
+       {novels ? (source / "data/austen/validation.txt").string() : file("validation.txt", text.substr(end))}},
+      {"tokenizer", "bytes"}};
   const int steps = novels ? 500 : 150;
   const auto losses = [&](comm::World& world, bool delayed, double lr) {
     run["training"] = {{"steps", steps}, {"seed", 1234}, {"eval_every", steps}, {"eval_batches", 50}};
-    run["engine"] = {{"train_batch_size", 16},
-                     {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", lr}, {"betas", {0.9, 0.95}}, {"weight_decay", 0.1}}}}},
-                     {"scheduler", {{"type", "WarmupCosineLR"}, {"params", {{"total_num_steps", steps}, {"warmup_num_steps", steps / 10}, {"cos_min_ratio", 0.02}}}}},
-                     {"zero_optimization", {{"stage", 2}, {"offload_optimizer", {{"device", "cpu"}, {"delayed_update", delayed}}}}}};
+    run["engine"] = {
+        {"train_batch_size", 16},
+        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", lr}, {"betas", {0.9, 0.95}}, {"weight_decay", 0.1}}}}},
+        {"scheduler",
+         {{"type", "WarmupCosineLR"},
+          {"params", {{"total_num_steps", steps}, {"warmup_num_steps", steps / 10}, {"cos_min_ratio", 0.02}}}}},
+        {"zero_optimization", {{"stage", 2}, {"offload_optimizer", {{"device", "cpu"}, {"delayed_update", delayed}}}}}};
     run_training(world, run, false, sim::device());
     const double loss = monitor::read_metrics(out() / "metrics.jsonl").back().val_loss.value_or(0);
-    std::cout << "lr " << lr << ", " << steps << " steps" << (delayed ? ", delayed" : "") << ": validation loss " << loss << std::endl;
+    std::cout << "lr " << lr << ", " << steps << " steps" << (delayed ? ", delayed" : "") << ": validation loss "
+              << loss << std::endl;
     return loss;
   };
   EXPECT_THAT(test::run_ranks(1,

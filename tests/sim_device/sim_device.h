@@ -8,11 +8,12 @@
 
 /// A device for tests that punishes what a GPU would punish, on the CPU: libtorch's PrivateUse1.
 ///
-/// Its memory is a memory file mapped twice. data_ptr() points into a mapping without access, so the host crashes where it touches device
-/// memory; kernels are the CPU's, on the other mapping. Every operation runs at once, but is checked as if streams were asynchronous:
-/// vector clocks follow streams, events and host threads, and two accesses to the same bytes that nothing orders are reported, as are
-/// frees without record_stream(). Timed events see a clock on which each kernel takes a millisecond. A copy into pinned memory arrives when a thread of the host has waited for it, and not before.
-/// It says nothing about speed, about CUDA's kernels, or about what several processes do to one device.
+/// Its memory is a memory file mapped twice. data_ptr() points into a mapping without access, so the host crashes where
+/// it touches device memory; kernels are the CPU's, on the other mapping. Every operation runs at once, but is checked
+/// as if streams were asynchronous: vector clocks follow streams, events and host threads, and two accesses to the same
+/// bytes that nothing orders are reported, as are frees without record_stream(). Timed events see a clock on which each
+/// kernel takes a millisecond. A copy into pinned memory arrives when a thread of the host has waited for it, and not
+/// before. It says nothing about speed, about CUDA's kernels, or about what several processes do to one device.
 namespace trireme::sim {
 
 /// Makes `devices` devices available to this process: once, after fork().
@@ -23,8 +24,8 @@ c10::Device device(int index = 0);
 std::vector<std::string> problems();
 void clear_problems();
 
-/// How often a thread of the host has blocked until a device came past some work, and for what. Asking an event again and again is not
-/// counted: what Work::wait() over the staged backend costs is not seen here.
+/// How often a thread of the host has blocked until a device came past some work, and for what. Asking an event again
+/// and again is not counted: what Work::wait() over the staged backend costs is not seen here.
 int64_t host_synchronisations();
 std::vector<std::string> host_synchronisation_names();
 void reset_host_synchronisations();
@@ -32,8 +33,9 @@ void reset_host_synchronisations();
 /// Kernels and copies that were ever launched on the streams of a device.
 int64_t launches(int device);
 
-/// A kernel or copy on a clock on which each takes a millisecond. It begins when what is before it on its stream is over, what the stream waits for is done, and the host, which
-/// takes no time but for its waits and host_works(), has launched it. Streams are numbered by device, 16 each.
+/// A kernel or copy on a clock on which each takes a millisecond. It begins when what is before it on its stream is
+/// over, what the stream waits for is done, and the host, which takes no time but for its waits and host_works(), has
+/// launched it. Streams are numbered by device, 16 each.
 struct Span {
   std::string kernel;
   int stream;
@@ -47,7 +49,8 @@ std::vector<Span> spans();
 void host_works(double milliseconds);
 double host_time();
 
-/// An event is ready when it was asked this many times (default 1), or the host has waited for later work: polling code has to go on.
+/// An event is ready when it was asked this many times (default 1), or the host has waited for later work: polling code
+/// has to go on.
 void set_polls(int polls);
 
 /// Bytes of a device's memory in use, and the most so far.
@@ -79,7 +82,8 @@ void launch(const char* kernel, const std::vector<Touched>& touched);
 /// host_synchronisations() when the last optimizer kernel was launched.
 int64_t host_synchronisations_before_optimizer();
 
-/// Registers the CPU's optimizer kernels for the device: without it ATen's operations step the parameters, to other last bits.
+/// Registers the CPU's optimizer kernels for the device: without it ATen's operations step the parameters, to other
+/// last bits.
 void use_cpu_optimizer_kernels();
 
 } // namespace trireme::sim

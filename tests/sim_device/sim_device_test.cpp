@@ -223,7 +223,8 @@ TEST(SimDeviceTest, AnEventIsReadyWhenLaterWorkWasWaitedFor) {
 
 TEST(SimDeviceTest, TimedEventsCountTheKernelsBetweenThem) {
   in_a_child([] {
-    c10::Event begin(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT), end(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event begin(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT),
+        end(c10::kPrivateUse1, c10::EventFlag::BACKEND_DEFAULT);
     const at::Tensor tensor = torch::ones({4}, there());
     begin.record(guard().getStream(device()));
     tensor.add(1);
@@ -252,7 +253,10 @@ TEST(SimDeviceTest, ACopyBetweenDevicesIsOrderedOnBoth) {
 TEST(SimDeviceTest, TensorsOnForeignPointersShareMemory) {
   in_a_child([] {
     const at::Tensor tensor = torch::zeros({4}, there());
-    const at::Tensor part = at::for_blob(static_cast<float*>(tensor.mutable_data_ptr()) + 2, {2}).options(there()).target_device(device()).make_tensor();
+    const at::Tensor part = at::for_blob(static_cast<float*>(tensor.mutable_data_ptr()) + 2, {2})
+                                .options(there())
+                                .target_device(device())
+                                .make_tensor();
     part.fill_(3);
     EXPECT_EQ(tensor.sum().item<float>(), 6);
   });
@@ -356,7 +360,8 @@ TEST(SimDeviceTest, KernelsOfOurOwnAreChecked) {
     launch("first", {{tensor.const_data_ptr(), 16, true}});
     const c10::StreamGuard on(another_stream());
     launch("second", {{tensor.const_data_ptr(), 16, false}});
-    EXPECT_THAT(problems(), ElementsAre("second on stream 1 reads what first on stream 0 wrote, without waiting for it"));
+    EXPECT_THAT(problems(),
+                ElementsAre("second on stream 1 reads what first on stream 0 wrote, without waiting for it"));
   });
 }
 

@@ -1,5 +1,6 @@
-// What ranks exchange inside a model, on the simulated device: attention over the tokens of several ranks, a BERT with key padding, joined logits, and a model
-// that knows nothing of ranks. The bits of the CPU, without a race. (GPT in all layouts: engine_test.cpp.)
+// What ranks exchange inside a model, on the simulated device: attention over the tokens of several ranks, a BERT with
+// key padding, joined logits, and a model that knows nothing of ranks. The bits of the CPU, without a race. (GPT in all
+// layouts: engine_test.cpp.)
 #include "engine_case.h"
 
 #include <tests/parallel/context/whole.h>
@@ -49,7 +50,8 @@ data::Batch gaps(int64_t first, int64_t samples, int64_t length) {
   const at::Tensor i = torch::arange(first, first + samples).unsqueeze(1), place = torch::arange(length).unsqueeze(0);
   const at::Tensor tokens = (place * (1 + i % 3) + i * 7) % kMaskToken;
   const at::Tensor asked = (place == 1 + i % 2).logical_or(place == length / 2), there = place < length - i % 3;
-  return {{tokens.masked_fill(asked, kMaskToken), there}, {tokens.masked_fill(~asked, models::kIgnoredTarget)}, samples};
+  return {
+      {tokens.masked_fill(asked, kMaskToken), there}, {tokens.masked_fill(~asked, models::kIgnoredTarget)}, samples};
 }
 
 TEST(SimDeviceSplit, BertWithKeyPadding) {
@@ -72,13 +74,16 @@ TEST(SimDeviceSplit, BertWithKeyPadding) {
       options.loss = nullptr;
       pipeline::PipelineOptions stages;
       stages.stages = one.stages;
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::bert_layers(shape, ranks), models::bert_loss(shape, ranks), stages);
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::bert_layers(shape, ranks),
+                                                                    models::bert_loss(shape, ranks), stages);
       options.training_data.reset();
       const auto engine = initialize(world, options).engine;
       Seen seen;
       int64_t first = 100 * engine->group().rank();
       for (int i = 0; i < kSteps; ++i) {
-        step(*engine, [&] { engine->train_batch([&] { return gaps(std::exchange(first, first + 4), 4, shape.sequence_length); }); });
+        step(*engine, [&] {
+          engine->train_batch([&] { return gaps(std::exchange(first, first + 4), 4, shape.sequence_length); });
+        });
         add_step(seen, *engine);
       }
       add_weights(seen, *engine);
@@ -88,7 +93,9 @@ TEST(SimDeviceSplit, BertWithKeyPadding) {
 }
 
 TEST(SimDeviceSplit, EvaluationAndJoinedLogits) {
-  const Case cases[] = {{.name = "", .tensor = 2, .sequence_parallel = true}, {.name = "", .context = 2}, {.name = "", .context = 2, .context_kind = Kind::ulysses}};
+  const Case cases[] = {{.name = "", .tensor = 2, .sequence_parallel = true},
+                        {.name = "", .context = 2},
+                        {.name = "", .context = 2, .context_kind = Kind::ulysses}};
   for (const Case& one : cases) {
     on_both(2, [&one](comm::World& world, at::Device device) {
       const mesh::Mesh mesh = mesh_of(world, one);
@@ -111,7 +118,10 @@ TEST(SimDeviceSplit, EvaluationAndJoinedLogits) {
 
 // In fp16 the first losses are scaled by far too much, and their gradients are not finite.
 TEST(SimDeviceSplit, AModelThatKnowsNothingOfRanks) {
-  const Case cases[] = {{.name = "zero0"}, {.name = "zero1", .zero_stage = 1}, {.name = "zero2", .zero_stage = 2}, {.name = "fp16", .type = precision::Type::fp16}};
+  const Case cases[] = {{.name = "zero0"},
+                        {.name = "zero1", .zero_stage = 1},
+                        {.name = "zero2", .zero_stage = 2},
+                        {.name = "fp16", .type = precision::Type::fp16}};
   for (const Case& one : cases) {
     on_both(one.zero_stage == 0 ? 2 : 4, [&one](comm::World& world, at::Device device) {
       torch::manual_seed(5);
@@ -123,16 +133,21 @@ TEST(SimDeviceSplit, AModelThatKnowsNothingOfRanks) {
         {"patterns": [".*attention\\.[qkv]", ".*fc1"], "partition_type": "column"},
         {"patterns": [".*attention\\.out$", ".*fc2"], "partition_type": "row"},
         {"patterns": ["wte"], "partition_type": "vocabulary"}]}})";
-      options.config.tensor_parallel = config::read_deepspeed(JsonNode::parse(concat(R"({"train_batch_size": 1, "tensor_parallel": )", rules, "}"), "test.json")).tensor_parallel;
+      options.config.tensor_parallel =
+          config::read_deepspeed(
+              JsonNode::parse(concat(R"({"train_batch_size": 1, "tensor_parallel": )", rules, "}"), "test.json"))
+              .tensor_parallel;
       options.model = model.ptr();
       options.loss = [model](const data::Batch& batch) mutable {
-        return torch::nn::functional::cross_entropy(model->forward(batch.input()).flatten(0, 1), batch.target().flatten());
+        return torch::nn::functional::cross_entropy(model->forward(batch.input()).flatten(0, 1),
+                                                    batch.target().flatten());
       };
       const auto engine = initialize(world, options).engine;
       do {
         sim::reset_host_synchronisations();
         engine->train_batch();
-        EXPECT_LE(sim::host_synchronisations(), device.is_cpu() ? 0 : 2) << "gradients are compared between the tensor ranks";
+        EXPECT_LE(sim::host_synchronisations(), device.is_cpu() ? 0 : 2)
+            << "gradients are compared between the tensor ranks";
       } while (engine->skipped_steps() == engine->global_steps() && engine->global_steps() < 10);
       EXPECT_EQ(engine->skipped_steps() > 0, one.type == precision::Type::fp16);
       return train(*engine);

@@ -56,15 +56,20 @@ TEST_P(SimDeviceStagedTest, ManyUnderWayAtOnce) {
   EXPECT_THAT(run([](StagedRank& peer) { many_under_way(peer); }), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, SimDeviceStagedTest, testing::Combine(testing::Values("shm", "gloo"), testing::Values(2, 3)),
-                         [](const auto& info) { return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Hosts, SimDeviceStagedTest,
+                         testing::Combine(testing::Values("shm", "gloo"), testing::Values(2, 3)), [](const auto& info) {
+                           return concat(std::get<0>(info.param), std::get<1>(info.param), "Ranks");
+                         });
 
-// The caller waits on another stream than the one that the tensors were allocated on, and drops them: only record_stream() keeps their memory.
+// The caller waits on another stream than the one that the tensors were allocated on, and drops them: only
+// record_stream() keeps their memory.
 TEST(SimDeviceStreamsTest, MemoryLivesUntilTheCopiesAreDone) {
   EXPECT_THAT(on_device("shm", 2,
                         [](StagedRank& peer) {
                           const int other = 1 - peer.rank();
-                          const auto fresh = [&](int64_t numel) { return torch::ones({numel}, at::TensorOptions(peer.device)); };
+                          const auto fresh = [&](int64_t numel) {
+                            return torch::ones({numel}, at::TensorOptions(peer.device));
+                          };
                           device::KeptStreams streams;
                           const auto wait_elsewhere = [&](const std::shared_ptr<Pending>& pending) {
                             const device::OnStream on(streams.on(peer.device));
@@ -99,7 +104,8 @@ TEST(SimDeviceStreamsTest, MessagesDoNotShareMemoryThatIsStillCopied) {
                         [](StagedRank& peer) {
                           const int other = 1 - peer.rank();
                           for (int i = 0; i < 3; ++i) {
-                            const at::Tensor sent = torch::full({20'000}, 1.0 + i, at::TensorOptions(at::kFloat).device(peer.device));
+                            const at::Tensor sent =
+                                torch::full({20'000}, 1.0 + i, at::TensorOptions(at::kFloat).device(peer.device));
                             const at::Tensor received = torch::empty({20'000}, at::TensorOptions(peer.device));
                             const auto receive = peer.staged->recv(received, other, 0);
                             const auto send = peer.staged->send(sent, other, 0);

@@ -1,4 +1,5 @@
-// The end of a step on a device: the optimizer is launched before the host knows loss and norm, and a step that is to be skipped changes nothing.
+// The end of a step on a device: the optimizer is launched before the host knows loss and norm, and a step that is to
+// be skipped changes nothing.
 #include "sim_device.h"
 
 #include <tests/engine/small_run.h>
@@ -75,20 +76,24 @@ Ended train(comm::World& world, const Optimizer& one, at::Device device) {
   };
   if (one.stages > 1) {
     options.pipeline = std::make_shared<pipeline::PipelineModule>(
-        models::gpt_layers(small_gpt()), [&](const auto& output, const auto& target) { return spoil(models::token_loss(output, target)); },
+        models::gpt_layers(small_gpt()),
+        [&](const auto& output, const auto& target) { return spoil(models::token_loss(output, target)); },
         pipeline::PipelineOptions{.stages = one.stages});
     options.config.pipeline = {};
   } else {
     models::Gpt model(small_gpt());
     options.model = model.ptr();
     bias = model->named_parameters()["transformer.ln_f.bias"];
-    options.loss = [&, model](const data::Batch& batch) mutable { return spoil(model->loss(batch.input(), batch.target())); };
+    options.loss = [&, model](const data::Batch& batch) mutable {
+      return spoil(model->loss(batch.input(), batch.target()));
+    };
   }
   const auto engine = initialize(world, options).engine;
   Ended ended;
   for (int step = 0; step < 6; ++step) {
     engine->train_batch();
-    for (const double number : {engine->loss(), engine->get_global_grad_norm().value_or(-1), engine->get_lr(), static_cast<double>(engine->skipped_steps())}) {
+    for (const double number : {engine->loss(), engine->get_global_grad_norm().value_or(-1), engine->get_lr(),
+                                static_cast<double>(engine->skipped_steps())}) {
       ended.numbers.push_back(std::isfinite(number) ? number : -7);
     }
   }
@@ -122,7 +127,8 @@ TEST_P(SimDeviceStepTest, SkippedStepsLeaveWhatTheCpuLeaves) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, SimDeviceStepTest, testing::ValuesIn(optimizers()),
+                         [](const auto& info) { return info.param.name; });
 
 // "bf16": {"enabled": "auto"}.
 TEST(SimDeviceStep, BothTypesAreTimedOnTheDevice) {
@@ -147,7 +153,9 @@ TEST(SimDeviceStep, TheOptimizerIsLaunchedBeforeTheHostWaits) {
                                 options.device = sim::device();
                                 options.config = zero_config(1, /*accumulation=*/2, /*clipping=*/1);
                                 options.model = model.ptr();
-                                options.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                                options.loss = [model](const data::Batch& batch) mutable {
+                                  return model->loss(batch.input(), batch.target());
+                                };
                                 options.training_data = std::make_shared<Counting>();
                                 const auto engine = initialize(world, options).engine;
                                 engine->train_batch();

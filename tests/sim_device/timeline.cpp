@@ -25,7 +25,8 @@ int clock_of(int device, int64_t stream) {
 }
 
 std::string stream_name(int clock) {
-  return concat("stream ", clock % kStreamsEach, clock < kStreamsEach ? "" : concat(" of device ", clock / kStreamsEach));
+  return concat("stream ", clock % kStreamsEach,
+                clock < kStreamsEach ? "" : concat(" of device ", clock / kStreamsEach));
 }
 
 Clock& Timeline::host() {
@@ -65,9 +66,12 @@ void Timeline::launch(const std::string& kernel, int stream) {
   }
 }
 
-void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices) {
-  if (const auto* const memory = reinterpret_cast<const void*>(begin); !between_devices && is_device_pointer(memory) && device_of(memory) != stream / kStreamsEach) {
-    report(concat(kernel, " on stream ", stream % kStreamsEach, " of device ", stream / kStreamsEach, writes ? " writes" : " reads", " memory of device ", device_of(memory)));
+void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes,
+                     bool between_devices) {
+  if (const auto* const memory = reinterpret_cast<const void*>(begin);
+      !between_devices && is_device_pointer(memory) && device_of(memory) != stream / kStreamsEach) {
+    report(concat(kernel, " on stream ", stream % kStreamsEach, " of device ", stream / kStreamsEach,
+                  writes ? " writes" : " reads", " memory of device ", device_of(memory)));
   }
   auto block = blocks_.upper_bound(begin);
   if (begin >= end || block == blocks_.begin()) {
@@ -81,14 +85,16 @@ void Timeline::touch(const std::string& kernel, int stream, uintptr_t begin, uin
   const Clock& clock = streams_[static_cast<size_t>(stream)];
   std::vector<Access>& accesses = block->second.accesses;
   const auto before = std::find_if(accesses.rbegin(), accesses.rend(), [&](const Access& one) {
-    return (one.writes || writes) && one.begin < end && begin < one.end && clock[static_cast<size_t>(one.stream)] < one.clock;
+    return (one.writes || writes) && one.begin < end && begin < one.end &&
+           clock[static_cast<size_t>(one.stream)] < one.clock;
   });
   if (before != accesses.rend()) {
-    report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " what ", before->kernel, " on ", stream_name(before->stream),
-                  before->writes ? " wrote" : " reads", ", without waiting for it"));
+    report(concat(kernel, " on ", stream_name(stream), writes ? " writes" : " reads", " what ", before->kernel, " on ",
+                  stream_name(before->stream), before->writes ? " wrote" : " reads", ", without waiting for it"));
   }
   std::erase_if(accesses, [&](const Access& before) {
-    return before.begin >= begin && before.end <= end && clock[static_cast<size_t>(before.stream)] >= before.clock && (writes || !before.writes);
+    return before.begin >= begin && before.end <= end && clock[static_cast<size_t>(before.stream)] >= before.clock &&
+           (writes || !before.writes);
   });
   accesses.push_back({begin, end, writes, stream, clock[static_cast<size_t>(stream)], kernel});
 }
@@ -109,7 +115,8 @@ bool Timeline::untouched(const HostCopy& copy) const {
 
 void Timeline::deliver(const HostCopy& copy) {
   if (!untouched(copy)) {
-    report(concat("the host changed pinned memory while ", stream_name(copy.stream), copy.to_host ? " copied into it" : " copied it to the device"));
+    report(concat("the host changed pinned memory while ", stream_name(copy.stream),
+                  copy.to_host ? " copied into it" : " copied it to the device"));
   }
   if (copy.to_host) {
     std::memcpy(copy.host, copy.bytes.data(), copy.bytes.size());
@@ -129,10 +136,12 @@ void Timeline::arrive(const Clock& known) {
 // Copies that this one follows are over.
 void Timeline::order_copies(int stream, const char* begin, size_t bytes, bool writes) {
   std::erase_if(copies_, [&](const HostCopy& copy) {
-    const bool overlaps = copy.host < begin + bytes && begin < copy.host + copy.bytes.size() && (copy.to_host || writes);
+    const bool overlaps =
+        copy.host < begin + bytes && begin < copy.host + copy.bytes.size() && (copy.to_host || writes);
     if (overlaps) {
       if (now(stream)[static_cast<size_t>(copy.stream)] < copy.clock) {
-        report(concat(stream_name(stream), writes ? " copies into" : " copies", " pinned memory that ", stream_name(copy.stream), copy.to_host ? " still writes" : " still reads",
+        report(concat(stream_name(stream), writes ? " copies into" : " copies", " pinned memory that ",
+                      stream_name(copy.stream), copy.to_host ? " still writes" : " still reads",
                       ", without waiting for it"));
       }
       deliver(copy);
@@ -151,7 +160,8 @@ void Timeline::copy_to_host(int stream, void* to, std::vector<char> bytes) {
 void Timeline::copy_from_host(int stream, const void* from, int64_t bytes) {
   auto* const begin = static_cast<char*>(const_cast<void*>(from));
   order_copies(stream, begin, static_cast<size_t>(bytes), /*writes=*/false);
-  copies_.push_back({stream, now(stream)[static_cast<size_t>(stream)], begin, std::vector<char>(begin, begin + bytes), false});
+  copies_.push_back(
+      {stream, now(stream)[static_cast<size_t>(stream)], begin, std::vector<char>(begin, begin + bytes), false});
 }
 
 void Timeline::pinned_freed(const void* begin, int64_t bytes) {
@@ -178,7 +188,8 @@ void Timeline::check_copies() {
 }
 
 void Timeline::allocated(uintptr_t begin, int64_t bytes, int stream) {
-  const Access earlier{begin, begin + static_cast<uintptr_t>(bytes), true, stream, now(stream)[static_cast<size_t>(stream)], "an earlier owner of the memory"};
+  const Access earlier{begin,  begin + static_cast<uintptr_t>(bytes),    true,
+                       stream, now(stream)[static_cast<size_t>(stream)], "an earlier owner of the memory"};
   blocks_[begin] = Block{bytes, stream, {}, {earlier}};
 }
 
@@ -193,8 +204,8 @@ Timeline::Freed Timeline::freed(uintptr_t begin) {
   Freed freed{block.bytes, std::nullopt};
   for (const Access& access : block.accesses) {
     if (known[static_cast<size_t>(access.stream)] < access.clock && block.recorded.count(access.stream) == 0) {
-      report(concat("memory of ", stream_name(block.stream), " was freed while ", access.kernel, " on ", stream_name(access.stream),
-                    " uses it: record_stream() is missing"));
+      report(concat("memory of ", stream_name(block.stream), " was freed while ", access.kernel, " on ",
+                    stream_name(access.stream), " uses it: record_stream() is missing"));
     }
   }
   for (const int stream : block.recorded) {

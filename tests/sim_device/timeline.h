@@ -33,8 +33,10 @@ class Timeline {
 
   /// Starts a kernel on the stream: after everything that this thread has waited for.
   void launch(const std::string& kernel, int stream);
-  /// The kernel that was launched last on the stream reads or writes these bytes; of the stream's device, unless it copies between two.
-  void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes, bool between_devices = false);
+  /// The kernel that was launched last on the stream reads or writes these bytes; of the stream's device, unless it
+  /// copies between two.
+  void touch(const std::string& kernel, int stream, uintptr_t begin, uintptr_t end, bool writes,
+             bool between_devices = false);
   /// This thread waits for work that has come as far as `done`. `counts`: it is a synchronisation of the host.
   void host_waits(const Clock& done, const std::string& what, bool counts = true);
   const Clock& now(int stream) const {
@@ -53,7 +55,8 @@ class Timeline {
   /// When work that has come so far is done.
   double time_of(const Clock& done) const;
 
-  /// Earlier owners of the memory may still use it on that stream: who uses it on another one waits for this place in the stream.
+  /// Earlier owners of the memory may still use it on that stream: who uses it on another one waits for this place in
+  /// the stream.
   void allocated(uintptr_t begin, int64_t bytes, int stream);
   struct Freed {
     int64_t bytes = 0;
@@ -108,7 +111,7 @@ class Timeline {
   void report(const std::string& problem);
 
   std::array<Clock, kClocks> streams_{};
-  std::array<double, kClocks> times_{}; // when each stream is done
+  std::array<double, kClocks> times_{};           // when each stream is done
   std::array<std::vector<double>, kClocks> ends_; // of each kernel of each stream
   std::map<uintptr_t, Block> blocks_;
   std::deque<HostCopy> copies_; // under way

@@ -40,11 +40,17 @@ TEST_P(SimDeviceTwoDevices, AnEngineIsOnOneThatIsNotCurrent) {
 
 INSTANTIATE_TEST_SUITE_P(All, SimDeviceTwoDevices,
                          testing::Values(Case{.name = "zero0"}, Case{.name = "fp16", .type = precision::Type::fp16},
-                                         Case{.name = "zero2_bf16", .zero_stage = 2, .type = precision::Type::bf16}, Case{.name = "zero3", .zero_stage = 3},
-                                         Case{.name = "step_in_backward", .clipping = 0, .step_in_backward = true}, Case{.name = "lamb", .optimizer = "LAMB"},
-                                         Case{.name = "states_int8", .states = optim::StateType::int8}, Case{.name = "recompute_zero3", .zero_stage = 3, .recompute = 1},
+                                         Case{.name = "zero2_bf16", .zero_stage = 2, .type = precision::Type::bf16},
+                                         Case{.name = "zero3", .zero_stage = 3},
+                                         Case{.name = "step_in_backward", .clipping = 0, .step_in_backward = true},
+                                         Case{.name = "lamb", .optimizer = "LAMB"},
+                                         Case{.name = "states_int8", .states = optim::StateType::int8},
+                                         Case{.name = "recompute_zero3", .zero_stage = 3, .recompute = 1},
                                          Case{.name = "pipe", .accumulation = 4, .stages = 2},
-                                         Case{.name = "zero_bubble", .accumulation = 4, .stages = 2, .schedule = pipeline::ScheduleKind::zero_bubble}),
+                                         Case{.name = "zero_bubble",
+                                              .accumulation = 4,
+                                              .stages = 2,
+                                              .schedule = pipeline::ScheduleKind::zero_bubble}),
                          [](const auto& info) { return info.param.name; });
 
 // Step by step in turn, with 1 and 2 ranks, in one thread.
@@ -102,7 +108,8 @@ TEST(SimDeviceTwoEngines, CollectivesAndMessagesOfTheOtherDevice) {
                           sim::start(2);
                           const comm::Group group = world.group();
                           group.open(sim::device(1));
-                          const at::Tensor tensor = torch::full({5000}, 1 + world.rank(), at::TensorOptions(at::kFloat).device(sim::device(1)));
+                          const at::Tensor tensor = torch::full({5000}, 1 + world.rank(),
+                                                                at::TensorOptions(at::kFloat).device(sim::device(1)));
                           group.all_reduce(tensor, comm::ReduceOp::sum, "sum").wait();
                           const at::Tensor all = torch::empty({10000}, tensor.options());
                           group.all_gather(all, tensor, "all").wait();

@@ -36,7 +36,9 @@ Early built(comm::World& world, const Case& one, at::Device device, bool with_in
   }
   InitializeOptions options = options_of(one, device);
   options.model = early.model.ptr();
-  options.loss = [model = early.model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+  options.loss = [model = early.model](const data::Batch& batch) mutable {
+    return model->loss(batch.input(), batch.target());
+  };
   early.engine = initialize(world, options).engine;
   return early;
 }
@@ -56,11 +58,13 @@ TEST_P(SimDeviceZeroInit, IsEqualToTheCpu) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SimDeviceZeroInit,
-                         testing::Combine(testing::Values(2, 3), testing::Values(Case{.name = "zero3", .zero_stage = 3},
-                                                                                 Case{.name = "zero3_bf16", .zero_stage = 3, .type = precision::Type::bf16},
-                                                                                 Case{.name = "zero1", .zero_stage = 1})),
-                         [](const auto& info) { return concat(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks"); });
+INSTANTIATE_TEST_SUITE_P(
+    All, SimDeviceZeroInit,
+    testing::Combine(testing::Values(2, 3),
+                     testing::Values(Case{.name = "zero3", .zero_stage = 3},
+                                     Case{.name = "zero3_bf16", .zero_stage = 3, .type = precision::Type::bf16},
+                                     Case{.name = "zero1", .zero_stage = 1})),
+    [](const auto& info) { return concat(std::get<1>(info.param).name, "_", std::get<0>(info.param), "ranks"); });
 
 // With a module of its own on its way there are: its parameters, the flat buffer that they are put into, and the shard.
 TEST(SimDeviceZeroInitMemory, NoMoreThanAModuleIsWholeOnTheDevice) {
@@ -104,7 +108,8 @@ TEST(SimDeviceZeroInitMemory, AModelOfAnotherDeviceIsRefused) {
                             initialize(world, options);
                             ADD_FAILURE() << "made";
                           } catch (const InputError& error) {
-                            EXPECT_THAT(error.what(), testing::HasSubstr("is sharded on sim:0, and the engine trains on sim:1"));
+                            EXPECT_THAT(error.what(),
+                                        testing::HasSubstr("is sharded on sim:0, and the engine trains on sim:1"));
                           }
                         }),
               IsEmpty());
@@ -133,7 +138,8 @@ TEST(SimDeviceZeroInitDefault, IsThatOfInitialize) {
                             return made;
                           };
                           ::unsetenv("TRIREME_DEVICE");
-                          EXPECT_EQ(zero::Init(world, one.type).device(), device::choose("auto", world.local_rank(), world.local_size()));
+                          EXPECT_EQ(zero::Init(world, one.type).device(),
+                                    device::choose("auto", world.local_rank(), world.local_size()));
                           ::setenv("TRIREME_DEVICE", "cpu", 1);
                           const Seen expected = train(*initialize(world, options()).engine);
                           InitializeOptions early = options();
@@ -142,13 +148,16 @@ TEST(SimDeviceZeroInitDefault, IsThatOfInitialize) {
                             EXPECT_TRUE(init.device().is_cpu());
                             models::Gpt model(small_gpt());
                             early.model = model.ptr();
-                            early.loss = [model](const data::Batch& batch) mutable { return model->loss(batch.input(), batch.target()); };
+                            early.loss = [model](const data::Batch& batch) mutable {
+                              return model->loss(batch.input(), batch.target());
+                            };
                           }
                           expect_same(train(*initialize(world, early).engine), expected);
                           ::setenv("TRIREME_DEVICE", "cuda:127", 1); // a GPU that is not there
                           const std::string words = refusal([&] { const zero::Init init(world); });
                           EXPECT_THAT(words, testing::HasSubstr("device \"cuda:127\" was asked for"));
-                          EXPECT_THAT(refusal([&] { initialize(world, options()); }), testing::HasSubstr("device \"cuda:127\" was asked for"));
+                          EXPECT_THAT(refusal([&] { initialize(world, options()); }),
+                                      testing::HasSubstr("device \"cuda:127\" was asked for"));
                           { // named, it does not matter what the environment says
                             const zero::Init init(world, one.type, sim::device());
                             EXPECT_EQ(init.device(), sim::device());

@@ -23,7 +23,8 @@ ElasticSettings choose(Random& random) {
   settings.meeting.start_patience = milliseconds(200 + random.below(1800));
   settings.meeting.late_patience = random.chance(0.7) ? milliseconds(5000) : milliseconds(600);
   settings.meeting.patience = seconds(120); // longer than a newcomer, a restart or a stop takes
-  settings.stretch = random.chance(0.3) ? random.between(seconds(6), seconds(9)) : random.between(milliseconds(20), milliseconds(900));
+  settings.stretch =
+      random.chance(0.3) ? random.between(seconds(6), seconds(9)) : random.between(milliseconds(20), milliseconds(900));
   settings.stretches = 2 + random.below(4);
   settings.saves_every = 1 + random.below(2);
   settings.kills = static_cast<int>(random.below(6));
@@ -35,14 +36,17 @@ ElasticSettings choose(Random& random) {
 
 } // namespace
 
-ElasticJob::ElasticJob(Simulator& simulator) : simulator_(simulator), store_(simulator), settings_(choose(simulator.random())) {}
+ElasticJob::ElasticJob(Simulator& simulator)
+    : simulator_(simulator), store_(simulator), settings_(choose(simulator.random())) {}
 
 void ElasticJob::run() {
   kills_left_ = settings_.kills;
   next_key_ = "elastic/round/1";
   for (int place = 0; place < settings_.processes; ++place) {
     const bool late = place > 0 && simulator_.random().chance(0.2); // a newcomer
-    launch(place, false, late ? simulator_.random().between(milliseconds(0), settings_.stretch * settings_.stretches) : simulator_.random().between(milliseconds(0), milliseconds(100)));
+    launch(place, false,
+           late ? simulator_.random().between(milliseconds(0), settings_.stretch * settings_.stretches)
+                : simulator_.random().between(milliseconds(0), milliseconds(100)));
   }
   disturb();
   simulator_.after_each_event([this] { check(); });
@@ -86,19 +90,22 @@ void ElasticJob::lose_store() {
 
 void ElasticJob::launch(int place, bool again, Clock::duration later) {
   ++started_;
-  const int number = simulator_.start(concat("process ", started_, " at place ", place), [this, place, again] {
-    try {
-      program(place, again);
-    } catch (const Killed&) {
-      throw;
-    } catch (const store::FinishedError&) {
-      if (!folder_.finished) {
-        simulator_.violate("a process that waits is ended, and the training is not finished");
-      }
-    } catch (const std::exception& error) {
-      simulator_.violate(concat("ends with an error: ", error.what()));
-    }
-  }, later);
+  const int number = simulator_.start(
+      concat("process ", started_, " at place ", place),
+      [this, place, again] {
+        try {
+          program(place, again);
+        } catch (const Killed&) {
+          throw;
+        } catch (const store::FinishedError&) {
+          if (!folder_.finished) {
+            simulator_.violate("a process that waits is ended, and the training is not finished");
+          }
+        } catch (const std::exception& error) {
+          simulator_.violate(concat("ends with an error: ", error.what()));
+        }
+      },
+      later);
   processes_[number] = {.place = place};
   simulator_.when_it_ends(number, [this, number, place] {
     processes_[number].doing = Doing::nothing;
@@ -115,7 +122,8 @@ void ElasticJob::launch(int place, bool again, Clock::duration later) {
   });
   if (kills_left_ > 0 && simulator_.random().chance(0.4)) { // at one of its requests
     --kills_left_;
-    simulator_.kill_at_call(number, simulator_.random().below(simulator_.random().chance(0.5) ? 12 : 200), simulator_.random().chance(0.5));
+    simulator_.kill_at_call(number, simulator_.random().below(simulator_.random().chance(0.5) ? 12 : 200),
+                            simulator_.random().chance(0.5));
   }
 }
 
@@ -188,7 +196,8 @@ store::Round ElasticJob::next_round(store::Meeting& meeting) {
   // It may be one that is over already.
   process.late = round.number < last_.number && !last_.has_member(process.id);
   process.doing = Doing::nothing;
-  simulator_.note(concat(simulator_.name(simulator_.running()), " is rank ", round.rank, " of ", round.size, " in round ", round.number));
+  simulator_.note(concat(simulator_.name(simulator_.running()), " is rank ", round.rank, " of ", round.size,
+                         " in round ", round.number));
   return round;
 }
 
@@ -278,7 +287,10 @@ bool ElasticJob::is_gone(int64_t id) const {
 void ElasticJob::check() {
   if (const std::string* const text = store_.table().find(next_key_)) {
     nlohmann::json json = nlohmann::json::parse(*text);
-    store::Decision next{.number = last_.number + 1, .members = json.at("members"), .places = json.at("places"), .spares = json.at("spares")};
+    store::Decision next{.number = last_.number + 1,
+                         .members = json.at("members"),
+                         .places = json.at("places"),
+                         .spares = json.at("spares")};
     next.fresh = json.value("fresh", std::set<int64_t>());
     next.finished = json.value("finished", false);
     check_decision(next);
@@ -309,11 +321,13 @@ void ElasticJob::check_decision(const store::Decision& next) {
   if (next.finished) {
     folder_.finished = true;
     if (!complete()) {
-      simulator_.violate(concat("the training is said to be finished with row ", folder_.row, " and ", folder_.saved, " stretches saved of ", settings_.stretches));
+      simulator_.violate(concat("the training is said to be finished with row ", folder_.row, " and ", folder_.saved,
+                                " stretches saved of ", settings_.stretches));
     }
     return;
   }
-  simulator_.note(concat("round ", next.number, " has ", nlohmann::json(next.members).dump(), ", spares ", nlohmann::json(next.spares).dump()));
+  simulator_.note(concat("round ", next.number, " has ", nlohmann::json(next.members).dump(), ", spares ",
+                         nlohmann::json(next.spares).dump()));
   if (next.number == 1 && rounds_before_ > 0) {
     check_first_round_of_store(next);
   }
@@ -326,7 +340,8 @@ void ElasticJob::check_decision(const store::Decision& next) {
       expected.push_back(id);
     } else if (!is_gone(id)) {
       if (first_came_ == Clock::time_point::max()) {
-        simulator_.violate(concat("round ", next.number, " is begun by one who waits, while number ", id, " of the last round lives"));
+        simulator_.violate(
+            concat("round ", next.number, " is begun by one who waits, while number ", id, " of the last round lives"));
       } else if (simulator_.now() - first_came_ < settings_.meeting.late_patience) {
         simulator_.violate(concat("round ", next.number, " leaves out number ", id, ", which is not late"));
       }
@@ -338,15 +353,19 @@ void ElasticJob::check_decision(const store::Decision& next) {
   check_left_out(next);
 }
 
-// Who is late, or comes back too late over another connection, is left out by others that have the state, and by nobody else.
+// Who is late, or comes back too late over another connection, is left out by others that have the state, and by nobody
+// else.
 void ElasticJob::check_left_out(const store::Decision& next) {
   const bool goes_on = std::any_of(next.members.begin(), next.members.end(), [&](int64_t id) { return has_state(id); });
   for (auto& [number, process] : processes_) {
-    if (process.id == 0 || process.round == 0 || !simulator_.lives(number) || process.round > rounds_before_ + last_.number || next.has_member(process.id)) {
+    if (process.id == 0 || process.round == 0 || !simulator_.lives(number) ||
+        process.round > rounds_before_ + last_.number || next.has_member(process.id)) {
       continue;
     }
-    if (!goes_on && !process.late && !process.stale && process.doing == Doing::trains && last_.number > 0 && !was_stopped(number)) {
-      simulator_.violate(concat("round ", next.number, " begins without ", simulator_.name(number), ", which trains, and without anybody who has its state"));
+    if (!goes_on && !process.late && !process.stale && process.doing == Doing::trains && last_.number > 0 &&
+        !was_stopped(number)) {
+      simulator_.violate(concat("round ", next.number, " begins without ", simulator_.name(number),
+                                ", which trains, and without anybody who has its state"));
     }
     process.late = true;
   }
@@ -355,7 +374,8 @@ void ElasticJob::check_left_out(const store::Decision& next) {
 // It has not had the time to come back to the store.
 bool ElasticJob::was_stopped(int process) const {
   const auto went_on = went_on_.find(process);
-  return paused_.contains(process) || (went_on != went_on_.end() && simulator_.now() - went_on->second < settings_.meeting.start_patience);
+  return paused_.contains(process) ||
+         (went_on != went_on_.end() && simulator_.now() - went_on->second < settings_.meeting.start_patience);
 }
 
 // One that is new begins nothing in an empty store while others train that can say so.
@@ -373,7 +393,8 @@ void ElasticJob::check_first_round_of_store(const store::Decision& next) {
     if (process.late) {
       continue;
     }
-    any_is_left_out = any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !was_stopped(number));
+    any_is_left_out =
+        any_is_left_out || (!takes_part(process) && process.doing == Doing::trains && !was_stopped(number));
     process.late = !takes_part(process);
   }
   if (any_is_left_out && !any_knows) {
@@ -397,7 +418,8 @@ void ElasticJob::check_who_waits() {
       ++waiting;
       member_waits = member_waits || member;
     } else {
-      all_wait = all_wait && process.doing == Doing::nothing && process.id == 0 && process.round == 0; // it has just begun
+      all_wait =
+          all_wait && process.doing == Doing::nothing && process.id == 0 && process.round == 0; // it has just begun
     }
   }
   const auto now = simulator_.now();
@@ -408,14 +430,15 @@ void ElasticJob::check_who_waits() {
   if (since(all_wait_since_, all_wait && member_waits && waiting >= settings_.meeting.min_ranks) > kSlack) {
     simulator_.violate(concat("all have come for round ", last_.number + 1, ", and it does not begin"));
   }
-  if (since(orphaned_since_, waiting >= settings_.meeting.min_ranks && !member_lives && last_.number > 0) > settings_.meeting.start_patience + kSlack) {
+  if (since(orphaned_since_, waiting >= settings_.meeting.min_ranks && !member_lives && last_.number > 0) >
+      settings_.meeting.start_patience + kSlack) {
     simulator_.violate(concat("all members of round ", last_.number, " are gone, and who waits is not released"));
   }
 }
 
 struct ElasticJob::World::Shared {
-  std::map<int, int> processes; // by rank
-  std::set<int> left; // ranks
+  std::map<int, int> processes;                     // by rank
+  std::set<int> left;                               // ranks
   std::map<int64_t, std::map<int, int64_t>> values; // by operation, rank
 };
 
@@ -458,10 +481,13 @@ std::vector<int64_t> ElasticJob::World::gather(int64_t value) {
   }
   const auto complete = [&] { return std::ssize(given) == round_.size; };
   const auto broken = [&] {
-    return std::any_of(shared_->processes.begin(), shared_->processes.end(),
-                       [&](const auto& one) { return !given.contains(one.first) && (shared_->left.contains(one.first) || !simulator.lives(one.second)); });
+    return std::any_of(shared_->processes.begin(), shared_->processes.end(), [&](const auto& one) {
+      return !given.contains(one.first) && (shared_->left.contains(one.first) || !simulator.lives(one.second));
+    });
   };
-  if (!simulator.block_until(simulator.now() + job_.settings_.world_timeout + job_.settings_.stretch, [&] { return complete() || broken(); }) || !complete()) {
+  if (!simulator.block_until(simulator.now() + job_.settings_.world_timeout + job_.settings_.stretch,
+                             [&] { return complete() || broken(); }) ||
+      !complete()) {
     throw Lost("a member is lost");
   }
   std::vector<int64_t> all;

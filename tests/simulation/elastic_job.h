@@ -32,14 +32,14 @@ struct ElasticSettings {
 /// The run folder: who writes what, and when that is a second training of the same run.
 struct RunFolder {
   int64_t saved = 0; // stretches that the newest checkpoint has
-  int64_t row = 0; // the last one in metrics.jsonl
+  int64_t row = 0;   // the last one in metrics.jsonl
   int64_t writer_round = 0;
   int64_t claim = 0; // of the one that writes
   bool finished = false;
 };
 
-/// A job of an elastic run: its store, the launcher that starts killed processes again, faults, and what must hold after each
-/// event. Programs say what they do: enter_round(), train(), write().
+/// A job of an elastic run: its store, the launcher that starts killed processes again, faults, and what must hold
+/// after each event. Programs say what they do: enter_round(), train(), write().
 class ElasticJob {
  public:
   explicit ElasticJob(Simulator& simulator);
@@ -66,12 +66,12 @@ class ElasticJob {
   struct Process {
     Doing doing = Doing::nothing;
     int place = 0;
-    int64_t id = 0; // in the store
-    int64_t round = 0; // counted on where a store has begun anew
-    bool late = false; // the others have gone on without it
+    int64_t id = 0;     // in the store
+    int64_t round = 0;  // counted on where a store has begun anew
+    bool late = false;  // the others have gone on without it
     bool stale = false; // and the store that knew was lost: what it does cannot be told from the training
     bool knows = false; // has the training's state
-    int64_t done = 0; // stretches that count
+    int64_t done = 0;   // stretches that count
     int64_t claim = 0;
   };
   Process& mine() {
@@ -82,15 +82,16 @@ class ElasticJob {
   store::Round next_round(store::Meeting& meeting);
   void train();
   void leave_round();
-  /// Row `row` of metrics.jsonl. `opens`: this process has become the one that writes, claims the folder, and cuts off later rows.
-  /// False: another one has claimed it since.
+  /// Row `row` of metrics.jsonl. `opens`: this process has become the one that writes, claims the folder, and cuts off
+  /// later rows. False: another one has claimed it since.
   bool write(int64_t row, bool opens);
   /// False: another one has claimed the folder since.
   bool save();
   /// This process has come to the store under another number.
   void note_new_number();
 
-  /// The world of a round. Each call is one collective operation, and throws Lost where a member is gone, has left, or is silent.
+  /// The world of a round. Each call is one collective operation, and throws Lost where a member is gone, has left, or
+  /// is silent.
   class World {
    public:
     World(ElasticJob& job, const store::Round& round);
@@ -141,7 +142,7 @@ class ElasticJob {
   int64_t rounds_before_ = 0; // in a store that was lost
   store::Decision last_;
   std::string next_key_;
-  std::vector<std::string> come_keys_; // of the members of last_
+  std::vector<std::string> come_keys_;                      // of the members of last_
   Clock::time_point first_came_ = Clock::time_point::max(); // of the members of last_, for the next round
   Clock::time_point all_wait_since_ = Clock::time_point::max();
   Clock::time_point orphaned_since_ = Clock::time_point::max();

@@ -7,8 +7,8 @@ namespace trireme::simulation {
 
 /// A program with a stack of its own that runs on the caller's thread, from enter() to its next leave().
 ///
-/// Cost: a switch takes well under a microsecond; stacks of ended fibers are used again. A fiber that is destroyed before
-/// its program has ended leaves what is on its stack.
+/// Cost: a switch takes well under a microsecond; stacks of ended fibers are used again. A fiber that is destroyed
+/// before its program has ended leaves what is on its stack.
 class Fiber {
  public:
   explicit Fiber(std::function<void()> program);

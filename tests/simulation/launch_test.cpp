@@ -27,11 +27,15 @@ using std::chrono::seconds;
 class SimulatedJob {
  public:
   SimulatedJob(Simulator& simulator, const SimulatedHosts::Options& hosts, const fs::path& folder)
-      : simulator_(simulator), folder_(folder), hosts_(simulator, hosts, folder / "run"),
-          nothing_(::open("/dev/null", O_WRONLY)), screen_(nothing_.get(), nothing_.get()), account_(nullptr) {
+      : simulator_(simulator),
+        folder_(folder),
+        hosts_(simulator, hosts, folder / "run"),
+        nothing_(::open("/dev/null", O_WRONLY)),
+        screen_(nothing_.get(), nothing_.get()),
+        account_(nullptr) {
     for (int i = 0; i < hosts.hosts; ++i) {
       options_.hosts.push_back({std::string(1, static_cast<char>('a' + i)),
-          1 + static_cast<int>(simulator.random().below(2)), "192.0.2." + std::to_string(i + 1)});
+                                1 + static_cast<int>(simulator.random().below(2)), "192.0.2." + std::to_string(i + 1)});
     }
     options_.ranks = 0;
     options_.command = {"program"};
@@ -74,7 +78,8 @@ class SimulatedJob {
     };
     const auto connect = [this](launch::AgentSetup setup) {
       auto connection = hosts_.connect(setup, launcher_);
-      return std::make_unique<launch::RemotePlace>(std::move(setup), std::move(connection),
+      return std::make_unique<launch::RemotePlace>(
+          std::move(setup), std::move(connection),
           [this](const std::string& words) { simulator_.note("said: " + words); });
     };
     launch::LaunchOptions hosts = options_;
@@ -118,15 +123,16 @@ void break_hosts(Simulator& simulator, SimulatedJob& job, int64_t most) {
   const auto hosts = std::ssize(job.options().hosts);
   for (int64_t fault = 0; fault < faults; ++fault) {
     const auto when = random.between(seconds(0), seconds(25));
-    const auto how_long = random.chance(0.3) ? random.between(milliseconds(100), seconds(3))
-        : random.between(seconds(3), seconds(60));
+    const auto how_long =
+        random.chance(0.3) ? random.between(milliseconds(100), seconds(3)) : random.between(seconds(3), seconds(60));
     const int host = static_cast<int>(random.below(hosts));
     const int64_t kind = random.below(10);
     const bool flag = random.chance(0.5);
     simulator.after(when, [&simulator, &job, host, kind, flag, how_long] {
       SimulatedHosts& all = job.hosts();
-      const auto later = [&simulator, how_long](std::function<void()> action) { simulator.after(how_long,
-          std::move(action)); };
+      const auto later = [&simulator, how_long](std::function<void()> action) {
+        simulator.after(how_long, std::move(action));
+      };
       switch (kind) {
         case 0:
           all.stop_agent(host, flag);
@@ -224,7 +230,8 @@ TEST_F(SimulatedLaunchTest, OneStartAtATimeAndEveryJobEnds) {
 
 // What a lost host's ranks did until they heard of it: the checks see it.
 TEST_F(SimulatedLaunchTest, WithoutLeasesTwoTrainingsAreFound) {
-  EXPECT_THAT(first_violation(1000, [this](Simulator& simulator) { start_and_check(simulator, false); }), testing::HasSubstr("start"));
+  EXPECT_THAT(first_violation(1000, [this](Simulator& simulator) { start_and_check(simulator, false); }),
+              testing::HasSubstr("start"));
 }
 
 TEST_F(SimulatedLaunchTest, TasksOfLostHostsHoldUpNobody) {

@@ -1,4 +1,5 @@
-// store::Meeting as horovod::elastic::run() uses it: whatever is killed, stopped or late, there is one training, and it ends.
+// store::Meeting as horovod::elastic::run() uses it: whatever is killed, stopped or late, there is one training, and it
+// ends.
 #include "elastic_job.h"
 
 #include <tests/simulation/schedules.h>
@@ -14,15 +15,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// As run(): round after round the ranks take the state of rank 0, train and commit; who is lost sends the others back to what they
-/// committed last.
+/// As run(): round after round the ranks take the state of rank 0, train and commit; who is lost sends the others back
+/// to what they committed last.
 class HorovodJob final : public ElasticJob {
  public:
   using ElasticJob::ElasticJob;
 
  private:
   bool complete() const override {
-    return std::any_of(processes_.begin(), processes_.end(), [&](const auto& one) { return one.second.done == settings_.stretches; });
+    return std::any_of(processes_.begin(), processes_.end(),
+                       [&](const auto& one) { return one.second.done == settings_.stretches; });
   }
 
   void program(int place, bool again) override {
@@ -53,7 +55,8 @@ class HorovodJob final : public ElasticJob {
     mine().done = world.gather(mine().done).front();
     meeting.settle();
     if (mine().done + 1 < furthest) { // a commit of some ranks alone is done again
-      simulator_.violate(concat("round ", round.number, " goes on from ", mine().done, ", and a member had ", furthest));
+      simulator_.violate(
+          concat("round ", round.number, " goes on from ", mine().done, ", and a member had ", furthest));
     }
     train();
     for (bool opens = true; mine().done < settings_.stretches; opens = false) {
@@ -113,7 +116,8 @@ class AveragingJob final : public ElasticJob {
       settings_.meeting.min_ranks = 1;
       settings_.meeting.max_ranks = settings_.processes + 1;
       settings_.stretch = simulator.random().between(std::chrono::seconds(6), std::chrono::seconds(9));
-      settings_.meeting.start_patience = 6 * kBetweenTries; // shorter than a stretch, longer than it takes to find the store
+      settings_.meeting.start_patience =
+          6 * kBetweenTries; // shorter than a stretch, longer than it takes to find the store
     }
   }
 
@@ -154,7 +158,9 @@ class AveragingJob final : public ElasticJob {
       train();
       const auto end = simulator_.now() + settings_.stretch / 4 * (3 + simulator_.random().below(2));
       while (simulator_.now() < end) {
-        sleep_for(settings_.loses_store || settings_.breaks > 0 ? std::min<Clock::duration>(end - simulator_.now(), milliseconds(100)) : end - simulator_.now());
+        sleep_for(settings_.loses_store || settings_.breaks > 0
+                      ? std::min<Clock::duration>(end - simulator_.now(), milliseconds(100))
+                      : end - simulator_.now());
         look_around(replica);
       }
       report(replica, 2 * begun + 1); // a row in the middle of the stretch, and one after the meeting
@@ -246,7 +252,8 @@ class AveragingJob final : public ElasticJob {
           return;
         }
       } catch (const store::LostError&) {
-        replica.meeting = meeting_of(announces_ && replica.joined && !replica.left_behind ? replica.meeting->state() : "", connect());
+        replica.meeting =
+            meeting_of(announces_ && replica.joined && !replica.left_behind ? replica.meeting->state() : "", connect());
       }
     }
   }
@@ -302,11 +309,13 @@ TEST(MeetingSimulation, ReplicasThatAverageAreOneTraining) {
   run_schedules(1500, [](Simulator& simulator) { AveragingJob(simulator).run(); });
 }
 
-// One that comes to a store which was lost, or whose members have lost their connections, trains alone: the checks see it.
+// One that comes to a store which was lost, or whose members have lost their connections, trains alone: the checks see
+// it.
 TEST(MeetingSimulation, AStoreThatForgetsWhoTrainsIsFound) {
   const Quiet quiet;
   EXPECT_THAT(first_violation(1500, [](Simulator& simulator) { AveragingJob(simulator, false).run(); }),
-              testing::AnyOf(testing::HasSubstr("without any of those that train"), testing::HasSubstr("without anybody who has its state")));
+              testing::AnyOf(testing::HasSubstr("without any of those that train"),
+                             testing::HasSubstr("without anybody who has its state")));
 }
 
 } // namespace

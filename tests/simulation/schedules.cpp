@@ -38,7 +38,8 @@ std::vector<uint64_t> run_schedules(int64_t count, const std::function<void(Simu
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double done = static_cast<double>(only != 0 ? 1 : seed - first);
-  std::cout << done << " schedules, " << failed.size() << " failed, " << static_cast<int64_t>(done * 60 / seconds) << " a minute\n";
+  std::cout << done << " schedules, " << failed.size() << " failed, " << static_cast<int64_t>(done * 60 / seconds)
+            << " a minute\n";
   return failed;
 }
 

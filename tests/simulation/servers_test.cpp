@@ -1,5 +1,5 @@
-// Parameter servers and their workers, started, killed, cut off and started again at any request: what each server's values
-// tell of the gradients that became part of them.
+// Parameter servers and their workers, started, killed, cut off and started again at any request: what each server's
+// values tell of the gradients that became part of them.
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/parallel/server/parameter_server.h>
@@ -13,13 +13,13 @@
 #include <gtest/gtest.h>
 #include <torch/utils.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <filesystem>
 #include <map>
 #include <set>
-#include <unistd.h>
 
 namespace trireme::parallel::server {
 namespace {
@@ -35,9 +35,9 @@ constexpr float kOfTheCheckpoint = 5000;
 constexpr int64_t kStepOfTheCheckpoint = 20;
 constexpr int64_t kStepsOfItsOptimizer = 40;
 
-/// One parameter with a row of numbers for each server. Each gradient has a number of its own, which it lowers by 1 on each
-/// server: the values tell which gradients they have seen, and how often. The last number of a row is nobody's: it tells
-/// what the values began with.
+/// One parameter with a row of numbers for each server. Each gradient has a number of its own, which it lowers by 1 on
+/// each server: the values tell which gradients they have seen, and how often. The last number of a row is nobody's: it
+/// tells what the values began with.
 at::Tensor gradient_of(int64_t servers, int64_t tag) {
   at::Tensor gradient = torch::zeros({servers, kTags});
   gradient.select(1, tag).fill_(1);
@@ -69,8 +69,9 @@ class Job {
     faults_ = random.below(4);
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
-    simulator_.note(concat(ServerOptions::name(options_.mode), ", ", workers_, " workers, ", options_.servers, " servers, ",
-                           resumes_ ? "from a checkpoint, " : "", "to step ", steps_, ", ", faults_, " faults"));
+    simulator_.note(concat(ServerOptions::name(options_.mode), ", ", workers_, " workers, ", options_.servers,
+                           " servers, ", resumes_ ? "from a checkpoint, " : "", "to step ", steps_, ", ", faults_,
+                           " faults"));
   }
   ~Job() {
     std::error_code error;
@@ -108,30 +109,38 @@ class Job {
   };
 
   void start_server(int place) {
-    task("server", place) = {simulator_.start(concat("server ", place), [this, place] {
-      const auto server = rpc::serve(concat("sim://", place), {});
-      ParameterServerOptions options;
-      options.server = options_;
-      options.place = place;
-      options.folder = folder_;
-      options.read_optimizer = [](const std::string&) {
-        return optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 1}};
-      };
-      options.until_stopped = true;
-      options.stop = &stop_;
-      serve(*server, options);
-    }, later()), true, place, false};
+    task("server", place) = {simulator_.start(
+                                 concat("server ", place),
+                                 [this, place] {
+                                   const auto server = rpc::serve(concat("sim://", place), {});
+                                   ParameterServerOptions options;
+                                   options.server = options_;
+                                   options.place = place;
+                                   options.folder = folder_;
+                                   options.read_optimizer = [](const std::string&) {
+                                     return optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = 1}};
+                                   };
+                                   options.until_stopped = true;
+                                   options.stop = &stop_;
+                                   serve(*server, options);
+                                 },
+                                 later()),
+                             true, place, false};
   }
   void start_worker(int number, bool restarted) {
     const std::string name = concat(restarted ? "worker, again, " : "worker ", number);
-    task("worker", number) = {simulator_.start(name, [this, number, restarted] {
-      try {
-        work(number, restarted);
-        task("worker", number).done = true;
-      } catch (const InputError& error) {
-        simulator_.violate(concat("worker ", number, " is refused: ", error.what()));
-      }
-    }, later()), false, number, false};
+    task("worker", number) = {simulator_.start(
+                                  name,
+                                  [this, number, restarted] {
+                                    try {
+                                      work(number, restarted);
+                                      task("worker", number).done = true;
+                                    } catch (const InputError& error) {
+                                      simulator_.violate(concat("worker ", number, " is refused: ", error.what()));
+                                    }
+                                  },
+                                  later()),
+                              false, number, false};
   }
   Task& task(const std::string& kind, int number) {
     return tasks_[concat(kind, ' ', number)];
@@ -283,8 +292,8 @@ class Job {
       return;
     }
     if (step < std::min(least, progress_[number]) - unanswered || step > most + 1) {
-      simulator_.violate(concat("worker ", number, " goes on at step ", step, ", and the workers are between ", least,
-                                " and ", most));
+      simulator_.violate(
+          concat("worker ", number, " goes on at step ", step, ", and the workers are between ", least, " and ", most));
     }
   }
 
@@ -341,14 +350,16 @@ class Job {
         simulator_.violate(
             concat("server ", place, " has made ", made, " updates, and its optimizer is at step ", snapshot.steps));
       }
-      const bool all = (place == 0 || restarts_ == 0) && !may_have_lost(); // of a step whose workers all die another server may lose its part
+      const bool all = (place == 0 || restarts_ == 0) &&
+                       !may_have_lost(); // of a step whose workers all die another server may lose its part
       if (options_.together() && (all ? made != steps_ - first_step_ : made > steps_ - first_step_)) {
         simulator_.violate(
             concat("server ", place, " has made ", made, " updates of ", steps_ - first_step_, " steps"));
       }
     }
-    // That of a worker which dies meanwhile may have come to one server alone, or its successor's stands for it there. Where
-    // all who could commit a step die, server 0 makes it again with others, and another server that has made it does not.
+    // That of a worker which dies meanwhile may have come to one server alone, or its successor's stands for it there.
+    // Where all who could commit a step die, server 0 makes it again with others, and another server that has made it
+    // does not.
     for (const int64_t tag : done_) {
       const bool counts = options_.together() && server_faults_ == 0 && !is_update_lost_ && !first_again_.contains(tag);
       for (const Seen& one : last) {
@@ -377,7 +388,7 @@ class Job {
   std::map<std::string, Task> tasks_;
   std::map<int, int64_t> progress_;
   std::set<int64_t> first_again_; // gradients that a worker which was started again has pushed first
-  std::set<int64_t> done_; // gradients whose worker has been answered
+  std::set<int64_t> done_;        // gradients whose worker has been answered
   std::map<int64_t, std::set<int64_t>> acknowledged_; // by server
 };
 
@@ -393,7 +404,8 @@ class ServersSimulation : public testing::Test {
 
 TEST_F(ServersSimulation, NothingIsLostOrCountedTwiceAndEveryJobEnds) {
   const std::filesystem::path memory = "/dev/shm"; // a snapshot after each update is not to wait for a disk
-  const std::filesystem::path parent = std::filesystem::exists(memory) ? memory : std::filesystem::path(testing::TempDir());
+  const std::filesystem::path parent =
+      std::filesystem::exists(memory) ? memory : std::filesystem::path(testing::TempDir());
   const std::filesystem::path folder = parent / concat("trireme_simulated_servers_", ::getpid());
   simulation::run_schedules(1000, [&](Simulator& simulator) {
     Job job(simulator, folder);

@@ -81,8 +81,8 @@ void SimulatedHosts::refuse(int number, bool refuses) {
 
 void SimulatedHosts::cut(int number, bool to_agent, bool is_cut) {
   Host& host = hosts_[static_cast<size_t>(number)];
-  simulator_.note("the line " + std::string(to_agent ? "to host " : "from host ") + host.name + (is_cut ? " is cut"
-      : " is whole again"));
+  simulator_.note("the line " + std::string(to_agent ? "to host " : "from host ") + host.name +
+                  (is_cut ? " is cut" : " is whole again"));
   (to_agent ? host.cut_to_agent : host.cut_to_launcher) = is_cut;
   for (const auto& agent : host.agents) {
     if (!is_cut && to_agent) {

@@ -84,8 +84,9 @@ std::unique_ptr<launch::AgentConnection> SimulatedHosts::connect(const launch::A
   agent->host = &host;
   agent->launcher = launcher;
   // A login takes its time, and longer than the launcher's patience if nobody answers.
-  const Clock::duration login = simulator_.random().chance(0.05) ? simulator_.random().between(seconds(1), seconds(30))
-      : simulator_.random().between(milliseconds(5), milliseconds(500));
+  const Clock::duration login = simulator_.random().chance(0.05)
+                                    ? simulator_.random().between(seconds(1), seconds(30))
+                                    : simulator_.random().between(milliseconds(5), milliseconds(500));
   agent->lives = false;
   simulator_.after(login, [this, agent] {
     if (agent->host->refuses || !agent->launcher_open) {
@@ -192,8 +193,9 @@ void SimulatedHosts::obey(const std::shared_ptr<Agent>& agent, const Message& or
     start_ranks(agent, launch::unpack_share(order.at("share")));
   } else if (what == "signal" || what == "stop") {
     const int number = order.at("signal");
-    const auto until_they_end = simulator_.random().chance(0.1) ? simulator_.random().between(seconds(1), seconds(90))
-        : simulator_.random().between(milliseconds(1), milliseconds(900));
+    const auto until_they_end = simulator_.random().chance(0.1)
+                                    ? simulator_.random().between(seconds(1), seconds(90))
+                                    : simulator_.random().between(milliseconds(1), milliseconds(900));
     simulator_.after(until_they_end, [this, agent, number, start = agent->starts] {
       for (size_t i = 0; i < agent->ranks.size() && agent->starts == start; ++i) {
         end_rank(agent, i, number == SIGINT ? SIGINT : 0);
@@ -227,11 +229,11 @@ void SimulatedHosts::start_ranks(const std::shared_ptr<Agent>& agent, const laun
   }
   for (size_t i = 0; i < agent->ranks.size(); ++i) {
     simulator_.after(simulator_.random().between(milliseconds(100), seconds(1)),
-        [this, agent, i, start = agent->starts] {
-      if (agent->starts == start) {
-        work(agent, i);
-      }
-    });
+                     [this, agent, i, start = agent->starts] {
+                       if (agent->starts == start) {
+                         work(agent, i);
+                       }
+                     });
   }
   guard(agent);
   check();
@@ -289,8 +291,8 @@ void SimulatedHosts::work(const std::shared_ptr<Agent>& agent, size_t i) {
     return;
   }
   const bool is_task = !rank.task.empty();
-  if (!is_task && rank.worked > 1 && !others_live(rank, agent->ranks_of_start) && !all_done()
-      && simulator_.random().chance(0.15)) {
+  if (!is_task && rank.worked > 1 && !others_live(rank, agent->ranks_of_start) && !all_done() &&
+      simulator_.random().chance(0.15)) {
     end_rank(agent, i, kExit1); // the others are gone, which may take up to a time-out to be seen
     return;
   }
@@ -317,11 +319,11 @@ void SimulatedHosts::work(const std::shared_ptr<Agent>& agent, size_t i) {
     return;
   }
   simulator_.after(simulator_.random().between(milliseconds(900), milliseconds(1100)),
-      [this, agent, i, start = agent->starts] {
-    if (agent->starts == start) {
-      work(agent, i);
-    }
-  });
+                   [this, agent, i, start = agent->starts] {
+                     if (agent->starts == start) {
+                       work(agent, i);
+                     }
+                   });
 }
 
 void SimulatedHosts::end_rank(const std::shared_ptr<Agent>& agent, size_t i, int wait_status) {
@@ -357,11 +359,11 @@ void SimulatedHosts::kill_ranks(const std::shared_ptr<Agent>& agent) {
     return;
   }
   simulator_.after(simulator_.random().between(milliseconds(1), milliseconds(700)),
-      [this, agent, start = agent->starts] {
-    for (size_t i = 0; i < agent->ranks.size() && agent->starts == start; ++i) {
-      end_rank(agent, i, SIGKILL);
-    }
-  });
+                   [this, agent, start = agent->starts] {
+                     for (size_t i = 0; i < agent->ranks.size() && agent->starts == start; ++i) {
+                       end_rank(agent, i, SIGKILL);
+                     }
+                   });
 }
 
 // It ends with its ranks.

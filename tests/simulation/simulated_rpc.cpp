@@ -39,7 +39,7 @@ struct Connection {
   std::shared_ptr<SimulatedLink> there;
   std::shared_ptr<SimulatedLink> back;
   bool broken = false; // for the client
-  bool gone = false; // for the server
+  bool gone = false;   // for the server
   int64_t received = 0;
 };
 
@@ -65,18 +65,19 @@ struct SimulatedRpc::Host : std::enable_shared_from_this<Host> {
 
   void ask(const std::shared_ptr<Connection>& connection, const std::shared_ptr<Service>& service, std::string header,
            std::vector<std::byte> body, const std::shared_ptr<Asked>& asked) {
-    connection->there->send([this, connection, service, header = std::move(header), body = std::move(body), asked]() mutable {
-      if (connection->gone || service->closed) {
-        return;
-      }
-      note_message(simulator, connection->number, " > ", header);
-      const uint64_t id = ++service->last_id;
-      Request& request = service->waiting[id];
-      request = {connection, asked, std::move(body), std::vector<std::byte>(asked->room.size())};
-      service->events.push_back(
-          {rpc::Event::Kind::request, connection->number, id, std::move(header), request.body, request.room});
-      simulator.wake(service->process);
-    });
+    connection->there->send(
+        [this, connection, service, header = std::move(header), body = std::move(body), asked]() mutable {
+          if (connection->gone || service->closed) {
+            return;
+          }
+          note_message(simulator, connection->number, " > ", header);
+          const uint64_t id = ++service->last_id;
+          Request& request = service->waiting[id];
+          request = {connection, asked, std::move(body), std::vector<std::byte>(asked->room.size())};
+          service->events.push_back(
+              {rpc::Event::Kind::request, connection->number, id, std::move(header), request.body, request.room});
+          simulator.wake(service->process);
+        });
   }
   void leave(const std::shared_ptr<Connection>& connection, const std::shared_ptr<Service>& service) {
     connection->there->send([this, connection, service] { gone(connection, service); });
@@ -170,7 +171,8 @@ class SimulatedClient final : public rpc::Client {
       host_->leave(connection_, service_);
     }
   }
-  std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) override {
+  std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body,
+                                  std::span<std::byte> room) override {
     host_->simulator.begin_call();
     auto asked = std::make_shared<Asked>();
     asked->room = room;
@@ -205,9 +207,11 @@ class SimulatedServer final : public rpc::Server {
     simulator.begin_call();
     service_->process = simulator.running();
     if (!host_->services.try_emplace(name_, service_).second) {
-      throw InputError("rpc", concat("there is a server sim://", name_, " already"), "Give each server a name of its own.");
+      throw InputError("rpc", concat("there is a server sim://", name_, " already"),
+                       "Give each server a name of its own.");
     }
-    simulator.when_it_ends(service_->process, [host = host_, name = name_, service = service_] { host->end_of_server(name, service); });
+    simulator.when_it_ends(service_->process,
+                           [host = host_, name = name_, service = service_] { host->end_of_server(name, service); });
     for (const int process : std::exchange(host_->waiting_for[name_], {})) {
       simulator.wake(process);
     }

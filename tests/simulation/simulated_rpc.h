@@ -10,9 +10,9 @@ namespace trireme::simulation {
 
 /// Servers and clients of rpc at addresses "sim://NAME", in the simulator whose run() is on the thread.
 ///
-/// A client's connection belongs to the process that connects, a server to the one that serves: with their end what they
-/// have sent arrives or is lost. Who connects where nobody serves waits, as at a socket that outlives its server. Bodies
-/// are copied when they are sent. Make one for each simulator.
+/// A client's connection belongs to the process that connects, a server to the one that serves: with their end what
+/// they have sent arrives or is lost. Who connects where nobody serves waits, as at a socket that outlives its server.
+/// Bodies are copied when they are sent. Make one for each simulator.
 class SimulatedRpc {
  public:
   explicit SimulatedRpc(Simulator& simulator);

@@ -37,11 +37,12 @@ class SimulatedChannel final : public store::Channel {
       throw store::LostError("the connection has been closed");
     }
     connection_->reply.reset();
-    connection_->there->send([&store = store_, connection = connection_, request = request.substr(store::kLengthBytes)] {
-      if (connection->open) {
-        store.serve(connection, request);
-      }
-    });
+    connection_->there->send(
+        [&store = store_, connection = connection_, request = request.substr(store::kLengthBytes)] {
+          if (connection->open) {
+            store.serve(connection, request);
+          }
+        });
     simulator.sent();
     const auto deadline = simulator.now() + patience;
     if (!simulator.block_until(deadline, [this] { return connection_->reply.has_value() || connection_->lost; })) {

@@ -166,7 +166,8 @@ void Simulator::violate(std::string what) {
 
 void Simulator::note(std::string line) {
   char time[32];
-  std::snprintf(time, sizeof(time), "%12.6f ", std::chrono::duration<double>(now_.time_since_epoch() - std::chrono::hours(1)).count());
+  std::snprintf(time, sizeof(time), "%12.6f ",
+                std::chrono::duration<double>(now_.time_since_epoch() - std::chrono::hours(1)).count());
   story_.push_back(time + std::move(line));
   if (story_.size() > kStoryLines) {
     story_.pop_front();
@@ -234,7 +235,8 @@ void Simulator::wake(int number) {
     return;
   }
   process.woken = true;
-  const auto until_it_runs = random_.chance(0.01) ? random_.between(milliseconds(0), milliseconds(30)) : random_.between(microseconds(1), microseconds(60));
+  const auto until_it_runs = random_.chance(0.01) ? random_.between(milliseconds(0), milliseconds(30))
+                                                  : random_.between(microseconds(1), microseconds(60));
   at(now_ + until_it_runs, [this, number, turn = process.turn] {
     if (of(number).turn == turn) {
       resume(number);
@@ -247,7 +249,8 @@ void Simulator::when_it_ends(int number, std::function<void()> action) {
 }
 
 Clock::duration Simulator::delay() {
-  return random_.chance(0.03) ? random_.between(milliseconds(1), milliseconds(80)) : random_.between(microseconds(40), microseconds(600));
+  return random_.chance(0.03) ? random_.between(milliseconds(1), milliseconds(80))
+                              : random_.between(microseconds(40), microseconds(600));
 }
 
 void Simulator::sleep_until(Clock::time_point time) {

@@ -27,8 +27,8 @@ class Killed : public PeerError {
 /// failure exactly. Real code runs in them, blocking where it blocks; what it calls is simulated: trireme::Clock and
 /// sleep_for(), store::Client (simulated_store.h), rpc (simulated_rpc.h).
 ///
-/// An event is a message that arrives, a timer, or a fault; between two of them no time passes and nothing else runs, so
-/// code that does not block is atomic here. Threads are not simulated.
+/// An event is a message that arrives, a timer, or a fault; between two of them no time passes and nothing else runs,
+/// so code that does not block is atomic here. Threads are not simulated.
 class Simulator final : private SimulatedTime {
  public:
   explicit Simulator(uint64_t seed);
@@ -75,7 +75,8 @@ class Simulator final : private SimulatedTime {
   void after_each_event(std::function<void()> check) {
     check_ = std::move(check);
   }
-  /// Runs until no process lives and nothing is left to happen; false: `limit` has passed before, or violate() was called.
+  /// Runs until no process lives and nothing is left to happen; false: `limit` has passed before, or violate() was
+  /// called.
   bool run(Clock::duration limit);
   /// Something that must never happen has happened. Only the first one counts; run() ends.
   void violate(std::string what);

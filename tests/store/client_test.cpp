@@ -19,14 +19,14 @@
 namespace trireme::store {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 using test::Door;
 using test::eventually;
-using trireme::test::error_of;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
+using trireme::test::error_of;
 
 Client::Clock::time_point soon(milliseconds time = seconds(20)) {
   return Client::Clock::now() + time;
@@ -49,7 +49,8 @@ class ClientTest : public testing::Test {
 
   const Secret secret_ = Secret::random();
   const Door door_;
-  std::unique_ptr<Server> server_ = std::make_unique<Server>(door_.listening, ServerOptions{.secret = secret_, .job = "job"});
+  std::unique_ptr<Server> server_ =
+      std::make_unique<Server>(door_.listening, ServerOptions{.secret = secret_, .job = "job"});
 };
 
 TEST_F(ClientTest, KeysAndValues) {
@@ -227,7 +228,8 @@ TEST_F(ClientTest, SaysThatTheSecretIsWrong) {
     const auto error = refusal(wrong, "job");
     EXPECT_EQ(error.reason, ConnectError::Reason::wrong_secret);
     EXPECT_EQ(error.exit_code(), 2);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("the secret is wrong"), HasSubstr(std::to_string(door_.endpoint.port)), HasSubstr("TRIREME_SECRET_FILE")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("the secret is wrong"), HasSubstr(std::to_string(door_.endpoint.port)),
+                                    HasSubstr("TRIREME_SECRET_FILE")));
   }
   EXPECT_EQ(server_->refused(), 2);
   connect();
@@ -236,7 +238,8 @@ TEST_F(ClientTest, SaysThatTheSecretIsWrong) {
 TEST_F(ClientTest, SaysThatAnotherJobMeetsThere) {
   const auto error = refusal(secret_, "other");
   EXPECT_EQ(error.reason, ConnectError::Reason::other_job);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("the ranks of another job meet on"), HasSubstr("(this is job \"other\")"), HasSubstr("MASTER_PORT")));
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("the ranks of another job meet on"), HasSubstr("(this is job \"other\")"),
+                                  HasSubstr("MASTER_PORT")));
 }
 
 TEST_F(ClientTest, SaysThatNobodyListens) {
@@ -281,13 +284,17 @@ TEST_F(ClientTest, SaysThatTheServerIsNotOurs) {
     stranger.join();
     return happened;
   };
-  EXPECT_THAT(try_against("SSH-2.0-OpenSSH_9.2\r\n"), HasSubstr("is not the meeting point of this job (it speaks another protocol)"));
-  EXPECT_THAT(try_against("Trillian says hello, and a good deal more than forty-eight bytes"), HasSubstr("it speaks another protocol"));
+  EXPECT_THAT(try_against("SSH-2.0-OpenSSH_9.2\r\n"),
+              HasSubstr("is not the meeting point of this job (it speaks another protocol)"));
+  EXPECT_THAT(try_against("Trillian says hello, and a good deal more than forty-eight bytes"),
+              HasSubstr("it speaks another protocol"));
   EXPECT_THAT(try_against("", milliseconds(500)), HasSubstr("it does not answer"));
   EXPECT_THAT(try_against("TRIREME\1", milliseconds(500)), HasSubstr("it does not answer"));
-  EXPECT_THAT(try_against("TRIREME\2........................................"), HasSubstr("another version of Trireme"));
+  EXPECT_THAT(try_against("TRIREME\2........................................"),
+              HasSubstr("another version of Trireme"));
   const Greeting own = make_greeting("job");
-  EXPECT_THAT(try_against(std::string(own.data(), own.size()) + "A" + std::string(kProofBytes, 'x')), HasSubstr("whoever listens does not know that of this rank"));
+  EXPECT_THAT(try_against(std::string(own.data(), own.size()) + "A" + std::string(kProofBytes, 'x')),
+              HasSubstr("whoever listens does not know that of this rank"));
 }
 
 } // namespace

@@ -37,7 +37,8 @@ class MeetingTest : public testing::Test {
   }
 
   std::shared_ptr<store::Client> connect() {
-    return store::Client::connect(options_.store, options_.secret, "", std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    return store::Client::connect(options_.store, options_.secret, "",
+                                  std::chrono::steady_clock::now() + std::chrono::seconds(30));
   }
   Meeting& come() {
     meetings_.push_back(std::make_unique<Meeting>(options_, connect()));

@@ -11,8 +11,8 @@
 namespace trireme::store {
 namespace {
 
-using trireme::test::error_of;
 using testing::HasSubstr;
+using trireme::test::error_of;
 
 TEST_F(MeetingTest, RanksAreInTheOrderOfComing) {
   options_.min_ranks = 3;
@@ -124,7 +124,8 @@ class ConcludeTest : public MeetingTest {
     next({&come(), &come(), &come()});
   }
   std::future<bool> conclude(int member, bool well) {
-    return std::async(std::launch::async, [one = meetings_[static_cast<size_t>(member)].get(), well] { return one->conclude(well); });
+    return std::async(std::launch::async,
+                      [one = meetings_[static_cast<size_t>(member)].get(), well] { return one->conclude(well); });
   }
 };
 
@@ -163,7 +164,8 @@ TEST_F(ConcludeTest, IsBadForAllWhenOneIsLost) {
 TEST_F(MeetingTest, TooFewIsAnErrorInTheEnd) {
   options_.min_ranks = 3;
   options_.patience = std::chrono::milliseconds(60);
-  EXPECT_THAT(error_of([&] { come().next_round(); }), HasSubstr("round 1 cannot begin: 1 of at least 3 ranks are there after"));
+  EXPECT_THAT(error_of([&] { come().next_round(); }),
+              HasSubstr("round 1 cannot begin: 1 of at least 3 ranks are there after"));
   options_.max_ranks = 2;
   EXPECT_THAT(error_of([&] { come(); }), HasSubstr("from 3 to 2 ranks"));
 }

@@ -86,7 +86,8 @@ TEST(MembershipTest, InAnEmptyStoreOnlyThoseWhoTrainProposeWhileOneOfThemLives) 
   view.living[3].come = 1;
   EXPECT_TRUE(complete(Decision(), view, seconds(0), kLimits)) << "as many as there may be";
   view.living.erase(1);
-  EXPECT_FALSE(complete(Decision(), view, seconds(29), kLimits)) << "another one may train, and not have found the store";
+  EXPECT_FALSE(complete(Decision(), view, seconds(29), kLimits))
+      << "another one may train, and not have found the store";
   EXPECT_TRUE(complete(Decision(), view, seconds(30), kLimits));
   view.living.erase(2);
   view.living.erase(3);

@@ -20,7 +20,8 @@ struct Door {
 /// A connection that says what it likes.
 class RawConnection {
  public:
-  explicit RawConnection(const Endpoint& endpoint) : socket_(try_to_connect(endpoint, std::chrono::seconds(10)).socket) {}
+  explicit RawConnection(const Endpoint& endpoint)
+      : socket_(try_to_connect(endpoint, std::chrono::seconds(10)).socket) {}
 
   void send(std::string_view bytes) {
     [[maybe_unused]] const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);

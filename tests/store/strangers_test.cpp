@@ -13,11 +13,11 @@
 namespace trireme::store {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 using test::Door;
 using test::eventually;
 using test::RawConnection;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 /// A store with a client of the job, which must not notice anything.
 class StrangersTest : public testing::Test {
@@ -26,7 +26,8 @@ class StrangersTest : public testing::Test {
   void TearDown() override {
     EXPECT_EQ(member_->find("kept"), "value");
     EXPECT_EQ(server_.connections(), 1) << "no stranger has come in";
-    EXPECT_TRUE(Client::connect(door_.endpoint, secret_, "", Client::Clock::now() + seconds(20))->has_all({"kept"})) << "the door still works";
+    EXPECT_TRUE(Client::connect(door_.endpoint, secret_, "", Client::Clock::now() + seconds(20))->has_all({"kept"}))
+        << "the door still works";
   }
   Greeting greeting_of(RawConnection& connection) const {
     Greeting greeting{};
@@ -102,7 +103,9 @@ TEST_F(ImpatientStoreTest, TruncatedAnswerAndSlowBytes) {
   RawConnection slow(door_.endpoint);
   RawConnection leaving(door_.endpoint);
   const std::string answer = text(make_answer(secret_, greeting_of(slow)));
-  { RawConnection(door_.endpoint).send(answer.substr(0, 30)); }
+  {
+    RawConnection(door_.endpoint).send(answer.substr(0, 30));
+  }
   for (int place = 0; place < 30; ++place) {
     slow.send(answer.substr(place, 1));
     usleep(100'000);
@@ -131,8 +134,9 @@ TEST_F(StrangersTest, ManyWhoSayNothingKeepNobodyOut) {
 }
 
 TEST_F(StrangersTest, MessagesOfAMemberThatAreNone) {
-  for (const std::string& message : {std::string("\xff\xff\xff\xff", 4), std::string("\0\0\0\0", 4), std::string("\1\0\0\0\x63", 5),
-                                     std::string("\x05\0\0\0\1\xff\xff\xff\xff", 9), std::string("\x05\0\0\0\4\xff\xff\xff\xff", 9)}) {
+  for (const std::string& message :
+       {std::string("\xff\xff\xff\xff", 4), std::string("\0\0\0\0", 4), std::string("\1\0\0\0\x63", 5),
+        std::string("\x05\0\0\0\1\xff\xff\xff\xff", 9), std::string("\x05\0\0\0\4\xff\xff\xff\xff", 9)}) {
     RawConnection stranger(door_.endpoint);
     stranger.send(text(make_answer(secret_, greeting_of(stranger))));
     EXPECT_EQ(stranger.receive(1 + kProofBytes).substr(0, 1), "A");

@@ -85,7 +85,8 @@ TEST(MessagesTest, LengthsOutOfBoundsAreRefused) {
   EXPECT_THROW(message_length(std::string_view("\0\0\0\0", 4)), BadMessage);
   EXPECT_THROW(message_length("\xff\xff\xff\xff"), BadMessage);
   EXPECT_EQ(message_length(std::string_view("\x05\0\0\0", 4)), 5u);
-  EXPECT_THROW(MessageWriter(Op::set).add(std::string_view(std::string(kLongestMessage + 1, 'x'))).finish(), BadMessage);
+  EXPECT_THROW(MessageWriter(Op::set).add(std::string_view(std::string(kLongestMessage + 1, 'x'))).finish(),
+               BadMessage);
 }
 
 } // namespace

@@ -13,8 +13,8 @@
 namespace trireme::store {
 namespace {
 
-using trireme::test::error_of;
 using testing::HasSubstr;
+using trireme::test::error_of;
 
 class WaitingTest : public MeetingTest {
  protected:
@@ -65,7 +65,8 @@ TEST_F(WaitingTest, ASpareWaitsAsLongAsTheMembersTrainAndPushesNobodyOut) {
   EXPECT_EQ(Place(waiting.get()), (Place{3, 1, 2}));
 }
 
-// The members come one after the other: patience counts from the first one's coming, not from that of one who has waited before.
+// The members come one after the other: patience counts from the first one's coming, not from that of one who has
+// waited before.
 TEST_F(WaitingTest, PatienceBeginsWithTheFirstMember) {
   begin_two(0);
   Meeting& c = come();
@@ -120,7 +121,8 @@ TEST_F(WaitingTest, ANewcomerInAnEmptyStoreWaitsForOneThatTrains) {
   EXPECT_EQ(Place(waiting.get()), (Place{1, 1, 2}));
 }
 
-// Its connection broke in a stretch: the store takes the process for gone, and one that is started again finds no member.
+// Its connection broke in a stretch: the store takes the process for gone, and one that is started again finds no
+// member.
 TEST_F(WaitingTest, ANewcomerWaitsForAMemberWhoseConnectionBroke) {
   begin_two(0);
   options_.state = a_->state();
@@ -221,7 +223,9 @@ TEST_F(WaitingTest, OneTakesOverFromAFirstOneThatHangs) {
   options_.patience = std::chrono::seconds(2);
   Meeting &a = come(), &b = come(), &c = come();
   next({&a, &b, &c});
-  const auto waits = [](Meeting& of) { return std::async(std::launch::async, [&of] { return of.wait_for_finish(0); }); };
+  const auto waits = [](Meeting& of) {
+    return std::async(std::launch::async, [&of] { return of.wait_for_finish(0); });
+  };
   auto second = waits(b), third = waits(c);
   EXPECT_FALSE(second.get());
   EXPECT_TRUE(waits_for_longer_than_late_patience(third));
@@ -241,7 +245,9 @@ TEST_F(WaitingTest, ANumberWithoutAProcessIsWaitedForByNobody) {
 }
 
 TEST_F(WaitingTest, WhoWaitsSaysForWhatOnce) {
-  const std::string sentence = "round 1 has no room for more than 2 processes; this one waits until one of them is lost, or the training is finished";
+  const std::string sentence =
+      "round 1 has no room for more than 2 processes; this one waits until one of them is lost, or the training is "
+      "finished";
   std::string lines;
   std::mutex mutex;
   log::set_sink([&](const std::string& line) {

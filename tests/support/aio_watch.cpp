@@ -21,7 +21,7 @@ namespace trireme::test {
 namespace {
 
 struct Ring {
-  int64_t inside = 0; // requests that it has
+  int64_t inside = 0;     // requests that it has
   bool has_given = false; // the last answer was a request
 };
 
@@ -49,7 +49,8 @@ F* of_the_system(const char* name) {
 // "gradients.0" of a file that has no name any more.
 std::string name_of_file(int file) {
   std::error_code error;
-  const std::string name = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file), error).filename().string();
+  const std::string name =
+      std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file), error).filename().string();
   return name.substr(0, name.find(' '));
 }
 
@@ -141,7 +142,8 @@ extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
 namespace {
 
 bool moves_bytes(const io_uring_sqe& entry) {
-  return entry.opcode == IORING_OP_READ || entry.opcode == IORING_OP_WRITE || entry.opcode == IORING_OP_READ_FIXED || entry.opcode == IORING_OP_WRITE_FIXED;
+  return entry.opcode == IORING_OP_READ || entry.opcode == IORING_OP_WRITE || entry.opcode == IORING_OP_READ_FIXED ||
+         entry.opcode == IORING_OP_WRITE_FIXED;
 }
 
 } // namespace

@@ -7,7 +7,8 @@
 
 namespace trireme::test {
 
-/// The samples of a step, the first is 0, of a run that takes `size` of them at a time in their order and begins again at the end.
+/// The samples of a step, the first is 0, of a run that takes `size` of them at a time in their order and begins again
+/// at the end.
 inline data::Batch batch_of_step(const data::Dataset& data, int64_t step, int64_t size) {
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < size; ++i) {

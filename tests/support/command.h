@@ -26,8 +26,8 @@ inline std::pair<int, std::string> run_command(const std::string& command) {
 inline std::string plain_start(const std::string& program, int ranks, int port) {
   std::string command;
   for (int rank = 0; rank < ranks; ++rank) {
-    command += "RANK=" + std::to_string(rank) + " WORLD_SIZE=" + std::to_string(ranks) + " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) +
-               " " + program + " & ";
+    command += "RANK=" + std::to_string(rank) + " WORLD_SIZE=" + std::to_string(ranks) +
+               " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) + " " + program + " & ";
   }
   return command + "wait";
 }

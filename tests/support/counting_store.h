@@ -13,7 +13,8 @@
 
 namespace trireme::test {
 
-/// Bytes of the tensors that stores of this process have given out and that somebody still holds, and the most at any time.
+/// Bytes of the tensors that stores of this process have given out and that somebody still holds, and the most at any
+/// time.
 struct LiveBytes {
   int64_t now = 0;
   int64_t peak = 0;
@@ -61,7 +62,8 @@ class CountingStore : public bucket::StateStore {
         delete[] static_cast<char*>(data);
       };
       char* const data = memory.release();
-      acquired_.push_back(at::from_blob(data, {buffers_[buffer].arrays[i].numel[bucket]}, release, at::TensorOptions(buffers_[buffer].arrays[i].type)));
+      acquired_.push_back(at::from_blob(data, {buffers_[buffer].arrays[i].numel[bucket]}, release,
+                                        at::TensorOptions(buffers_[buffer].arrays[i].type)));
     }
     return acquired_;
   }

@@ -9,8 +9,8 @@
 
 namespace trireme::test {
 
-/// A port of the loopback interface that nobody listens on. It lies below those that the kernel gives to connections and to
-/// whoever asks for any port, so that no other test gets it before it is used.
+/// A port of the loopback interface that nobody listens on. It lies below those that the kernel gives to connections
+/// and to whoever asks for any port, so that no other test gets it before it is used.
 inline int free_port() {
   std::random_device random;
   while (true) {

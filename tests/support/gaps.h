@@ -9,7 +9,8 @@ namespace trireme::test {
 
 inline constexpr int64_t kMaskToken = 30; // of a vocabulary of 31
 
-/// 64 sequences of different lengths that count upwards, for a BERT; in each half of a sequence one token is to be guessed.
+/// 64 sequences of different lengths that count upwards, for a BERT; in each half of a sequence one token is to be
+/// guessed.
 class Gaps : public data::Dataset {
  public:
   explicit Gaps(int64_t length) : length_(length) {}

@@ -68,7 +68,8 @@ bool same_on_all_ranks(comm::World& world, bool same) {
 
 } // namespace
 
-std::vector<std::string> without_observer(const std::vector<KeyObserver>& observers, const std::function<bool(std::string_view section)>& covers) {
+std::vector<std::string> without_observer(const std::vector<KeyObserver>& observers,
+                                          const std::function<bool(std::string_view section)>& covers) {
   std::vector<std::string> problems;
   size_t used = 0;
   for (const config::Section& section : config::all_sections()) {
@@ -76,7 +77,8 @@ std::vector<std::string> without_observer(const std::vector<KeyObserver>& observ
       const std::string below = section.path.empty() ? std::string(key.name) : concat(section.path, '.', key.name);
       const bool is_choice = key.type.empty();
       const bool selects = key.name == "type" && !section.when.empty();
-      const bool holds_section = !is_choice && key.type.starts_with("object") && config::find_section(below, "") != nullptr;
+      const bool holds_section =
+          !is_choice && key.type.starts_with("object") && config::find_section(below, "") != nullptr;
       if (key.verdict != config::Verdict::honoured || is_choice || selects || holds_section || !covers(section.path)) {
         continue;
       }
@@ -85,7 +87,8 @@ std::vector<std::string> without_observer(const std::vector<KeyObserver>& observ
       });
       used += static_cast<size_t>(count);
       if (count == 0) {
-        problems.push_back(concat(name_of(section.path, section.when, key.name), " is honoured, but nobody observes what it does"));
+        problems.push_back(
+            concat(name_of(section.path, section.when, key.name), " is honoured, but nobody observes what it does"));
       }
     }
   }
@@ -115,8 +118,10 @@ std::vector<std::string> without_effect(const std::vector<KeyObserver>& observer
             const bool repeats = same_on_all_ranks(world, one == again);
             const bool differs = !same_on_all_ranks(world, one == other);
             if (world.rank() == 0) {
-              EXPECT_TRUE(repeats) << name << " = " << observer.one << " gives " << one.dump() << " and then " << again.dump();
-              EXPECT_TRUE(differs) << name << " has no effect: " << observer.one << " and " << observer.other << " both give " << one.dump();
+              EXPECT_TRUE(repeats) << name << " = " << observer.one << " gives " << one.dump() << " and then "
+                                   << again.dump();
+              EXPECT_TRUE(differs) << name << " has no effect: " << observer.one << " and " << observer.other
+                                   << " both give " << one.dump();
             }
           } catch (const PeerError&) {
             throw;

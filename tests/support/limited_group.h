@@ -16,7 +16,9 @@ class LimitedGroup {
  public:
   explicit LimitedGroup(int64_t bytes) {
     namespace fs = std::filesystem;
-    for (const Names& names : {Names{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}, Names{"/sys/fs/cgroup", "memory.max", "memory.current", ""}}) {
+    for (const Names& names :
+         {Names{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
+          Names{"/sys/fs/cgroup", "memory.max", "memory.current", ""}}) {
       const fs::path folder = fs::path(names.root) / concat("trireme_test_", ::getpid());
       std::error_code failed;
       if (!fs::exists(fs::path(names.root) / "cgroup.procs") || !fs::create_directory(folder, failed)) {
@@ -45,14 +47,16 @@ class LimitedGroup {
   std::string enter() const {
     return concat("echo $$ > ", (folder_ / "cgroup.procs").string(), " && ");
   }
-  /// What the system cannot take from it: all that is charged but pages of files, those of programs and libraries among them.
+  /// What the system cannot take from it: all that is charged but pages of files, those of programs and libraries among
+  /// them.
   int64_t held_bytes() const {
     int64_t held = 0;
     std::ifstream(folder_ / names_.usage) >> held;
     std::ifstream counters(folder_ / "memory.stat");
     std::string name;
     for (int64_t value = 0; counters >> name >> value;) {
-      held -= name == concat(names_.of_all, "inactive_file") || name == concat(names_.of_all, "active_file") ? value : 0;
+      held -=
+          name == concat(names_.of_all, "inactive_file") || name == concat(names_.of_all, "active_file") ? value : 0;
     }
     return held;
   }

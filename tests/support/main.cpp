@@ -1,8 +1,10 @@
-// The main() of the test programs: each test runs in a process of its own, forked from this one. libtorch is loaded once instead
-// of once for each test (half a second), and what a test leaves behind (threads of OpenMP, environment variables, a crash, a hang)
-// ends with it. A filter without * and ? runs its tests in this very process, for debuggers and mpirun.
+// The main() of the test programs: each test runs in a process of its own, forked from this one. libtorch is loaded
+// once instead of once for each test (half a second), and what a test leaves behind (threads of OpenMP, environment
+// variables, a crash, a hang) ends with it. A filter without * and ? runs its tests in this very process, for debuggers
+// and mpirun.
 //   TRIREME_TEST_DEADLINE   seconds that one test may take (default 300; ten times as many with TRIREME_LONG_TESTS)
-//   TRIREME_TEST_RESULTS    a file that gets one line for each test: "passed|failed|skipped PROGRAM/SUITE.TEST SECONDS REASON"
+//   TRIREME_TEST_RESULTS    a file that gets one line for each test: "passed|failed|skipped PROGRAM/SUITE.TEST SECONDS
+//   REASON"
 
 #include <gmock/gmock.h>
 
@@ -45,7 +47,8 @@ bool fits(const std::string& name, const std::string& filter) {
     return false;
   };
   const auto wanted = filter.substr(0, dash);
-  return (wanted.empty() || fits_one_of(wanted)) && (dash == std::string::npos || !fits_one_of(filter.substr(dash + 1)));
+  return (wanted.empty() || fits_one_of(wanted)) &&
+         (dash == std::string::npos || !fits_one_of(filter.substr(dash + 1)));
 }
 
 std::vector<std::string> tests_that_fit(const std::string& filter) {
@@ -72,7 +75,8 @@ class Complaints : public testing::EmptyTestEventListener {
       return;
     }
     std::cout << (part.file_name() == nullptr ? "unknown file" : part.file_name()) << ":" << part.line_number() << ": "
-              << (part.skipped() ? "Skipped" : "Failure") << "\n" << part.message() << std::endl;
+              << (part.skipped() ? "Skipped" : "Failure") << "\n"
+              << part.message() << std::endl;
     if (part.skipped()) {
       const std::string message = part.message();
       [[maybe_unused]] const auto written = write(reason_, message.data(), message.size());
@@ -143,7 +147,8 @@ void note_result(const char* file, const std::string& line) {
 int run_each_in_its_process(const std::vector<std::string>& names, const std::string& program) {
   const char* deadline = std::getenv("TRIREME_TEST_DEADLINE");
   const char* results = std::getenv("TRIREME_TEST_RESULTS");
-  const int seconds = (deadline == nullptr ? 300 : std::atoi(deadline)) * (std::getenv("TRIREME_LONG_TESTS") == nullptr ? 1 : 10);
+  const int seconds =
+      (deadline == nullptr ? 300 : std::atoi(deadline)) * (std::getenv("TRIREME_LONG_TESTS") == nullptr ? 1 : 10);
   std::map<std::string, int> count;
   std::string failures;
   for (const auto& name : names) {
@@ -175,7 +180,9 @@ int run_each_in_its_process(const std::vector<std::string>& names, const std::st
     std::cout << "[          ] " << state << " in " << took << " s" << std::endl;
   }
   // What ctest looks for: "0 passed, 0 failed, 3 skipped" is a suite that was skipped.
-  std::cout << "[==========] " << count["passed"] << " passed, " << count["failed"] << " failed, " << count["skipped"] << " skipped\n" << failures;
+  std::cout << "[==========] " << count["passed"] << " passed, " << count["failed"] << " failed, " << count["skipped"]
+            << " skipped\n"
+            << failures;
   return failures.empty() ? 0 : kFailed;
 }
 

@@ -6,7 +6,8 @@
 
 namespace trireme::test {
 
-/// While it lives this process is no longer root, which may read, write and lock everything. Of another user's process nothing changes.
+/// While it lives this process is no longer root, which may read, write and lock everything. Of another user's process
+/// nothing changes.
 class OtherUser {
  public:
   OtherUser() : before_(::geteuid()), exists_(before_ != 0 || ::seteuid(kNobody) == 0) {}

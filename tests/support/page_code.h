@@ -13,7 +13,8 @@
 namespace trireme::test {
 
 /// Expects each line of C++ on a page of the documentation to stand in one of the tests, which run it; returns how many
-/// there are. Paths start at the source folder. White space does not count. A line "..." stands for code of the reader's.
+/// there are. Paths start at the source folder. White space does not count. A line "..." stands for code of the
+/// reader's.
 inline int code_lines_of(const std::filesystem::path& page, std::initializer_list<const char*> sources) {
   const std::filesystem::path root = TRIREME_SOURCE_DIR;
   const auto without_space = [](std::string text) {

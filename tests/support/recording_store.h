@@ -13,10 +13,12 @@
 
 namespace trireme::test {
 
-/// Memory, and a record of what is asked of it: "r2" for a bucket that is named ahead, "g2" when it is used. `name` of a bucket, where not its number counts.
+/// Memory, and a record of what is asked of it: "r2" for a bucket that is named ahead, "g2" when it is used. `name` of
+/// a bucket, where not its number counts.
 class RecordingStore : public bucket::StateStore {
  public:
-  explicit RecordingStore(std::function<int64_t(int64_t bucket)> name = [](int64_t bucket) { return bucket; }) : name_(std::move(name)) {}
+  explicit RecordingStore(std::function<int64_t(int64_t bucket)> name = [](int64_t bucket) { return bucket; })
+      : name_(std::move(name)) {}
 
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
     return memory_->add(arrays, device);
@@ -49,7 +51,8 @@ class RecordingStore : public bucket::StateStore {
   }
 
   std::function<int64_t(int64_t bucket)> name_;
-  std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device) { return at::empty({numel}, type); });
+  std::unique_ptr<bucket::StateStore> memory_ = bucket::make_memory_store(
+      [](int64_t numel, at::ScalarType type, at::Device) { return at::empty({numel}, type); });
   std::string asked_;
   int64_t ahead_ = 1;
 };

@@ -58,11 +58,13 @@ std::string mpirun(const std::string& mpi, int ranks, const std::string& program
   const std::string launcher = launcher_of(mpi);
   // No binding to cores: other tests run on them at the same time.
   // Open MPI's modules, unloaded at the end, have left some memory.
-  return concat("env ASAN_OPTIONS=\"$ASAN_OPTIONS:detect_leaks=0\" ", launcher, mpi == "openmpi" ? " --allow-run-as-root --oversubscribe --bind-to none" : "", " -n ", ranks, " ", program);
+  return concat("env ASAN_OPTIONS=\"$ASAN_OPTIONS:detect_leaks=0\" ", launcher,
+                mpi == "openmpi" ? " --allow-run-as-root --oversubscribe --bind-to none" : "", " -n ", ranks, " ",
+                program);
 }
 
-std::vector<std::string> run_over_mpi(const std::string& mpi, int world_size, const std::function<void(comm::World&)>& body,
-                                      const RunOptions& options) {
+std::vector<std::string> run_over_mpi(const std::string& mpi, int world_size,
+                                      const std::function<void(comm::World&)>& body, const RunOptions& options) {
   if (env::text(kIsRank)) {
     comm::WorldOptions world_options;
     world_options.timeout = options.timeout;
@@ -73,9 +75,9 @@ std::vector<std::string> run_over_mpi(const std::string& mpi, int world_size, co
   }
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string name = concat(test->test_suite_name(), ".", test->name());
-  const auto [status, output] =
-      run_command(concat("exec timeout -k 5 ", options.deadline.count() / 1000, " env -u RANK -u WORLD_SIZE ", kIsRank,
-                         "=1 OMP_NUM_THREADS=1 ", mpirun(mpi, world_size, concat('"', this_program(), "\" --gtest_filter=", name))));
+  const auto [status, output] = run_command(concat(
+      "exec timeout -k 5 ", options.deadline.count() / 1000, " env -u RANK -u WORLD_SIZE ", kIsRank,
+      "=1 OMP_NUM_THREADS=1 ", mpirun(mpi, world_size, concat('"', this_program(), "\" --gtest_filter=", name))));
   return status == 0 ? std::vector<std::string>() : std::vector<std::string>{concat("exit ", status, ": ", output)};
 }
 

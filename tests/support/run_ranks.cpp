@@ -29,8 +29,8 @@ int open_meeting_socket(int& port) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
-  if (descriptor < 0 || bind(descriptor, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(descriptor, 128) != 0 ||
-      getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+  if (descriptor < 0 || bind(descriptor, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(descriptor, 128) != 0 || getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
     throw Error("test", concat("cannot listen on the loopback interface: ", std::strerror(errno), "."));
   }
   port = ntohs(address.sin_port);
@@ -64,7 +64,8 @@ std::string failed_expectations(int parts_before) {
   for (int index = parts_before; index < result->total_part_count(); ++index) {
     const auto& part = result->GetTestPartResult(index);
     if (part.failed()) {
-      text += concat(text.empty() ? "" : " | ", part.file_name() == nullptr ? "?" : part.file_name(), ":", part.line_number(), ": ", part.message());
+      text += concat(text.empty() ? "" : " | ", part.file_name() == nullptr ? "?" : part.file_name(), ":",
+                     part.line_number(), ": ", part.message());
     }
   }
   return text;
@@ -158,17 +159,20 @@ std::string line_of(int rank, Child& child, const RunOptions& options) {
     return concat("rank ", rank, ": still running after ", options.deadline.count(), " ms, killed");
   }
   if (WIFSIGNALED(child.status)) {
-    return concat("rank ", rank, ": ended by signal ", WTERMSIG(child.status), " (", strsignal(WTERMSIG(child.status)), ")");
+    return concat("rank ", rank, ": ended by signal ", WTERMSIG(child.status), " (", strsignal(WTERMSIG(child.status)),
+                  ")");
   }
   if (WEXITSTATUS(child.status) != kDone || !child.complaint.empty()) {
-    return concat("rank ", rank, ": ", child.complaint.empty() ? concat("exit code ", WEXITSTATUS(child.status)) : child.complaint);
+    return concat("rank ", rank, ": ",
+                  child.complaint.empty() ? concat("exit code ", WEXITSTATUS(child.status)) : child.complaint);
   }
   return "";
 }
 
 } // namespace
 
-std::vector<std::string> run_processes(int world_size, const std::function<void(int)>& body, const RunOptions& options) {
+std::vector<std::string> run_processes(int world_size, const std::function<void(int)>& body,
+                                       const RunOptions& options) {
   int port = 0;
   const int listen_fd = open_meeting_socket(port);
   const int parts_before = testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count();
@@ -209,7 +213,8 @@ std::vector<std::string> run_processes(int world_size, const std::function<void(
   return lines;
 }
 
-std::vector<std::string> run_ranks(int world_size, const std::function<void(comm::World&)>& body, const RunOptions& options) {
+std::vector<std::string> run_ranks(int world_size, const std::function<void(comm::World&)>& body,
+                                   const RunOptions& options) {
   return run_processes(
       world_size,
       [&](int) {

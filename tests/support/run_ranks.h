@@ -29,10 +29,12 @@ struct RunOptions {
 /// Expectations inside the body count. The parent must not have started threads: keep
 /// torch out of it, apart from tensors too small for a thread pool. Children leave by _exit, so
 /// nothing of the parent runs twice.
-std::vector<std::string> run_ranks(int world_size, const std::function<void(comm::World&)>& body, const RunOptions& options = {});
+std::vector<std::string> run_ranks(int world_size, const std::function<void(comm::World&)>& body,
+                                   const RunOptions& options = {});
 
 /// The same without a world: the environment of every rank is set (RANK, WORLD_SIZE, LOCAL_RANK,
 /// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TRIREME_LISTEN_FD) and the body does the rest.
-std::vector<std::string> run_processes(int world_size, const std::function<void(int rank)>& body, const RunOptions& options = {});
+std::vector<std::string> run_processes(int world_size, const std::function<void(int rank)>& body,
+                                       const RunOptions& options = {});
 
 } // namespace trireme::test

@@ -15,7 +15,8 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = kThreadSanitizer;
 #endif
 
-/// Whether the stack of a thread that is stuck can be taken. ThreadSanitizer keeps signals until the thread calls something that it watches.
+/// Whether the stack of a thread that is stuck can be taken. ThreadSanitizer keeps signals until the thread calls
+/// something that it watches.
 inline constexpr bool kTakesStacks = !kThreadSanitizer;
 
 } // namespace trireme::test

@@ -7,7 +7,8 @@
 
 namespace trireme::test {
 
-/// A file system with room for so many bytes, in a new folder, until it goes. Not there where this user may not mount one.
+/// A file system with room for so many bytes, in a new folder, until it goes. Not there where this user may not mount
+/// one.
 class SmallDisk {
  public:
   SmallDisk(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {

@@ -32,7 +32,8 @@ std::optional<std::string> TwoHosts::missing() {
     return "ip and tc (package iproute2) are not installed";
   }
   const std::string name = concat("trireme-", getpid(), "-try");
-  const auto [status, output] = run_command(concat("ip netns add ", name, " && ip -n ", name, " link add t0 type veth peer name t1"));
+  const auto [status, output] =
+      run_command(concat("ip netns add ", name, " && ip -n ", name, " link add t0 type veth peer name t1"));
   run_command("ip netns del " + name);
   return status == 0 ? std::nullopt : std::optional("network namespaces cannot be made here: " + output);
 }
@@ -44,7 +45,8 @@ TwoHosts::TwoHosts() {
   }
   must(concat("ip link add cable netns ", names_[0], " type veth peer name cable netns ", names_[1]));
   for (const int host : {0, 1}) {
-    must(concat("ip -n ", names_[host], " addr add ", address(host), "/24 dev cable && ip -n ", names_[host], " link set cable up"));
+    must(concat("ip -n ", names_[host], " addr add ", address(host), "/24 dev cable && ip -n ", names_[host],
+                " link set cable up"));
   }
 }
 
@@ -67,20 +69,23 @@ std::string TwoHosts::address(int host) const {
 }
 
 int64_t TwoHosts::sent_bytes(int host) const {
-  return std::atoll(must(concat("ip netns exec ", names_[host], " cat /sys/class/net/cable/statistics/tx_bytes")).c_str());
+  return std::atoll(
+      must(concat("ip netns exec ", names_[host], " cat /sys/class/net/cable/statistics/tx_bytes")).c_str());
 }
 
 void TwoHosts::limit(const std::string& rate) const {
   for (const auto& name : names_) {
-    must(concat("ip netns exec ", name, " tc qdisc replace dev cable root tbf rate ", rate, " burst 256kb latency 50ms"));
+    must(concat("ip netns exec ", name, " tc qdisc replace dev cable root tbf rate ", rate,
+                " burst 256kb latency 50ms"));
   }
 }
 
 void TwoHosts::cut() const {
-  // Frames leave for an address that nobody has. Not `link set down`, which either side would notice, nor a queue that takes
-  // nothing: to TCP a probe that does not leave its own host is no probe, so it would never give up.
+  // Frames leave for an address that nobody has. Not `link set down`, which either side would notice, nor a queue that
+  // takes nothing: to TCP a probe that does not leave its own host is no probe, so it would never give up.
   for (const int host : {0, 1}) {
-    must(concat("ip -n ", names_[host], " neigh replace ", address(1 - host), " lladdr 02:00:00:00:00:01 dev cable nud permanent"));
+    must(concat("ip -n ", names_[host], " neigh replace ", address(1 - host),
+                " lladdr 02:00:00:00:00:01 dev cable nud permanent"));
   }
 }
 

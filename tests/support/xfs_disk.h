@@ -2,20 +2,22 @@
 
 #include <trireme/base/error.h>
 
+#include <unistd.h>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
-#include <unistd.h>
 
 namespace trireme::test {
 
-/// A small file system that shares blocks: an XFS in a file, mounted on `folder` while it lives. It needs root, xfsprogs and the right to mount.
+/// A small file system that shares blocks: an XFS in a file, mounted on `folder` while it lives. It needs root,
+/// xfsprogs and the right to mount.
 class XfsDisk {
  public:
   explicit XfsDisk(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::filesystem::create_directories(folder_);
     const std::string image = folder_.string() + ".image";
-    is_mounted_ = ::geteuid() == 0 && run(concat("truncate -s 320M '", image, "' && mkfs.xfs -q -m reflink=1 '", image, "' && mount -o loop '", image, "' '", folder_.string(), "'"));
+    is_mounted_ = ::geteuid() == 0 && run(concat("truncate -s 320M '", image, "' && mkfs.xfs -q -m reflink=1 '", image,
+                                                 "' && mount -o loop '", image, "' '", folder_.string(), "'"));
   }
   ~XfsDisk() {
     if (is_mounted_) {

@@ -49,7 +49,8 @@ Rules rules() {
       } else if (name == "option headers") {
         row.option_headers = true;
       } else if (!name.empty()) {
-        EXPECT_EQ(above.count(name), 1u) << "ARCHITECTURE.md, row of " << folder << ": " << name << " is no row above it";
+        EXPECT_EQ(above.count(name), 1u) << "ARCHITECTURE.md, row of " << folder << ": " << name
+                                         << " is no row above it";
         row.folders.insert(name);
       }
     }
@@ -97,7 +98,8 @@ TEST(IncludesTest, PointOnlyDown) {
       const std::string there = owner((*it)[1], allowed);
       ++seen;
       EXPECT_TRUE(there == here || row.folders.count(there) == 1 || (row.option_headers && (*it)[2] == "options"))
-          << entry.path() << " in " << here << "/ includes " << (*it)[0] << ", which ARCHITECTURE.md's table does not allow";
+          << entry.path() << " in " << here << "/ includes " << (*it)[0]
+          << ", which ARCHITECTURE.md's table does not allow";
     }
   }
   EXPECT_GT(seen, 100) << "the pattern no longer finds the includes";
@@ -105,7 +107,8 @@ TEST(IncludesTest, PointOnlyDown) {
     EXPECT_EQ(allowed.count(folder), 1u) << "ARCHITECTURE.md's table has no row for trireme/" << folder;
   }
   for (const auto& [folder, row] : allowed) {
-    EXPECT_EQ(folders.count(folder), 1u) << "ARCHITECTURE.md's table has a row for trireme/" << folder << ", which does not exist";
+    EXPECT_EQ(folders.count(folder), 1u) << "ARCHITECTURE.md's table has a row for trireme/" << folder
+                                         << ", which does not exist";
   }
 }
 

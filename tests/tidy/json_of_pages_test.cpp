@@ -90,7 +90,8 @@ std::string section_of(const json& part) {
   return found.empty() ? "none" : found.begin()->second;
 }
 
-// Reads it as what it is: the engine's part, which a program of one's own has by itself, or a run file, of which a part leaves something open.
+// Reads it as what it is: the engine's part, which a program of one's own has by itself, or a run file, of which a part
+// leaves something open.
 void read(const json& part, const std::string& where) {
   const std::string section = section_of(part);
   if (section == "engine") {
@@ -99,10 +100,12 @@ void read(const json& part, const std::string& where) {
   }
   json run = part;
   if (!part.contains("model")) {
-    run = {{"model", {{"type", "gpt"}, {"layers", 2}, {"hidden", 32}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 256}}},
-           {"data", {{"type", "text"}, {"train", "train.txt"}, {"tokenizer", "bytes"}}},
-           {"training", {{"steps", 10000}}},
-           {"engine", {{"train_batch_size", 8}}}};
+    run = {
+        {"model",
+         {{"type", "gpt"}, {"layers", 2}, {"hidden", 32}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 256}}},
+        {"data", {{"type", "text"}, {"train", "train.txt"}, {"tokenizer", "bytes"}}},
+        {"training", {{"steps", 10000}}},
+        {"engine", {{"train_batch_size", 8}}}};
     run[json::json_pointer(section.empty() ? "" : "/" + join(split(section, '.'), "/"))].merge_patch(part);
   }
   config::read_run(JsonNode::parse(run.dump(1), where), kTop);
@@ -113,7 +116,8 @@ TEST(JsonOfPagesTest, IsReadByTheReader) {
   for (const Block& block : all_blocks()) {
     const json part = parsed(block.text);
     if (block.language != "json") {
-      EXPECT_FALSE(block.language.empty() && part.is_object() && !part.empty()) << block.where << ": begin the block with ```json";
+      EXPECT_FALSE(block.language.empty() && part.is_object() && !part.empty())
+          << block.where << ": begin the block with ```json";
       continue;
     }
     ASSERT_TRUE(part.is_object()) << block.where << " is no JSON";

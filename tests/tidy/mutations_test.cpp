@@ -11,7 +11,8 @@ namespace trireme {
 namespace {
 
 TEST(MutationsTest, EachHasOnePlaceInTheSources) {
-  std::FILE* const pipe = ::popen(concat("python3 '", TRIREME_SOURCE_DIR, "/tests/sim_device/mutations.py' --check 2>&1").c_str(), "r");
+  std::FILE* const pipe =
+      ::popen(concat("python3 '", TRIREME_SOURCE_DIR, "/tests/sim_device/mutations.py' --check 2>&1").c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   std::string said;
   std::array<char, 4096> part{};

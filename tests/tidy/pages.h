@@ -11,7 +11,8 @@ namespace trireme::tidy {
 inline const std::filesystem::path kRoot = TRIREME_SOURCE_DIR;
 
 /// Files below a folder of the repository, sorted.
-inline std::vector<std::filesystem::path> files_below(const std::filesystem::path& folder, const std::set<std::string>& extensions) {
+inline std::vector<std::filesystem::path> files_below(const std::filesystem::path& folder,
+                                                      const std::set<std::string>& extensions) {
   std::vector<std::filesystem::path> out;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(kRoot / folder)) {
     if (entry.is_regular_file() && extensions.count(entry.path().extension()) == 1) {

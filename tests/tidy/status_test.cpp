@@ -60,8 +60,9 @@ std::vector<std::string> sentences_of(const std::string& page) {
 
 bool claims_what_has_run(const std::string& sentence) {
   static const std::regex gpu(R"(\bGPUs?\b|\bcards?\b|\bNCCL\b|\bnccl\b|\bH[12]00\b)");
-  static const std::regex claim(R"(not (yet )?(been )?(run|tried|tested|seen)|(has|have|had) not (yet )?run|not yet|never (been )?(run|tried|tested|seen|sent)|no (test|machine)\b|at hand|(was|were|been|is|are) (seen|shown|tested|tried)|\bseen on\b|have run on)",
-                                std::regex::icase);
+  static const std::regex claim(
+      R"(not (yet )?(been )?(run|tried|tested|seen)|(has|have|had) not (yet )?run|not yet|never (been )?(run|tried|tested|seen|sent)|no (test|machine)\b|at hand|(was|were|been|is|are) (seen|shown|tested|tried)|\bseen on\b|have run on)",
+      std::regex::icase);
   return std::regex_search(sentence, gpu) && std::regex_search(sentence, claim);
 }
 
@@ -80,20 +81,25 @@ TEST(StatusTest, OnlyTheTableSaysWhatHasRunOnAGpu) {
       text.erase(at, sentence_on_gpus().size());
     }
     for (const std::string& sentence : sentences_of(text)) {
-      const bool is_linked = sentence.find(kTable) != std::string::npos || sentence.find("(#what-has-run-where") != std::string::npos;
-      EXPECT_TRUE(is_linked || !claims_what_has_run(sentence)) << page << " says by itself what has run where; link to docs/" << kTable << ": \"" << sentence << '"';
+      const bool is_linked =
+          sentence.find(kTable) != std::string::npos || sentence.find("(#what-has-run-where") != std::string::npos;
+      EXPECT_TRUE(is_linked || !claims_what_has_run(sentence))
+          << page << " says by itself what has run where; link to docs/" << kTable << ": \"" << sentence << '"';
     }
   }
 }
 
 // What pages said before there was the table.
 TEST(StatusTest, EarlierSentencesWouldBeFound) {
-  for (const char* sentence : {"**It has not run on a GPU yet.**", "no machine with a GPU was at hand", "split layers have run on the CPU, not yet on a GPU",
-                               "for `nccl`, which has not run on a GPU yet", "CUDA, seen on an H100 and an H200, one at a time", "NCCL between GPUs has not been seen yet",
-                               "What is said here of GPUs was shown on a simulated device"}) {
+  for (const char* sentence :
+       {"**It has not run on a GPU yet.**", "no machine with a GPU was at hand",
+        "split layers have run on the CPU, not yet on a GPU", "for `nccl`, which has not run on a GPU yet",
+        "CUDA, seen on an H100 and an H200, one at a time", "NCCL between GPUs has not been seen yet",
+        "What is said here of GPUs was shown on a simulated device"}) {
     EXPECT_TRUE(claims_what_has_run(sentence)) << sentence;
   }
-  for (const char* sentence : {"a GPU of its own", "On a GPU the same step runs ahead of the device", "groups over NCCL have one communicator"}) {
+  for (const char* sentence : {"a GPU of its own", "On a GPU the same step runs ahead of the device",
+                               "groups over NCCL have one communicator"}) {
     EXPECT_FALSE(claims_what_has_run(sentence)) << sentence;
   }
 }
@@ -185,7 +191,8 @@ TEST(LinksTest, LeadToFilesAndHeadings) {
         const std::string target = (*it)[1];
         const size_t hash = target.find('#');
         const fs::path file = hash == 0 ? page : page.parent_path() / target.substr(0, hash);
-        const bool is_page = target.find(".md") != std::string::npos || target.find(".svg") != std::string::npos || hash == 0;
+        const bool is_page =
+            target.find(".md") != std::string::npos || target.find(".svg") != std::string::npos || hash == 0;
         if (target.find("://") != std::string::npos || !is_page) {
           continue; // the web, or code: [](at::Tensor x)
         }
@@ -204,7 +211,8 @@ TEST(LinksTest, APageIsLinkedWhereItIsNamed) {
   static const std::regex quoted(R"((^|[^\[])`(docs/[a-z_]+|ARCHITECTURE|CONTRIBUTING)\.md`)");
   for (const fs::path& page : pages()) {
     for (const std::string& sentence : sentences_of(read_file(page))) {
-      EXPECT_FALSE(std::regex_search(sentence, quoted)) << page << ": write [docs/page.md](docs/page.md) in \"" << sentence << '"';
+      EXPECT_FALSE(std::regex_search(sentence, quoted))
+          << page << ": write [docs/page.md](docs/page.md) in \"" << sentence << '"';
     }
   }
 }

@@ -88,7 +88,8 @@ std::vector<Piece> literals() {
           }
         } else if (source.compare(i, 2, "//") == 0) {
           i = std::min(source.find('\n', i), source.size());
-        } else if (c == '\'' && (i == 0 || std::isalnum(static_cast<unsigned char>(source[i - 1])) == 0)) { // '"', not 1'000
+        } else if (c == '\'' &&
+                   (i == 0 || std::isalnum(static_cast<unsigned char>(source[i - 1])) == 0)) { // '"', not 1'000
           i = source.find('\'', i + (source[i + 1] == '\\' ? 3 : 1));
         } else if (source.compare(i, 2, "R\"") == 0) {
           const size_t begin = source.find('(', i);
@@ -195,7 +196,9 @@ TEST(TextsTest, CommandsOfTheMessagesExist) {
   for (const Piece& piece : literals()) {
     seen += for_each_command(piece.text, [&](const std::string& name, const std::string& found, const std::string&) {
       const std::vector<std::string> words = split(found, ' ');
-      const bool is_prose = words.size() > 1 && std::any_of(prose.begin(), prose.end(), [&](const std::string& word) { return found.find("trireme " + word) != std::string::npos; });
+      const bool is_prose = words.size() > 1 && std::any_of(prose.begin(), prose.end(), [&](const std::string& word) {
+                              return found.find("trireme " + word) != std::string::npos;
+                            });
       EXPECT_TRUE(!name.empty() || is_prose) << piece.file << " names \"" << found << '"';
     });
   }
@@ -203,10 +206,13 @@ TEST(TextsTest, CommandsOfTheMessagesExist) {
 }
 
 // Options of programs that are not ours.
-const std::set<std::string> kForeignOptions = {"--no-python", "--build", "--preset", "--signal", "--extract", "--quiet", "--install", "--prefix", "--epochs", "--gtest",
-                                               "--standalone", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", // torchrun
-                                               "--ntasks", "--ntasks-per-node", "--open-mode", "--requeue", "--kill-on-bad-exit", "--pty", "--gpus-per-node", "--cpus-per-task", // Slurm
-                                               "--from-literal"};
+const std::set<std::string> kForeignOptions = {
+    "--no-python",     "--build",           "--preset",      "--signal",      "--extract",          "--quiet",
+    "--install",       "--prefix",          "--epochs",      "--gtest",       "--standalone",       "--nproc-per-node",
+    "--nnodes",        "--node-rank",       "--master-addr", "--master-port", // torchrun
+    "--ntasks",        "--ntasks-per-node", "--open-mode",   "--requeue",     "--kill-on-bad-exit", "--pty",
+    "--gpus-per-node", "--cpus-per-task", // Slurm
+    "--from-literal"};
 
 TEST(TextsTest, OptionsExist) {
   static const std::regex option(R"((^|[^A-Za-z0-9_-])(--[a-z][a-z-]*))");
@@ -221,17 +227,20 @@ TEST(TextsTest, OptionsExist) {
       for_each_match(own.substr(0, own.find(" #")), option, [&](const std::smatch& match) {
         of_commands.insert(match[2].str());
         if (match[2] != "--help") {
-          EXPECT_EQ(commands().at(name).count(match[2]), 1u) << piece.file << ": trireme " << name << " has no " << match[2] << ", in \"" << found << '"';
+          EXPECT_EQ(commands().at(name).count(match[2]), 1u)
+              << piece.file << ": trireme " << name << " has no " << match[2] << ", in \"" << found << '"';
         }
         ++seen;
       });
     });
     for_each_match(piece.text, option, [&](const std::smatch& match) {
       const std::string word = match[2];
-      const bool of_any = std::any_of(commands().begin(), commands().end(), [&](const auto& command) { return command.second.count(word) == 1; });
+      const bool of_any = std::any_of(commands().begin(), commands().end(),
+                                      [&](const auto& command) { return command.second.count(word) == 1; });
       // Examples and benchmarks read theirs by name.
-      const bool known = of_any || of_commands.count(word) == 1 || kForeignOptions.count(word) == 1 || word == "--help" || word == "--version" ||
-                         in_repository("\"" + word + "\"") || in_repository("\"" + word.substr(2) + "\"");
+      const bool known = of_any || of_commands.count(word) == 1 || kForeignOptions.count(word) == 1 ||
+                         word == "--help" || word == "--version" || in_repository("\"" + word + "\"") ||
+                         in_repository("\"" + word.substr(2) + "\"");
       EXPECT_TRUE(known) << piece.file << " names " << word << " in \"" << piece.text << '"';
       ++seen;
     });
@@ -245,7 +254,8 @@ TEST(TextsTest, OptionsExist) {
   EXPECT_GT(seen, 150);
 }
 
-// Whether the repository has it: from its top or from trireme/, "*" for any name, a header or source without its ending.
+// Whether the repository has it: from its top or from trireme/, "*" for any name, a header or source without its
+// ending.
 bool file_exists(std::string path) {
   while (!path.empty() && (path.back() == '.' || path.back() == ',' || path.back() == '/' || path.back() == ':')) {
     path.pop_back();
@@ -273,7 +283,8 @@ bool file_exists(std::string path) {
 }
 
 TEST(TextsTest, FilesExist) {
-  static const std::regex path(R"((^|[^A-Za-z0-9_./-])((examples|docs|tests|trireme|tools|benchmarks|scripts|cmake)/[A-Za-z0-9_./*-]+))");
+  static const std::regex path(
+      R"((^|[^A-Za-z0-9_./-])((examples|docs|tests|trireme|tools|benchmarks|scripts|cmake)/[A-Za-z0-9_./*-]+))");
   int seen = 0;
   const auto check = [&](const Piece& piece) {
     for_each_match(piece.text, path, [&](const std::smatch& match) {
@@ -296,7 +307,8 @@ TEST(TextsTest, ProgramsOfTheBuildExist) {
   for (const fs::path& page : pages()) {
     for_each_match(read_file(page), program, [&](const std::smatch& match) {
       const std::string name = match[1];
-      EXPECT_TRUE(in_repository("add_executable(" + name + " ") || in_repository("trireme_example(" + name + " ")) << page << " names " << name;
+      EXPECT_TRUE(in_repository("add_executable(" + name + " ") || in_repository("trireme_example(" + name + " "))
+          << page << " names " << name;
       ++seen;
     });
   }
@@ -317,7 +329,8 @@ bool key_exists(const std::string& path) {
 }
 
 TEST(TextsTest, KeysExist) {
-  static const std::regex dotted(R"((^|[^A-Za-z0-9_./-])((engine|training|parallel|model|data|pipeline|zero_optimization|optimizer|scheduler|fp16|bf16|checkpoint|activation_checkpointing)(\.[a-z][a-z0-9_]*)+)(\(|/)?)");
+  static const std::regex dotted(
+      R"((^|[^A-Za-z0-9_./-])((engine|training|parallel|model|data|pipeline|zero_optimization|optimizer|scheduler|fp16|bf16|checkpoint|activation_checkpointing)(\.[a-z][a-z0-9_]*)+)(\(|/)?)");
   static const std::regex quoted("\"([a-z][a-z0-9_]*)\": ");
   const std::set<std::string> endings = {"json", "md", "h", "cpp", "pt", "py", "txt", "safetensors"};
   int seen = 0;
@@ -332,7 +345,8 @@ TEST(TextsTest, KeysExist) {
     });
     for_each_match(piece.text, quoted, [&](const std::smatch& match) {
       // A key of the configuration, or of a file that the program writes.
-      EXPECT_TRUE(keys().count(match[1]) == 1 || in_repository("\"" + match[1].str() + "\"")) << piece.file << " names \"" << match[1] << "\" in " << piece.text;
+      EXPECT_TRUE(keys().count(match[1]) == 1 || in_repository("\"" + match[1].str() + "\""))
+          << piece.file << " names \"" << match[1] << "\" in " << piece.text;
       ++seen;
     });
   };

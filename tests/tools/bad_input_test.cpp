@@ -52,7 +52,9 @@ TEST_F(BadInputTest, ZeroRanks) {
 }
 
 TEST_F(BadInputTest, AMissingDataFile) {
-  write_run("run.json", R"({"type": "gpt", "layers": 1, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})", "absent.bin");
+  write_run("run.json",
+            R"({"type": "gpt", "layers": 1, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})",
+            "absent.bin");
   expect_refused(train("-n 2"), "there is no file");
 }
 
@@ -60,7 +62,8 @@ TEST_F(BadInputTest, ATokenAboveTheVocabulary) {
   std::vector<uint16_t> tokens(6000, 7);
   tokens[1234] = 50;
   write_tokens("tokens.bin", tokens);
-  const Finished run = train("-n 2 --set training.steps=5 --set data.shuffle=false"); // it would be read in a later step
+  const Finished run =
+      train("-n 2 --set training.steps=5 --set data.shuffle=false"); // it would be read in a later step
   expect_refused(run, "token 1234 is 50");
   EXPECT_THAT(run.output, Not(HasSubstr("step 1/5")));
 }
@@ -78,7 +81,9 @@ TEST_F(BadInputTest, TokensOf32Bits) {
 
 TEST_F(BadInputTest, ATokenAboveTheVocabularyInTheValidationIsFoundBeforeTheFirstStep) {
   write_tokens("other.bin", std::vector<uint16_t>(600, 50));
-  const Finished run = train("-n 2 --set training.steps=5 --set training.checkpoint_every=0 --set data.validation=[\\\"" + path("other.bin") + "\\\"]");
+  const Finished run =
+      train("-n 2 --set training.steps=5 --set training.checkpoint_every=0 --set data.validation=[\\\"" +
+            path("other.bin") + "\\\"]");
   EXPECT_EQ(run.status, 2);
   EXPECT_THAT(run.output, HasSubstr("the vocabulary has 50"));
   EXPECT_THAT(run.output, Not(HasSubstr("step 1/5")));
@@ -91,7 +96,8 @@ TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
   write_file_atomically(folder / "short.safetensors", weights.substr(0, weights.size() / 2));
   write_file_atomically(folder / "noise.safetensors", std::string(1000, '\x7f'));
   for (const char* file : {"short.safetensors", "noise.safetensors"}) {
-    const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --out ", path("other"), " --set model.init_from=", path(file)));
+    const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --out ", path("other"),
+                                   " --set model.init_from=", path(file)));
     expect_refused(run, file);
     fs::remove_all(folder / "other");
     expect_refused(sh(concat(kTrireme, " inspect ", path(file))), file);
@@ -106,40 +112,52 @@ TEST_F(BadInputTest, WeightsThatAreTruncatedOrCorrupt) {
 }
 
 TEST_F(BadInputTest, ACheckpointThatIsNotThere) {
-  expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume ", path("absent"), " --out ", path("new"))), "absent: there is no such file or folder");
+  expect_refused(
+      sh(concat(kTrireme, " train ", path("run.json"), " --resume ", path("absent"), " --out ", path("new"))),
+      "absent: there is no such file or folder");
   EXPECT_FALSE(fs::exists(path("new"))) << "nothing is left behind";
 }
 
 TEST_F(BadInputTest, AnotherModelAtResume) {
   ASSERT_EQ(train("-n 2 --set training.steps=5").status, 0);
-  expect_refused(train("-n 2 --resume --set model.layers=1"), "is of another model: this one has no \"transformer.h.1.");
+  expect_refused(train("-n 2 --resume --set model.layers=1"),
+                 "is of another model: this one has no \"transformer.h.1.");
   expect_refused(train("-n 2 --resume --set model.layers=3"), "is of another model: it has no \"transformer.h.2.");
-  expect_refused(train("-n 2 --resume --set model.layers=1 --set parallel.pipe=2"), "is of another model: this one has no \"transformer.h.1.");
-  expect_refused(train("-n 2 --resume --set model.layers=3 --set parallel.pipe=2"), "is of another model: it has no \"transformer.h.2.");
+  expect_refused(train("-n 2 --resume --set model.layers=1 --set parallel.pipe=2"),
+                 "is of another model: this one has no \"transformer.h.1.");
+  expect_refused(train("-n 2 --resume --set model.layers=3 --set parallel.pipe=2"),
+                 "is of another model: it has no \"transformer.h.2.");
   EXPECT_EQ(train("-n 2 --resume --set training.steps=6 --set parallel.pipe=2").status, 0);
 }
 
 TEST_F(BadInputTest, TwoTrainingsInOneFolder) {
   fs::create_directories(folder / "out/logs");
-  expect_refused(sh(concat("flock ", path("out/logs/lock"), " ", kTrireme, " train ", path("run.json"), " --out ", path("out"))), "another training writes into");
+  expect_refused(
+      sh(concat("flock ", path("out/logs/lock"), " ", kTrireme, " train ", path("run.json"), " --out ", path("out"))),
+      "another training writes into");
   EXPECT_EQ(train("--set training.steps=1").status, 0) << "the one that ended has let go";
 }
 
 TEST_F(BadInputTest, AnUnknownLogLevel) {
-  const Finished run = sh(concat("TRIREME_LOG=loud ", kTrireme, " train ", path("run.json"), " --out ", path("out"), " --set training.steps=1"));
+  const Finished run = sh(concat("TRIREME_LOG=loud ", kTrireme, " train ", path("run.json"), " --out ", path("out"),
+                                 " --set training.steps=1"));
   EXPECT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("TRIREME_LOG: [log] there is no log level \"loud\". Known: debug"));
 }
 
 TEST_F(BadInputTest, APathThatTheSystemRefuses) {
   const std::string name(300, 'x');
-  expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume --out ", name, "/out")), ": File name too long. Name another folder");
-  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"), ": File name too long. Check the path, and who may read it.");
+  expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume --out ", name, "/out")),
+                 ": File name too long. Name another folder");
+  expect_refused(sh(kTrireme + " generate " + name + " --prompt a"),
+                 ": File name too long. Check the path, and who may read it.");
 }
 
 TEST_F(BadInputTest, OutputThatCannotBeWritten) {
   ASSERT_EQ(train("--set training.steps=1").status, 0);
-  for (const std::string& command : {std::string("--version"), std::string("schedule --kind 1f1b --stages 2 --micro-batches 2"), "inspect " + path("out/checkpoints")}) {
+  for (const std::string& command :
+       {std::string("--version"), std::string("schedule --kind 1f1b --stages 2 --micro-batches 2"),
+        "inspect " + path("out/checkpoints")}) {
     const Finished run = sh(concat(kTrireme, ' ', command, " > /dev/full"));
     EXPECT_EQ(run.status, 1) << command;
     EXPECT_THAT(run.output, HasSubstr("the output could not be written: No space left on device")) << command;
@@ -148,8 +166,9 @@ TEST_F(BadInputTest, OutputThatCannotBeWritten) {
 
 TEST_F(BadInputTest, WhatOnlyALauncherCanDoUnderAnotherLauncher) {
   const std::string train = concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), ' ');
-  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1", "PMI_SIZE=3 PMI_RANK=0", "WORLD_SIZE=3 RANK=2", "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_STEP_ID=0",
-                                "PET_NNODES=3 PET_NODE_RANK=0"}) {
+  for (const char* variables :
+       {"OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1", "PMI_SIZE=3 PMI_RANK=0", "WORLD_SIZE=3 RANK=2",
+        "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_STEP_ID=0", "PET_NNODES=3 PET_NODE_RANK=0"}) {
     Finished run = sh(concat(variables, ' ', train, "-n 2"));
     EXPECT_EQ(run.status, 2) << variables;
     EXPECT_THAT(run.output, AllOf(HasSubstr("-n asks for 2 ranks, but "), HasSubstr(" has started 3"))) << variables;
@@ -158,32 +177,38 @@ TEST_F(BadInputTest, WhatOnlyALauncherCanDoUnderAnotherLauncher) {
     EXPECT_THAT(run.output, HasSubstr("--max-restarts is for ranks that trireme starts")) << variables;
     EXPECT_FALSE(fs::exists(path("out"))) << variables;
   }
-  expect_refused(sh("PET_NNODES=1:3 PET_NODE_RANK=0 " + train), "Type: torchrun --no-python trireme train RUN.json --resume");
+  expect_refused(sh("PET_NNODES=1:3 PET_NODE_RANK=0 " + train),
+                 "Type: torchrun --no-python trireme train RUN.json --resume");
   expect_refused(sh("WORLD_SIZE=two RANK=0 " + train), "WORLD_SIZE must be a whole number");
   expect_refused(sh("WORLD_SIZE=5 RANK=0 " + train), "found train_batch_size 12,");
   EXPECT_FALSE(fs::exists(path("out")));
 }
 
 TEST_F(BadInputTest, ALauncherThatStartsOneProcessIsNone) {
-  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0", "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_JOB_ID=7"}) { // a batch script runs once
-    const Finished run = sh(concat(variables, ' ', kTrireme, " train ", path("run.json"), " -n 2 --resume --set training.steps=1 --out ", path("out")));
+  for (const char* variables : {"OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0",
+                                "SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_JOB_ID=7"}) { // a batch script runs once
+    const Finished run = sh(concat(variables, ' ', kTrireme, " train ", path("run.json"),
+                                   " -n 2 --resume --set training.steps=1 --out ", path("out")));
     EXPECT_EQ(run.status, 0) << run.output;
   }
 }
 
 TEST_F(BadInputTest, APortInUse) {
   // Somebody listens on the port that torchrun-like variables name.
-  const std::string command = concat("python3 -c \"import socket,subprocess,os,sys; s=socket.socket(); s.bind((\\\"127.0.0.1\\\",0)); s.listen(); ",
-                                     "e=dict(os.environ,RANK=\\\"0\\\",WORLD_SIZE=\\\"2\\\",LOCAL_RANK=\\\"0\\\",MASTER_ADDR=\\\"127.0.0.1\\\",MASTER_PORT=str(s.getsockname()[1])); ",
-                                     "sys.exit(subprocess.call([\\\"", TRIREME_BINARY_DIR, "/bin/trireme-rank\\\",\\\"train\\\",\\\"", path("run.json"), "\\\",\\\"--out\\\",\\\"", path("out"),
-                                     "\\\"],env=e))\"");
+  const std::string command = concat(
+      "python3 -c \"import socket,subprocess,os,sys; s=socket.socket(); s.bind((\\\"127.0.0.1\\\",0)); s.listen(); ",
+      "e=dict(os.environ,RANK=\\\"0\\\",WORLD_SIZE=\\\"2\\\",LOCAL_RANK=\\\"0\\\",MASTER_ADDR=\\\"127.0.0.1\\\",MASTER_"
+      "PORT=str(s.getsockname()[1])); ",
+      "sys.exit(subprocess.call([\\\"", TRIREME_BINARY_DIR, "/bin/trireme-rank\\\",\\\"train\\\",\\\"",
+      path("run.json"), "\\\",\\\"--out\\\",\\\"", path("out"), "\\\"],env=e))\"");
   const Finished run = sh(command, 60);
   EXPECT_TRUE(run.status == 1 || run.status == 2) << run.output;
   EXPECT_THAT(run.output, HasSubstr("in use"));
 }
 
 TEST_F(RunFolder, AValidationLossThatIsNotANumberIsSaid) {
-  const Finished run = train(concat("-n 1 --set training.steps=1 --set engine.optimizer.params.lr=1e30 --set data.validation=", path("tokens.bin")));
+  const Finished run = train(concat(
+      "-n 1 --set training.steps=1 --set engine.optimizer.params.lr=1e30 --set data.validation=", path("tokens.bin")));
   EXPECT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("the validation loss at step 1 is not finite"));
   EXPECT_THAT(run.output, HasSubstr("validation loss NaN"));

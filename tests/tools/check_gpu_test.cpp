@@ -15,12 +15,16 @@ class CheckGpuTest : public RunFolderOnDisk {
   std::string program_that(const std::string& before) const {
     const std::string program = path("programs/trireme");
     std::filesystem::create_directories(folder / "programs");
-    write_file_atomically(program, concat("#!/bin/sh\n", before, "\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n"));
+    write_file_atomically(program,
+                          concat("#!/bin/sh\n", before, "\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n"));
     std::filesystem::permissions(program, std::filesystem::perms::owner_all);
     return concat("--bin ", path("programs"), ' ');
   }
   Finished check(const std::string& arguments) const {
-    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR "/bin\" --folder ", path("runs"), ' ', arguments), 500);
+    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR
+                     "/bin\" --folder ",
+                     path("runs"), ' ', arguments),
+              500);
   }
 };
 
@@ -51,7 +55,8 @@ TEST_F(CheckGpuTest, AnotherLossIsSaid) {
 }
 
 TEST_F(CheckGpuTest, ARunOfWhichNoRankWasKilledIsSaid) {
-  const Finished finished = check(concat("--device cpu ", program_that("unset TRIREME_FAULT"), "2-ranks-killed-pipeline"));
+  const Finished finished =
+      check(concat("--device cpu ", program_that("unset TRIREME_FAULT"), "2-ranks-killed-pipeline"));
   EXPECT_EQ(finished.status, 1) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("FAILED no rank was killed and started again"));
   EXPECT_THAT(finished.output, HasSubstr("3 passed, 1 failed"));

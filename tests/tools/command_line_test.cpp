@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
   EXPECT_EQ(sh(kTrireme + " --help").status, 0);
-  for (const char* command : {"train", "estimate", "launch", "generate", "inspect", "doctor", "schedule", "store", "data fetch", "bench optim", "bench comm", "bench kernels"}) {
+  for (const char* command : {"train", "estimate", "launch", "generate", "inspect", "doctor", "schedule", "store",
+                              "data fetch", "bench optim", "bench comm", "bench kernels"}) {
     const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_THAT(help.output, HasSubstr("Example:\n  trireme ")) << command;
@@ -37,7 +38,9 @@ TEST(CommandLineTest, SlipsAreAnsweredWithWhatWasMeant) {
   EXPECT_EQ(sh(kTrireme + " launch -n 2").status, 2);
   EXPECT_EQ(sh(kTrireme + " launch -n 4294967297 -- true").status, 2);
   EXPECT_EQ(sh("TRIREME_LOG_ALL_RANKS=loud " + kTrireme + " trian run.json").status, 2);
-  EXPECT_THAT(sh(kTrireme + " train absent.json -n 1 --out a -n 2 --out b").output, HasSubstr("absent.json does not exist")) << "the last one counts";
+  EXPECT_THAT(sh(kTrireme + " train absent.json -n 1 --out a -n 2 --out b").output,
+              HasSubstr("absent.json does not exist"))
+      << "the last one counts";
 }
 
 // The promise that launch and mistakes cost milliseconds: the program has no libtorch in it.
@@ -49,7 +52,9 @@ TEST(CommandLineTest, TheProgramPeopleTypeHasNoTorch) {
 
 TEST(CommandLineTest, ThreadsThatWaitSleepSoonUnlessSomebodySaysHow) {
   const auto spin_count = [](const std::string& variables, const std::string& options = "") {
-    return sh(concat("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT ", variables, ' ', kTrireme, " launch ", options, " -n 1 -- sh -c \"echo spin=\\$GOMP_SPINCOUNT.\"")).output;
+    return sh(concat("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT ", variables, ' ', kTrireme, " launch ", options,
+                     " -n 1 -- sh -c \"echo spin=\\$GOMP_SPINCOUNT.\""))
+        .output;
   };
   EXPECT_THAT(spin_count(""), HasSubstr("spin=2000."));
   EXPECT_THAT(spin_count("GOMP_SPINCOUNT=7"), HasSubstr("spin=7."));
@@ -65,7 +70,8 @@ TEST(CommandLineTest, DoctorReports) {
   EXPECT_TRUE(json.contains("backend gloo"));
   EXPECT_THAT(json.at("bf16").get<std::string>(), HasSubstr("faster than fp32: a small step takes "));
   EXPECT_TRUE(json.contains("gpu driver") && json.contains("nccl"));
-  for (const char* op : {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send/recv", "barrier"}) {
+  for (const char* op :
+       {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send/recv", "barrier"}) {
     EXPECT_THAT(json.at(op).get<std::string>(), HasSubstr("as computed over shm (2 ranks), gloo (2 ranks)")) << op;
   }
 }
@@ -76,7 +82,8 @@ TEST(CommandLineTest, DoctorNamesCollectivesThatAreWrongAndEndsWithoutThoseThatH
   EXPECT_THAT(wrong.output, HasSubstr(" BAD  all_reduce"));
   EXPECT_THAT(wrong.output, HasSubstr("shm (2 ranks): ranks 0, 1 got other numbers than the formula's"));
   EXPECT_THAT(wrong.output, HasSubstr("  ok  broadcast"));
-  const Finished hangs = sh("TRIREME_TIMEOUT=2 TRIREME_FAULT=rank=1,step=4,phase=all_reduce,kind=drop " + kTrireme + " doctor");
+  const Finished hangs =
+      sh("TRIREME_TIMEOUT=2 TRIREME_FAULT=rank=1,step=4,phase=all_reduce,kind=drop " + kTrireme + " doctor");
   EXPECT_EQ(hangs.status, 1);
   EXPECT_THAT(hangs.output, HasSubstr(" BAD  collectives"));
   EXPECT_THAT(hangs.output, HasSubstr("over gloo (2 ranks): "));
@@ -92,7 +99,9 @@ TEST(CommandLineTest, BenchOptimPrintsRows) {
 }
 
 TEST(CommandLineTest, BenchCommPrintsRowsWithCountedAndComputedSteps) {
-  const Finished bench = sh(kTrireme + " bench comm --ranks 2,3 --bytes 4096,98304 --repeats 2 --algorithm ring,tree,halving-doubling,naive,backend --json 2>/dev/null");
+  const Finished bench = sh(kTrireme +
+                            " bench comm --ranks 2,3 --bytes 4096,98304 --repeats 2 --algorithm "
+                            "ring,tree,halving-doubling,naive,backend --json 2>/dev/null");
   EXPECT_EQ(bench.status, 0) << bench.output;
   std::map<std::string, int> rows;
   std::istringstream lines(bench.output);
@@ -114,7 +123,9 @@ TEST(CommandLineTest, BenchCommPrintsRowsWithCountedAndComputedSteps) {
 }
 
 TEST(CommandLineTest, BenchKernelsPrintsRows) {
-  const Finished bench = sh(kTrireme + " bench kernels --batch 1 --length 20 --hidden 32 --heads 2 --vocab 50 --repeats 1 --threads 1 --json");
+  const Finished bench =
+      sh(kTrireme +
+         " bench kernels --batch 1 --length 20 --hidden 32 --heads 2 --vocab 50 --repeats 1 --threads 1 --json");
   EXPECT_EQ(bench.status, 0) << bench.output;
   EXPECT_EQ(std::count(bench.output.begin(), bench.output.end(), '\n'), 2 * 5 * 2);
   const auto first = nlohmann::json::parse(bench.output.substr(0, bench.output.find('\n')));
@@ -136,9 +147,11 @@ TEST(CommandLineTest, LaunchStartsAnyProgram) {
 class WholeRunTest : public RunFolder {};
 
 TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
-  const Finished run = train("-n 2 --set data.validation=[\\\"" + path("tokens.bin") + "\\\"] --set training.eval_every=10");
+  const Finished run =
+      train("-n 2 --set data.validation=[\\\"" + path("tokens.bin") + "\\\"] --set training.eval_every=10");
   ASSERT_EQ(run.status, 0) << run.output;
-  for (const char* file : {"metrics.jsonl", "report.html", "run.json", "checkpoints/latest", "checkpoints/global_step30/manifest.json", "logs/rank1.log"}) {
+  for (const char* file : {"metrics.jsonl", "report.html", "run.json", "checkpoints/latest",
+                           "checkpoints/global_step30/manifest.json", "logs/rank1.log"}) {
     EXPECT_TRUE(fs::exists(folder / "out" / file)) << file;
   }
   EXPECT_FALSE(fs::is_empty(folder / "out/tensorboard"));
@@ -158,7 +171,8 @@ TEST_F(WholeRunTest, TrainsEvaluatesSavesReportsAndGenerates) {
   const Finished inspected = sh(kTrireme + " inspect --json " + path("out"));
   EXPECT_EQ(inspected.status, 0) << inspected.output;
   EXPECT_THAT(inspected.output, HasSubstr("transformer.h.1.mlp.c_fc.weight"));
-  const Finished text = sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");
+  const Finished text =
+      sh(kTrireme + " generate " + path("out") + " --prompt \"1 2 3\" --tokens 5 --temperature 0 --json");
   EXPECT_EQ(text.status, 0) << text.output;
   EXPECT_EQ(nlohmann::json::parse(text.output)["tokens"].size(), 8u);
   fs::resize_file(path("out/checkpoints/global_step30/rank00000.safetensors"), 100);
@@ -184,7 +198,9 @@ TEST_F(WholeRunTest, ATraceOfAllRanksIsOneFile) {
 }
 
 TEST_F(WholeRunTest, TheReportOfARunThatWasKilledSaysHowFarItCame) {
-  const Finished run = sh(concat("TRIREME_FAULT=rank=0,step=12,phase=step,kind=kill ", kTrireme, " train --set training.checkpoint_every=5 ", path("run.json"), " --out ", path("out")));
+  const Finished run =
+      sh(concat("TRIREME_FAULT=rank=0,step=12,phase=step,kind=kill ", kTrireme,
+                " train --set training.checkpoint_every=5 ", path("run.json"), " --out ", path("out")));
   EXPECT_EQ(run.status, 137) << run.output;
   EXPECT_THAT(read_file(path("out/report.html")), HasSubstr("failed, step 10"));
 }
@@ -199,13 +215,21 @@ TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
   fs::last_write_time(dump, fs::last_write_time(path("out/checkpoints/latest")) - std::chrono::seconds(1));
   const Finished saved = sh(concat(kTrireme, " inspect ", path("out")));
   EXPECT_EQ(saved.status, 0) << saved.output;
-  EXPECT_THAT(saved.output, AllOf(HasSubstr("global_step1"), HasSubstr("This run hung before it saved this checkpoint: trireme inspect " + dump.string())));
+  EXPECT_THAT(saved.output,
+              AllOf(HasSubstr("global_step1"),
+                    HasSubstr("This run hung before it saved this checkpoint: trireme inspect " + dump.string())));
 }
 
 TEST_F(WholeRunTest, ACheckpointThatARunningJobRemovesIsNotDamaged) {
-  const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --set training.steps=80 --set training.checkpoint_every=1 --set training.keep_checkpoints=1 --out ", path("out"), R"( > /dev/null 2>&1 &
-until [ -e )", path("out/checkpoints/latest"), R"( ]; do sleep 0.02; done
-while kill -0 $! 2> /dev/null; do )", kTrireme, " inspect ", path("out"), R"( > )", path("found"), R"( || { cat )", path("found"), R"(; kill $!; exit 1; }; done)"));
+  const Finished run = sh(
+      concat(kTrireme, " train ", path("run.json"),
+             " -n 1 --set training.steps=80 --set training.checkpoint_every=1 --set training.keep_checkpoints=1 --out ",
+             path("out"), R"( > /dev/null 2>&1 &
+until [ -e )",
+             path("out/checkpoints/latest"), R"( ]; do sleep 0.02; done
+while kill -0 $! 2> /dev/null; do )",
+             kTrireme, " inspect ", path("out"), R"( > )", path("found"), R"( || { cat )", path("found"),
+             R"(; kill $!; exit 1; }; done)"));
   EXPECT_EQ(run.status, 0) << run.output;
 }
 

@@ -10,12 +10,14 @@
 namespace trireme::tools {
 namespace {
 
-// Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses and gradient norms as Python PyTorch.
+// Same initial weights (safetensors with Hugging Face's names), same tokens: the same losses and gradient norms as
+// Python PyTorch.
 class CurveTest : public RunFolder, public testing::WithParamInterface<const char*> {};
 
 TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
-  const Finished reference =
-      sh(concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/tools/reference_curve.py\" ", folder.string(), " 20 2>/dev/null"));
+  const Finished reference = sh(concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
+                                       "/tests/tools/reference_curve.py\" ",
+                                       folder.string(), " 20 2>/dev/null"));
   ASSERT_EQ(reference.status, 0) << reference.output;
   write_file_atomically(folder / "run.json", R"({
   "model": {"type": "gpt", "layers": 2, "hidden": 32, "heads": 4, "sequence_length": 16, "vocab_size": 60, "init_from": "init.safetensors"},
@@ -38,18 +40,22 @@ TEST_P(CurveTest, EqualsPythonPytorchForTwentySteps) {
   EXPECT_EQ(steps, 20);
 }
 
-// Data parallel, tensor parallel, pipelines, and all at once; the order of the samples and their batches is the same in all.
+// Data parallel, tensor parallel, pipelines, and all at once; the order of the samples and their batches is the same in
+// all.
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CurveTest,
-    testing::Values("-n 1", "-n 2", "-n 4", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4",
-                    "-n 4 --set parallel.pipe=2 --set parallel.schedule=zero-bubble --set engine.gradient_accumulation_steps=2",
-                    "-n 2 --set parallel.pipe=2 --set parallel.schedule=interleaved --set engine.gradient_accumulation_steps=4",
-                    "-n 2 --set parallel.tensor=2", "-n 2 --set parallel.context=2",
-                    "-n 4 --set parallel.context=2 --set parallel.context_kind=ulysses --set parallel.tensor=2", "-n 4 --set parallel.tensor=4 --set parallel.sequence_parallel=true",
-                    "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=3",
-                    "-n 8 --set parallel.pipe=2 --set parallel.tensor=2 --set engine.gradient_accumulation_steps=2 --set engine.zero_optimization.stage=1",
-                    "-n 3 --set parallel.pipe=3 --set parallel.schedule=gpipe --set engine.gradient_accumulation_steps=2 "
-                    "--set engine.pipeline.activation_checkpoint_interval=1"),
+    testing::Values(
+        "-n 1", "-n 2", "-n 4", "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4",
+        "-n 4 --set parallel.pipe=2 --set parallel.schedule=zero-bubble --set engine.gradient_accumulation_steps=2",
+        "-n 2 --set parallel.pipe=2 --set parallel.schedule=interleaved --set engine.gradient_accumulation_steps=4",
+        "-n 2 --set parallel.tensor=2", "-n 2 --set parallel.context=2",
+        "-n 4 --set parallel.context=2 --set parallel.context_kind=ulysses --set parallel.tensor=2",
+        "-n 4 --set parallel.tensor=4 --set parallel.sequence_parallel=true",
+        "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=3",
+        "-n 8 --set parallel.pipe=2 --set parallel.tensor=2 --set engine.gradient_accumulation_steps=2 --set "
+        "engine.zero_optimization.stage=1",
+        "-n 3 --set parallel.pipe=3 --set parallel.schedule=gpipe --set engine.gradient_accumulation_steps=2 "
+        "--set engine.pipeline.activation_checkpoint_interval=1"),
     [](const auto& info) {
       std::string name = info.param;
       std::erase_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });

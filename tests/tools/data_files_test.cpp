@@ -44,7 +44,8 @@ TEST_F(DataFilesTest, ATrainingTokenAboveTheVocabularyStopsAllRanks) {
   const std::string bad = file("bad.bin", tokens);
   EXPECT_THAT(trained(2, [&](int) { return json{{"train", good}}; }), IsEmpty());
   const auto said = trained(2, [&](int) { return json{{"train", bad}}; });
-  EXPECT_THAT(said, AllOf(SizeIs(2), Each(AllOf(HasSubstr("bad.bin: token 499 is 260, the vocabulary has 260"), Not(HasSubstr("has ended"))))));
+  EXPECT_THAT(said, AllOf(SizeIs(2), Each(AllOf(HasSubstr("bad.bin: token 499 is 260, the vocabulary has 260"),
+                                                Not(HasSubstr("has ended"))))));
 }
 
 // Of a host with another copy of the data.
@@ -56,7 +57,9 @@ TEST_F(DataFilesTest, WhatOneRankCannotReadStopsAllRanks) {
   }
   const std::string bad = file("wide.bin", wide);
   const auto said = trained(2, [&](int rank) { return json{{"train", rank == 1 ? bad : good}}; });
-  EXPECT_THAT(said, AllOf(SizeIs(2), Each(AllOf(HasSubstr("rank 1: "), HasSubstr("wide.bin: every second 16-bit value is 0"), HasSubstr("data.token_bytes")))));
+  EXPECT_THAT(said,
+              AllOf(SizeIs(2), Each(AllOf(HasSubstr("rank 1: "), HasSubstr("wide.bin: every second 16-bit value is 0"),
+                                          HasSubstr("data.token_bytes")))));
   EXPECT_THAT(trained(2, [&](int) { return json{{"train", bad}, {"token_bytes", 4}}; }), IsEmpty());
 }
 

@@ -1,4 +1,5 @@
-// Whole trainings with everything in files, of which one call to the system fails: an end or the same losses, and nothing saved is lost.
+// Whole trainings with everything in files, of which one call to the system fails: an end or the same losses, and
+// nothing saved is lost.
 #include "run_in_files.h"
 #include "traced_calls.h"
 
@@ -18,7 +19,8 @@ using testing::AnyOf;
 using testing::HasSubstr;
 
 constexpr int kSteps = 4;
-const std::map<std::string, std::string> kReasons = {{"EIO", "Input/output error"}, {"ENOSPC", "No space left on device"}};
+const std::map<std::string, std::string> kReasons = {{"EIO", "Input/output error"},
+                                                     {"ENOSPC", "No space left on device"}};
 
 bool tests_all() {
   return std::getenv("TRIREME_LONG_TESTS") != nullptr;
@@ -37,7 +39,8 @@ std::vector<TracedCall> every_nth(const std::vector<TracedCall>& calls) {
 class DiskFaultsTest : public RunFolder {
  protected:
   void SetUp() override {
-    if (const Finished tried = sh("strace -f -qq --seccomp-bpf -o /dev/null -e inject=fsync:error=EIO true"); tried.status != 0) {
+    if (const Finished tried = sh("strace -f -qq --seccomp-bpf -o /dev/null -e inject=fsync:error=EIO true");
+        tried.status != 0) {
       GTEST_SKIP() << "strace cannot be used here: " << tried.output;
     }
     fs::create_directories(folder / "bin"); // `trireme` starts the trireme-rank that lies beside it
@@ -58,12 +61,19 @@ class DiskFaultsTest : public RunFolder {
     return folder / "strace";
   }
   // `strace`: options for rank `traced`; none: it is not traced.
-  Finished train(const std::string& name, const std::string& options, const std::string& strace = "", int traced = 0) const {
+  Finished train(const std::string& name, const std::string& options, const std::string& strace = "",
+                 int traced = 0) const {
     const std::string real = TRIREME_BINARY_DIR "/bin/trireme-rank";
-    const std::string trace = strace.empty() ? "" : concat("[ \"$RANK\" = ", traced, " ] && exec strace -f -qq -y --seccomp-bpf -o ", log().string(), ' ', strace, " \"", real, "\" \"$@\"\n");
-    write_file_atomically(folder / "bin/trireme-rank", concat("#!/bin/sh\n", trace, "exec \"", real, "\" \"$@\"\n"), 0755);
+    const std::string trace = strace.empty()
+                                  ? ""
+                                  : concat("[ \"$RANK\" = ", traced, " ] && exec strace -f -qq -y --seccomp-bpf -o ",
+                                           log().string(), ' ', strace, " \"", real, "\" \"$@\"\n");
+    write_file_atomically(folder / "bin/trireme-rank", concat("#!/bin/sh\n", trace, "exec \"", real, "\" \"$@\"\n"),
+                          0755);
     fs::remove(log());
-    return sh(concat("OMP_NUM_THREADS=1 TRIREME_AIO=", aio_, ' ', path("bin/trireme"), " train ", path("files.json"), " -n ", ranks_, " --out ", out(name).string(), " --set training.keep_checkpoints=0 ", options), 150);
+    return sh(concat("OMP_NUM_THREADS=1 TRIREME_AIO=", aio_, ' ', path("bin/trireme"), " train ", path("files.json"),
+                     " -n ", ranks_, " --out ", out(name).string(), " --set training.keep_checkpoints=0 ", options),
+              150);
   }
   std::vector<fs::path> folders() const {
     return {disk_ / "nvme", disk_ / "moved", disk_ / "checkpoints"};
@@ -89,21 +99,25 @@ class DiskFaultsTest : public RunFolder {
   void expect_as_clean(const std::string& name, int step) const {
     const fs::path checkpoint = concat("checkpoints/global_step", step);
     for (int rank = 0; rank < ranks_; ++rank) {
-      EXPECT_TRUE(saved_tensors(out(name) / checkpoint, rank) == saved_tensors(out("clean") / checkpoint, rank)) << checkpoint << " of rank " << rank;
+      EXPECT_TRUE(saved_tensors(out(name) / checkpoint, rank) == saved_tensors(out("clean") / checkpoint, rank))
+          << checkpoint << " of rank " << rank;
     }
   }
 
-  // Of a run that had a fault: it ended by itself, says what failed (where that was a file of the run), and whatever it saved, or went on without saying that it could not, is right.
+  // Of a run that had a fault: it ended by itself, says what failed (where that was a file of the run), and whatever it
+  // saved, or went on without saying that it could not, is right.
   void expect_right(const std::string& name, const Finished& run, const std::string& reason, bool of_run = true) const {
     EXPECT_NE(run.status, 124) << "it did not end";
     EXPECT_LT(run.status, 128) << "a crash";
     const std::vector<std::string> steps = trained_steps(out(name));
-    EXPECT_TRUE(steps.size() <= losses_.size() && std::equal(steps.begin(), steps.end(), losses_.begin())) << testing::PrintToString(steps);
+    EXPECT_TRUE(steps.size() <= losses_.size() && std::equal(steps.begin(), steps.end(), losses_.begin()))
+        << testing::PrintToString(steps);
     for (const int step : {kSteps / 2, kSteps}) {
       const bool is_done = step == kSteps ? run.status == 0 : std::ssize(steps) > step;
       const bool said_so = run.output.find(concat("checkpoint at step ", step, " failed")) != std::string::npos;
       if (is_done && !said_so) {
-        ASSERT_TRUE(fs::exists(out(name) / concat("checkpoints/global_step", step, "/manifest.json"))) << "what was said to be saved is lost";
+        ASSERT_TRUE(fs::exists(out(name) / concat("checkpoints/global_step", step, "/manifest.json")))
+            << "what was said to be saved is lost";
       }
       if (fs::exists(out(name) / concat("checkpoints/global_step", step))) {
         expect_as_clean(name, step);
@@ -121,7 +135,9 @@ class DiskFaultsTest : public RunFolder {
   }
   // The next start goes on to the same losses and leaves a clean folder.
   void expect_goes_on(const std::string& name) const {
-    const bool was_done = fs::exists(out(name) / concat("checkpoints/global_step", kSteps)); // then there is no save that removes what another has left
+    const bool was_done =
+        fs::exists(out(name) / concat("checkpoints/global_step",
+                                      kSteps)); // then there is no save that removes what another has left
     const Finished run = train(name, "--resume");
     EXPECT_EQ(run.status, 0) << run.output;
     EXPECT_EQ(trained_steps(out(name)), losses_);
@@ -163,10 +179,12 @@ class DiskFaultsTest : public RunFolder {
       if (!tests_all() && number++ % stride != 0) {
         continue;
       }
-      const bool only_reads = all[0].call == "pread64" || all[0].call == "read" || all[0].call == "flock" || all[0].call == "unlinkat" || all[0].call == "unlink" || all[0].call == "rmdir";
+      const bool only_reads = all[0].call == "pread64" || all[0].call == "read" || all[0].call == "flock" ||
+                              all[0].call == "unlinkat" || all[0].call == "unlink" || all[0].call == "rmdir";
       const auto one = all.begin() + (std::ssize(all) - 1) * 2 / 3;
       const std::vector<TracedCall> wanted = tests_all() ? every_nth(all) : std::vector<TracedCall>{*one};
-      std::vector<std::string> codes = only_reads ? std::vector<std::string>{"EIO"} : std::vector<std::string>{"EIO", "ENOSPC"};
+      std::vector<std::string> codes =
+          only_reads ? std::vector<std::string>{"EIO"} : std::vector<std::string>{"EIO", "ENOSPC"};
       if (!tests_all()) {
         codes = {codes[static_cast<size_t>(chosen++) % codes.size()]};
       }
@@ -177,8 +195,8 @@ class DiskFaultsTest : public RunFolder {
           const Finished run = train("faulty", "", wanted[i].failing(code), traced);
           const std::string injected = first_injected(log());
           SCOPED_TRACE(concat(injected, '\n', run.output));
-          // With ranks that wait for each other the n-th call of one run may be another one in the next, that of a file which is no part of the run:
-          // it is aimed at again, twice.
+          // With ranks that wait for each other the n-th call of one run may be another one in the next, that of a file
+          // which is no part of the run: it is aimed at again, twice.
           const auto names = [&](const fs::path& path) { return injected.find(path.string()) != std::string::npos; };
           const bool is_hit = names(disk_ / wanted[i].place) || names(out("faulty") / wanted[i].place);
           hits += is_hit ? 1 : 0;
@@ -199,11 +217,13 @@ class DiskFaultsTest : public RunFolder {
         }
       }
       if (tests_all()) {
-        std::cout << kind << ": " << all.size() << " calls; so far " << runs << " runs, " << hits << " hits, " << ended << " ended with an error" << std::endl;
+        std::cout << kind << ": " << all.size() << " calls; so far " << runs << " runs, " << hits << " hits, " << ended
+                  << " ended with an error" << std::endl;
       }
     }
-    std::cout << calls.size() << " calls of " << kinds.size() << " kinds on " << disk_ << ", " << ranks_ << " ranks, rank " << traced << ": " << runs << " runs with a fault, " << hits << " hit a file of the run, "
-              << ended << " ended with an error, the others went on rightly" << std::endl;
+    std::cout << calls.size() << " calls of " << kinds.size() << " kinds on " << disk_ << ", " << ranks_
+              << " ranks, rank " << traced << ": " << runs << " runs with a fault, " << hits
+              << " hit a file of the run, " << ended << " ended with an error, the others went on rightly" << std::endl;
     EXPECT_GE(hits * 4, runs * 3) << "calls are not the same in each run"; // nearly: ranks wait for each other
     EXPECT_GE(kinds.size(), 12u);
     EXPECT_EQ(left_in_shared_memory(shared_memory), "");
@@ -227,7 +247,8 @@ TEST_F(DiskFaultsTest, OfASecondRankEndBoth) {
   for_each_fault(1, 3);
 }
 
-// Of the calls that read a checkpoint: the run ends with the reason, or begins again where it can, and the checkpoint stays.
+// Of the calls that read a checkpoint: the run ends with the reason, or begins again where it can, and the checkpoint
+// stays.
 TEST_F(DiskFaultsTest, OfALoadLoseNothing) {
   use(folder / "disk", 1, "threads");
   ASSERT_NO_FATAL_FAILURE(train_clean());
@@ -256,7 +277,8 @@ TEST_F(DiskFaultsTest, OfALoadLoseNothing) {
     fs::remove_all(out("faulty"));
     ++runs;
   }
-  std::cout << calls.size() << " calls, " << runs << " runs with a fault, " << ended << " ended with an error" << std::endl;
+  std::cout << calls.size() << " calls, " << runs << " runs with a fault, " << ended << " ended with an error"
+            << std::endl;
 }
 
 // FICLONERANGE, and what a checkpoint does with shared blocks.
@@ -308,7 +330,8 @@ TEST_F(DiskFaultsTest, OfIoUringChangeNothing) {
           continue;
         }
         SCOPED_TRACE(concat(call, ' ', when, ' ', code));
-        const Finished run = train("faulty", "", concat("-e trace=", call, " -e inject=", call, ":error=", code, ":when=", when));
+        const Finished run =
+            train("faulty", "", concat("-e trace=", call, " -e inject=", call, ":error=", code, ":when=", when));
         EXPECT_EQ(run.status, 0) << run.output;
         EXPECT_NE(first_injected(log()), "");
         expect_right("faulty", run, kReasons.at(code));
@@ -321,22 +344,29 @@ TEST_F(DiskFaultsTest, OfIoUringChangeNothing) {
   std::cout << runs << " runs with a fault" << std::endl;
 }
 
-// io_uring's transfers complete in the kernel: here it is the disk that fails, a file system in a file that loses its end while the run trains.
+// io_uring's transfers complete in the kernel: here it is the disk that fails, a file system in a file that loses its
+// end while the run trains.
 TEST_F(DiskFaultsTest, OfTheDiskItselfEndTheRunAndWhatWasSavedGoesOnElsewhere) {
   const fs::path failing = folder / "failing";
   fs::create_directories(failing);
   if (::geteuid() != 0 || ::unshare(CLONE_NEWNS) != 0) {
     GTEST_SKIP() << "only root mounts files";
   }
-  const Finished mounted = sh(concat("mount --make-rprivate / && truncate -s 64M ", path("image"), " && mkfs.ext4 -q -E nodiscard ", path("image"), " && mount -o loop ", path("image"), " ", failing.string(),
-                                     " && losetup --direct-io=on $(losetup -n -O NAME -j ", path("image"), ")"));
+  const Finished mounted =
+      sh(concat("mount --make-rprivate / && truncate -s 64M ", path("image"), " && mkfs.ext4 -q -E nodiscard ",
+                path("image"), " && mount -o loop ", path("image"), " ", failing.string(),
+                " && losetup --direct-io=on $(losetup -n -O NAME -j ", path("image"), ")"));
   if (mounted.status != 0) {
     GTEST_SKIP() << mounted.output;
   }
   use(folder / "disk", 1, "io_uring");
-  const std::string elsewhere = concat(" --set engine.zero_optimization.offload_optimizer.nvme_path=", (failing / "nvme").string(), " --set engine.zero_optimization.offload_param.nvme_path=", (failing / "nvme").string(),
-                                       " --set training.checkpoint_every=2 --set training.steps=");
-  const std::string breaker = concat("while [ \"$(cat ", (out("broken") / "metrics.jsonl").string(), " 2>/dev/null | wc -l)\" -lt 7 ]; do sleep 0.01; done; truncate -s 2M ", path("image"));
+  const std::string elsewhere =
+      concat(" --set engine.zero_optimization.offload_optimizer.nvme_path=", (failing / "nvme").string(),
+             " --set engine.zero_optimization.offload_param.nvme_path=", (failing / "nvme").string(),
+             " --set training.checkpoint_every=2 --set training.steps=");
+  const std::string breaker =
+      concat("while [ \"$(cat ", (out("broken") / "metrics.jsonl").string(),
+             " 2>/dev/null | wc -l)\" -lt 7 ]; do sleep 0.01; done; truncate -s 2M ", path("image"));
   write_file_atomically(folder / "breaker", breaker);
   const Finished broken = [&] {
     const Finished started = sh(concat("timeout 100 sh ", path("breaker"), " > /dev/null 2>&1 & echo $!"));
@@ -345,7 +375,8 @@ TEST_F(DiskFaultsTest, OfTheDiskItselfEndTheRunAndWhatWasSavedGoesOnElsewhere) {
   }();
   EXPECT_EQ(sh(concat("umount ", failing.string())).status, 0) << "something is still open";
   EXPECT_THAT(broken.status, AnyOf(1, 2)) << broken.output;
-  EXPECT_THAT(broken.output, AllOf(AnyOf(HasSubstr("Input/output error"), HasSubstr("the disk has changed bucket ")), HasSubstr((failing / "nvme").string())));
+  EXPECT_THAT(broken.output, AllOf(AnyOf(HasSubstr("Input/output error"), HasSubstr("the disk has changed bucket ")),
+                                   HasSubstr((failing / "nvme").string())));
   const std::string latest = read_file(out("broken") / "checkpoints/latest");
   const int saved = std::stoi(latest.substr(std::string("global_step").size()));
   EXPECT_GE(saved, 6);

@@ -18,7 +18,8 @@ class EarlierCheckpointTest : public RunFolder {
     const fs::path saved = kSaved / name;
     fs::copy_file(saved / "run.json", folder / "earlier.json", fs::copy_options::overwrite_existing);
     fs::remove_all(folder / "out");
-    const Finished run = sh(concat(kTrireme, " train ", path("earlier.json"), " --out ", path("out"), " --resume \"", (saved / "global_step4").string(), "\" ", options));
+    const Finished run = sh(concat(kTrireme, " train ", path("earlier.json"), " --out ", path("out"), " --resume \"",
+                                   (saved / "global_step4").string(), "\" ", options));
     EXPECT_EQ(run.status, 0) << run.output;
     std::vector<double> losses;
     for (const std::string& line : split(read_file(folder / "out" / "metrics.jsonl"), '\n')) {

@@ -19,7 +19,8 @@ using testing::HasSubstr;
 class ElasticTest : public RunFolder {
  protected:
   ElasticTest() {
-    write_file_atomically(folder / "rsh", concat("#!/bin/sh\nhost=$1; shift; echo $$ > ", path("agent."), "$host; exec \"$@\"\n"));
+    write_file_atomically(folder / "rsh",
+                          concat("#!/bin/sh\nhost=$1; shift; echo $$ > ", path("agent."), "$host; exec \"$@\"\n"));
     fs::permissions(folder / "rsh", fs::perms::owner_all);
   }
   void write_hosts(const std::vector<int>& slots) const {
@@ -30,12 +31,14 @@ class ElasticTest : public RunFolder {
     write_file_atomically(folder / "hosts", text);
   }
   std::string command(const std::string& rest) const {
-    return concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), " --hostfile ", path("hosts"), " --rsh ", path("rsh"), ' ', rest);
+    return concat(kTrireme, " train ", path("run.json"), " --out ", path("out"), " --hostfile ", path("hosts"),
+                  " --rsh ", path("rsh"), ' ', rest);
   }
   // Runs it and kills the agent of `host` when so many steps are done.
   Finished lose_host(const std::string& run, const std::string& host, int lines) const {
-    return sh(concat(run, " & p=$!; while kill -0 $p && [ \"$(cat ", path("out"), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines,
-                     " ]; do sleep 0.01; done; kill -9 $(cat ", path("agent." + host), "); wait $p"));
+    return sh(concat(run, " & p=$!; while kill -0 $p && [ \"$(cat ", path("out"),
+                     "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; kill -9 $(cat ",
+                     path("agent." + host), "); wait $p"));
   }
   std::vector<nlohmann::json> metrics() const {
     std::istringstream lines(read_file(folder / "out/metrics.jsonl"));
@@ -67,8 +70,12 @@ TEST_F(ElasticTest, ALostHostLeavesASmallerWorldWithTheSameBatch) {
   const std::string settings = "--set training.steps=150 --set engine.dataloader_drop_last=true";
   const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 " + settings), "b", 40);
   EXPECT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, AllOf(HasSubstr("host b (ranks 2 to 3) is lost"), HasSubstr("smaller world: 2 of 4 ranks; the batch of 12 stays, 3 x 2 accumulated x 2 data-parallel"),
-                                HasSubstr("batch 12 = 3 x 2 accumulated x 2 ranks"), HasSubstr("running again: failure noticed at "), HasSubstr("1 restart: ")));
+  EXPECT_THAT(
+      run.output,
+      AllOf(HasSubstr("host b (ranks 2 to 3) is lost"),
+            HasSubstr("smaller world: 2 of 4 ranks; the batch of 12 stays, 3 x 2 accumulated x 2 data-parallel"),
+            HasSubstr("batch 12 = 3 x 2 accumulated x 2 ranks"), HasSubstr("running again: failure noticed at "),
+            HasSubstr("1 restart: ")));
   EXPECT_EQ(metrics().size(), 150u);
   const auto report = nlohmann::json::parse(read_file(folder / "out/launch.json"));
   ASSERT_EQ(report["restarts"].size(), 1u);
@@ -93,12 +100,15 @@ TEST_F(ElasticTest, SlotsThatDoNotDivideTheBatchStayIdle) {
   // 6 ranks take 2 samples each; 5 could not share 12.
   const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 --set training.steps=150"), "b", 20);
   EXPECT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, HasSubstr("4 of 6 ranks; the batch of 12 stays, 1 x 3 accumulated x 4 data-parallel (12 does not divide by 5, so 1 slot stays idle)"));
+  EXPECT_THAT(run.output, HasSubstr("4 of 6 ranks; the batch of 12 stays, 1 x 3 accumulated x 4 data-parallel (12 does "
+                                    "not divide by 5, so 1 slot stays idle)"));
 }
 
 TEST_F(ElasticTest, AModelThatNoLongerFitsEndsTheRun) {
   write_hosts({1, 1});
-  const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 --set training.steps=100000 --set parallel.pipe=2 --set engine.train_micro_batch_size_per_gpu=6"), "b", 10);
+  const Finished run = lose_host(command("--min-nodes 1 --max-restarts 1 --set training.steps=100000 --set "
+                                         "parallel.pipe=2 --set engine.train_micro_batch_size_per_gpu=6"),
+                                 "b", 10);
   EXPECT_EQ(run.status, 2) << run.output;
   EXPECT_THAT(run.output, HasSubstr("the model needs 2 ranks (pipe * context * tensor), only 1 slot is left"));
   EXPECT_THAT(read_file(folder / "out/launch.json"), HasSubstr("\"status\": \"failed\""));
@@ -106,12 +116,15 @@ TEST_F(ElasticTest, AModelThatNoLongerFitsEndsTheRun) {
 
 TEST_F(ElasticTest, ASignalSavesOnAllHosts) {
   write_hosts({1, 1});
-  const Finished run = sh(concat(command("--set training.steps=100000"), " & p=$!; while [ \"$(cat ", path("out"),
-                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; kill -TERM $p; wait $p"));
+  const Finished run =
+      sh(concat(command("--set training.steps=100000"), " & p=$!; while [ \"$(cat ", path("out"),
+                "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; kill -TERM $p; wait $p"));
   EXPECT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, testing::AnyOf(HasSubstr("stopped by SIGTERM at step "), HasSubstr("stopped by a signal to another rank at step ")))
+  EXPECT_THAT(run.output, testing::AnyOf(HasSubstr("stopped by SIGTERM at step "),
+                                         HasSubstr("stopped by a signal to another rank at step ")))
       << "rank 0's own signal may come after another rank's";
-  EXPECT_THAT(read_file(folder / "out/launch.json"), testing::AllOf(HasSubstr("\"status\": \"preempted\""), HasSubstr("\"signal\": 15")));
+  EXPECT_THAT(read_file(folder / "out/launch.json"),
+              testing::AllOf(HasSubstr("\"status\": \"preempted\""), HasSubstr("\"signal\": 15")));
   EXPECT_TRUE(fs::exists(folder / "out/checkpoints/latest"));
 }
 

@@ -11,7 +11,8 @@ using testing::HasSubstr;
 TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) { // over MPI: tests/comm/mpi_test.cpp
   const std::string program = "\"" TRIREME_BINARY_DIR "/bin/all_reduce\"";
   for (const char* backend : {"shm", "gloo"}) {
-    const Finished run = sh(concat("TRIREME_BACKEND=", backend, ' ', kTrireme, " launch -n 3 --all-output -- ", program));
+    const Finished run =
+        sh(concat("TRIREME_BACKEND=", backend, ' ', kTrireme, " launch -n 3 --all-output -- ", program));
     EXPECT_EQ(run.status, 0) << run.output;
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_THAT(run.output, HasSubstr(concat("rank ", rank, " of 3 over ", backend, ": [15, 27, 39]")));
@@ -23,7 +24,8 @@ TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) { // over MPI: tests
 }
 
 TEST(ExamplesTest, ADeepSpeedFileTrainsAModelOfOnesOwn) {
-  const Finished run = sh(concat("cd \"" TRIREME_SOURCE_DIR "\" && ", kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
+  const Finished run = sh(concat("cd \"" TRIREME_SOURCE_DIR "\" && ", kTrireme,
+                                 " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
   ASSERT_EQ(run.status, 0) << run.output;
   const size_t last = run.output.find("step 300  loss ");
   ASSERT_NE(last, std::string::npos) << run.output;
@@ -62,11 +64,13 @@ TEST_F(RunFolder, AlexNetAsAPipelineTrainsOnImages) {
     images += static_cast<char>(i % 10);
     images += std::string(3 * 32 * 32, static_cast<char>(i % 10 * 25));
   }
-  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin", "test_batch.bin"}) {
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+                           "data_batch_5.bin", "test_batch.bin"}) {
     write_file_atomically(folder / name, images);
   }
-  const Finished run = sh(concat(kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/alexnet_pipeline\" --cifar ", folder.string(),
-                                 " --stages 2 --steps 2 --micro 2 --micro-batches 2 --test 8"), 300);
+  const Finished run = sh(concat(kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/alexnet_pipeline\" --cifar ",
+                                 folder.string(), " --stages 2 --steps 2 --micro 2 --micro-batches 2 --test 8"),
+                          300);
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("step 2  loss "));
   EXPECT_THAT(run.output, HasSubstr("accuracy on test images: "));

@@ -17,8 +17,10 @@ TEST_F(FullDiskTest, ALaterSaveThatFailsLosesNothingSavedBefore) {
   ASSERT_EQ(train("-n 2 --set training.steps=5").status, 0);
   const std::string before = read_file(folder / "out/checkpoints/global_step5/manifest.json");
   // The states are 30 kB a rank; metrics stay below.
-  const std::string_view without_shadow = test::kThreadSanitizer ? "TMPDIR=/nonexistent " : ""; // where ThreadSanitizer keeps a file
-  const Finished run = sh(concat("trap \"\" XFSZ; ulimit -f 32; ", without_shadow, kTrireme, " train ", path("run.json"), " -n 2 --resume --out ", path("out")));
+  const std::string_view without_shadow =
+      test::kThreadSanitizer ? "TMPDIR=/nonexistent " : ""; // where ThreadSanitizer keeps a file
+  const Finished run = sh(concat("trap \"\" XFSZ; ulimit -f 32; ", without_shadow, kTrireme, " train ",
+                                 path("run.json"), " -n 2 --resume --out ", path("out")));
   EXPECT_EQ(run.status, 1) << run.output;
   EXPECT_THAT(run.output, HasSubstr("checkpoint at step 10 failed, training goes on"));
   EXPECT_THAT(run.output, HasSubstr("training is done but the last checkpoint could not be saved"));

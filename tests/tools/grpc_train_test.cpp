@@ -36,12 +36,14 @@ class GrpcTrainTest : public ServersTrainTest {
 
 // The numbers are the same, whatever carries them; a server that is killed listens again at the same address.
 TEST_F(GrpcTrainTest, AKilledServerOverGrpcEqualsTcp) {
-  const Finished killed = train("servers.json", "grpc", over("grpc"), killer("grpc", 10, "TRIREME_SERVER=1/2") + kSlowly);
+  const Finished killed =
+      train("servers.json", "grpc", over("grpc"), killer("grpc", 10, "TRIREME_SERVER=1/2") + kSlowly);
   ASSERT_EQ(killed.status, 0) << killed.output;
   EXPECT_THAT(killed.output, HasSubstr("starting it again"));
   EXPECT_EQ(losses("grpc"), expected_);
   EXPECT_THAT(account("grpc", 0).log, HasSubstr("server 0 of 2 at grpc://127.0.0.1:"));
-  EXPECT_TRUE(tensor_bytes_of_one(folder / "grpc/checkpoints/global_step40") == tensor_bytes_of_one(folder / "tcp/checkpoints/global_step40"));
+  EXPECT_TRUE(tensor_bytes_of_one(folder / "grpc/checkpoints/global_step40") ==
+              tensor_bytes_of_one(folder / "tcp/checkpoints/global_step40"));
 }
 
 TEST_F(GrpcTrainTest, WithTlsEqualsTcp) {
@@ -52,8 +54,10 @@ echo subjectAltName=IP:127.0.0.1 > server.ext
 openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile server.ext -out server.pem
 )");
   ASSERT_EQ(sh(concat("bash ", path("certificates.sh"), ' ', folder.string())).status, 0);
-  const std::string files = concat("TRIREME_TLS_CERTIFICATE=", path("server.pem"), " TRIREME_TLS_KEY=", path("server.key"), ' ');
-  const Finished run = train("servers.json", "grpcs", over("grpcs"), concat(files, "TRIREME_TLS_CA=", path("ca.pem"), ' '));
+  const std::string files =
+      concat("TRIREME_TLS_CERTIFICATE=", path("server.pem"), " TRIREME_TLS_KEY=", path("server.key"), ' ');
+  const Finished run =
+      train("servers.json", "grpcs", over("grpcs"), concat(files, "TRIREME_TLS_CA=", path("ca.pem"), ' '));
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_EQ(losses("grpcs"), expected_);
   EXPECT_THAT(account("grpcs", 1).log, HasSubstr("server 1 of 2 at grpcs://127.0.0.1:"));
@@ -69,7 +73,9 @@ TEST_F(GrpcTrainTest, TasksOfTfConfigEqualTcp) {
   write_file_atomically(folder / "tasks.sh", concat(R"(p=$((20000 + $$ % 12000))
 task() {
   TF_CONFIG=$(printf '{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"], "ps": ["127.0.0.1:%d", "127.0.0.1:%d"]}, "task": {"type": "%s", "index": %d}}' $p $((p + 1)) $1 $2) \
-    )", kTrireme, " train ", path("servers.json"), " --set parallel.sync.transport=grpc --out ", path("out"), R"(
+    )",
+                                                    kTrireme, " train ", path("servers.json"),
+                                                    " --set parallel.sync.transport=grpc --out ", path("out"), R"(
 }
 task ps 0 & task ps 1 & task worker 1 &
 task worker 0; status=$?

@@ -65,7 +65,7 @@ class HostsTrainTest : public RunFolder {
  protected:
   HostsTrainTest() {
     write_file_atomically(folder / "hosts",
-        "a slots=1 address=127.0.0.2\nb slots=1 address=127.0.0.3\nc slots=1 address=127.0.0.4\n");
+                          "a slots=1 address=127.0.0.2\nb slots=1 address=127.0.0.3\nc slots=1 address=127.0.0.4\n");
     // As ssh: an agent survives its end.
     write_file_atomically(folder / "rsh", "#!/bin/sh\nshift\nexec 3<&0\nsetsid \"$@\" <&3 &\nwait\n", 0700);
   }
@@ -77,12 +77,12 @@ class HostsTrainTest : public RunFolder {
   }
   std::string on_hosts(const std::string& out, int nodes, const std::string& more) const {
     return concat(kTrireme, " train ", path("run.json"), " --hostfile ", path("hosts"), " --rsh ", path("rsh"),
-        " --min-nodes ", nodes, " --max-nodes ", nodes, " --heartbeat-timeout 2 --out ",
-                  path(out), ' ', more);
+                  " --min-nodes ", nodes, " --max-nodes ", nodes, " --heartbeat-timeout 2 --out ", path(out), ' ',
+                  more);
   }
   std::future<Finished> begin(const std::string& command, int seconds = 200) const {
-    return std::async(std::launch::async, [command, seconds] { return sh(concat("OMP_NUM_THREADS=1 exec ", command),
-        seconds); });
+    return std::async(std::launch::async,
+                      [command, seconds] { return sh(concat("OMP_NUM_THREADS=1 exec ", command), seconds); });
   }
   /// Running processes of `trireme-rank train` of this test.
   std::vector<pid_t> ranks() const {
@@ -92,10 +92,10 @@ class HostsTrainTest : public RunFolder {
     std::vector<pid_t> found;
     for (const auto& entry : fs::directory_iterator("/proc")) {
       const std::string number = entry.path().filename().string();
-      if (number.find_first_not_of("0123456789") == std::string::npos
-          && text_of(entry.path() / "comm") == name + "\n" &&
-          text_of(entry.path() / "cmdline").find(folder.string() + "/") != std::string::npos
-              && process(static_cast<pid_t>(std::stol(number))).lives) {
+      if (number.find_first_not_of("0123456789") == std::string::npos &&
+          text_of(entry.path() / "comm") == name + "\n" &&
+          text_of(entry.path() / "cmdline").find(folder.string() + "/") != std::string::npos &&
+          process(static_cast<pid_t>(std::stol(number))).lives) {
         found.push_back(static_cast<pid_t>(std::stol(number)));
       }
     }
@@ -125,8 +125,8 @@ class HostsTrainTest : public RunFolder {
 };
 
 TEST_F(HostsTrainTest, TheRanksOfASilentHostHaveEndedBeforeOthersTrain) {
-  auto job = begin(on_hosts("out", 1,
-      "--max-restarts 1 --set training.steps=1000000 --set training.checkpoint_every=50"));
+  auto job =
+      begin(on_hosts("out", 1, "--max-restarts 1 --set training.steps=1000000 --set training.checkpoint_every=50"));
   ASSERT_TRUE(eventually([&] { return lines("out") > 60; }));
   const pid_t old_rank = ranks().at(0);
   const pid_t agent = process(process(old_rank).parent).parent;
@@ -141,15 +141,15 @@ TEST_F(HostsTrainTest, TheRanksOfASilentHostHaveEndedBeforeOthersTrain) {
   const Finished finished = job.get();
   EXPECT_EQ(finished.status, 0) << finished.output;
   EXPECT_THAT(finished.output, AllOf(HasSubstr("is lost: it has said nothing for 2.00 s"),
-      HasSubstr("may still run, until its lease ends")));
+                                     HasSubstr("may still run, until its lease ends")));
   expect_one_training("out");
 }
 
 // A guardian that is stopped too, as all of a paused virtual machine's processes, ends nothing: the ranks find out by
 // themselves.
 TEST_F(HostsTrainTest, ARankThatNobodyEndsWritesNothingMore) {
-  auto job = begin(on_hosts("out", 1,
-      "--max-restarts 1 --set training.steps=1000000 --set training.checkpoint_every=50"));
+  auto job =
+      begin(on_hosts("out", 1, "--max-restarts 1 --set training.steps=1000000 --set training.checkpoint_every=50"));
   ASSERT_TRUE(eventually([&] { return lines("out") > 60; }));
   const pid_t old_rank = ranks().at(0);
   const pid_t guardian = process(old_rank).parent;
@@ -170,7 +170,8 @@ TEST_F(HostsTrainTest, ARankThatNobodyEndsWritesNothingMore) {
 
 // On another machine the lock of the run folder does not count.
 TEST_F(HostsTrainTest, ATrainingThatAnotherLauncherReplacesEndsAndSaysSo) {
-  const std::string train = concat(kTrireme, " train ", path("run.json"),
+  const std::string train = concat(
+      kTrireme, " train ", path("run.json"),
       " -n 2 --set training.steps=1000000 --set training.checkpoint_every=50 --max-restarts 3 --out ", path("out"));
   auto first = begin(train);
   ASSERT_TRUE(eventually([&] { return lines("out") > 60; }));
@@ -179,7 +180,7 @@ TEST_F(HostsTrainTest, ATrainingThatAnotherLauncherReplacesEndsAndSaysSo) {
   const Finished replaced = first.get();
   EXPECT_EQ(replaced.status, 1) << replaced.output;
   EXPECT_THAT(replaced.output, AllOf(HasSubstr("was replaced by attempt "), HasSubstr("writes nothing more"),
-      HasSubstr("not starting again: another training writes into ")));
+                                     HasSubstr("not starting again: another training writes into ")));
   const int64_t before = lines("out");
   EXPECT_TRUE(eventually([&] { return lines("out") > before + 60; }));
   stop_job();
@@ -194,8 +195,9 @@ TEST_F(HostsTrainTest, HostsAreLostAgainAndAgainAndTheRunEndsBitIdentical) {
   const int kills = std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 2;
   const int steps = 300 + 200 * kills;
   const std::string more = concat("--set training.checkpoint_every=20 --set training.steps=", steps);
-  const Finished clean = sh(concat("OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " -n 2 --out ",
-      path("clean"), ' ', more), 300);
+  const Finished clean =
+      sh(concat("OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " -n 2 --out ", path("clean"), ' ', more),
+         300);
   ASSERT_EQ(clean.status, 0) << clean.output;
   auto job = begin(on_hosts("out", 2, concat("--max-restarts ", 2 * kills, ' ', more)), 1500);
   std::mt19937 random(static_cast<unsigned>(::getpid()));
@@ -204,8 +206,8 @@ TEST_F(HostsTrainTest, HostsAreLostAgainAndAgainAndTheRunEndsBitIdentical) {
     const int64_t from = std::max<int64_t>(lines("out"), 30);
     const auto at = static_cast<int64_t>(from + random() % 150);
     std::vector<pid_t> there;
-    ASSERT_TRUE(eventually([&] { return lines("out") >= at && (there = ranks()).size() >= 2; }, 120)) << "kill "
-        << kill << " at " << at << ", " << lines("out");
+    ASSERT_TRUE(eventually([&] { return lines("out") >= at && (there = ranks()).size() >= 2; }, 120))
+        << "kill " << kill << " at " << at << ", " << lines("out");
     const pid_t rank = there.at(random() % there.size());
     const pid_t guardian = process(rank).parent;
     const pid_t agent = process(guardian).parent;

@@ -35,33 +35,36 @@ json images() {
 TEST_F(InitFromTest, ImagesOfAnotherSizeAreRefusedBeforeTheFirstStep) {
   json run = images();
   run["model"]["side"] = 12;
-  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }), testing::ElementsAre(HasSubstr("the images are [1, 8, 8]")));
+  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }),
+              testing::ElementsAre(HasSubstr("the images are [1, 8, 8]")));
   run = images();
   run["data"]["validation"] = images_file("wide", 7, 16);
   run["data"]["validation_labels"] = labels_file("labels", 3);
-  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }), testing::ElementsAre(HasSubstr("the validation images are [1, 8, 16]")));
+  EXPECT_THAT(run_ranks(1, [&](comm::World& world) { run_training(world, run); }),
+              testing::ElementsAre(HasSubstr("the validation images are [1, 8, 16]")));
 }
 
 // From the newest checkpoint's fp32 masters, whatever layout saved them.
 TEST_F(InitFromTest, WeightsOfACheckpointAreTheStart) {
   for (json run : {common(), images()}) {
-    EXPECT_THAT(run_ranks(2,
-                          [&](comm::World& world) {
-                            run["engine"].update({{"bf16", {{"enabled", true}}}, {"zero_optimization", {{"stage", 1}}}});
-                            run_training(world, run);
-                            const fs::path before = kept_run(world);
-                            const auto saved = checkpoint::Checkpoint::open(before);
-                            json weights;
-                            for (const std::string& name : saved.names("parameter")) {
-                              weights[name] = digest(saved.read(concat("master/", name)));
-                            }
-                            ASSERT_NE(model(world, run), weights);
-                            for (const fs::path& path : {before, before / "checkpoints", before / "checkpoints/global_step2"}) {
-                              run["model"]["init_from"] = path.string();
-                              EXPECT_EQ(model(world, run), weights) << path;
-                            }
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(2,
+                  [&](comm::World& world) {
+                    run["engine"].update({{"bf16", {{"enabled", true}}}, {"zero_optimization", {{"stage", 1}}}});
+                    run_training(world, run);
+                    const fs::path before = kept_run(world);
+                    const auto saved = checkpoint::Checkpoint::open(before);
+                    json weights;
+                    for (const std::string& name : saved.names("parameter")) {
+                      weights[name] = digest(saved.read(concat("master/", name)));
+                    }
+                    ASSERT_NE(model(world, run), weights);
+                    for (const fs::path& path : {before, before / "checkpoints", before / "checkpoints/global_step2"}) {
+                      run["model"]["init_from"] = path.string();
+                      EXPECT_EQ(model(world, run), weights) << path;
+                    }
+                  }),
+        IsEmpty());
   }
 }
 
@@ -120,7 +123,8 @@ TEST_F(InitFromTest, WeightsOfACheckpointOfAnotherModel) {
                           run["model"]["layers"] = 2;
                           run_training(world, run);
                           const fs::path before = kept_run(world);
-                          const auto refused = [&](const json& model_values, const fs::path& from, const std::string& words, int stages = 1) {
+                          const auto refused = [&](const json& model_values, const fs::path& from,
+                                                   const std::string& words, int stages = 1) {
                             json other = run;
                             other["parallel"] = {{"pipe", stages}};
                             other["model"].update(model_values);
@@ -133,12 +137,15 @@ TEST_F(InitFromTest, WeightsOfACheckpointOfAnotherModel) {
                             }
                           };
                           refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.");
-                          refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.", 2);
+                          refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.",
+                                  2);
                           refused({{"layers", 3}}, before, "has no parameter \"transformer.h.2.");
                           refused({{"hidden", 32}}, before, "the model needs [");
-                          refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors", "is one rank's part of a checkpoint");
+                          refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors",
+                                  "is one rank's part of a checkpoint");
                           run = images();
-                          refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors", "is one rank's part of a checkpoint");
+                          refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors",
+                                  "is one rank's part of a checkpoint");
                         }),
               IsEmpty());
 }

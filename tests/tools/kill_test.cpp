@@ -27,22 +27,31 @@ class KillTest : public RunFolder {
       std::ifstream in(entry.path() / "cmdline");
       std::stringstream text;
       text << in.rdbuf();
-      count += text.str().find(mark) != std::string::npos && text.str().find("trireme-rank") != std::string::npos ? 1 : 0;
+      count +=
+          text.str().find(mark) != std::string::npos && text.str().find("trireme-rank") != std::string::npos ? 1 : 0;
     }
     return count;
   }
 
   // A shell script that kills one rank as soon as metrics.jsonl has `lines` lines, or some milliseconds later.
   std::string killer(const std::string& out, int lines, int rank, int milliseconds = 0) {
-    const std::string later = milliseconds > 0 ? concat("sleep 0.", milliseconds < 10 ? "00" : milliseconds < 100 ? "0" : "", milliseconds, "; ") : "";
-    return concat("while [ \"$(cat ", out, "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; ", later, "for p in $(pgrep -f \"trireme-rank train.*", out,
-                  "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx RANK=", rank, " && kill -9 $p && date +%s.%N > ", out, ".killed_at; done");
+    const std::string later = milliseconds > 0 ? concat("sleep 0.",
+                                                        milliseconds < 10    ? "00"
+                                                        : milliseconds < 100 ? "0"
+                                                                             : "",
+                                                        milliseconds, "; ")
+                                               : "";
+    return concat("while [ \"$(cat ", out, "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines,
+                  " ]; do sleep 0.01; done; ", later, "for p in $(pgrep -f \"trireme-rank train.*", out,
+                  "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx RANK=", rank,
+                  " && kill -9 $p && date +%s.%N > ", out, ".killed_at; done");
   }
 };
 
 TEST_F(KillTest, ARankKilledAtARandomStepRestartsAndEndsBitIdentical) {
   // Steps take a millisecond: the killer, a shell, has some hundred of them to come in time.
-  const std::string train = concat(kTrireme, " train ", path("run.json"), " --set training.steps=400 --set training.checkpoint_every=40 -n 2 --out ");
+  const std::string train = concat(kTrireme, " train ", path("run.json"),
+                                   " --set training.steps=400 --set training.checkpoint_every=40 -n 2 --out ");
   const Finished clean = sh(train + path("clean"));
   ASSERT_EQ(clean.status, 0) << clean.output;
   const std::set<std::string> shared_memory = files_in("/dev/shm");
@@ -53,11 +62,13 @@ TEST_F(KillTest, ARankKilledAtARandomStepRestartsAndEndsBitIdentical) {
   for (int round = 0; round < rounds; ++round) {
     const std::string out = path(concat("killed", round));
     fs::create_directories(out);
-    write_file_atomically(fs::path(out) / ".report.html.tmp.1", "half a"); // as a kill leaves it that comes while a report is written
+    write_file_atomically(fs::path(out) / ".report.html.tmp.1",
+                          "half a");                         // as a kill leaves it that comes while a report is written
     const int lines = 50 + static_cast<int>(random() % 100); // after the first save
     const int rank = static_cast<int>(random() % 2);
     SCOPED_TRACE(concat("rank ", rank, " killed at step ", lines));
-    const Finished run = sh(concat("( ", killer(out, lines, rank), " ) & ", train, out, " --max-restarts 2; s=$?; wait; exit $s"));
+    const Finished run =
+        sh(concat("( ", killer(out, lines, rank), " ) & ", train, out, " --max-restarts 2; s=$?; wait; exit $s"));
     EXPECT_EQ(run.status, 0) << run.output;
     EXPECT_THAT(run.output, HasSubstr("SIGKILL"));
     EXPECT_TRUE(final_state(out) == final_state(folder / "clean"));
@@ -77,18 +88,21 @@ TEST_F(KillTest, ARankKilledAtARandomStepRestartsAndEndsBitIdentical) {
   EXPECT_EQ(left_in_shared_memory(shared_memory), "");
   const double latest = *std::max_element(noticed.begin(), noticed.end());
   const double longest = *std::max_element(down.begin(), down.end());
-  std::cout << rounds << " kills: noticed within " << latest * 1e3 << " ms, next step within " << longest << " s" << std::endl;
+  std::cout << rounds << " kills: noticed within " << latest * 1e3 << " ms, next step within " << longest << " s"
+            << std::endl;
   // 1 s and 5 s on a machine of one's own; these also hold on one that is busy with other tests.
   EXPECT_LE(latest, 5);
   EXPECT_LE(longest, 40);
 }
 
-// States, gradients, parameters and activations in files, a checkpoint every few steps: a rank is killed whatever it is doing.
+// States, gradients, parameters and activations in files, a checkpoint every few steps: a rank is killed whatever it is
+// doing.
 TEST_F(KillTest, WithEverythingInFilesARestartEndsBitIdenticalInACleanFolder) {
   constexpr int kSteps = 60;
   write_file_atomically(folder / "files.json", run_in_files(path("tokens.bin"), folder / "disk"));
   const auto train = [&](int ranks, const std::string& out) {
-    return concat(kTrireme, " train ", path("files.json"), " -n ", ranks, " --set training.steps=", kSteps, " --set training.checkpoint_every=4 --out ", out, ' ');
+    return concat(kTrireme, " train ", path("files.json"), " -n ", ranks, " --set training.steps=", kSteps,
+                  " --set training.checkpoint_every=4 --out ", out, ' ');
   };
   const std::string last = concat("checkpoints/global_step", kSteps);
   for (const int ranks : {1, 2}) {
@@ -108,7 +122,8 @@ TEST_F(KillTest, WithEverythingInFilesARestartEndsBitIdenticalInACleanFolder) {
     const int rank = static_cast<int>(random() % static_cast<unsigned>(ranks));
     const int later = static_cast<int>(random() % 40);
     SCOPED_TRACE(concat("rank ", rank, " of ", ranks, " killed ", later, " ms after step ", lines));
-    const Finished run = sh(concat("( ", killer(out, lines, rank, later), " ) & ", train(ranks, out), "--max-restarts 2; s=$?; wait; exit $s"));
+    const Finished run = sh(concat("( ", killer(out, lines, rank, later), " ) & ", train(ranks, out),
+                                   "--max-restarts 2; s=$?; wait; exit $s"));
     EXPECT_EQ(run.status, 0) << run.output;
     EXPECT_THAT(run.output, HasSubstr("SIGKILL"));
     EXPECT_EQ(trained_steps(out), trained_steps(clean));
@@ -133,7 +148,8 @@ TEST_F(KillTest, WithEverythingInFilesARestartEndsBitIdenticalInACleanFolder) {
 
 TEST_F(KillTest, WithoutRestartsTheRankIsNamedAndNothingIsLeft) {
   const std::string out = path("out");
-  const Finished run = sh(concat("( ", killer(out, 8, 1), " ) & ", kTrireme, " train ", path("run.json"), " -n 2 --out ", out, " --set training.steps=100000; s=$?; wait; exit $s"));
+  const Finished run = sh(concat("( ", killer(out, 8, 1), " ) & ", kTrireme, " train ", path("run.json"),
+                                 " -n 2 --out ", out, " --set training.steps=100000; s=$?; wait; exit $s"));
   EXPECT_EQ(run.status, 137) << run.output;
   EXPECT_THAT(run.output, HasSubstr("rank 1 was killed by SIGKILL"));
   EXPECT_EQ(count_processes(out), 0);

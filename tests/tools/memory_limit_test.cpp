@@ -22,8 +22,11 @@ TEST_F(MemoryLimitTest, StageThreeTrainsWhereStageZeroIsTooLarge) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
   }
   const auto train = [&](int stage) {
-    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"), " -n 4 --no-memory-check --out ", path("out" + std::to_string(stage)),
-                     " --set model.layers=6 --set model.hidden=640 --set model.heads=8 --set training.steps=2 --set engine.zero_optimization.stage=", stage),
+    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", kTrireme, " train ", path("run.json"),
+                     " -n 4 --no-memory-check --out ", path("out" + std::to_string(stage)),
+                     " --set model.layers=6 --set model.hidden=640 --set model.heads=8 --set training.steps=2 --set "
+                     "engine.zero_optimization.stage=",
+                     stage),
               200);
   };
   const Finished whole = train(0);
@@ -46,9 +49,12 @@ TEST_F(MemoryLimitTest, WhatIsFreedGoesBackWhereMemoryIsShort) {
     GTEST_SKIP() << "this user may not make control groups, or the machine swaps";
   }
   const auto train = [&](const std::string& environment, const std::string& out) {
-    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", environment, kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out),
-                     " --set model.layers=4 --set model.hidden=256 --set model.heads=8 --set model.sequence_length=128 --set model.vocab_size=2048 --set engine.train_batch_size=16"
-                     " --set engine.train_micro_batch_size_per_gpu=8 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set training.steps=6"),
+    return sh(concat(group.enter(), "OMP_NUM_THREADS=1 ", environment, kTrireme, " train ", path("run.json"),
+                     " -n 2 --out ", path(out),
+                     " --set model.layers=4 --set model.hidden=256 --set model.heads=8 --set model.sequence_length=128 "
+                     "--set model.vocab_size=2048 --set engine.train_batch_size=16"
+                     " --set engine.train_micro_batch_size_per_gpu=8 --set parallel.tensor=2 --set "
+                     "parallel.sequence_parallel=true --set training.steps=6"),
               200);
   };
   const Finished given_back = train("", "out");

@@ -43,7 +43,8 @@ TEST_F(NetworkTrainTest, TwoHostsOverAGigabitEqualOneProcess) {
   const double on_two_hosts = last_loss();
   std::filesystem::remove_all(folder / "out");
   ASSERT_EQ(train("").status, 0);
-  EXPECT_NEAR(on_two_hosts, last_loss(), 2e-3 * last_loss()); // other micro-batches: sums in another order, 30 steps long
+  EXPECT_NEAR(on_two_hosts, last_loss(),
+              2e-3 * last_loss()); // other micro-batches: sums in another order, 30 steps long
 }
 
 } // namespace

@@ -1,6 +1,7 @@
-// Models that the memory at hand does not hold train from files, as `trireme train` does it: two ranks and their launcher in one control group, stopped and resumed in the middle.
-#include "run_in_files.h"
+// Models that the memory at hand does not hold train from files, as `trireme train` does it: two ranks and their
+// launcher in one control group, stopped and resumed in the middle.
 #include "run_folder_on_disk.h"
+#include "run_in_files.h"
 
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
@@ -22,7 +23,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 constexpr int kSteps = 3;
-constexpr int kStopped = 2; // after so many
+constexpr int kStopped = 2;    // after so many
 constexpr int kDeadline = 600; // seconds of a command
 constexpr int kManyLayers = 800;
 
@@ -36,11 +37,18 @@ std::string size(int64_t bytes) {
 
 class OffloadMemoryTrainTest : public RunFolderOnDisk {
  protected:
-  /// In bf16: of each parameter 2 bytes, 2 of its gradient, and 12 of its master and states. Layers of 1.6 MB, so that buffers are small; recomputed, so that activations are.
+  /// In bf16: of each parameter 2 bytes, 2 of its gradient, and 12 of its master and states. Layers of 1.6 MB, so that
+  /// buffers are small; recomputed, so that activations are.
   void write_large(const std::string& name, const json& files) const {
     json zero = {{"stage", 3}, {"stage3_param_persistence_threshold", 1024}};
     zero.update(files);
-    const json run = {{"model", {{"type", "gpt"}, {"layers", layers_}, {"hidden", 256}, {"heads", 4}, {"sequence_length", 16}, {"vocab_size", 50}}},
+    const json run = {{"model",
+                       {{"type", "gpt"},
+                        {"layers", layers_},
+                        {"hidden", 256},
+                        {"heads", 4},
+                        {"sequence_length", 16},
+                        {"vocab_size", 50}}},
                       {"data", {{"type", "tokens"}, {"train", {path("tokens.bin")}}, {"shuffle", true}}},
                       {"training", {{"steps", kSteps}}},
                       {"engine",
@@ -52,8 +60,16 @@ class OffloadMemoryTrainTest : public RunFolderOnDisk {
     write_file_atomically(folder / name, run.dump());
   }
   json in_files(int64_t parameters_in_memory) const {
-    return {{"offload_optimizer", {{"device", "nvme"}, {"nvme_path", path("nvme")}, {"buffer_count", 3}, {"pipeline_read", true}, {"pipeline_write", true}, {"fast_init", true}}},
-            {"offload_param", {{"device", "nvme"}, {"nvme_path", path("nvme")}, {"buffer_count", 3}, {"max_in_cpu", parameters_in_memory}}}};
+    return {
+        {"offload_optimizer",
+         {{"device", "nvme"},
+          {"nvme_path", path("nvme")},
+          {"buffer_count", 3},
+          {"pipeline_read", true},
+          {"pipeline_write", true},
+          {"fast_init", true}}},
+        {"offload_param",
+         {{"device", "nvme"}, {"nvme_path", path("nvme")}, {"buffer_count", 3}, {"max_in_cpu", parameters_in_memory}}}};
   }
   json estimate(const std::string& run) const {
     const Finished finished = sh(concat(kTrireme, " estimate ", path(run), " -n 2 --json"));
@@ -107,7 +123,8 @@ class OffloadMemoryTrainTest : public RunFolderOnDisk {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
     });
-    const Finished first = sh(concat(group.enter(), train_command(name, "out", concat("--set training.steps=", kStopped))), kDeadline);
+    const Finished first =
+        sh(concat(group.enter(), train_command(name, "out", concat("--set training.steps=", kStopped))), kDeadline);
     const Finished second = sh(concat(group.enter(), train_command(name, "out", "--resume")), kDeadline);
     over = true;
     watching.join();
@@ -115,9 +132,11 @@ class OffloadMemoryTrainTest : public RunFolderOnDisk {
     EXPECT_EQ(second.status, 0) << second.output;
     EXPECT_EQ(trained_steps(folder / "out"), expected_) << "losses and norms";
     const int64_t estimated = estimate(name).at("peak_bytes_of_all");
-    std::printf("%s: limit %s, held at most %s, estimated with libtorch's code %s\n", name.c_str(), size(limit).c_str(), size(most).c_str(), size(estimated).c_str());
+    std::printf("%s: limit %s, held at most %s, estimated with libtorch's code %s\n", name.c_str(), size(limit).c_str(),
+                size(most).c_str(), size(estimated).c_str());
     EXPECT_LE(static_cast<double>(most), 1.1 * static_cast<double>(estimated));
-    EXPECT_LE(static_cast<double>(estimated), 1.35 * static_cast<double>(most)) << "libtorch's code is counted, and is not what the group holds: seen 1.2";
+    EXPECT_LE(static_cast<double>(estimated), 1.35 * static_cast<double>(most))
+        << "libtorch's code is counted, and is not what the group holds: seen 1.2";
     std::filesystem::remove_all(folder / "out");
   }
 
@@ -135,7 +154,8 @@ TEST_F(OffloadMemoryTrainTest, ParametersAloneAreMoreThanTheMemory) {
   expect_to_train("all.json", limit);
 }
 
-// Parameters stay in memory, 2 bytes of each. Gradients are in files all the same, where masters and parameters have theirs: with 2 more in memory no limit is a fourth of 12.
+// Parameters stay in memory, 2 bytes of each. Gradients are in files all the same, where masters and parameters have
+// theirs: with 2 more in memory no limit is a fourth of 12.
 TEST_F(OffloadMemoryTrainTest, StatesAreFourTimesTheMemory) {
   if (!is_long()) {
     GTEST_SKIP() << "libtorch and buffers leave a model of less no room; takes minutes; set TRIREME_LONG_TESTS=1";
@@ -143,7 +163,8 @@ TEST_F(OffloadMemoryTrainTest, StatesAreFourTimesTheMemory) {
   train_without_files(kManyLayers);
   write_large("states.json", in_files(1'000'000'000));
   const json estimated = estimate("states.json");
-  expect_to_train("states.json", (bytes_in_files(estimated, "optimizer_states") + bytes_in_files(estimated, "masters")) / 4);
+  expect_to_train("states.json",
+                  (bytes_in_files(estimated, "optimizer_states") + bytes_in_files(estimated, "masters")) / 4);
 }
 
 } // namespace

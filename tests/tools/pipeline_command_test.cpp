@@ -40,7 +40,8 @@ class PipelineCommandTest : public RunFolder {
 TEST_F(PipelineCommandTest, TrainsWritesAndGenerates) {
   const Finished run = train("-n 4");
   ASSERT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, AllOf(HasSubstr("2 pipeline stages"), HasSubstr("transformer.h.1"), HasSubstr("the model writes")));
+  EXPECT_THAT(run.output,
+              AllOf(HasSubstr("2 pipeline stages"), HasSubstr("transformer.h.1"), HasSubstr("the model writes")));
   EXPECT_THAT(read_file(folder / "out/report.html"), HasSubstr("2 stages x 2 replicas"));
   const Finished text = sh(concat(kTrireme, " generate ", (folder / "out").string(), " --prompt line --tokens 5"));
   EXPECT_EQ(text.status, 0) << text.output;
@@ -67,7 +68,8 @@ TEST_F(PipelineCommandTest, BadRequestsEndBeforeAnythingStarts) {
     return run.output;
   };
   EXPECT_THAT(refused("-n 3"), AllOf(HasSubstr("-n 3 ranks"), HasSubstr("2 pipeline stages"), HasSubstr("-n 2, 4")));
-  EXPECT_THAT(refused("-n 9 --set parallel.pipe=9 --set engine.gradient_accumulation_steps=8"), HasSubstr("6 layers cannot fill 9 stages"));
+  EXPECT_THAT(refused("-n 9 --set parallel.pipe=9 --set engine.gradient_accumulation_steps=8"),
+              HasSubstr("6 layers cannot fill 9 stages"));
   EXPECT_THAT(refused("-n 2 --set engine.pipeline.partition=type:Conv"), HasSubstr("Conv"));
 }
 

@@ -20,11 +20,14 @@ using testing::HasSubstr;
 class PlanCommandTest : public RunFolder {
  protected:
   PlanCommandTest() {
-    write_run("run.json", R"({"type": "gpt", "layers": 4, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
+    write_run("run.json",
+              R"({"type": "gpt", "layers": 4, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
     write_cluster(1e9);
   }
   void write_cluster(double memory, const std::string& more = "") {
-    write_file_atomically(folder / "cluster.json", concat(R"({"hosts": 2, "ranks_per_host": 2, "rank": {"memory_bytes": )", memory, R"(, "flops": 1e12, "achieved": 0.5, "memory_bandwidth": 1e11)", more, R"(},
+    write_file_atomically(folder / "cluster.json",
+                          concat(R"({"hosts": 2, "ranks_per_host": 2, "rank": {"memory_bytes": )", memory,
+                                 R"(, "flops": 1e12, "achieved": 0.5, "memory_bandwidth": 1e11)", more, R"(},
       "links": {"inside_host": {"bandwidth": 1e10, "latency": 1e-6}, "between_hosts": {"bandwidth": 1e9, "latency": 1e-5}}})"));
   }
   Finished plan(const std::string& rest = "", const std::string& run = "run.json", int seconds = 30) const {
@@ -58,8 +61,12 @@ TEST_F(PlanCommandTest, RowsAsJson) {
   int best = 0;
   double before = 0;
   for (const json& row : rows(finished.output)) {
-    EXPECT_EQ(row.at("pipe").get<int>() * row.at("data").get<int>() * row.at("context").get<int>() * row.at("tensor").get<int>(), 4) << row;
-    for (const char* key : {"zero_stage", "micro_batch", "schedule", "memory_bytes", "bubble", "step_ms", "sequence_parallel", "recompute", "offload", "accumulation"}) {
+    EXPECT_EQ(row.at("pipe").get<int>() * row.at("data").get<int>() * row.at("context").get<int>() *
+                  row.at("tensor").get<int>(),
+              4)
+        << row;
+    for (const char* key : {"zero_stage", "micro_batch", "schedule", "memory_bytes", "bubble", "step_ms",
+                            "sequence_parallel", "recompute", "offload", "accumulation"}) {
       EXPECT_TRUE(row.contains(key)) << key;
     }
     EXPECT_TRUE(row.at("offload").is_null()) << "nothing is said of hosts";
@@ -70,8 +77,12 @@ TEST_F(PlanCommandTest, RowsAsJson) {
     ++best;
     EXPECT_GE(row.at("step_ms").get<double>(), before) << "the fastest first";
     before = row.at("step_ms");
-    EXPECT_NEAR(before, row.at("pipeline_ms").get<double>() + row.at("reduce_ms").get<double>() + row.at("optimizer_ms").get<double>(), 1e-9 * before);
-    EXPECT_EQ(row.at("data").get<int>() * row.at("micro_batch").get<int>() * row.at("accumulation").get<int>(), 12) << row;
+    EXPECT_NEAR(
+        before,
+        row.at("pipeline_ms").get<double>() + row.at("reduce_ms").get<double>() + row.at("optimizer_ms").get<double>(),
+        1e-9 * before);
+    EXPECT_EQ(row.at("data").get<int>() * row.at("micro_batch").get<int>() * row.at("accumulation").get<int>(), 12)
+        << row;
     int64_t memory = 0;
     for (const auto& [category, bytes] : row.at("memory").items()) {
       memory += category == "baseline" || category == "data" ? 0 : bytes.get<int64_t>(); // a card's memory has neither
@@ -82,11 +93,14 @@ TEST_F(PlanCommandTest, RowsAsJson) {
   EXPECT_EQ(best, 10);
 }
 
-// Where the cluster file describes hosts and disks, what does not fit in the cards is tried there; the sections can be written into the run's file.
+// Where the cluster file describes hosts and disks, what does not fit in the cards is tried there; the sections can be
+// written into the run's file.
 TEST_F(PlanCommandTest, PlacesAsJson) {
   write_cluster(3e5);
   std::string text = read_file(folder / "cluster.json");
-  text.insert(text.find("\"links\""), R"("host": {"memory_bytes": 4e9, "memory_bandwidth": 1e11, "link_bandwidth": 1e10}, "disk": {"bytes": 1e10, "read_bandwidth": 1e9, "write_bandwidth": 1e9}, )");
+  text.insert(
+      text.find("\"links\""),
+      R"("host": {"memory_bytes": 4e9, "memory_bandwidth": 1e11, "link_bandwidth": 1e10}, "disk": {"bytes": 1e10, "read_bandwidth": 1e9, "write_bandwidth": 1e9}, )");
   write_file_atomically(folder / "cluster.json", text);
   const Finished finished = plan("--json --best 50");
   EXPECT_EQ(finished.status, 0) << finished.output;
@@ -110,7 +124,8 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
     EXPECT_GT(row.at("moved").at("to_host").get<int64_t>(), 0) << row;
     EXPECT_GE(row.at("host_bytes").get<int64_t>(), row.at("on_host").value("gradients", int64_t{0})) << row;
     // max_in_cpu keeps all parameters in memory, and they are built in files all the same.
-    const bool builds_in_files = row.at("offload").contains("offload_param") && row.at("offload").at("offload_param").at("device") == "nvme";
+    const bool builds_in_files =
+        row.at("offload").contains("offload_param") && row.at("offload").at("offload_param").at("device") == "nvme";
     EXPECT_EQ(row.at("disk_bytes").get<int64_t>() > 0, files || builds_in_files) << row;
   }
   EXPECT_GT(moved, 0);
@@ -122,15 +137,21 @@ TEST_F(PlanCommandTest, PlacesAsJson) {
 
 // With "auto" each layout has a list, which a run takes as "choices".
 TEST_F(PlanCommandTest, WhatIsChosenOfActivationsTrains) {
-  write_file_atomically(folder / "cluster.json", R"({"hosts": 1, "ranks_per_host": 2, "rank": {"device": "host", "memory_bytes": 8e9, "flops": 1e11, "achieved": 0.5, "memory_bandwidth": 1e10},
+  write_file_atomically(
+      folder / "cluster.json",
+      R"({"hosts": 1, "ranks_per_host": 2, "rank": {"device": "host", "memory_bytes": 8e9, "flops": 1e11, "achieved": 0.5, "memory_bandwidth": 1e10},
     "links": {"inside_host": {"bandwidth": 1e9, "latency": 1e-6}}, "disk": {"bytes": 1e10, "read_bandwidth": 1e9, "write_bandwidth": 1e9}})");
-  const auto ways = [](const json& activations) { return with("engine.activation_checkpointing=" + activations.dump()); };
-  const Finished finished = plan("--json --best 100" + ways({{"policy", "auto"}, {"memory_budget", "150kB"}, {"nvme_path", path("moved")}}));
+  const auto ways = [](const json& activations) {
+    return with("engine.activation_checkpointing=" + activations.dump());
+  };
+  const Finished finished =
+      plan("--json --best 100" + ways({{"policy", "auto"}, {"memory_budget", "150kB"}, {"nvme_path", path("moved")}}));
   EXPECT_EQ(finished.status, 0) << finished.output;
   std::set<int> pipes;
   std::set<std::string> words;
   for (const json& row : rows(finished.output)) {
-    if (!row.at("refused").is_null() || row.at("sequence_parallel") == true || row.at("context") != 1 || !pipes.insert(row.at("pipe").get<int>() * 10 + row.at("tensor").get<int>()).second) {
+    if (!row.at("refused").is_null() || row.at("sequence_parallel") == true || row.at("context") != 1 ||
+        !pipes.insert(row.at("pipe").get<int>() * 10 + row.at("tensor").get<int>()).second) {
       continue;
     }
     for (const json& word : row.at("choices")) {
@@ -140,9 +161,11 @@ TEST_F(PlanCommandTest, WhatIsChosenOfActivationsTrains) {
     for (const char* const axis : {"pipe", "data", "tensor"}) {
       run += concat(" --set parallel.", axis, '=', row.at(axis).dump());
     }
-    run += concat(" --set engine.zero_optimization.stage=", row.at("zero_stage").dump(), " --set engine.train_micro_batch_size_per_gpu=", row.at("micro_batch").dump());
+    run += concat(" --set engine.zero_optimization.stage=", row.at("zero_stage").dump(),
+                  " --set engine.train_micro_batch_size_per_gpu=", row.at("micro_batch").dump());
     if (row.at("pipe") > 1) {
-      run += concat(" --set parallel.schedule=", row.at("schedule").get<std::string>(), " --set parallel.chunks=", row.at("chunks").dump());
+      run += concat(" --set parallel.schedule=", row.at("schedule").get<std::string>(),
+                    " --set parallel.chunks=", row.at("chunks").dump());
     }
     const Finished trained = train(run + ways({{"choices", row.at("choices")}, {"nvme_path", path("moved")}}));
     EXPECT_EQ(trained.status, 0) << row << trained.output;
@@ -151,13 +174,15 @@ TEST_F(PlanCommandTest, WhatIsChosenOfActivationsTrains) {
   }
   EXPECT_EQ(pipes.size(), 3U) << "by stages, by samples and by heads";
   EXPECT_GT(words.size(), 1U) << "else nothing was chosen";
-  EXPECT_THAT(plan(ways({{"policy", "auto"}, {"memory_budget", "150kB"}})).output, testing::AllOf(HasSubstr("by part"), HasSubstr("\"choices\": [\"")));
+  EXPECT_THAT(plan(ways({{"policy", "auto"}, {"memory_budget", "150kB"}})).output,
+              testing::AllOf(HasSubstr("by part"), HasSubstr("\"choices\": [\"")));
 }
 
 // examples/plan: 13 billion parameters on one card.
 TEST_F(PlanCommandTest, ThirteenBillionOnOneCard) {
   const std::string examples = TRIREME_SOURCE_DIR "/examples/plan/";
-  const Finished finished = sh(concat(kTrireme, " plan ", examples, "thirteen_billion.json --cluster ", examples, "v100.json --json"), 100);
+  const Finished finished =
+      sh(concat(kTrireme, " plan ", examples, "thirteen_billion.json --cluster ", examples, "v100.json --json"), 100);
   EXPECT_EQ(finished.status, 0) << finished.output;
   const json best = rows(finished.output).front();
   EXPECT_EQ(best.at("offload").at("offload_optimizer").at("device"), "cpu");
@@ -167,7 +192,9 @@ TEST_F(PlanCommandTest, ThirteenBillionOnOneCard) {
 TEST_F(PlanCommandTest, ATable) {
   const Finished finished = plan("--best 3");
   EXPECT_EQ(finished.status, 0) << finished.output;
-  for (const char* words : {"parameters, 12 samples of 16 tokens a step", "2 hosts x 2 ranks", "optimizer_states", "between_hosts", "looked at", "offload was not tried: the cluster file says nothing of hosts"}) {
+  for (const char* words :
+       {"parameters, 12 samples of 16 tokens a step", "2 hosts x 2 ranks", "optimizer_states", "between_hosts",
+        "looked at", "offload was not tried: the cluster file says nothing of hosts"}) {
     EXPECT_THAT(finished.output, HasSubstr(words));
   }
   EXPECT_THAT(finished.output, HasSubstr("heads 2 cannot be divided by tensor 4"));
@@ -177,7 +204,8 @@ TEST_F(PlanCommandTest, LambIsNotSplitAmongTensorRanks) {
   for (const json& row : rows(plan("--set engine.optimizer.type=Lamb --json --best 1000").output)) {
     EXPECT_TRUE(row.at("tensor") == 1 || !row.at("refused").is_null()) << row;
   }
-  EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb --set parallel.tensor=2").output, HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
+  EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb --set parallel.tensor=2").output,
+              HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
 }
 
 TEST_F(PlanCommandTest, ReplicasThatStepByThemselvesShareNothing) {
@@ -209,7 +237,8 @@ TEST_F(PlanCommandTest, BadInputIsNamed) {
   refused(plan("", "absent.json"), "absent.json");
   refused(plan("--best 0"), "--best");
   refused(plan("--ranks 3"), "--ranks requires --calibrate");
-  refused(sh(concat(kTrireme, " plan ", path("run.json"), " --cluster ", path("run.json"))), "run.json:1:1: this is a run file, not the description of a cluster");
+  refused(sh(concat(kTrireme, " plan ", path("run.json"), " --cluster ", path("run.json"))),
+          "run.json:1:1: this is a run file, not the description of a cluster");
   refused(plan("--set model.layerz=3"), "layers");
   write_cluster(1e9, R"(, "speed": 3)");
   refused(plan(), "cluster.json:1:134: rank.speed: unknown key");
@@ -228,34 +257,42 @@ TEST_F(PlanCommandTest, NotesOfTheRunFile) {
 
 TEST_F(PlanCommandTest, CalibrationLeavesTheRunFileAlone) {
   const std::string before = read_file(folder / "run.json");
-  const Finished finished = sh(concat("cd ", folder.string(), " && ", kTrireme, " plan run.json --calibrate --cluster ", path("run.json")), 60);
+  const Finished finished = sh(
+      concat("cd ", folder.string(), " && ", kTrireme, " plan run.json --calibrate --cluster ", path("run.json")), 60);
   EXPECT_EQ(finished.status, 2) << finished.output;
-  EXPECT_THAT(finished.output, HasSubstr("--calibrate would write the description of this machine over the run file run.json. Name another file with --cluster."));
+  EXPECT_THAT(finished.output, HasSubstr("--calibrate would write the description of this machine over the run file "
+                                         "run.json. Name another file with --cluster."));
   EXPECT_EQ(read_file(folder / "run.json"), before);
 }
 
 TEST_F(PlanCommandTest, HelpHasAnExample) {
   const Finished finished = sh(kTrireme + " plan --help");
   EXPECT_EQ(finished.status, 0);
-  EXPECT_THAT(finished.output, HasSubstr("trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json"));
+  EXPECT_THAT(finished.output,
+              HasSubstr("trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json"));
 }
 
 TEST_F(PlanCommandTest, TheExamplesArePlanned) {
   const std::string examples = TRIREME_SOURCE_DIR "/examples/plan/";
   for (const char* cluster : {"cluster.json", "selene.json"}) {
-    const Finished finished = sh(concat(kTrireme, " plan ", examples, "trillion.json --cluster ", examples, cluster, " --json --best 2"), 100);
+    const Finished finished = sh(
+        concat(kTrireme, " plan ", examples, "trillion.json --cluster ", examples, cluster, " --json --best 2"), 100);
     EXPECT_EQ(finished.status, 0) << finished.output;
     const std::vector<json> all = rows(finished.output);
     ASSERT_GT(all.size(), 2u);
     EXPECT_LE(all[0].at("memory_bytes").get<int64_t>(), 80'000'000'000);
-    const int split = all[0].at("tensor").get<int>() * all[0].at("pipe").get<int>() * (all[0].at("zero_stage") == 3 ? all[0].at("data").get<int>() : 1);
-    EXPECT_GT(split, 2.0 * 1.01e12 / 80e9) << "a trillion parameters in bf16 need so many cards that have parts of them";
+    const int split = all[0].at("tensor").get<int>() * all[0].at("pipe").get<int>() *
+                      (all[0].at("zero_stage") == 3 ? all[0].at("data").get<int>() : 1);
+    EXPECT_GT(split, 2.0 * 1.01e12 / 80e9)
+        << "a trillion parameters in bf16 need so many cards that have parts of them";
   }
 }
 
 // What a page shows of a plan is what the command prints, lines that are left out apart.
 TEST_F(PlanCommandTest, ThePagesShowThesePlans) {
-  const auto timeless = [](const std::string& line) { return std::regex_replace(line, std::regex(R"((looked at \d+ layouts) in [^:]*)"), "$1"); };
+  const auto timeless = [](const std::string& line) {
+    return std::regex_replace(line, std::regex(R"((looked at \d+ layouts) in [^:]*)"), "$1");
+  };
   int shown = 0;
   for (const char* page : {"plan.md", "offload.md"}) {
     std::string command;
@@ -276,7 +313,8 @@ TEST_F(PlanCommandTest, ThePagesShowThesePlans) {
       } else if (inside && !printed.empty()) {
         ++shown;
         EXPECT_EQ(printed.count(timeless(line)), 1u) << page << ": " << line;
-      } else if (std::smatch found; !inside && std::regex_search(line, found, std::regex("`trireme (plan examples/[^`]*)`"))) {
+      } else if (std::smatch found;
+                 !inside && std::regex_search(line, found, std::regex("`trireme (plan examples/[^`]*)`"))) {
         command = found[1];
       }
     }
@@ -294,8 +332,9 @@ TEST_F(PlanCommandTest, CalibrationWritesADescription) {
   EXPECT_GT(written.at("rank").at("flops").get<double>(), 1e7);
   EXPECT_GT(written.at("rank").at("memory_bandwidth").get<double>(), 1e7);
   EXPECT_GT(written.at("links").at("inside_host").at("bandwidth").get<double>(), 1e6);
-  EXPECT_THAT(written.at("all_reduce_gathers").get<double>(), AllOf(testing::Ge(0.5), testing::Le(2.0))); // below 2 where nothing disturbs it
-  if (written.contains("disk")) { // not where files would be in memory
+  EXPECT_THAT(written.at("all_reduce_gathers").get<double>(),
+              AllOf(testing::Ge(0.5), testing::Le(2.0))); // below 2 where nothing disturbs it
+  if (written.contains("disk")) {                         // not where files would be in memory
     EXPECT_GT(written.at("disk").at("read_bandwidth").get<double>(), 1e5);
     EXPECT_GT(written.at("disk").at("write_bandwidth").get<double>(), 1e5);
   }

@@ -24,10 +24,13 @@ class PreemptionCommandTest : public RunFolder {
   std::string command(const std::string& out) const {
     return concat(kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out), kLong);
   }
-  // Runs it and sends `signal` as soon as metrics.jsonl has so many lines; `then` is what else to do, $p is the launcher.
-  Finished run_and_signal(const std::string& run, const std::string& out, int lines, const std::string& signal, const std::string& then = ":") const {
-    return sh(concat(run, " & p=$!; while kill -0 $p && [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines,
-                     " ]; do sleep 0.01; done; kill -", signal, " $p; ", then, "; wait $p"));
+  // Runs it and sends `signal` as soon as metrics.jsonl has so many lines; `then` is what else to do, $p is the
+  // launcher.
+  Finished run_and_signal(const std::string& run, const std::string& out, int lines, const std::string& signal,
+                          const std::string& then = ":") const {
+    return sh(concat(run, " & p=$!; while kill -0 $p && [ \"$(cat ", path(out),
+                     "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ]; do sleep 0.01; done; kill -", signal,
+                     " $p; ", then, "; wait $p"));
   }
   nlohmann::json report(const std::string& out) const {
     return nlohmann::json::parse(read_file(folder / out / "launch.json"));
@@ -48,7 +51,8 @@ TEST_F(PreemptionCommandTest, StopsSavesAndContinuesBitForBit) {
     SCOPED_TRACE(concat(signal, " after step ", first));
     const Finished stopped = run_and_signal(command(out), out, first, signal);
     EXPECT_EQ(stopped.status, 0) << stopped.output;
-    EXPECT_THAT(stopped.output, AllOf(HasSubstr(concat("stopped by SIG", signal, " at step ")), HasSubstr("; continue with --resume")));
+    EXPECT_THAT(stopped.output,
+                AllOf(HasSubstr(concat("stopped by SIG", signal, " at step ")), HasSubstr("; continue with --resume")));
     EXPECT_EQ(report(out)["status"], "preempted");
     EXPECT_THAT(read_file(folder / out / "report.html"), HasSubstr("preempted at step "));
     EXPECT_FALSE(fs::exists(folder / out / "checkpoints/global_step1000"));
@@ -69,7 +73,8 @@ TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
   for (const char* later : {"0", "0.05", "0.1", "0.2", "0.3", "0.5"}) {
     const std::string out = concat("out", later);
     const Finished run = sh(concat(command(out), " --stopped-status 75 & p=$!; while [ ! -e ", path(out),
-        "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"), 60);
+                                   "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"),
+                            60);
     EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
     EXPECT_EQ(report(out)["status"], "preempted");
     if (!fs::exists(folder / out / "checkpoints/latest")) {
@@ -82,24 +87,31 @@ TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
 TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsAWorkerAndItsServerToo) {
   for (const char* later : {"0", "0.1", "0.3", "1"}) {
     const std::string out = concat("out", later);
-    const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --out ", path(out), kLong,
-                                   " --set training.steps=1000000 --set parallel.sync.kind=server --stopped-status 75 & p=$!; while [ ! -e ", path(out),
-                                   "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"), 60);
+    const Finished run = sh(
+        concat(
+            kTrireme, " train ", path("run.json"), " -n 1 --out ", path(out), kLong,
+            " --set training.steps=1000000 --set parallel.sync.kind=server --stopped-status 75 & p=$!; while [ ! -e ",
+            path(out), "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"),
+        60);
     EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
     EXPECT_EQ(report(out)["status"], "preempted");
-    EXPECT_THAT(run.output, AnyOf(HasSubstr("stopped before anything was saved"), // by the launcher: it had not begun
-                                  AllOf(HasSubstr("stopped by SIGTERM at step "), HasSubstr("; continue with --resume"))))
+    EXPECT_THAT(run.output,
+                AnyOf(HasSubstr("stopped before anything was saved"), // by the launcher: it had not begun
+                      AllOf(HasSubstr("stopped by SIGTERM at step "), HasSubstr("; continue with --resume"))))
         << later << " s after its beginning";
     EXPECT_EQ(run.output.find("stopped by SIGTERM at step ") != std::string::npos,
-              fs::exists(folder / out / "checkpoints/latest")) << run.output;
+              fs::exists(folder / out / "checkpoints/latest"))
+        << run.output;
   }
 }
 
 TEST_F(PreemptionCommandTest, ASecondSignalIsNow) {
   // Ranks that are stopped cannot save.
   const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
-  const Finished run = sh(concat(command("out"), " & p=$!; while [ \"$(cat ", path("out"), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks,
-                                 "; kill -TERM $p; sleep 0.5; kill -0 $p && echo still there; kill -TERM $p; wait $p"), 100);
+  const Finished run = sh(concat(command("out"), " & p=$!; while [ \"$(cat ", path("out"),
+                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks,
+                                 "; kill -TERM $p; sleep 0.5; kill -0 $p && echo still there; kill -TERM $p; wait $p"),
+                          100);
   EXPECT_EQ(run.status, 143) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("still there"), Not(HasSubstr("did not end"))));
   EXPECT_EQ(report("out")["status"], "stopped");
@@ -117,13 +129,16 @@ TEST_F(PreemptionCommandTest, TheInterruptKeySaysWhereToBeginAgain) {
   ASSERT_EQ(train("-n 1 --set training.steps=5").status, 0);
   const Finished run = run_and_signal(concat(command("other"), " --resume ", path("out")), "other", 1, "INT");
   EXPECT_EQ(run.status, 130) << run.output;
-  EXPECT_THAT(run.output, HasSubstr(concat("stopped before anything was saved: begin again with --resume ", path("out"))));
+  EXPECT_THAT(run.output,
+              HasSubstr(concat("stopped before anything was saved: begin again with --resume ", path("out"))));
 }
 
 TEST_F(PreemptionCommandTest, TheGraceEndsIt) {
   const std::string stop_ranks = concat("pkill -STOP -f \"[t]rireme-rank train.*", path("out"), "\"");
   const Finished run = sh(concat(command("out"), " --grace 0.5 & p=$!; while [ \"$(cat ", path("out"),
-                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks, "; kill -TERM $p; wait $p"), 100);
+                                 "/metrics.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do sleep 0.01; done; ", stop_ranks,
+                                 "; kill -TERM $p; wait $p"),
+                          100);
   EXPECT_EQ(run.status, 143) << run.output;
   EXPECT_THAT(run.output, HasSubstr("did not end within 500 ms of SIGTERM and was killed"));
 }

@@ -1,4 +1,5 @@
-// The README's commands, in its order, in a folder that has what a clone has: each finds what the ones above it have made.
+// The README's commands, in its order, in a folder that has what a clone has: each finds what the ones above it have
+// made.
 #include "shell.h"
 
 #include <trireme/base/text.h>
@@ -48,7 +49,8 @@ class ReadmeCommandsTest : public RunFolder {
     for (int i = 0; i < 3000; ++i) {
       text += concat("Line ", i, " of my own text.\n");
     }
-    for (const char* name : {"mine.txt", "data/austen/train.txt", "data/austen/validation.txt"}) { // the latter come with ./quickstart
+    for (const char* name :
+         {"mine.txt", "data/austen/train.txt", "data/austen/validation.txt"}) { // the latter come with ./quickstart
       fs::create_directories((folder / name).parent_path());
       write_file_atomically(folder / name, text);
     }
@@ -63,13 +65,17 @@ class ReadmeCommandsTest : public RunFolder {
   // A training ends after a few steps. One that is resumed has some left.
   static std::string shortened(const std::string& command) {
     const std::string few = " --set training.eval_batches=1 --set training.sample=null --set training.steps=";
-    return command.starts_with("trireme train ") ? concat(command, few, command.find("--resume") == std::string::npos ? 2 : 3) : command;
+    return command.starts_with("trireme train ")
+               ? concat(command, few, command.find("--resume") == std::string::npos ? 2 : 3)
+               : command;
   }
 };
 
 TEST_F(ReadmeCommandsTest, RunInItsOrder) {
-  // install/built_by_quickstart, install/into_a_folder and install/programs run the parts of these; fashion_mnist needs 60,000 images.
-  const std::vector<std::string> elsewhere = {"./test", "cmake --install build/release --prefix ", "trireme doctor", "trireme data fetch fashion-mnist ",
+  // install/built_by_quickstart, install/into_a_folder and install/programs run the parts of these; fashion_mnist needs
+  // 60,000 images.
+  const std::vector<std::string> elsewhere = {"./test", "cmake --install build/release --prefix ", "trireme doctor",
+                                              "trireme data fetch fashion-mnist ",
                                               "trireme launch -n 2 -- build/release/bin/fashion_mnist_distributed "};
   int ran = 0;
   for (const std::string& command : commands()) {
@@ -87,7 +93,8 @@ TEST_F(ReadmeCommandsTest, RunInItsOrder) {
       EXPECT_EQ(run.status, 0) << command << '\n' << run.output;
       ++ran;
     } else {
-      EXPECT_TRUE(command.empty() || std::isupper(static_cast<unsigned char>(command[0])) == 0) << "README.md: is this a command? " << command;
+      EXPECT_TRUE(command.empty() || std::isupper(static_cast<unsigned char>(command[0])) == 0)
+          << "README.md: is this a command? " << command;
     }
   }
   EXPECT_GE(ran, 12);

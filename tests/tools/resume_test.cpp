@@ -18,8 +18,8 @@ class ResumeTest : public RunFolder {
     ASSERT_EQ(run.status, 0) << run.output;
   }
   Finished train_into(const std::string& out, const std::string& options, const std::string& faults = "") const {
-    return sh(concat(faults.empty() ? "" : concat("TRIREME_FAULT=\"", faults, "\" "), kTrireme, " train ", path("run.json"), " -n 2 --out ", path(out),
-                     " --set training.keep_checkpoints=0 ", options));
+    return sh(concat(faults.empty() ? "" : concat("TRIREME_FAULT=\"", faults, "\" "), kTrireme, " train ",
+                     path("run.json"), " -n 2 --out ", path(out), " --set training.keep_checkpoints=0 ", options));
   }
   std::string state_of(const std::string& out) const {
     return tensor_bytes(folder / out / "checkpoints/global_step30");
@@ -45,8 +45,9 @@ int64_t count(const std::string& text, const std::string& part) {
 }
 
 TEST_F(ResumeTest, BeforeTheFirstSaveARestartBeginsAtThePathAgain) {
-  const Finished run = train_into("b", concat("--max-restarts 1 --resume ", path("a"), "/checkpoints/global_step10"),
-                                  "rank=0,step=13,phase=all_reduce,kind=kill"); // rank 0 has written its line of step 12
+  const Finished run =
+      train_into("b", concat("--max-restarts 1 --resume ", path("a"), "/checkpoints/global_step10"),
+                 "rank=0,step=13,phase=all_reduce,kind=kill"); // rank 0 has written its line of step 12
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_EQ(count(run.output, continuing("a", 10)), 2) << run.output;
   EXPECT_TRUE(state_of("b") == state_of("a"));
@@ -58,7 +59,9 @@ TEST_F(ResumeTest, BeforeTheFirstSaveARestartBeginsAtThePathAgain) {
 // What "auto" has chosen is for its budget; the run file that the checkpoint has is not the engine's section alone.
 TEST_F(ResumeTest, AChoiceOfActivationsIsUsedAgainForTheSameBudgetOnly) {
   const auto budget = [](const std::string& bytes) {
-    return concat("--set engine.activation_checkpointing.policy=auto --set engine.activation_checkpointing.memory_budget=", bytes, ' ');
+    return concat(
+        "--set engine.activation_checkpointing.policy=auto --set engine.activation_checkpointing.memory_budget=", bytes,
+        ' ');
   };
   const Finished first = train_into("b", budget("20MB"));
   ASSERT_EQ(first.status, 0) << first.output;
@@ -72,8 +75,9 @@ TEST_F(ResumeTest, AChoiceOfActivationsIsUsedAgainForTheSameBudgetOnly) {
 }
 
 TEST_F(ResumeTest, AfterASaveARestartGoesOnFromThat) {
-  const Finished run = train_into("b", concat("--max-restarts 2 --resume ", path("a"), "/checkpoints/global_step10"),
-                                  "rank=1,step=13,phase=all_reduce,kind=kill;rank=0,step=17,phase=all_reduce,kind=kill,attempt=1");
+  const Finished run =
+      train_into("b", concat("--max-restarts 2 --resume ", path("a"), "/checkpoints/global_step10"),
+                 "rank=1,step=13,phase=all_reduce,kind=kill;rank=0,step=17,phase=all_reduce,kind=kill,attempt=1");
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_EQ(count(run.output, continuing("a", 10)), 2) << run.output;
   EXPECT_EQ(count(run.output, continuing("b", 15)), 1) << run.output;
@@ -84,13 +88,15 @@ TEST_F(ResumeTest, AfterASaveARestartGoesOnFromThat) {
 // The run folder holds later checkpoints, of what is to be undone.
 TEST_F(ResumeTest, ARollbackStaysARollback) {
   const std::string rate = " --set engine.optimizer.params.lr=0.003";
-  EXPECT_EQ(train_into("d", concat("--resume ", path("a"), " --set training.steps=31")).status, 0) << "a run folder will do";
+  EXPECT_EQ(train_into("d", concat("--resume ", path("a"), " --set training.steps=31")).status, 0)
+      << "a run folder will do";
   EXPECT_EQ(lines_of_metrics("d"), 1);
   const Finished clean = train_into("c", concat("--resume ", path("a"), "/checkpoints/global_step10", rate));
   ASSERT_EQ(clean.status, 0) << clean.output;
   ASSERT_FALSE(state_of("c") == state_of("a")) << "the rate must matter";
-  const Finished run = train_into("a", concat("--max-restarts 2 --resume ", path("a"), "/checkpoints/global_step10", rate),
-                                  "rank=1,step=13,phase=all_reduce,kind=kill;rank=0,step=17,phase=all_reduce,kind=kill,attempt=1");
+  const Finished run =
+      train_into("a", concat("--max-restarts 2 --resume ", path("a"), "/checkpoints/global_step10", rate),
+                 "rank=1,step=13,phase=all_reduce,kind=kill;rank=0,step=17,phase=all_reduce,kind=kill,attempt=1");
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_EQ(count(run.output, continuing("a", 10)), 2) << run.output;
   EXPECT_EQ(count(run.output, continuing("a", 15)), 1) << run.output;

@@ -1,5 +1,5 @@
-// Every key of a run file that the table calls honoured does something: two values, and what a training does or leaves differs.
-// The keys of "engine" have tests/engine/key_behaviour_test.cpp.
+// Every key of a run file that the table calls honoured does something: two values, and what a training does or leaves
+// differs. The keys of "engine" have tests/engine/key_behaviour_test.cpp.
 #include "run_observers.h"
 #include "small_training.h"
 
@@ -37,7 +37,9 @@ TEST(ReturnedBlocksTest, AreInProportionToTheModel) {
 }
 
 TEST_F(RunBehaviourTest, EveryHonouredKeyIsObserved) {
-  EXPECT_THAT(test::without_observer(all_observers(), [](std::string_view section) { return !section.starts_with("engine"); }), IsEmpty());
+  EXPECT_THAT(
+      test::without_observer(all_observers(), [](std::string_view section) { return !section.starts_with("engine"); }),
+      IsEmpty());
 }
 
 TEST_F(RunBehaviourTest, EveryHonouredKeyHasAnEffectOnOneRank) {
@@ -63,7 +65,9 @@ TEST_F(RunBehaviourTest, TokensWithATokenizerNeedNoVocabSize) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           sample(world, run);
-                          EXPECT_EQ(checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape, (std::vector<int64_t>{6, 16}));
+                          EXPECT_EQ(
+                              checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape,
+                              (std::vector<int64_t>{6, 16}));
                           const auto trained = generate::load(out());
                           EXPECT_EQ(trained.model->options().vocab_size, 6);
                           ASSERT_NE(trained.tokenizer, nullptr);
@@ -99,7 +103,9 @@ TEST_F(RunBehaviourTest, WhatARunWritesIsForItsUserOnly) {
   ::umask(before);
   int files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(out())) {
-    EXPECT_EQ(entry.status().permissions(), entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write) << entry.path();
+    EXPECT_EQ(entry.status().permissions(),
+              entry.is_directory() ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write)
+        << entry.path();
     files += entry.is_regular_file() ? 1 : 0;
   }
   EXPECT_EQ(fs::status(out()).permissions(), fs::perms::owner_all);
@@ -123,7 +129,8 @@ TEST_F(RunBehaviourTest, OneStageRecomputesToo) {
                             const json kept = losses(world, run);
                             EXPECT_EQ(losses(world, recomputing), kept);
                             json sharded = recomputing;
-                            sharded["engine"]["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
+                            sharded["engine"]["zero_optimization"] = {{"stage", 3},
+                                                                      {"stage3_param_persistence_threshold", 0}};
                             EXPECT_EQ(losses(world, sharded), kept);
                             json free = run;
                             free["engine"]["gradient_clipping"] = 0;

@@ -45,7 +45,9 @@ inline std::string left_in_shared_memory(const std::set<std::string>& before) {
 
 /// The run file: states, gradients, parameters of stage 3 and activations are in `nvme` and `moved`, folders in `disk`.
 inline std::string run_in_files(const std::filesystem::path& tokens, const std::filesystem::path& disk) {
-  const auto nvme = [&](int buffers) { return nlohmann::json{{"device", "nvme"}, {"nvme_path", disk / "nvme"}, {"buffer_count", buffers}}; };
+  const auto nvme = [&](int buffers) {
+    return nlohmann::json{{"device", "nvme"}, {"nvme_path", disk / "nvme"}, {"buffer_count", buffers}};
+  };
   nlohmann::json states = nvme(3);
   states.update({{"pipeline_read", true}, {"pipeline_write", true}});
   nlohmann::json parameters = nvme(3);
@@ -53,13 +55,20 @@ inline std::string run_in_files(const std::filesystem::path& tokens, const std::
   const nlohmann::json engine = {{"train_batch_size", 4},
                                  {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
                                  {"pipeline", {{"activation_checkpoint_interval", 1}}}, // a list of layers
-                                 {"zero_optimization", {{"stage", 3}, {"reduce_bucket_size", 20'000}, {"stage3_param_persistence_threshold", 0}, {"offload_optimizer", states}, {"offload_param", parameters}}},
+                                 {"zero_optimization",
+                                  {{"stage", 3},
+                                   {"reduce_bucket_size", 20'000},
+                                   {"stage3_param_persistence_threshold", 0},
+                                   {"offload_optimizer", states},
+                                   {"offload_param", parameters}}},
                                  {"activation_checkpointing", {{"policy", "nvme"}, {"nvme_path", disk / "moved"}}},
                                  {"aio", {{"block_size", 4 << 20}, {"queue_depth", 1}}}};
-  return nlohmann::json{{"model", {{"type", "gpt"}, {"layers", 1}, {"hidden", 64}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 50}}},
-                        {"data", {{"type", "tokens"}, {"train", {tokens}}, {"shuffle", true}}},
-                        {"training", {{"steps", 4}, {"checkpoint_every", 2}}},
-                        {"engine", engine}}
+  return nlohmann::json{
+      {"model",
+       {{"type", "gpt"}, {"layers", 1}, {"hidden", 64}, {"heads", 2}, {"sequence_length", 16}, {"vocab_size", 50}}},
+      {"data", {{"type", "tokens"}, {"train", {tokens}}, {"shuffle", true}}},
+      {"training", {{"steps", 4}, {"checkpoint_every", 2}}},
+      {"engine", engine}}
       .dump(1);
 }
 

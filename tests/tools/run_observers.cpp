@@ -33,7 +33,8 @@
 namespace {
 std::atomic<int> threads_started{0};
 } // namespace
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) noexcept {
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*),
+                              void* argument) noexcept {
   using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto create = reinterpret_cast<Create>(::dlsym(RTLD_NEXT, "pthread_create"));
   ++threads_started;
@@ -49,7 +50,8 @@ json training(comm::World& world, const json& run) {
   json seen;
   for (const monitor::StepMetrics& step : monitor::read_metrics(out() / "metrics.jsonl")) {
     const auto text = [](const std::optional<double>& value) { return value ? concat(*value) : std::string(); };
-    seen["steps"].push_back({text(step.loss), text(step.lr), text(step.grad_norm), text(step.val_loss), text(step.val_accuracy)});
+    seen["steps"].push_back(
+        {text(step.loss), text(step.lr), text(step.grad_norm), text(step.val_loss), text(step.val_accuracy)});
   }
   for (const auto& entry : fs::directory_iterator(out() / "checkpoints")) {
     seen["checkpoints"].push_back(entry.path().filename().string());
@@ -104,7 +106,9 @@ json refusal(comm::World& world, const json& run) {
 // The order of the operations of a whole training.
 json operations(comm::World& world, const json& run) {
   const comm::Recorder& recorder = comm::Recorder::process();
-  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count();
   run_training(world, run);
   json seen;
   for (const comm::Record& record : recorder.records()) {
@@ -167,9 +171,17 @@ json cnn_with_weights(comm::World& world, const json& run) {
 }
 
 std::vector<KeyObserver> model_keys() {
-  const json cnn = {{"model", {{"type", "cnn"}, {"layers", nullptr}, {"hidden", nullptr}, {"heads", nullptr}, {"sequence_length", nullptr},
-                               {"vocab_size", nullptr}, {"side", 8}, {"width", 4}}},
-                    {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
+  const json cnn = {
+      {"model",
+       {{"type", "cnn"},
+        {"layers", nullptr},
+        {"hidden", nullptr},
+        {"heads", nullptr},
+        {"sequence_length", nullptr},
+        {"vocab_size", nullptr},
+        {"side", 8},
+        {"width", 4}}},
+      {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
   return {
       {"model", "gpt", "layers", 1, 2, training},
       {"model", "gpt", "hidden", 16, 32, training},
@@ -200,9 +212,21 @@ std::vector<KeyObserver> data_keys() {
   const std::string images = images_file("images", 7);
   const std::string labels = labels_file("labels", 3);
   const json from_text = {{"data", {{"type", "text"}, {"train", text}}}};
-  const json from_images = {
-      {"model", {{"type", "cnn"}, {"layers", nullptr}, {"hidden", nullptr}, {"heads", nullptr}, {"sequence_length", nullptr}, {"vocab_size", nullptr}, {"side", 8}, {"width", 4}}},
-      {"data", {{"type", "images"}, {"train", images}, {"train_labels", labels}, {"validation", images}, {"validation_labels", labels}}}};
+  const json from_images = {{"model",
+                             {{"type", "cnn"},
+                              {"layers", nullptr},
+                              {"hidden", nullptr},
+                              {"heads", nullptr},
+                              {"sequence_length", nullptr},
+                              {"vocab_size", nullptr},
+                              {"side", 8},
+                              {"width", 4}}},
+                            {"data",
+                             {{"type", "images"},
+                              {"train", images},
+                              {"train_labels", labels},
+                              {"validation", images},
+                              {"validation_labels", labels}}}};
   const std::string tiny = file("tokenizer.json", kTinyTokenizer);
   return {
       {"data", "tokens", "train", (folder() / "tokens.bin").string(), other, training},
@@ -271,7 +295,11 @@ json served(comm::World&, const json& run) {
     std::vector<std::unique_ptr<rpc::Client>> workers;
     for (const int number : {0, 1}) {
       workers.push_back(rpc::connect("local://keys", {}, soon()));
-      const json join = {{"op", "join"}, {"worker", number}, {"workers", 2}, {"parameters", {{{"name", "w"}, {"shape", {16, 16}}}}}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", 1}}}}}};
+      const json join = {{"op", "join"},
+                         {"worker", number},
+                         {"workers", 2},
+                         {"parameters", {{{"name", "w"}, {"shape", {16, 16}}}}},
+                         {"optimizer", {{"type", "SGD"}, {"params", {{"lr", 1}}}}}};
       seen["joined"] = json::parse(workers.back()->call(join.dump())->wait(soon()));
     }
     std::vector<std::byte> values(seen["joined"].at("bytes").get<size_t>());
@@ -297,17 +325,23 @@ json without_grpc(comm::World&, const json& run) {
   json one_worker = run;
   one_worker["training"]["steps"] = 1;
   write_file_atomically(out / "run.json", one_worker.dump());
-  const Finished ended = sh(concat("TRIREME_GRPC_MODULE=/nowhere/libtrireme_grpc.so ", kTrireme, " train ", (out / "run.json").string(), " -n 1 --out ", (out / "run").string()));
+  const Finished ended = sh(concat("TRIREME_GRPC_MODULE=/nowhere/libtrireme_grpc.so ", kTrireme, " train ",
+                                   (out / "run.json").string(), " -n 1 --out ", (out / "run").string()));
   fs::remove_all(out);
   return ended.status;
 }
 
 std::vector<KeyObserver> run_keys() {
-  const json staged = {{"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
-  const auto servers = [](const char* mode) { return json{{"parallel", {{"sync", {{"kind", "server"}, {"mode", mode}}}}}}; };
+  const json staged = {
+      {"model", {{"layers", 3}}}, {"parallel", {{"pipe", 2}}}, {"engine", {{"gradient_accumulation_steps", 4}}}};
+  const auto servers = [](const char* mode) {
+    return json{{"parallel", {{"sync", {{"kind", "server"}, {"mode", mode}}}}}};
+  };
   const json evaluated = {{"data", {{"validation", tokens_file("validation.bin", 7)}}}};
   const json saving = {{"training", {{"checkpoint_every", 1}}}};
-  const json writing = {{"model", {{"vocab_size", 256}}}, {"data", {{"tokenizer", "bytes"}}}, {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
+  const json writing = {{"model", {{"vocab_size", 256}}},
+                        {"data", {{"tokenizer", "bytes"}}},
+                        {"training", {{"sample", {{"prompt", "a"}, {"tokens", 20}}}}}};
   return {
       {"parallel", "", "pipe", 1, 2, training, {}, 2},
       {"parallel", "", "data", 1, 2, ranks_that_start},
@@ -322,10 +356,37 @@ std::vector<KeyObserver> run_keys() {
       {"parallel.sync", "", "timeout_s", 1000, 0.01, served, servers("hybrid")},
       {"parallel.sync", "", "snapshot_every", 100, 1, served, servers("async")},
       {"parallel.sync", "", "transport", "tcp", "grpc", without_grpc, servers("sync")},
-      {"parallel.sync", "", "sparse_rows", json::array(), "transformer.wte", sent_to_server, {{"model", {{"tie_embeddings", false}}}, {"parallel", {{"sync", {{"kind", "server"}}}}}}},
-      {"parallel.sync", "", "every", 2, 4, training, {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}}, 2},
-      {"parallel.sync", "", "outer", "average", "nesterov", training, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
-      {"parallel.sync", "", "elastic", false, true, refusal, {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}}, 2},
+      {"parallel.sync",
+       "",
+       "sparse_rows",
+       json::array(),
+       "transformer.wte",
+       sent_to_server,
+       {{"model", {{"tie_embeddings", false}}}, {"parallel", {{"sync", {{"kind", "server"}}}}}}},
+      {"parallel.sync",
+       "",
+       "every",
+       2,
+       4,
+       training,
+       {{"parallel", {{"sync", {{"kind", "local_sgd"}}}}}, {"training", {{"steps", 4}}}},
+       2},
+      {"parallel.sync",
+       "",
+       "outer",
+       "average",
+       "nesterov",
+       training,
+       {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}},
+       2},
+      {"parallel.sync",
+       "",
+       "elastic",
+       false,
+       true,
+       refusal,
+       {{"parallel", {{"sync", {{"kind", "local_sgd"}, {"every", 2}}}}}, {"training", {{"steps", 4}}}},
+       2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
       {"training", "", "steps", 2, 3, training},

@@ -32,7 +32,9 @@ TEST(ScheduleCommandTest, SaysTheFiguresAsJson) {
   EXPECT_EQ(json.at("peak_in_flight"), (nlohmann::json{4, 3, 2, 1}));
   EXPECT_EQ(json.at("total"), 33);
   const auto bubble = [](const std::string& arguments) {
-    return nlohmann::json::parse(schedule(arguments + " --stages 4 --micro-batches 8 --json").output).at("bubble").get<double>();
+    return nlohmann::json::parse(schedule(arguments + " --stages 4 --micro-batches 8 --json").output)
+        .at("bubble")
+        .get<double>();
   };
   EXPECT_NEAR(bubble("--kind naive"), 0.75, 1e-12);
   EXPECT_NEAR(bubble("--kind gpipe"), 3.0 / 11, 1e-12);
@@ -44,8 +46,10 @@ TEST(ScheduleCommandTest, SaysTheFiguresAsJson) {
 TEST(ScheduleCommandTest, PrintsPrograms) {
   EXPECT_THAT(schedule("--kind gpipe --stages 2 --micro-batches 1 --program").output,
               HasSubstr("  1 forward of micro-batch 0, chunk 0, buffer 0\n"));
-  const auto json = nlohmann::json::parse(schedule("--kind gpipe --stages 2 --micro-batches 1 --program --json").output);
-  EXPECT_EQ(json.at("programs").at(1).at(0), (nlohmann::json{{"op", "recv_activation"}, {"micro_batch", 0}, {"chunk", 0}, {"buffer", 0}}));
+  const auto json =
+      nlohmann::json::parse(schedule("--kind gpipe --stages 2 --micro-batches 1 --program --json").output);
+  EXPECT_EQ(json.at("programs").at(1).at(0),
+            (nlohmann::json{{"op", "recv_activation"}, {"micro_batch", 0}, {"chunk", 0}, {"buffer", 0}}));
 }
 
 TEST(ScheduleCommandTest, WritesAnImageAndReadsATrace) {

@@ -22,7 +22,8 @@ class ServersTrainTest : public RunFolder {
     run["training"] = {{"steps", steps}};
     write_file_atomically(folder / "servers.json", run.dump());
   }
-  Finished train(const std::string& file, const std::string& out, const std::string& more = "", const std::string& before = "") {
+  Finished train(const std::string& file, const std::string& out, const std::string& more = "",
+                 const std::string& before = "") {
     return sh(concat(before, kTrireme, " train ", path(file), " -n 2 --out ", path(out), ' ', more));
   }
   // By step; of a step that was made twice the last.
@@ -40,12 +41,17 @@ class ServersTrainTest : public RunFolder {
   std::map<int64_t, double> losses(const std::string& out) {
     return values(out + "/metrics.jsonl", "loss");
   }
-  // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines and `condition` holds.
-  std::string killer(const std::string& out, int lines, const std::string& variable, const std::string& condition = "true") {
-    return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ] || ! (", condition, "); do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
-                  "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable, " && kill -9 $p; done) & ");
+  // A shell command that kills the task with this variable as soon as metrics.jsonl has `lines` lines and `condition`
+  // holds.
+  std::string killer(const std::string& out, int lines, const std::string& variable,
+                     const std::string& condition = "true") {
+    return concat("(while [ \"$(cat ", path(out), "/metrics.jsonl 2>/dev/null | wc -l)\" -lt ", lines, " ] || ! (",
+                  condition, "); do sleep 0.01; done; for p in $(pgrep -f \"trireme-rank train.*", path(out),
+                  "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | grep -qx ", variable,
+                  " && kill -9 $p; done) & ");
   }
-  static constexpr const char* kSlowly = "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.02 "; // what is killed shall be killed before the end
+  static constexpr const char* kSlowly =
+      "TRIREME_FAULT=rank=1,phase=step,kind=delay,seconds=0.02 "; // what is killed shall be killed before the end
   struct Account {
     std::string log;
     int64_t updates = 0;
@@ -59,9 +65,12 @@ class ServersTrainTest : public RunFolder {
     Account account;
     account.log = read_file(folder / out / concat("logs/server", server, ".log"));
     std::smatch found;
-    const std::regex last("server [0-9]+: ([0-9]+) updates of ([0-9]+) gradients; ([0-9]+) came too late, ([0-9]+) were lost, ([0-9]+) workers were lost");
+    const std::regex last(
+        "server [0-9]+: ([0-9]+) updates of ([0-9]+) gradients; ([0-9]+) came too late, ([0-9]+) were lost, ([0-9]+) "
+        "workers were lost");
     EXPECT_TRUE(std::regex_search(account.log, found, last)) << account.log;
-    int64_t* const numbers[] = {&account.updates, &account.accepted, &account.dropped, &account.lost, &account.workers_lost};
+    int64_t* const numbers[] = {&account.updates, &account.accepted, &account.dropped, &account.lost,
+                                &account.workers_lost};
     for (size_t i = 0; i + 1 < found.size(); ++i) {
       *numbers[i] = std::stoll(found[i + 1]);
     }

@@ -1,5 +1,5 @@
-// trireme train --resume with parameter servers: the servers go on from the checkpoint whichever worker is late or lost,
-// and no step is counted wrong.
+// trireme train --resume with parameter servers: the servers go on from the checkpoint whichever worker is late or
+// lost, and no step is counted wrong.
 #include "shell.h"
 
 #include <gmock/gmock.h>
@@ -66,8 +66,8 @@ TEST_F(ServersResumeTrainTest, AsyncWorkersLoseNoUpdateWhenTheFirstIsLate) {
   const Finished first = train("out", 2, "", with_fault("rank=0,step=20,phase=data,kind=delay,seconds=8"));
   ASSERT_EQ(first.status, 0) << first.output;
   ASSERT_EQ(saved_steps("out/checkpoints/global_step20"), 40);
-  const Finished on = train("out", 2, "--resume --set training.steps=30",
-                            with_fault("rank=0,step=21,phase=data,kind=delay,seconds=8"));
+  const Finished on =
+      train("out", 2, "--resume --set training.steps=30", with_fault("rank=0,step=21,phase=data,kind=delay,seconds=8"));
   ASSERT_EQ(on.status, 0) << on.output;
   EXPECT_EQ(saved_steps("out/checkpoints/global_step30"), 60);
   for (int server = 0; server < 2; ++server) {
@@ -113,8 +113,8 @@ TEST_F(ServersResumeTrainTest, OneWorkerGoesOnAsIfItHadNotStopped) {
   }
 }
 
-// Worker 0 is killed when it has joined, before, while and after it loads. Without it the other one brings the checkpoint;
-// the run goes on as the undisturbed one, but for the steps that one of them makes alone.
+// Worker 0 is killed when it has joined, before, while and after it loads. Without it the other one brings the
+// checkpoint; the run goes on as the undisturbed one, but for the steps that one of them makes alone.
 TEST_F(ServersResumeTrainTest, TheFirstWorkerMayBeKilledBeforeItsFirstStep) {
   const int rounds = std::getenv("TRIREME_LONG_TESTS") != nullptr ? 20 : 2;
   write_servers("sync", 40);
@@ -136,8 +136,9 @@ TEST_F(ServersResumeTrainTest, TheFirstWorkerMayBeKilledBeforeItsFirstStep) {
     } else {
       const int wait = static_cast<int>(random() % 60);
       what = concat(wait, " ms after it has joined");
-      before = concat("(while ! grep -qs \"worker 0 of 2 has joined\" ", path(out), "/logs/server1.log; do sleep 0.002; done; ",
-                      "sleep 0.0", wait < 10 ? "0" : "", wait, "; for p in $(pgrep -f \"trireme-rank train.*", path(out),
+      before = concat("(while ! grep -qs \"worker 0 of 2 has joined\" ", path(out),
+                      "/logs/server1.log; do sleep 0.002; done; ", "sleep 0.0", wait < 10 ? "0" : "", wait,
+                      "; for p in $(pgrep -f \"trireme-rank train.*", path(out),
                       "\"); do tr \"\\\\0\" \"\\\\n\" < /proc/$p/environ 2>/dev/null | ",
                       "grep -qx TRIREME_WORKER=0/2 && kill -9 $p; done) & ",
                       with_fault("rank=1,phase=backward,kind=delay,seconds=0.05")); // it shall not be done before

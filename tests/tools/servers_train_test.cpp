@@ -26,11 +26,13 @@ TEST_F(ServersTrainTest, WorkersAndServersEqualRanks) {
   for (const auto& [step, loss] : expected) {
     EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
   }
-  EXPECT_THAT(served.output, AllOf(HasSubstr("2 workers of 2 parameter servers (sync), "), HasSubstr("batch 12 = 6 x 1 accumulated x 2 workers")));
+  EXPECT_THAT(served.output, AllOf(HasSubstr("2 workers of 2 parameter servers (sync), "),
+                                   HasSubstr("batch 12 = 6 x 1 accumulated x 2 workers")));
   const std::string log = read_file(folder / "served/logs/server1.log");
   EXPECT_THAT(log, HasSubstr("server 1: 30 updates of 60 gradients; 0 came too late, 0 were lost"));
   // What they saved is a checkpoint as any other.
-  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=32 -n 1 --out ", path("on"), " --resume ", path("served/checkpoints")));
+  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=32 -n 1 --out ",
+                                path("on"), " --resume ", path("served/checkpoints")));
   EXPECT_EQ(on.status, 0) << on.output;
   EXPECT_EQ(losses("on").begin()->first, 31);
 }
@@ -40,14 +42,17 @@ TEST_F(ServersTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
   write_servers(R"({"kind": "server", "servers": 1})", 6);
   const Finished run = train("servers.json", "out", "", "trap \"\" XFSZ; ulimit -f 32; "); // as a full disk
   EXPECT_EQ(run.status, 1) << run.output;
-  EXPECT_THAT(run.output, AllOf(HasSubstr("the last checkpoint could not be saved"), HasSubstr("worker 0 has trained to the end and could not save the result")));
+  EXPECT_THAT(run.output, AllOf(HasSubstr("the last checkpoint could not be saved"),
+                                HasSubstr("worker 0 has trained to the end and could not save the result")));
   EXPECT_THAT(run.output, testing::Not(HasSubstr("starting it again")));
 }
 
-// It is late at every step, and at the last one nobody is there any more. The others' steps are its own: a run of 40 steps has 40 updates.
+// It is late at every step, and at the last one nobody is there any more. The others' steps are its own: a run of 40
+// steps has 40 updates.
 TEST_F(ServersTrainTest, AWorkerThatIsAlwaysLateEndsWithTheOthers) {
   write_servers(R"({"kind": "server", "servers": 2, "mode": "hybrid", "timeout_s": 0.01})", 40);
-  const Finished late = train("servers.json", "late", "", "TRIREME_FAULT=rank=1,phase=backward,kind=delay,seconds=0.05 timeout -k 5 100 ");
+  const Finished late = train("servers.json", "late", "",
+                              "TRIREME_FAULT=rank=1,phase=backward,kind=delay,seconds=0.05 timeout -k 5 100 ");
   ASSERT_EQ(late.status, 0) << late.output;
   EXPECT_EQ(losses("late").rbegin()->first, 40);
   EXPECT_GT(account("late", 0).dropped, 0) << account("late", 0).log;
@@ -62,9 +67,11 @@ TEST_F(ServersTrainTest, AnotherOneTakesOverWhenTheFirstIsLostForGood) {
   run["data"]["validation"] = run["data"]["train"][0];
   run["training"].update({{"eval_every", 20}, {"eval_batches", 2}, {"checkpoint_every", 20}});
   write_file_atomically(folder / "servers.json", run.dump());
-  const Finished lost = train("servers.json", "out", "--max-restarts 0", "TRIREME_FAULT=\"rank=0,step=30,phase=backward,kind=kill\" ");
+  const Finished lost =
+      train("servers.json", "out", "--max-restarts 0", "TRIREME_FAULT=\"rank=0,step=30,phase=backward,kind=kill\" ");
   ASSERT_EQ(lost.status, 0) << lost.output;
-  EXPECT_THAT(read_file(folder / "out/logs/worker1.log"), HasSubstr("worker 1 reports, evaluates and saves from step 30 on"));
+  EXPECT_THAT(read_file(folder / "out/logs/worker1.log"),
+              HasSubstr("worker 1 reports, evaluates and saves from step 30 on"));
   EXPECT_EQ(losses("out").size(), 60u) << "each step is reported";
   const auto validation = values("out/metrics.jsonl", "val_loss");
   for (const int step : {20, 40, 60}) {
@@ -72,7 +79,8 @@ TEST_F(ServersTrainTest, AnotherOneTakesOverWhenTheFirstIsLostForGood) {
     EXPECT_TRUE(std::filesystem::exists(folder / concat("out/checkpoints/global_step", step))) << step;
   }
   EXPECT_EQ(account("out", 0).updates, 60);
-  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=62 -n 1 --out ", path("on"), " --resume ", path("out/checkpoints")));
+  const Finished on = sh(concat(kTrireme, " train ", path("run.json"), " --set training.steps=62 -n 1 --out ",
+                                path("on"), " --resume ", path("out/checkpoints")));
   EXPECT_EQ(on.status, 0) << on.output;
   EXPECT_EQ(losses("on").begin()->first, 61);
 }
@@ -83,9 +91,10 @@ TEST_F(ServersTrainTest, AnotherOneTakesOverAgainFromOneThatCameBackAndIsLost) {
   auto run = nlohmann::json::parse(read_file(folder / "servers.json"));
   run["training"].update({{"checkpoint_every", 20}});
   write_file_atomically(folder / "servers.json", run.dump());
-  const Finished lost = train("servers.json", "out", "--max-restarts 1",
-                              "TRIREME_FAULT=\"rank=0,step=5,phase=backward,kind=kill;rank=0,phase=data,kind=kill,attempt=1;"
-                              "rank=1,phase=backward,kind=delay,seconds=0.5\" ");
+  const Finished lost =
+      train("servers.json", "out", "--max-restarts 1",
+            "TRIREME_FAULT=\"rank=0,step=5,phase=backward,kind=kill;rank=0,phase=data,kind=kill,attempt=1;"
+            "rank=1,phase=backward,kind=delay,seconds=0.5\" ");
   ASSERT_EQ(lost.status, 0) << lost.output;
   const auto reported = losses("out");
   for (int64_t step = 31; step <= 60; ++step) { // and before it was replaced
@@ -109,15 +118,19 @@ TEST_F(ServersTrainTest, AKilledServerIsStartedAgainAndLosesNothing) {
     const std::string out = concat("killed", round);
     const int at = 5 + static_cast<int>(random() % 40);
     const int server = static_cast<int>(random() % 2);
-    const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_SERVER=", server, "/2")) + kSlowly);
+    const Finished killed =
+        train("servers.json", out, "", killer(out, at, concat("TRIREME_SERVER=", server, "/2")) + kSlowly);
     ASSERT_EQ(killed.status, 0) << "server " << server << " at step " << at << ": " << killed.output;
     EXPECT_THAT(killed.output, HasSubstr("starting it again")) << "server " << server << " at step " << at;
     EXPECT_EQ(losses(out), expected) << "server " << server << " at step " << at << ": " << killed.output;
-    EXPECT_TRUE(tensor_bytes_of_one(folder / out / "checkpoints/global_step60") == tensor_bytes_of_one(folder / "clean/checkpoints/global_step60")) << "server " << server << " at step " << at << ": " << killed.output;
+    EXPECT_TRUE(tensor_bytes_of_one(folder / out / "checkpoints/global_step60") ==
+                tensor_bytes_of_one(folder / "clean/checkpoints/global_step60"))
+        << "server " << server << " at step " << at << ": " << killed.output;
   }
 }
 
-// Every gradient that a server has accepted is an update or part of one, and what is not says so. The worker that reports and saves is killed in every other round.
+// Every gradient that a server has accepted is an update or part of one, and what is not says so. The worker that
+// reports and saves is killed in every other round.
 TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
   constexpr int kSteps = 600; // it comes again before the end
   std::mt19937 random(static_cast<unsigned>(::getpid()));
@@ -129,12 +142,18 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
       const int victim = round % 2 == 0 ? 1 : 0;
       const std::string what = concat(mode, ", worker ", victim, " at step ", at);
       const std::string has_joined = concat("grep -qs \"worker ", victim, " of 2 has joined\" ");
-      const std::string joined = concat(has_joined, path(out), "/logs/server0.log && ", has_joined, path(out), "/logs/server1.log"); // without the others it does not wait in async
-      const std::string slowly = concat("TRIREME_FAULT=rank=", 1 - victim, ",phase=step,kind=delay,seconds=0.02 "); // the other one shall not be done before it is back
-      const Finished killed = train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2"), joined) + slowly);
+      const std::string joined = concat(has_joined, path(out), "/logs/server0.log && ", has_joined, path(out),
+                                        "/logs/server1.log"); // without the others it does not wait in async
+      const std::string slowly =
+          concat("TRIREME_FAULT=rank=", 1 - victim,
+                 ",phase=step,kind=delay,seconds=0.02 "); // the other one shall not be done before it is back
+      const Finished killed =
+          train("servers.json", out, "", killer(out, at, concat("TRIREME_WORKER=", victim, "/2"), joined) + slowly);
       ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
       EXPECT_EQ(losses(out).rbegin()->first, kSteps) << what;
-      EXPECT_THAT(read_file(folder / out / concat("logs/worker", victim, ".log")), HasSubstr(concat("worker ", victim, " goes on at step"))) << what;
+      EXPECT_THAT(read_file(folder / out / concat("logs/worker", victim, ".log")),
+                  HasSubstr(concat("worker ", victim, " goes on at step")))
+          << what;
       const Account first = account(out, 0);
       const Account second = account(out, 1);
       for (const Account& one : {first, second}) {
@@ -150,7 +169,8 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
           EXPECT_LE(one.accepted, 2 * kSteps) << what;
         }
       }
-      EXPECT_LE(std::abs(first.updates - second.updates), mode == "async" ? 1 : 0) << what << ": the last gradient may have come to one of them";
+      EXPECT_LE(std::abs(first.updates - second.updates), mode == "async" ? 1 : 0)
+          << what << ": the last gradient may have come to one of them";
       EXPECT_LE(std::abs(first.accepted - second.accepted), 1) << what;
     }
   }
@@ -162,13 +182,15 @@ TEST_F(ServersTrainTest, WithoutTheModuleGrpcIsRefused) {
   EXPECT_EQ(run.status, 2) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("/nowhere/libtrireme_grpc.so"), HasSubstr("apt-get install libgrpc++-dev")));
   write_servers(R"({"kind": "all_reduce", "transport": "grpc"})", 5);
-  EXPECT_THAT(train("servers.json", "other").output, HasSubstr("it is of the kind \"server\", and the kind is \"all_reduce\""));
+  EXPECT_THAT(train("servers.json", "other").output,
+              HasSubstr("it is of the kind \"server\", and the kind is \"all_reduce\""));
 }
 
 // Each worker is rank 0 of its own world.
 TEST_F(ServersTrainTest, AFaultStrikesTheWorkerOfItsNumber) {
   write_servers(R"({"kind": "server", "servers": 1})", 30);
-  const Finished faulty = train("servers.json", "faulty", "--max-restarts 1", "TRIREME_FAULT=rank=1,step=5,phase=forward,kind=kill ");
+  const Finished faulty =
+      train("servers.json", "faulty", "--max-restarts 1", "TRIREME_FAULT=rank=1,step=5,phase=forward,kind=kill ");
   ASSERT_EQ(faulty.status, 0) << faulty.output;
   EXPECT_EQ(losses("faulty").size(), 30u);
   const Account server = account("faulty", 0);
@@ -180,16 +202,25 @@ TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "server", "servers": 1, "mode": "async", "staleness": 2})", 30);
   EXPECT_THAT(train("servers.json", "a").output, HasSubstr("it is of the mode \"stale\", and the mode is \"async\""));
   write_servers(R"({"kind": "local_sgd", "servers": 1, "every": 5})", 30);
-  EXPECT_THAT(train("servers.json", "b").output, HasSubstr("it is of the kind \"server\", and the kind is \"local_sgd\""));
+  EXPECT_THAT(train("servers.json", "b").output,
+              HasSubstr("it is of the kind \"server\", and the kind is \"local_sgd\""));
   write_servers(R"({"kind": "local_sgd"})", 30);
   EXPECT_THAT(train("servers.json", "c").output, HasSubstr("30 is not a multiple of 50"));
   write_servers(R"({"kind": "server"})", 30);
-  EXPECT_THAT(train("servers.json", "d", "--set parallel.pipe=2").output, HasSubstr("a worker of parameter servers is one process"));
-  EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output, HasSubstr("parameter servers with ZeRO stage 1"));
-  EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output, HasSubstr("parameter servers with fp16"));
-  EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output, HasSubstr("parameter servers with sync_batch_norm"));
-  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.params.state_dtype=int8").output, HasSubstr("parameter servers with 8-bit optimizer states"));
-  EXPECT_THAT(train("servers.json", "i", "--set engine.optimizer.type=Lamb --set parallel.sync.sparse_rows=transformer.wte").output, HasSubstr("parameter servers with sparse_rows and LAMB"));
+  EXPECT_THAT(train("servers.json", "d", "--set parallel.pipe=2").output,
+              HasSubstr("a worker of parameter servers is one process"));
+  EXPECT_THAT(train("servers.json", "e", "--set engine.zero_optimization.stage=1").output,
+              HasSubstr("parameter servers with ZeRO stage 1"));
+  EXPECT_THAT(train("servers.json", "g", "--set engine.fp16.enabled=true").output,
+              HasSubstr("parameter servers with fp16"));
+  EXPECT_THAT(train("servers.json", "h", "--set engine.sync_batch_norm=true").output,
+              HasSubstr("parameter servers with sync_batch_norm"));
+  EXPECT_THAT(train("servers.json", "f", "--set engine.optimizer.params.state_dtype=int8").output,
+              HasSubstr("parameter servers with 8-bit optimizer states"));
+  EXPECT_THAT(
+      train("servers.json", "i", "--set engine.optimizer.type=Lamb --set parallel.sync.sparse_rows=transformer.wte")
+          .output,
+      HasSubstr("parameter servers with sparse_rows and LAMB"));
 }
 
 // The run file's short form is the engine's section.

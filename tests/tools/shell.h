@@ -5,14 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <string>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <vector>
 
 namespace trireme::tools {
@@ -21,7 +21,7 @@ namespace trireme::tools {
 inline const std::string kTrireme = "\"" TRIREME_BINARY_DIR "/bin/trireme\"";
 
 struct Finished {
-  int status = -1; ///< exit status, or 128 + signal
+  int status = -1;    ///< exit status, or 128 + signal
   std::string output; ///< stdout and stderr
 };
 
@@ -41,14 +41,16 @@ inline Finished sh(const std::string& command, int seconds = 120) {
 /// A folder with a tiny data set and a run file on it.
 class RunFolder : public testing::Test {
  protected:
-  explicit RunFolder(const std::filesystem::path& parent = testing::TempDir()) : folder(parent / concat("trireme_tools_", ::getpid())) {
+  explicit RunFolder(const std::filesystem::path& parent = testing::TempDir())
+      : folder(parent / concat("trireme_tools_", ::getpid())) {
     std::filesystem::create_directories(folder);
     std::vector<uint16_t> tokens; // counting with strides: something a model learns in a few steps
     for (int i = 0; i < 6000; ++i) {
       tokens.push_back(static_cast<uint16_t>((i * (1 + i / 600)) % 50));
     }
     write_tokens("tokens.bin", tokens);
-    write_run("run.json", R"({"type": "gpt", "layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
+    write_run("run.json",
+              R"({"type": "gpt", "layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "vocab_size": 50})");
   }
   ~RunFolder() override {
     std::filesystem::remove_all(folder);
@@ -59,7 +61,8 @@ class RunFolder : public testing::Test {
   }
   void write_run(const std::string& name, const std::string& model, const std::string& data_file = "tokens.bin") {
     write_file_atomically(folder / name, concat(R"({"model": )", model, R"(,
-  "data": {"type": "tokens", "train": [")", data_file, R"("], "shuffle": true},
+  "data": {"type": "tokens", "train": [")",
+                                                data_file, R"("], "shuffle": true},
   "training": {"steps": 30, "checkpoint_every": 5},
   "engine": {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}})"));
   }

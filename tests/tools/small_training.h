@@ -8,15 +8,15 @@
 #include <trireme/base/hash.h>
 #include <trireme/comm/world.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <unistd.h>
 
 namespace trireme::tools {
 
@@ -67,7 +67,8 @@ inline std::string labels_file(const std::string& name, int stride) {
 
 inline std::string digest(const at::Tensor& tensor) {
   const at::Tensor values = tensor.detach().contiguous();
-  return concat(values.scalar_type(), ' ', values.sizes(), ' ', fnv1a({static_cast<const char*>(values.data_ptr()), values.nbytes()}));
+  return concat(values.scalar_type(), ' ', values.sizes(), ' ',
+                fnv1a({static_cast<const char*>(values.data_ptr()), values.nbytes()}));
 }
 
 inline config::RunConfig read(const json& run) {
@@ -80,7 +81,8 @@ inline const fs::path& out() {
 }
 
 // As `trireme train` does it, into an empty run folder or going on with what is there.
-inline void run_training(comm::World& world, const json& run, bool resume = false, std::optional<at::Device> device = std::nullopt) {
+inline void run_training(comm::World& world, const json& run, bool resume = false,
+                         std::optional<at::Device> device = std::nullopt) {
   if (world.rank() == 0) {
     if (!resume) {
       fs::remove_all(out());
@@ -109,7 +111,8 @@ inline json model(comm::World&, const json& run) {
 }
 
 inline json common() {
-  return {{"model", {{"type", "gpt"}, {"layers", 1}, {"hidden", 16}, {"heads", 2}, {"sequence_length", 8}, {"vocab_size", 260}}},
+  return {{"model",
+           {{"type", "gpt"}, {"layers", 1}, {"hidden", 16}, {"heads", 2}, {"sequence_length", 8}, {"vocab_size", 260}}},
           {"data", {{"type", "tokens"}, {"train", tokens_file("tokens.bin", 3)}}},
           {"training", {{"steps", 2}}},
           {"engine", {{"train_batch_size", 12}, {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}}}}};

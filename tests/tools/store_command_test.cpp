@@ -5,8 +5,8 @@
 
 #include <gmock/gmock.h>
 
-#include <csignal>
 #include <sys/stat.h>
+#include <csignal>
 
 namespace trireme::tools {
 namespace {
@@ -19,10 +19,14 @@ TEST(StoreCommandTest, ServesThoseWhoKnowTheSecretUntilItIsStopped) {
   const store::Secret secret = store::Secret::random();
   write_file_atomically(file, secret.hex());
   ::chmod(file.c_str(), 0600);
-  FILE* const pipe = ::popen(concat("echo $$; TRIREME_SECRET_FILE=", file.string(), " exec timeout 60 ", kTrireme, " store").c_str(), "r");
+  FILE* const pipe = ::popen(
+      concat("echo $$; TRIREME_SECRET_FILE=", file.string(), " exec timeout 60 ", kTrireme, " store").c_str(), "r");
   int process = 0, port = 0;
   ASSERT_EQ(std::fscanf(pipe, "%d TRIREME_ELASTIC=127.0.0.1:%d", &process, &port), 2);
-  const auto connect = [&](const store::Secret& with) { return store::Client::connect({"127.0.0.1", port}, with, "", store::Client::Clock::now() + std::chrono::seconds(10)); };
+  const auto connect = [&](const store::Secret& with) {
+    return store::Client::connect({"127.0.0.1", port}, with, "",
+                                  store::Client::Clock::now() + std::chrono::seconds(10));
+  };
   connect(secret)->set("key", "value");
   EXPECT_EQ(connect(secret)->find("key"), "value");
   EXPECT_THROW(connect(store::Secret::random()), store::ConnectError);

@@ -36,10 +36,14 @@ struct TracedCall {
 };
 
 /// All that open, make, change, read, move or remove files; with "?" those that not every processor's Linux has.
-inline const std::string kFileCalls = "openat,?mkdir,mkdirat,fallocate,ftruncate,pread64,pwrite64,read,write,fsync,fdatasync,?rename,renameat2,?unlink,unlinkat,?rmdir,flock,ioctl";
+inline const std::string kFileCalls =
+    "openat,?mkdir,mkdirat,fallocate,ftruncate,pread64,pwrite64,read,write,fsync,fdatasync,?rename,renameat2,?unlink,"
+    "unlinkat,?rmdir,flock,ioctl";
 
-/// The calls of a log (strace -f -y -o) that are about something in one of the folders. Those about files that a rank keeps under names of its own, as "optimizer_states.0", are counted for each file by itself.
-inline std::set<TracedCall> traced_calls(const std::filesystem::path& log, const std::vector<std::filesystem::path>& folders) {
+/// The calls of a log (strace -f -y -o) that are about something in one of the folders. Those about files that a rank
+/// keeps under names of its own, as "optimizer_states.0", are counted for each file by itself.
+inline std::set<TracedCall> traced_calls(const std::filesystem::path& log,
+                                         const std::vector<std::filesystem::path>& folders) {
   static const std::regex kKept(R"((/[^"<>]*/trireme[.a-z]*\.rank\d+/[a-z_]+\.\d+))");
   static const std::regex kLine(R"(^(\d+) +([a-z0-9_]+)\()");
   std::map<std::string, int> counted;

@@ -24,7 +24,8 @@ constexpr int kReadUnits = 6;
 /// A module for each unit, their flat buffer, and the coordinator.
 struct Units {
   std::vector<torch::nn::Linear> modules;
-  std::shared_ptr<test::RecordingStore> store = std::make_shared<test::RecordingStore>([](int64_t bucket) { return kReadUnits - 1 - bucket; }); // the last unit's bucket is the first
+  std::shared_ptr<test::RecordingStore> store = std::make_shared<test::RecordingStore>(
+      [](int64_t bucket) { return kReadUnits - 1 - bucket; }); // the last unit's bucket is the first
   std::unique_ptr<bucket::FlatParameters> flat;
   std::shared_ptr<ParameterCoordinator> coordinator;
 
@@ -41,14 +42,18 @@ struct Units {
       }
       return unit;
     };
-    flat = std::make_unique<bucket::FlatParameters>(parameters, bucket::LayoutOptions{}, [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
-                                                    bucket::FlatOptions{.shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .parameter_store = store});
+    flat = std::make_unique<bucket::FlatParameters>(
+        parameters, bucket::LayoutOptions{},
+        [](int64_t numel, at::ScalarType type) { return torch::empty({numel}, type); },
+        bucket::FlatOptions{
+            .shard_gradients = true, .shard_parameters = true, .unit_of = unit_of, .parameter_store = store});
     for (int64_t b = 0; b < kReadUnits; ++b) {
       flat->move_in(b);
       flat->update_shard(b);
       flat->release(b);
     }
-    coordinator = std::make_shared<ParameterCoordinator>(std::vector{flat.get()}, parallel::ReduceGroups(group, {}), std::nullopt, [](const auto&) { return false; });
+    coordinator = std::make_shared<ParameterCoordinator>(std::vector{flat.get()}, parallel::ReduceGroups(group, {}),
+                                                         std::nullopt, [](const auto&) { return false; });
     for (const auto& module : modules) {
       coordinator->add(*module, [](const at::Tensor& parameter) { return parameter.numel(); });
     }
@@ -75,7 +80,8 @@ TEST(ReadAheadTest, UnitsAreReadInTheOrderOfThePassBeforeTheyAreGathered) {
   EXPECT_THAT(run_ranks(1,
                         [&](comm::World& world) {
                           Units units(world.group(), 2);
-                          EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5") << "nothing is known yet";
+                          EXPECT_EQ(units.pass().first, "r0 g0 r1 g1 r2 g2 r3 g3 r4 g4 r5 g5")
+                              << "nothing is known yet";
                           const auto [there, back] = units.pass();
                           EXPECT_EQ(there, "r0 r1 g0 g1 r2 r3 g2 r3 r4 g3 r4 r5 g4 r5 r3 g5 r3 r2");
                           EXPECT_EQ(back, "r3 r2 g3 r2 r1 g2 r1 r0 g1 r0 g0");

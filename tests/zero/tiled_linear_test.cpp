@@ -67,7 +67,9 @@ TEST_P(TiledLinearEqualsLinear, BitForBitWhereNothingIsRounded) {
   const TiledCase c = GetParam();
   torch::manual_seed(4);
   torch::nn::Linear linear(torch::nn::LinearOptions(21, 17).bias(c.bias));
-  const auto make_whole_numbers = [](const at::Tensor& values) { values.detach().copy_(torch::randint(-8, 9, values.sizes())); };
+  const auto make_whole_numbers = [](const at::Tensor& values) {
+    values.detach().copy_(torch::randint(-8, 9, values.sizes()));
+  };
   make_whole_numbers(linear->weight);
   if (c.bias) {
     make_whole_numbers(linear->bias);
@@ -85,8 +87,13 @@ TEST_P(TiledLinearEqualsLinear, BitForBitWhereNothingIsRounded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TiledLinearEqualsLinear,
-                         testing::Values(TiledCase{1, 1}, TiledCase{1, 4}, TiledCase{1, 17}, TiledCase{2, 3}, TiledCase{5, 1}, TiledCase{21, 17}, TiledCase{3, 4, false}, TiledCase{1, 2, false}),
-                         [](const auto& info) { return concat("in", info.param.in_splits, "_out", info.param.out_splits, info.param.bias ? "" : "_without_bias"); });
+                         testing::Values(TiledCase{1, 1}, TiledCase{1, 4}, TiledCase{1, 17}, TiledCase{2, 3},
+                                         TiledCase{5, 1}, TiledCase{21, 17}, TiledCase{3, 4, false},
+                                         TiledCase{1, 2, false}),
+                         [](const auto& info) {
+                           return concat("in", info.param.in_splits, "_out", info.param.out_splits,
+                                         info.param.bias ? "" : "_without_bias");
+                         });
 
 TEST(TiledLinearTest, InitialValuesHaveALinearsDistribution) {
   torch::manual_seed(5);
@@ -112,7 +119,8 @@ TEST(TiledLinearTest, AnotherTypeIsTaken) {
 TEST(TiledLinearTest, TilesAsFewAsFit) {
   const auto largest = [](const TiledLinearOptions& options) {
     const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-    return ceil_div(options.out_features, options.out_splits) * (ceil_div(options.in_features, options.in_splits) + (options.bias ? 1 : 0));
+    return ceil_div(options.out_features, options.out_splits) *
+           (ceil_div(options.in_features, options.in_splits) + (options.bias ? 1 : 0));
   };
   for (const bool bias : {true, false}) {
     for (const int64_t bytes : {16, 100, 4000, 4004, 100'000, 10'000'000}) {

@@ -136,7 +136,8 @@ void add_copies(const Bench& bench, std::vector<Contestant>& contestants) {
   const at::Tensor from = at::ones({std::max<int64_t>(1, bytes)}, at::kByte);
   const at::Tensor to = at::zeros_like(from);
   contestants.push_back({"memcpy", [=] { std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(bytes)); }});
-  contestants.push_back({"memcpy", [=] { kernels::active_kernels().stream_copy(to.data_ptr(), from.data_ptr(), bytes); }});
+  contestants.push_back(
+      {"memcpy", [=] { kernels::active_kernels().stream_copy(to.data_ptr(), from.data_ptr(), bytes); }});
 }
 
 nlohmann::ordered_json row(const Bench& bench, const std::string& backend, const Contestant& measured, double limit) {
@@ -166,13 +167,14 @@ void print_row(const nlohmann::ordered_json& row, bool json, std::ostream& out) 
     out << row << std::endl;
     return;
   }
-  out << std::left << std::setw(8) << row["backend"].get<std::string>() << std::setw(18) << row["algorithm"].get<std::string>()
-      << std::right << std::setw(5) << row["ranks"].get<int>() << std::setw(12) << row["bytes"].get<int64_t>() << std::fixed << std::setprecision(1)
-      << std::setw(11) << row["us"].get<double>() << std::setw(11) << row["us_min"].get<double>() << std::setprecision(2) << std::setw(9)
+  out << std::left << std::setw(8) << row["backend"].get<std::string>() << std::setw(18)
+      << row["algorithm"].get<std::string>() << std::right << std::setw(5) << row["ranks"].get<int>() << std::setw(12)
+      << row["bytes"].get<int64_t>() << std::fixed << std::setprecision(1) << std::setw(11) << row["us"].get<double>()
+      << std::setw(11) << row["us_min"].get<double>() << std::setprecision(2) << std::setw(9)
       << row["gb_per_s"].get<double>() << std::setw(10) << row["of_limit"].get<double>();
   if (row.contains("steps")) {
-    out << std::setw(7) << row["steps"].get<int64_t>() << std::setw(5) << row["steps_formula"].get<int64_t>() << std::setw(12)
-        << row["bytes_sent"].get<int64_t>() << std::setw(12) << row["bytes_formula"].get<int64_t>();
+    out << std::setw(7) << row["steps"].get<int64_t>() << std::setw(5) << row["steps_formula"].get<int64_t>()
+        << std::setw(12) << row["bytes_sent"].get<int64_t>() << std::setw(12) << row["bytes_formula"].get<int64_t>();
   }
   out << std::endl;
 }
@@ -185,7 +187,8 @@ std::vector<Contestant> contestants_of(const BenchCommCommand& command, const Be
       continue;
     }
     const comm::Algorithm algorithm = comm::algorithm_named(name);
-    contestants.push_back({name, [&bench, algorithm] { comm::all_reduce(algorithm, bench.group, bench.whole); }, algorithm});
+    contestants.push_back(
+        {name, [&bench, algorithm] { comm::all_reduce(algorithm, bench.group, bench.whole); }, algorithm});
     const comm::Traffic mine = comm::all_reduce(algorithm, bench.group, bench.whole);
     contestants.back().traffic = {largest(bench.group, mine.steps), largest(bench.group, mine.messages),
                                   largest(bench.group, mine.bytes_sent)};

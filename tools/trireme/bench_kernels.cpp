@@ -3,10 +3,10 @@
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -46,7 +46,8 @@ at::Tensor aten_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t
   const int64_t H = qkv.size(2) / 3;
   const auto parts = (qkv + bias).split(H, 2);
   const auto split_heads = [&](const at::Tensor& t) { return t.view({B, T, heads, H / heads}).transpose(1, 2); };
-  const at::Tensor y = at::scaled_dot_product_attention(split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), {}, 0.0, /*is_causal=*/true);
+  const at::Tensor y = at::scaled_dot_product_attention(split_heads(parts[0]), split_heads(parts[1]),
+                                                        split_heads(parts[2]), {}, 0.0, /*is_causal=*/true);
   return y.transpose(1, 2).reshape({B, T, H});
 }
 
@@ -59,12 +60,18 @@ std::vector<Pair> pairs(const BenchKernelsArgs& args, at::ScalarType type) {
   const at::Tensor target = torch::randint(args.vocab, {rows}, at::kLong);
   const int64_t heads = args.heads;
   return {
-      {"attention", [=](const Tensors& in) -> Tensors { return {fused::causal_attention(in[0], in[1], heads)}; },
-       [=](const Tensors& in) -> Tensors { return {aten_attention(in[0], in[1], heads)}; }, {made({args.batch, args.length, 3 * H}), made({3 * H})}},
-      {"bias_gelu", [](const Tensors& in) -> Tensors { return {fused::bias_gelu(in[0], in[1], fused::Gelu::tanh)}; },
-       [](const Tensors& in) -> Tensors { return {at::gelu(in[0] + in[1], "tanh")}; }, {made({rows, 4 * H}), made({4 * H})}},
-      {"layer_norm", [=](const Tensors& in) -> Tensors { return {fused::layer_norm(in[0], in[1], in[2], kEps)}; },
-       [=](const Tensors& in) -> Tensors { return {at::layer_norm(in[0], {H}, in[1], in[2], kEps)}; }, {made({rows, H}), made({H}), made({H})}},
+      {"attention",
+       [=](const Tensors& in) -> Tensors { return {fused::causal_attention(in[0], in[1], heads)}; },
+       [=](const Tensors& in) -> Tensors { return {aten_attention(in[0], in[1], heads)}; },
+       {made({args.batch, args.length, 3 * H}), made({3 * H})}},
+      {"bias_gelu",
+       [](const Tensors& in) -> Tensors { return {fused::bias_gelu(in[0], in[1], fused::Gelu::tanh)}; },
+       [](const Tensors& in) -> Tensors { return {at::gelu(in[0] + in[1], "tanh")}; },
+       {made({rows, 4 * H}), made({4 * H})}},
+      {"layer_norm",
+       [=](const Tensors& in) -> Tensors { return {fused::layer_norm(in[0], in[1], in[2], kEps)}; },
+       [=](const Tensors& in) -> Tensors { return {at::layer_norm(in[0], {H}, in[1], in[2], kEps)}; },
+       {made({rows, H}), made({H}), made({H})}},
       {"add_layer_norm",
        [=](const Tensors& in) -> Tensors {
          const auto [h, y] = fused::add_layer_norm(in[0], in[1], in[2], in[3], in[4], kEps);
@@ -75,8 +82,10 @@ std::vector<Pair> pairs(const BenchKernelsArgs& args, at::ScalarType type) {
          return {h, at::layer_norm(h, {H}, in[3], in[4], kEps)};
        },
        {made({rows, H}), made({rows, H}), made({H}), made({H}), made({H})}},
-      {"cross_entropy", [=](const Tensors& in) -> Tensors { return {fused::cross_entropy(in[0], target, at::Reduction::Mean)}; },
-       [=](const Tensors& in) -> Tensors { return {at::cross_entropy_loss(in[0], target)}; }, {made({rows, args.vocab})}},
+      {"cross_entropy",
+       [=](const Tensors& in) -> Tensors { return {fused::cross_entropy(in[0], target, at::Reduction::Mean)}; },
+       [=](const Tensors& in) -> Tensors { return {at::cross_entropy_loss(in[0], target)}; },
+       {made({rows, args.vocab})}},
   };
 }
 
@@ -88,7 +97,8 @@ class Rows {
     }
   }
 
-  void measure(const std::string& op, const char* dtype, const std::function<void()>& fused, const std::function<void()>& aten) {
+  void measure(const std::string& op, const char* dtype, const std::function<void()>& fused,
+               const std::function<void()>& aten) {
     constexpr int kWarmUps = 2;
     std::vector<double> ours, theirs, ratios;
     for (int i = -kWarmUps; i < args_.repeats; ++i) {
@@ -102,12 +112,15 @@ class Rows {
     }
     const int threads = at::get_num_threads();
     if (args_.json) {
-      out_ << nlohmann::json{{"bench", "kernels"}, {"op", op}, {"dtype", dtype}, {"threads", threads}, {"fused_ms", median(ours)}, {"aten_ms", median(theirs)},
+      out_ << nlohmann::json{{"bench", "kernels"},       {"op", op},
+                             {"dtype", dtype},           {"threads", threads},
+                             {"fused_ms", median(ours)}, {"aten_ms", median(theirs)},
                              {"ratio", median(ratios)}}
            << '\n';
     } else {
-      out_ << std::left << std::setw(24) << op << std::setw(5) << dtype << std::right << std::setw(9) << threads << std::fixed << std::setprecision(3)
-           << std::setw(11) << median(ours) << std::setw(11) << median(theirs) << std::setprecision(2) << std::setw(8) << median(ratios) << '\n';
+      out_ << std::left << std::setw(24) << op << std::setw(5) << dtype << std::right << std::setw(9) << threads
+           << std::fixed << std::setprecision(3) << std::setw(11) << median(ours) << std::setw(11) << median(theirs)
+           << std::setprecision(2) << std::setw(8) << median(ratios) << '\n';
     }
     out_.flush();
   }
@@ -137,7 +150,9 @@ int bench_kernels(const BenchKernelsArgs& args, std::ostream& out) {
         for (const at::Tensor& output : outputs) {
           grads.push_back(at::ones_like(output));
         }
-        return [&inputs = pair.inputs, outputs, grads] { torch::autograd::grad(outputs, inputs, grads, /*retain_graph=*/true); };
+        return [&inputs = pair.inputs, outputs, grads] {
+          torch::autograd::grad(outputs, inputs, grads, /*retain_graph=*/true);
+        };
       };
       rows.measure(pair.op + "_backward", dtype, backward(ours), backward(theirs));
     }

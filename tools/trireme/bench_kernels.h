@@ -20,9 +20,10 @@ struct BenchKernelsArgs {
   bool json = false;
 };
 
-/// Times each fused operation, forward and backward, in fp32 and bf16 against the ATen operations it takes the place of,
-/// alternating in one run. Writes to `out`, per row: op, dtype, threads, fused_ms, aten_ms (medians) and `ratio`, the median over the
-/// pairs of ATen's time / own time. Returns the exit status. Errors: InputError when heads do not divide hidden.
+/// Times each fused operation, forward and backward, in fp32 and bf16 against the ATen operations it takes the place
+/// of, alternating in one run. Writes to `out`, per row: op, dtype, threads, fused_ms, aten_ms (medians) and `ratio`,
+/// the median over the pairs of ATen's time / own time. Returns the exit status. Errors: InputError when heads do not
+/// divide hidden.
 int bench_kernels(const BenchKernelsArgs& args, std::ostream& out);
 
 } // namespace trireme::tools

@@ -5,8 +5,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <nlohmann/json.hpp>
 #include <sys/mman.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -113,14 +113,15 @@ void print(const Row& row, bool json, std::ostream& out) {
   const double gb_per_s = row.bytes * static_cast<double>(row.params) / ms / 1e6;
   const double ms_min = *std::min_element(row.ms.begin(), row.ms.end());
   if (json) {
-    out << nlohmann::json{{"bench", "optim"}, {"impl", row.impl}, {"params", row.params}, {"threads", row.threads},
-                          {"bytes", row.bytes}, {"ms", ms}, {"ms_min", ms_min}, {"gb_per_s", gb_per_s}, {"of_limit", row.of_limit}}
+    out << nlohmann::json{{"bench", "optim"},       {"impl", row.impl},     {"params", row.params},
+                          {"threads", row.threads}, {"bytes", row.bytes},   {"ms", ms},
+                          {"ms_min", ms_min},       {"gb_per_s", gb_per_s}, {"of_limit", row.of_limit}}
         << '\n';
   } else {
     out << std::left << std::setw(19) << row.impl << std::right << std::setw(12) << row.params << std::setw(9)
-        << row.threads << std::fixed << std::setprecision(1) << std::setw(7) << row.bytes << std::setprecision(3) << std::setw(11) << ms << std::setw(11) << ms_min
-        << std::setprecision(1) << std::setw(8) << gb_per_s << std::setw(12) << 100 * row.of_limit
-        << '\n';
+        << row.threads << std::fixed << std::setprecision(1) << std::setw(7) << row.bytes << std::setprecision(3)
+        << std::setw(11) << ms << std::setw(11) << ms_min << std::setprecision(1) << std::setw(8) << gb_per_s
+        << std::setw(12) << 100 * row.of_limit << '\n';
   }
   out.flush();
 }
@@ -130,7 +131,8 @@ class Stepped {
  public:
   Stepped(const Impl& impl, int64_t n, bool huge_pages) : impl_(impl) {
     const auto make = [&](float value, at::ScalarType type) { // half or a quarter of an fp32 array
-      const auto floats = static_cast<int64_t>((static_cast<size_t>(n) * at::elementSize(type) + sizeof(float) - 1) / sizeof(float));
+      const auto floats =
+          static_cast<int64_t>((static_cast<size_t>(n) * at::elementSize(type) + sizeof(float) - 1) / sizeof(float));
       at::Tensor array = flat(floats, 0, huge_pages).view(type).slice(0, 0, n);
       return value == 0 ? array : array.fill_(value);
     };
@@ -160,7 +162,8 @@ class Stepped {
   void step() {
     if (impl_.mixed) {
       constexpr double kLossScale = 1;
-      shard_.grad_scale = std::min(1.0, 1 / (std::sqrt(optim::squared_norm(shard_.grad)) / kLossScale + 1e-6)) / kLossScale;
+      shard_.grad_scale =
+          std::min(1.0, 1 / (std::sqrt(optim::squared_norm(shard_.grad)) / kLossScale + 1e-6)) / kLossScale;
     }
     if (optimizer_->needs_norms()) {
       norms_.zero_();
@@ -178,7 +181,8 @@ class Stepped {
   at::Tensor norms_;
 };
 
-std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const Arrays& limit_arrays, std::ostream& out) {
+std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const Arrays& limit_arrays,
+                            std::ostream& out) {
   const int64_t n = limit_arrays.param.numel();
   Stepped stepped(impl, n, args.huge_pages);
   constexpr int kWarmUps = 2;

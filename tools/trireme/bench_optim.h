@@ -22,17 +22,19 @@ struct BenchOptimArgs {
   bool huge_pages = true;
 };
 
-/// Times optimizer steps and, alternating with each, the least work that reads four fp32 arrays and writes three (row `limit`):
+/// Times optimizer steps and, alternating with each, the least work that reads four fp32 arrays and writes three (row
+/// `limit`):
 ///
 ///   adam                 AdamW in fp32; 28 bytes of memory traffic a parameter
-///   adam_bf16            mixed precision: bf16 gradient in, its norm, unscaled and clipped, fp32 master, bf16 parameters out; 30 bytes
-///   adam_bf16_states16   the same with bf16 states; 22 bytes
-///   adam_bf16_states8    the same with 8-bit states; 18 bytes
-///   lamb, lion, adagrad, rmsprop, sgd (with momentum) in fp32; 40 bytes for LAMB, 20 for the others
+///   adam_bf16            mixed precision: bf16 gradient in, its norm, unscaled and clipped, fp32 master, bf16
+///   parameters out; 30 bytes adam_bf16_states16   the same with bf16 states; 22 bytes adam_bf16_states8    the same
+///   with 8-bit states; 18 bytes lamb, lion, adagrad, rmsprop, sgd (with momentum) in fp32; 40 bytes for LAMB, 20 for
+///   the others
 ///
-/// Writes to `out`, per row: impl, params, threads, bytes (a parameter), ms (median), ms_min, gb_per_s (these bytes over ms), and
-/// `of_limit`, the median over the pairs of the time that the limit's bandwidth would need / own time. Returns the exit status.
-/// Needs 34 bytes of memory a parameter. Errors: InputError for a number below 1 or an unknown row.
+/// Writes to `out`, per row: impl, params, threads, bytes (a parameter), ms (median), ms_min, gb_per_s (these bytes
+/// over ms), and `of_limit`, the median over the pairs of the time that the limit's bandwidth would need / own time.
+/// Returns the exit status. Needs 34 bytes of memory a parameter. Errors: InputError for a number below 1 or an unknown
+/// row.
 int bench_optim(const BenchOptimArgs& args, std::ostream& out);
 
 } // namespace trireme::tools

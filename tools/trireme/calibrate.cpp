@@ -57,7 +57,8 @@ plan::SpeedCurve curve_of(const json& points) {
   return curve;
 }
 
-// latency and 1 / bandwidth that make the relative errors of a gather's steps latency + share bytes / bandwidth least in square.
+// latency and 1 / bandwidth that make the relative errors of a gather's steps latency + share bytes / bandwidth least
+// in square.
 plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   const double steps = std::bit_width(static_cast<unsigned>(ranks - 1));
   const double share = 1 - 1.0 / ranks;
@@ -99,7 +100,8 @@ plan::Disk measured_disk() {
     return {};
   }
   const aio::Probe probe = aio::probe(".", {}, 128 << 20);
-  log::info("files here (", filesystem, ", ", probe.engine, "): reads ", probe.read_bytes_per_s / 1e9, " and writes ", probe.write_bytes_per_s / 1e9, " GB/s");
+  log::info("files here (", filesystem, ", ", probe.engine, "): reads ", probe.read_bytes_per_s / 1e9, " and writes ",
+            probe.write_bytes_per_s / 1e9, " GB/s");
   return {probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s};
 }
 
@@ -110,7 +112,8 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const models::GptOptions& gpt = job.gpt;
   const int64_t parameters = std::clamp(job.base.model.parameters(), kFewestParameters, kMostParameters);
   const int processors = std::min(ranks, usable_cores());
-  log::info("measuring this machine with ", ranks, ranks == 1 ? " rank" : " ranks", ": half a minute for a few million parameters, minutes for many more");
+  log::info("measuring this machine with ", ranks, ranks == 1 ? " rank" : " ranks",
+            ": half a minute for a few million parameters, minutes for many more");
   const json compute = measured({{"compute",
                                   {{"hidden", gpt.hidden},
                                    {"heads", gpt.heads},
@@ -127,7 +130,8 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   out.on_host = true;
   out.overlap = 0; // ranks that wait do the work, on the cores that compute
   const estimate::MemoryAtHand memory = estimate::memory_at_hand();
-  out.memory_bytes = std::min(memory.bytes == estimate::MemoryAtHand::kUnlimited ? memory.bytes : memory.bytes / ranks, memory.process_bytes);
+  out.memory_bytes = std::min(memory.bytes == estimate::MemoryAtHand::kUnlimited ? memory.bytes : memory.bytes / ranks,
+                              memory.process_bytes);
   out.products = curve_of(compute.at("products"));
   for (const plan::SpeedCurve::Point& point : out.products.points) {
     out.peak_flops = std::max(out.peak_flops, point.flops);
@@ -136,23 +140,29 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const double element = estimate::bytes_of(job.base.compute);
   const auto length = static_cast<double>(gpt.sequence_length);
   const double stream = length * static_cast<double>(gpt.hidden);
-  // Passes as plan::layer_costs() counts them: 17 forward and 34 backward here, 4 and 8 in attention beside its products.
+  // Passes as plan::layer_costs() counts them: 17 forward and 34 backward here, 4 and 8 in attention beside its
+  // products.
   out.pass_bandwidth = 51 * element * stream / compute.at("passes_s").get<double>();
   const bool matrix = gpt.dropout > 0;
   const double products = matrix ? 6 : 3.5; // of 2 L^2 H each, the half below the diagonal counting half
-  const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(gpt.heads) : 0)) * element / out.pass_bandwidth;
-  const double attention = std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
+  const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(gpt.heads) : 0)) * element /
+                        out.pass_bandwidth;
+  const double attention =
+      std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
   const double speed = std::min(out.peak_flops, products * 2 * length * stream / attention);
   out.attention.points = {{1, speed}};
   const json& blocks = compute.at("blocks");
   plan::fit_block({block_time(blocks.at(0)), block_time(blocks.at(1)), block_time(blocks.at(2))}, job, out);
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory is what ranks of one host use: it stays
-      const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks, {{"TRIREME_BACKEND", backend}}).at("collectives");
+      const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks,
+                                 {{"TRIREME_BACKEND", backend}})
+                            .at("collectives");
       out.levels = {fitted(rows, ranks, "inside_host")};
       out.all_reduce_gathers = all_reduce_gathers(rows);
-      log::info("all-gather of ", ranks, " ranks over ", backend, ": ", out.levels.front().latency * 1e6, " us and ", out.levels.front().bandwidth / 1e9, " GB/s a rank; an all-reduce takes ",
-                out.all_reduce_gathers, " of them");
+      log::info("all-gather of ", ranks, " ranks over ", backend, ": ", out.levels.front().latency * 1e6, " us and ",
+                out.levels.front().bandwidth / 1e9, " GB/s a rank; an all-reduce takes ", out.all_reduce_gathers,
+                " of them");
     }
   }
   out.disk = measured_disk();

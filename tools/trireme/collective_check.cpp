@@ -6,8 +6,8 @@
 #include <trireme/device/choose.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <functional>
 #include <iostream>
@@ -43,7 +43,9 @@ std::vector<bool> run_each(const comm::Group& group, at::Device device) {
   const auto there = [&](const at::Tensor& tensor) { return tensor.to(device).clone(); };
   const auto empty = [&](int64_t numel) { return torch::full({numel}, -1.0, at::TensorOptions(device)); };
   std::vector<bool> right;
-  const auto expect = [&](const at::Tensor& found, const at::Tensor& wanted) { right.push_back(torch::equal(found.cpu(), wanted)); };
+  const auto expect = [&](const at::Tensor& found, const at::Tensor& wanted) {
+    right.push_back(torch::equal(found.cpu(), wanted));
+  };
   const at::Tensor mine = numbers(rank, size * kEach);
 
   at::Tensor reduced = there(mine);
@@ -92,7 +94,8 @@ std::vector<bool> run_each(const comm::Group& group, at::Device device) {
 } // namespace
 
 const std::vector<std::string>& checked_collectives() {
-  static const std::vector<std::string> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send/recv", "barrier"};
+  static const std::vector<std::string> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                 "all_to_all", "send/recv",      "barrier"};
   return names;
 }
 
@@ -115,8 +118,10 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
         wrong.push_back(std::to_string(rank));
       }
     }
-    const std::string who = concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "), " got other numbers than the formula's");
-    findings.push_back({checked_collectives()[static_cast<size_t>(i)], wrong.empty() ? "as computed" : who, wrong.empty()});
+    const std::string who =
+        concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "), " got other numbers than the formula's");
+    findings.push_back(
+        {checked_collectives()[static_cast<size_t>(i)], wrong.empty() ? "as computed" : who, wrong.empty()});
   }
   return findings;
 }
@@ -131,7 +136,8 @@ int check_collectives_as_rank(const std::string& device) {
   world.close();
   if (world.rank() == 0) {
     for (const DeviceFinding& finding : findings) {
-      std::cout << nlohmann::json{{"op", finding.what}, {"found", finding.found}, {"good", finding.good}}.dump() << '\n';
+      std::cout << nlohmann::json{{"op", finding.what}, {"found", finding.found}, {"good", finding.good}}.dump()
+                << '\n';
     }
   }
   return 0;

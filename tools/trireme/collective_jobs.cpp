@@ -33,18 +33,24 @@ struct Setup {
 
   std::string name() const {
     const std::string counted = concat(ranks, ranks == 1 ? " rank" : " ranks");
-    return concat(ranks == 1 ? "null" : backend, " (", counted, device == "cpu" ? ")" : device == "cuda" ? ", a card each)" : " on one card)");
+    return concat(ranks == 1 ? "null" : backend, " (", counted,
+                  device == "cpu"    ? ")"
+                  : device == "cuda" ? ", a card each)"
+                                     : " on one card)");
   }
 };
 
 bool is_there(const std::string& backend) {
   const auto& all = comm::backends();
-  return std::any_of(all.begin(), all.end(), [&](const comm::BackendEntry& entry) { return backend == entry.name && entry.available(); });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const comm::BackendEntry& entry) { return backend == entry.name && entry.available(); });
 }
 
 bool in_path(const std::string& program) {
   const std::vector<std::string> folders = split(env::text("PATH").value_or(""), ':');
-  return std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) { return ::access(concat(folder, '/', program).c_str(), X_OK) == 0; });
+  return std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
+    return ::access(concat(folder, '/', program).c_str(), X_OK) == 0;
+  });
 }
 
 std::vector<Setup> setups(int cards) {
@@ -54,7 +60,8 @@ std::vector<Setup> setups(int cards) {
       found.push_back({backend, "cpu"});
     }
   }
-  if (!is_there("mpi") && in_path("mpirun")) { // where it is there, this is a process of mpirun's already, and cannot start another
+  if (!is_there("mpi") &&
+      in_path("mpirun")) { // where it is there, this is a process of mpirun's already, and cannot start another
     found.push_back({"mpi", "cpu"});
   }
   if (cards > 0) {

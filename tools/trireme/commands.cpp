@@ -19,7 +19,8 @@ namespace {
 
 // Adds one sub-command whose parsing fills `command` and makes it the result.
 template <typename T>
-CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, const char* name, const char* what, const std::string& example) {
+CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, const char* name, const char* what,
+              const std::string& example) {
   CLI::App* app = parent.add_subcommand(name, what);
   app->footer("Example:\n  " + example);
   app->callback([&result, &command] { result = command; });
@@ -63,7 +64,9 @@ struct Parser {
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
     app.require_subcommand(1);
-    app.footer("Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of the rank that failed first or that its error leads to.\nHelp for one command: trireme COMMAND --help");
+    app.footer(
+        "Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of "
+        "the rank that failed first or that its error leads to.\nHelp for one command: trireme COMMAND --help");
     add_train();
     add_estimate();
     add_plan();
@@ -76,37 +79,72 @@ struct Parser {
 
   static void add_places(CLI::App* c, PlacesCommand& places, double grace, const char* restarts) {
     places.grace = grace;
-    c->add_option("--hostfile", places.hostfile, "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")->type_name("FILE");
-    c->add_option("--rsh", places.rsh, "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")->type_name("COMMAND");
-    c->add_option("--min-nodes", places.min_nodes, "Go on with so few hosts when others are lost (default: --max-nodes)")->check(count_from(1));
-    c->add_option("--max-nodes", places.max_nodes, "Use so many hosts, the others of the file are spares (default: all)")->check(count_from(1));
-    c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")->check(CLI::Range(1.0, 1e6))->capture_default_str();
-    c->add_option("-x,--env", places.environment, "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")->type_name("NAME=VALUE")->take_all()->allow_extra_args(false);
+    c->add_option("--hostfile", places.hostfile,
+                  "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")
+        ->type_name("FILE");
+    c->add_option("--rsh", places.rsh,
+                  "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")
+        ->type_name("COMMAND");
+    c->add_option("--min-nodes", places.min_nodes,
+                  "Go on with so few hosts when others are lost (default: --max-nodes)")
+        ->check(count_from(1));
+    c->add_option("--max-nodes", places.max_nodes,
+                  "Use so many hosts, the others of the file are spares (default: all)")
+        ->check(count_from(1));
+    c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")
+        ->check(CLI::Range(1.0, 1e6))
+        ->capture_default_str();
+    c->add_option("-x,--env", places.environment,
+                  "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")
+        ->type_name("NAME=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
     c->add_option("--max-restarts", places.max_restarts, restarts)->check(count_from(0));
-    c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")->check(CLI::Range(0.0, 1e6))->capture_default_str();
+    c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
   }
 
   void add_train() {
-    CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes", "trireme train examples/austen/run.json -n 2 --set training.steps=100");
+    CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes",
+                      "trireme train examples/austen/run.json -n 2 --set training.steps=100");
     c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", train.ranks, "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")->check(count_from(1))->take_last();
-    c->add_option("--set", train.overrides, "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
-    c->add_option("--resume", train.resume_from, "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
+    c->add_option(
+         "-n,--ranks", train.ranks,
+         "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")
+        ->check(count_from(1))
+        ->take_last();
+    c->add_option("--set", train.overrides,
+                  "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")
+        ->type_name("PATH=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    c->add_option(
+         "--resume", train.resume_from,
+         "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
         ->type_name("[auto|PATH]")
         ->expected(0, 1);
-    add_places(c, train.places, 30, "Start again from the newest checkpoint this often when a rank dies or a host is lost");
-    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")->type_name("DIR")->take_last();
+    add_places(c, train.places, 30,
+               "Start again from the newest checkpoint this often when a rank dies or a host is lost");
+    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")
+        ->type_name("DIR")
+        ->take_last();
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
-    c->add_option("--trace", train.trace_steps, "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
+    c->add_option("--trace", train.trace_steps,
+                  "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
         ->check(at_least(0));
-    c->add_option("--stopped-status", train.stopped_status, "Exit status after a signal that saved (0), for schedulers that take 0 for done: 75, say")
+    c->add_option("--stopped-status", train.stopped_status,
+                  "Exit status after a signal that saved (0), for schedulers that take 0 for done: 75, say")
         ->type_name("STATUS")
         ->check(CLI::Range(int64_t{0}, int64_t{255}));
-    c->add_option("--failed-status", train.failed_status, "Exit status of a failure that is not the input's (1), for schedulers that try again by exit status: 200, say")
+    c->add_option(
+         "--failed-status", train.failed_status,
+         "Exit status of a failure that is not the input's (1), for schedulers that try again by exit status: 200, say")
         ->type_name("STATUS")
         ->check(CLI::Range(int64_t{1}, int64_t{255}));
-    c->add_flag("!--no-memory-check", train.memory_check, "Start even when the estimate says that it cannot fit in memory");
+    c->add_flag("!--no-memory-check", train.memory_check,
+                "Start even when the estimate says that it cannot fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
       if (train.resume_from.empty()) { // --resume without a value
@@ -117,12 +155,17 @@ struct Parser {
   }
 
   void add_estimate() {
-    CLI::App* c = add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
-                      "trireme estimate examples/austen/run.json -n 2 --measure 10");
+    CLI::App* c =
+        add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
+            "trireme estimate examples/austen/run.json -n 2 --measure 10");
     c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(count_from(1));
-    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
-    c->add_option("--measure", estimate.measured_steps, "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
+    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")
+        ->type_name("PATH=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    c->add_option("--measure", estimate.measured_steps,
+                  "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
     c->add_flag("--probe", estimate.probe, "Also measure the disks that files of offload are on");
@@ -130,25 +173,50 @@ struct Parser {
   }
 
   void add_plan() {
-    CLI::App* c = add(app, result, plan, "plan", "Find the fastest layouts of a run on a described cluster, without starting it", "trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json");
-    c->add_option("run_file", plan.run_file, "The run file (JSON) with the model and the batch; its \"parallel\" is checked, and otherwise not used")->required()->type_name("RUN.json");
-    c->add_option("--cluster", plan.cluster, "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")->required()->type_name("FILE");
-    c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")->type_name("PATH=VALUE")->take_all()->allow_extra_args(false);
-    CLI::Option* const calibrate = c->add_flag("--calibrate", plan.calibrate, "Measure this machine for the run's model, write the description, then plan with it");
-    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")->check(count_from(1))->capture_default_str()->needs(calibrate);
+    CLI::App* c =
+        add(app, result, plan, "plan", "Find the fastest layouts of a run on a described cluster, without starting it",
+            "trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json");
+    c->add_option(
+         "run_file", plan.run_file,
+         "The run file (JSON) with the model and the batch; its \"parallel\" is checked, and otherwise not used")
+        ->required()
+        ->type_name("RUN.json");
+    c->add_option("--cluster", plan.cluster,
+                  "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")
+        ->required()
+        ->type_name("FILE");
+    c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")
+        ->type_name("PATH=VALUE")
+        ->take_all()
+        ->allow_extra_args(false);
+    CLI::Option* const calibrate =
+        c->add_flag("--calibrate", plan.calibrate,
+                    "Measure this machine for the run's model, write the description, then plan with it");
+    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")
+        ->check(count_from(1))
+        ->capture_default_str()
+        ->needs(calibrate);
     c->add_option("--best", plan.best, "Layouts to show")->check(count_from(1))->capture_default_str();
     c->add_flag("--json", plan.json, "One JSON object a line for every layout that is shown or refused");
   }
 
   void add_launch() {
-    CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it", "trireme launch -n 4 -- ./my_training --epochs 3");
-    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")->check(count_from(1));
+    CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it",
+                      "trireme launch -n 4 -- ./my_training --epochs 3");
+    c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")
+        ->check(count_from(1));
     add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
-    c->add_option("--servers", launch.servers, "Start so many servers beside the ranks, which are workers then: each lives by itself and is started again alone (--max-restarts: of all together; by default 3 for each server)")
+    c->add_option("--servers", launch.servers,
+                  "Start so many servers beside the ranks, which are workers then: each lives by itself and is started "
+                  "again alone (--max-restarts: of all together; by default 3 for each server)")
         ->check(count_from(0));
-    c->add_option("--log-dir", launch.log_dir, "Folder for the output of every rank (default: a new one under the temporary folder)")->type_name("DIR");
+    c->add_option("--log-dir", launch.log_dir,
+                  "Folder for the output of every rank (default: a new one under the temporary folder)")
+        ->type_name("DIR");
     c->add_flag("--all-output", launch.all_output, "Show the output of all ranks, not only of rank 0");
-    c->add_option("program", launch.program, "The program and its arguments, after --")->required()->type_name("PROGRAM [ARG...]");
+    c->add_option("program", launch.program, "The program and its arguments, after --")
+        ->required()
+        ->type_name("PROGRAM [ARG...]");
     c->callback([this] {
       if (launch.ranks == 0 && launch.places.hostfile.empty()) {
         throw CLI::RequiredError("--ranks");
@@ -160,37 +228,56 @@ struct Parser {
   }
 
   void add_generate() {
-    CLI::App* c = add(app, result, generate, "generate", "Let a trained GPT write", "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
+    CLI::App* c = add(app, result, generate, "generate", "Let a trained GPT write",
+                      "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
     c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
     c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
     c->add_option("--tokens", generate.tokens, "Tokens to add")->check(at_least(0))->capture_default_str();
-    c->add_option("--temperature", generate.temperature, "0: always the most likely token")->check(at_least(0))->capture_default_str();
-    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")->check(at_least(0))->capture_default_str();
+    c->add_option("--temperature", generate.temperature, "0: always the most likely token")
+        ->check(at_least(0))
+        ->capture_default_str();
+    c->add_option("--top-k", generate.top_k, "Choose among this many most likely tokens (0: all)")
+        ->check(at_least(0))
+        ->capture_default_str();
     c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
     c->add_flag("--json", generate.json, "One JSON object instead of text");
   }
 
   void add_store() {
-    CLI::App* c = add(app, result, store, "store", "Run the meeting point of ranks that come and go (with the secret in TRIREME_SECRET_FILE), until it is stopped", "trireme store --listen 127.0.0.1:29600");
-    c->add_option("--listen", store.listen, "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")->type_name("HOST:PORT");
+    CLI::App* c = add(
+        app, result, store, "store",
+        "Run the meeting point of ranks that come and go (with the secret in TRIREME_SECRET_FILE), until it is stopped",
+        "trireme store --listen 127.0.0.1:29600");
+    c->add_option("--listen", store.listen,
+                  "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")
+        ->type_name("HOST:PORT");
   }
 
   void add_schedule() {
-    CLI::App* c = add(app, result, schedule, "schedule", "Draw who computes what when in a pipeline, planned or measured",
-                      "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
+    CLI::App* c =
+        add(app, result, schedule, "schedule", "Draw who computes what when in a pipeline, planned or measured",
+            "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
     c->add_option("--kind", schedule.kind, "naive, gpipe, 1f1b, interleaved, zero-bubble or forward-only");
     c->add_option("--stages", schedule.stages, "Pipeline stages")->check(at_least(1));
     c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches of a step")->check(at_least(1));
-    c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")->check(at_least(1));
+    c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")
+        ->check(at_least(1));
     c->add_option("--svg", schedule.svg, "Write an image as well")->type_name("FILE");
-    c->add_option("--trace", schedule.trace, "Draw the last step that a run recorded (trireme train --trace), instead of a plan")->type_name("trace.json");
+    c->add_option("--trace", schedule.trace,
+                  "Draw the last step that a run recorded (trireme train --trace), instead of a plan")
+        ->type_name("trace.json");
     c->add_flag("--json", schedule.json, "One JSON object instead of a drawing");
     c->add_flag("--program", schedule.program, "Print the instructions of every stage");
   }
 
   void add_rest() {
-    CLI::App* c = add(app, result, inspect, "inspect", "List what is in a safetensors file, a checkpoint or a run, or merge the dumps of a hang", "trireme inspect runs/austen/checkpoints");
-    c->add_option("path", inspect.path, "A .safetensors file, its folder or index, a checkpoint, a run folder, or a folder with hang-rank*.json")->required();
+    CLI::App* c = add(app, result, inspect, "inspect",
+                      "List what is in a safetensors file, a checkpoint or a run, or merge the dumps of a hang",
+                      "trireme inspect runs/austen/checkpoints");
+    c->add_option(
+         "path", inspect.path,
+         "A .safetensors file, its folder or index, a checkpoint, a run folder, or a folder with hang-rank*.json")
+        ->required();
     c->add_flag("--json", inspect.json, "One JSON object instead of a table");
 
     c = add(app, result, doctor, "doctor", "Say what this machine and this build can do", "trireme doctor");
@@ -198,7 +285,8 @@ struct Parser {
 
     CLI::App* data = app.add_subcommand("data", "Get data sets");
     data->require_subcommand(1);
-    c = add(*data, result, fetch, "fetch", "Fetch a data set: austen (six novels) or fashion-mnist (70,000 images)", "trireme data fetch austen --out data");
+    c = add(*data, result, fetch, "fetch", "Fetch a data set: austen (six novels) or fashion-mnist (70,000 images)",
+            "trireme data fetch austen --out data");
     c->add_option("name", fetch.name, "austen or fashion-mnist")->required();
     c->add_option("--out", fetch.out, "Folder to put it into")->type_name("DIR")->capture_default_str();
     c->add_option("--from", fetch.from, "Use this package or folder instead of downloading")->type_name("PATH");
@@ -206,37 +294,59 @@ struct Parser {
 
     CLI::App* bench = app.add_subcommand("bench", "Measure a part of Trireme on this machine");
     bench->require_subcommand(1);
-    c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth", "trireme bench optim --params 50000000 --threads 1,2 --json");
+    c = add(*bench, result, bench_optim, "optim", "Optimizer steps against the machine's memory bandwidth",
+            "trireme bench optim --params 50000000 --threads 1,2 --json");
     c->add_option("--params", bench_optim.params, "Numbers of parameters")->delimiter(',')->check(at_least(1));
-    c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")->delimiter(',')->check(at_least(1));
-    c->add_option("--impl", bench_optim.impls, "Rows: adam, adam_bf16, adam_bf16_states16, adam_bf16_states8, lamb, lion, adagrad, rmsprop, sgd (default: all)")->delimiter(',');
-    c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
+    c->add_option("--threads", bench_optim.threads, "Numbers of threads (default: all cores)")
+        ->delimiter(',')
+        ->check(at_least(1));
+    c->add_option("--impl", bench_optim.impls,
+                  "Rows: adam, adam_bf16, adam_bf16_states16, adam_bf16_states8, lamb, lion, adagrad, rmsprop, sgd "
+                  "(default: all)")
+        ->delimiter(',');
+    c->add_option("--repeats", bench_optim.repeats, "Measurements of each; the median is printed")
+        ->check(at_least(1))
+        ->capture_default_str();
     c->add_flag("--json", bench_optim.json, "One JSON object a line instead of a table");
 
-    c = add(*bench, result, bench_kernels, "kernels", "The fused operations of a transformer, forward and backward, against ATen's",
+    c = add(*bench, result, bench_kernels, "kernels",
+            "The fused operations of a transformer, forward and backward, against ATen's",
             "trireme bench kernels --hidden 768 --heads 12 --length 512 --json");
-    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")->check(at_least(1))->capture_default_str();
+    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")
+        ->check(at_least(1))
+        ->capture_default_str();
     c->add_option("--length", bench_kernels.length, "Tokens of a sample")->check(at_least(1))->capture_default_str();
     c->add_option("--hidden", bench_kernels.hidden, "Numbers of a token")->check(at_least(1))->capture_default_str();
     c->add_option("--heads", bench_kernels.heads, "Attention heads")->check(at_least(1))->capture_default_str();
-    c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")->check(at_least(1))->capture_default_str();
+    c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")
+        ->check(at_least(1))
+        ->capture_default_str();
     c->add_option("--threads", bench_kernels.threads, "Threads (default: all cores)")->check(at_least(1));
-    c->add_option("--repeats", bench_kernels.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
+    c->add_option("--repeats", bench_kernels.repeats, "Measurements of each; the median is printed")
+        ->check(at_least(1))
+        ->capture_default_str();
     c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
 
-    c = add(*bench, result, bench_comm, "comm", "A collective between ranks of this machine, over each backend and against copies in memory",
+    c = add(*bench, result, bench_comm, "comm",
+            "A collective between ranks of this machine, over each backend and against copies in memory",
             "trireme bench comm --op all_reduce --ranks 2,4 --json");
-    c->add_option("--op", bench_comm.op, "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send or barrier")
-        ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "barrier"}))
+    c->add_option("--op", bench_comm.op,
+                  "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send or barrier")
+        ->check(
+            CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "barrier"}))
         ->capture_default_str();
     c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
     c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(at_least(1));
-    c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (started with mpirun)")->delimiter(',');
+    c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (started with mpirun)")
+        ->delimiter(',');
     c->add_option("--algorithm", bench_comm.algorithms,
-                  "All-reduce over messages, for study: ring, tree, halving-doubling, naive; backend is the backend's own (default)")
+                  "All-reduce over messages, for study: ring, tree, halving-doubling, naive; backend is the backend's "
+                  "own (default)")
         ->delimiter(',')
         ->check(CLI::IsMember({"ring", "tree", "halving-doubling", "naive", "backend"}));
-    c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")->check(at_least(1))->capture_default_str();
+    c->add_option("--repeats", bench_comm.repeats, "Measurements of each; the median is printed")
+        ->check(at_least(1))
+        ->capture_default_str();
     c->add_flag("--json", bench_comm.json, "One JSON object a line instead of a table");
   }
 
@@ -258,7 +368,8 @@ struct Parser {
     if (words.empty()) {
       return "Try: trireme --help";
     }
-    return has_command(words.front()) ? concat("Try: trireme ", words.front(), " --help") : did_you_mean(words.front(), command_names());
+    return has_command(words.front()) ? concat("Try: trireme ", words.front(), " --help")
+                                      : did_you_mean(words.front(), command_names());
   }
 };
 
@@ -306,7 +417,8 @@ int report_failure(const std::exception& error) {
   }
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int status = ours != nullptr ? ours->exit_code() : 1;
-  log::write(status == 0 ? log::Level::info : log::Level::error, error.what()); // 0: the end of one that had nothing left to do
+  log::write(status == 0 ? log::Level::info : log::Level::error,
+             error.what()); // 0: the end of one that had nothing left to do
   return status;
 }
 

@@ -35,7 +35,7 @@ struct TrainCommand {
   int64_t trace_steps = 0;
   bool memory_check = true;
   int64_t stopped_status = 0; ///< exit status when a signal has stopped it and all is saved
-  int64_t failed_status = 1; ///< exit status of a failure that is not the input's
+  int64_t failed_status = 1;  ///< exit status of a failure that is not the input's
 };
 
 struct EstimateCommand {
@@ -136,9 +136,9 @@ struct BenchCommCommand {
   bool json = false;
 };
 
-using Command =
-    std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                 BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand>;
+using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand,
+                             DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
+                             ScheduleCommand, PlanCommand, StoreCommand>;
 
 /// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
 /// Errors: InputError with the words that were wrong and what would be right.

@@ -23,8 +23,9 @@ constexpr int64_t kNormNumel = 3 * optim::kBlock + 17;
 constexpr int kSteps = 3;
 constexpr double kLr = 0.01;
 constexpr double kTolerance = 1e-5; // of the parameter that is farthest off, after kSteps
-// bf16 and 8-bit states are rounded with random bits that come from the number itself: of two numbers that are an ulp apart, one may be rounded up and the
-// other down. On average over all parameters that is a small part of a step; a step left out is more than kLr.
+// bf16 and 8-bit states are rounded with random bits that come from the number itself: of two numbers that are an ulp
+// apart, one may be rounded up and the other down. On average over all parameters that is a small part of a step; a
+// step left out is more than kLr.
 constexpr double kRoundedTolerance = kLr / 50;
 
 /// In which types an optimizer steps.
@@ -89,7 +90,9 @@ std::string difference(const optim::Optimizer& rule, at::ScalarType grad, at::De
   if (!(found <= (rounds ? kRoundedTolerance : kTolerance))) {
     return concat("differs from the CPU by ", found, rounds ? " on average" : "");
   }
-  return there.copy.defined() && !there.copy.equal(there.param.to(grad)) ? "the copy of the parameters is not what its masters round to" : "";
+  return there.copy.defined() && !there.copy.equal(there.param.to(grad))
+             ? "the copy of the parameters is not what its masters round to"
+             : "";
 }
 
 DeviceFinding check_rule(const decltype(optim::OptimizerOptions::rule)& options, at::Device device) {
@@ -131,7 +134,10 @@ DeviceFinding check_norm(at::Device device) {
       const double there = norm_on(device, false);
       const double here = norm_on(at::kCPU, false);
       if (!(std::abs(there - here) <= 1e-9 * here)) {
-        return {what, concat("the squares of ", kNormNumel, " numbers of type ", type, " add up to ", there, ", on the CPU to ", here), false};
+        return {what,
+                concat("the squares of ", kNormNumel, " numbers of type ", type, " add up to ", there,
+                       ", on the CPU to ", here),
+                false};
       }
       if (std::isfinite(norm_on(device, true))) {
         return {what, concat("does not see an infinite number of type ", type), false};
@@ -164,9 +170,13 @@ DeviceFinding check_bf16(c10::Device device) {
   try {
     const engine::StepSeconds step = engine::time_small_gpt(device);
     const auto milliseconds = [](double seconds) { return concat(std::lround(1e3 * seconds), " ms"); };
-    const std::string where = device.is_cpu() ? concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads") : concat(" on ", device);
-    return {"bf16", concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ", milliseconds(step.bf16), ", in fp32 ",
-                           milliseconds(step.fp32), where), true};
+    const std::string where =
+        device.is_cpu() ? concat(", with ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread" : " threads")
+                        : concat(" on ", device);
+    return {"bf16",
+            concat(step.bf16_is_faster() ? "faster than fp32" : "not faster than fp32", ": a small step takes ",
+                   milliseconds(step.bf16), ", in fp32 ", milliseconds(step.fp32), where),
+            true};
   } catch (const std::exception& error) {
     return {"bf16", concat("no small model can be trained on ", device, ": ", error.what()), false};
   }
@@ -175,8 +185,9 @@ DeviceFinding check_bf16(c10::Device device) {
 std::vector<DeviceFinding> check_device(c10::Device device) {
   const torch::NoGradGuard no_grad;
   std::vector<DeviceFinding> found = {check_copies(device), check_norm(device)};
-  for (const auto& rule : std::vector<decltype(optim::OptimizerOptions::rule)>{optim::AdamOptions{}, optim::SgdOptions{.momentum = 0.9}, optim::LambOptions{}, optim::LionOptions{},
-                                                                                 optim::AdagradOptions{}, optim::RmspropOptions{}}) {
+  for (const auto& rule : std::vector<decltype(optim::OptimizerOptions::rule)>{
+           optim::AdamOptions{}, optim::SgdOptions{.momentum = 0.9}, optim::LambOptions{}, optim::LionOptions{},
+           optim::AdagradOptions{}, optim::RmspropOptions{}}) {
     found.push_back(check_rule(rule, device));
   }
   return found;

@@ -10,15 +10,17 @@ namespace trireme::tools {
 namespace {
 
 struct Host {
-  bool speaks; // this rank, for all of the host
+  bool speaks;   // this rank, for all of the host
   int64_t first; // rank
   int64_t ranks;
 };
 
-// A worker or replica that is a world of its own has as much as each of the others: the host's are counted from the first.
+// A worker or replica that is a world of its own has as much as each of the others: the host's are counted from the
+// first.
 Host host_of(const comm::World& world) {
   const auto worker = env::place("TRIREME_LOCAL_WORKER");
-  return worker ? Host{worker->first == 0, 0, worker->second} : Host{world.local_rank() == 0, world.rank(), world.local_size()};
+  return worker ? Host{worker->first == 0, 0, worker->second}
+                : Host{world.local_rank() == 0, world.rank(), world.local_size()};
 }
 
 } // namespace

@@ -13,10 +13,10 @@
 #include <trireme/monitor/resources.h>
 #include <trireme/rpc/grpc/grpc_transport.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 #include <torch/version.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -67,10 +67,12 @@ Line line(const DeviceFinding& found) {
 void add_cards(std::vector<Line>& lines) {
   const device::Cards found = device::cuda_cards();
   const char* const none = device::knows_cuda() ? "none that CUDA finds" : "none: this build is without CUDA";
-  lines.push_back({"gpu driver", found.driver.empty() ? none : found.driver, found.driver.empty() ? Mark::absent : Mark::ok});
+  lines.push_back(
+      {"gpu driver", found.driver.empty() ? none : found.driver, found.driver.empty() ? Mark::absent : Mark::ok});
   for (size_t index = 0; index < found.cards.size(); ++index) {
     const device::Card& card = found.cards[index];
-    const std::string text = concat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)), ", compute capability ", card.major, '.', card.minor);
+    const std::string text = concat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)),
+                                    ", compute capability ", card.major, '.', card.minor);
     lines.push_back({concat("cuda:", index), card.major > 0 ? text : card.name, card.major > 0 ? Mark::ok : Mark::bad});
   }
   const std::string nccl = comm::nccl_version();
@@ -87,9 +89,13 @@ std::vector<Line> examine() {
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   const auto gpus = device::accelerator();
   const int count = gpus ? device::count(*gpus) : 0;
-  lines.push_back({"gpus", gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus)) : "none that libtorch sees", gpus ? Mark::ok : Mark::absent});
+  lines.push_back({"gpus",
+                   gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus))
+                        : "none that libtorch sees",
+                   gpus ? Mark::ok : Mark::absent});
   add_cards(lines);
-  lines.push_back(line(check_bf16(gpus ? at::Device(*gpus, 0) : at::Device(at::kCPU)))); // a card that fails is in the list by now
+  lines.push_back(
+      line(check_bf16(gpus ? at::Device(*gpus, 0) : at::Device(at::kCPU)))); // a card that fails is in the list by now
   for (int index = 0; index < count; ++index) {
     for (const DeviceFinding& found : check_device({*gpus, static_cast<c10::DeviceIndex>(index)})) {
       lines.push_back(line(found));
@@ -97,17 +103,22 @@ std::vector<Line> examine() {
   }
   for (const comm::BackendEntry& backend : comm::backends()) {
     const bool there = backend.available();
-    lines.push_back({concat("backend ", backend.name), there ? backend.description : concat("not available here. ", backend.needs), there ? Mark::ok : Mark::absent});
+    lines.push_back({concat("backend ", backend.name),
+                     there ? backend.description : concat("not available here. ", backend.needs),
+                     there ? Mark::ok : Mark::absent});
   }
   const std::string grpc = rpc::grpc::version();
-  lines.push_back({"transport grpc", grpc.empty() ? "not available here. Built where gRPC is installed (docs/grpc.md)" : grpc, grpc.empty() ? Mark::absent : Mark::ok});
+  lines.push_back({"transport grpc",
+                   grpc.empty() ? "not available here. Built where gRPC is installed (docs/grpc.md)" : grpc,
+                   grpc.empty() ? Mark::absent : Mark::ok});
   for (const DeviceFinding& found : check_all_collectives(device::count(c10::kCUDA))) {
     lines.push_back(line(found));
   }
   std::error_code error;
   const auto space = std::filesystem::space(".", error);
   const bool room = !error && space.available > 1'000'000'000;
-  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)), room ? Mark::ok : Mark::bad});
+  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)),
+                   room ? Mark::ok : Mark::bad});
   return lines;
 }
 
@@ -121,7 +132,8 @@ int doctor(const DoctorCommand& command) {
     good = good && line.mark != Mark::bad;
     json[line.what] = line.found;
     if (!command.json) {
-      std::cout << text(line.mark) << line.what << std::string(line.what.size() < 18 ? 18 - line.what.size() : 1, ' ') << line.found << '\n';
+      std::cout << text(line.mark) << line.what << std::string(line.what.size() < 18 ? 18 - line.what.size() : 1, ' ')
+                << line.found << '\n';
     }
   }
   if (command.json) {

@@ -9,7 +9,8 @@
 
 namespace trireme::tools {
 
-Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches, const comm::Group& everyone) {
+Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches,
+                   const comm::Group& everyone) {
   Evaluated evaluated;
   const auto mean = engine.mean_of_replicas(); // once for the loss and the accuracy
   evaluated.loss = engine.evaluate(loader, batches) / task.loss_divisor;
@@ -33,7 +34,8 @@ Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& l
       samples += batch->samples;
     }
   }
-  at::Tensor sums = torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
+  at::Tensor sums =
+      torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
   everyone.all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
   evaluated.accuracy = sums[0].item<double>() / sums[1].item<double>();
   return evaluated;

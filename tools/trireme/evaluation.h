@@ -11,11 +11,13 @@
 namespace trireme::tools {
 
 struct Evaluated {
-  double loss = 0; ///< divided by Task::loss_divisor
+  double loss = 0;                ///< divided by Task::loss_divisor
   std::optional<double> accuracy; ///< 0..1, of classifiers
 };
 
-/// Evaluates the engine's model, which is the task's, on at most `batches` micro-batches a rank (0: all that the loader has). Collective over `everyone`.
-Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches, const comm::Group& everyone);
+/// Evaluates the engine's model, which is the task's, on at most `batches` micro-batches a rank (0: all that the loader
+/// has). Collective over `everyone`.
+Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches,
+                   const comm::Group& everyone);
 
 } // namespace trireme::tools

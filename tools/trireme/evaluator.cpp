@@ -43,14 +43,17 @@ constexpr std::chrono::milliseconds kBetweenLooks{500};
 constexpr int kTimeouts = 5; // of TRIREME_TIMEOUT: a training that is started again has so long
 constexpr double kDefaultTimeout = 60;
 
-/// What a training leaves in its run folder while it lives: the lock of its launcher or of rank 0, and lines and checkpoints.
+/// What a training leaves in its run folder while it lives: the lock of its launcher or of rank 0, and lines and
+/// checkpoints.
 class SignsOfLife {
  public:
-  explicit SignsOfLife(const fs::path& run) : lock_(run / "logs" / "lock"), written_{run / "metrics.jsonl", run / "checkpoints"} {
+  explicit SignsOfLife(const fs::path& run)
+      : lock_(run / "logs" / "lock"), written_{run / "metrics.jsonl", run / "checkpoints"} {
     const auto timeout = env::text("TRIREME_TIMEOUT"); // World::connect() has refused what is no number
     patience_ = std::chrono::duration<double>(kTimeouts * (timeout ? std::stod(*timeout) : kDefaultTimeout));
   }
-  /// Whether there was a training, and for how long there is none: no lock, and nothing new. Where files have no locks, a training may always live.
+  /// Whether there was a training, and for how long there is none: no lock, and nothing new. Where files have no locks,
+  /// a training may always live.
   bool have_ended() {
     std::vector<fs::file_time_type> times;
     std::error_code none;
@@ -87,10 +90,15 @@ class SignsOfLife {
 class Evaluator {
  public:
   Evaluator(const TrainCommand& command, int64_t data_ranks)
-      : run_(config::read_run_file(command.run_file, command.overrides)), run_folder_(command.out), checkpoints_(command.out / "checkpoints"), data_ranks_(data_ranks), signs_(command.out) {
+      : run_(config::read_run_file(command.run_file, command.overrides)),
+        run_folder_(command.out),
+        checkpoints_(command.out / "checkpoints"),
+        data_ranks_(data_ranks),
+        signs_(command.out) {
     datasets_ = data::make_datasets(run_.data);
     if (!datasets_.validation) {
-      throw InputError("train", "this process is the evaluator, and the run has nothing to evaluate on", "Name data.validation, or start no evaluator.");
+      throw InputError("train", "this process is the evaluator, and the run has nothing to evaluate on",
+                       "Name data.validation, or start no evaluator.");
     }
     micro_batch_ = run_.engine.batch_for(data_ranks).micro;
   }
@@ -98,7 +106,8 @@ class Evaluator {
   int run(const fs::path& metrics) {
     const fs::path first = next(-1);
     build(first);
-    monitor::MetricsWriter writer(metrics, checkpoint::step_of(first.filename().string())); // of a run that was here before
+    monitor::MetricsWriter writer(metrics,
+                                  checkpoint::step_of(first.filename().string())); // of a run that was here before
     while (writer.last_step() < run_.training.steps) {
       const fs::path folder = next(writer.last_step());
       if (const auto evaluated = evaluate(folder)) {
@@ -107,7 +116,8 @@ class Evaluator {
         line.val_loss = evaluated->loss;
         line.val_accuracy = evaluated->accuracy;
         writer.write(line);
-        log::info("step ", line.step, ": validation loss ", *line.val_loss, line.val_accuracy ? concat(", accuracy ", *line.val_accuracy) : "");
+        log::info("step ", line.step, ": validation loss ", *line.val_loss,
+                  line.val_accuracy ? concat(", accuracy ", *line.val_accuracy) : "");
       }
     }
     return 0;
@@ -117,16 +127,22 @@ class Evaluator {
   // Waits for a checkpoint of a later step.
   fs::path next(int64_t step) {
     for (bool said = false;; said = true) {
-      const bool have_ended = signs_.have_ended(); // before the look: the last thing that a training does is a checkpoint
-      if (const auto newest = checkpoint::find_newest(checkpoints_); newest && checkpoint::step_of(newest->filename().string()) > step) {
+      const bool have_ended =
+          signs_.have_ended(); // before the look: the last thing that a training does is a checkpoint
+      if (const auto newest = checkpoint::find_newest(checkpoints_);
+          newest && checkpoint::step_of(newest->filename().string()) > step) {
         return *newest;
       }
       if (have_ended) {
         throw Error("train",
-                    concat("the training ", step < 0 ? "has saved no checkpoint" : concat("has saved nothing after step ", step, " of ", run_.training.steps),
-                           ", and seems to have ended: for ", format_seconds(signs_.patience()), " no process has held the lock ", (run_folder_ / "logs" / "lock").string(),
+                    concat("the training ",
+                           step < 0 ? "has saved no checkpoint"
+                                    : concat("has saved nothing after step ", step, " of ", run_.training.steps),
+                           ", and seems to have ended: for ", format_seconds(signs_.patience()),
+                           " no process has held the lock ", (run_folder_ / "logs" / "lock").string(),
                            ", and neither metrics.jsonl nor checkpoints has changed in ", run_folder_.string()),
-                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it again. It waits for five times TRIREME_TIMEOUT seconds: raise that if a step takes longer.");
+                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it "
+                    "again. It waits for five times TRIREME_TIMEOUT seconds: raise that if a step takes longer.");
       }
       if (!said) {
         log::debug("waiting for a checkpoint in ", checkpoints_.string(), " after step ", step);
@@ -155,7 +171,8 @@ class Evaluator {
     options.device = device;
     engine_ = engine::initialize(world_, options).engine;
     loader_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, micro_batch_));
-    batches_ = run_.training.eval_batches * (run_.engine.server.on() ? 1 : data_ranks_); // of workers the first evaluates alone
+    batches_ = run_.training.eval_batches *
+               (run_.engine.server.on() ? 1 : data_ranks_); // of workers the first evaluates alone
   }
 
   // Nothing where the checkpoint has been removed meanwhile: the run keeps so many.

@@ -49,7 +49,10 @@ int generate_text(const GenerateCommand& command) {
     text = join(words, " ");
   }
   if (command.json) {
-    std::cout << nlohmann::json({{"text", text}, {"tokens", tokens}, {"prompt_tokens", prompt.size()}, {"step", trained.step}}).dump() << '\n';
+    std::cout << nlohmann::json(
+                     {{"text", text}, {"tokens", tokens}, {"prompt_tokens", prompt.size()}, {"step", trained.step}})
+                     .dump()
+              << '\n';
   } else {
     std::cout << text << '\n';
   }

@@ -88,7 +88,8 @@ bool read_some(int from, std::string& text) {
 
 } // namespace
 
-JobResult run_job(const std::vector<std::string>& words, const Variables& variables, std::chrono::milliseconds deadline) {
+JobResult run_job(const std::vector<std::string>& words, const Variables& variables,
+                  std::chrono::milliseconds deadline) {
   Pipe out;
   Pipe err;
   const pid_t child = ::fork();

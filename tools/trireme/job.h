@@ -19,11 +19,13 @@ struct JobResult {
   std::string errors;
 };
 
-/// Runs a program with these variables set, without input, and collects its output. After `deadline` it gets SIGTERM, and SIGKILL two seconds later.
-/// Errors: Error when no process can be started.
-JobResult run_job(const std::vector<std::string>& words, const Variables& variables, std::chrono::milliseconds deadline);
+/// Runs a program with these variables set, without input, and collects its output. After `deadline` it gets SIGTERM,
+/// and SIGKILL two seconds later. Errors: Error when no process can be started.
+JobResult run_job(const std::vector<std::string>& words, const Variables& variables,
+                  std::chrono::milliseconds deadline);
 
-/// Variables for mpirun that let it start more ranks than cores, and as root in a container; other MPIs than Open MPI ignore them.
+/// Variables for mpirun that let it start more ranks than cores, and as root in a container; other MPIs than Open MPI
+/// ignore them.
 const Variables& under_mpirun();
 
 } // namespace trireme::tools

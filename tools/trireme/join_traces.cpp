@@ -19,7 +19,8 @@ void join_traces(comm::World& world, const std::filesystem::path& folder) {
   for (const comm::Record& record : comm::Recorder::process().records()) {
     if (record.finished_us > 0) {
       const int64_t begin = comm::Recorder::process().begin_us();
-      monitor::tracer().add(monitor::Lane::communication, record.what.empty() ? record.op : concat(record.op, ' ', record.what),
+      monitor::tracer().add(monitor::Lane::communication,
+                            record.what.empty() ? record.op : concat(record.op, ' ', record.what),
                             (begin + record.queued_us) * 1000, (begin + record.finished_us) * 1000, record.bytes);
     }
   }
@@ -38,7 +39,8 @@ void join_traces(comm::World& world, const std::filesystem::path& folder) {
   at::Tensor missing = torch::tensor({unless_it_fails([&] { monitor::tracer().write(own); }) ? 0 : 1}, torch::kInt64);
   world.group().all_reduce(missing, comm::ReduceOp::sum, "trace").wait();
   if (const auto ranks = missing.item<int64_t>(); ranks > 0 && world.rank() == 0) {
-    log::warning("there is no trace: ", ranks, ranks == 1 ? " rank" : " ranks", " could not write theirs; see ", (folder / "logs").string());
+    log::warning("there is no trace: ", ranks, ranks == 1 ? " rank" : " ranks", " could not write theirs; see ",
+                 (folder / "logs").string());
   }
   at::Tensor unmerged = torch::zeros({1}, torch::kInt64);
   const std::filesystem::path whole = folder / "trace.json";

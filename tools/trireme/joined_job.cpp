@@ -16,7 +16,9 @@ int64_t number(const char* name) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    throw InputError("trireme", concat("the environment variable ", name, " must be a whole number, it is \"", text, "\""), "Correct it, or unset it.");
+    throw InputError("trireme",
+                     concat("the environment variable ", name, " must be a whole number, it is \"", text, "\""),
+                     "Correct it, or unset it.");
   }
   return value;
 }
@@ -50,14 +52,17 @@ std::optional<JoinedJob> joined_job() {
       continue; // srun's too, for the shell
     }
     if (std::string(names.launcher) == "Kubeflow" && env::text(names.ranks)->find(':') != std::string::npos) {
-      throw InputError("trireme", concat("PET_NNODES=", *env::text(names.ranks), " lets the number of hosts change, which torchrun can do"),
-                       "Type: torchrun --no-python trireme train RUN.json --resume   or give one number.");
+      throw InputError(
+          "trireme",
+          concat("PET_NNODES=", *env::text(names.ranks), " lets the number of hosts change, which torchrun can do"),
+          "Type: torchrun --no-python trireme train RUN.json --resume   or give one number.");
     }
     const JoinedJob job{names.launcher, number(names.ranks), number(names.rank)};
     return job.ranks > 1 ? std::optional(job) : std::nullopt;
   }
   if (const auto config = tf_config()) {
-    const bool serves = config->task == TfConfig::Task::server; // each server is the first of its kind: it writes nothing of the run
+    const bool serves =
+        config->task == TfConfig::Task::server; // each server is the first of its kind: it writes nothing of the run
     return JoinedJob{kTfConfig, std::ssize(config->workers), serves ? std::ssize(config->workers) : config->index};
   }
   return std::nullopt;
@@ -65,14 +70,23 @@ std::optional<JoinedJob> joined_job() {
 
 void check_joined(const TrainCommand& command, const JoinedJob& job) {
   if (command.ranks > 0 && command.ranks != job.ranks) {
-    throw InputError("trireme", concat("-n asks for ", command.ranks, command.ranks == 1 ? " rank" : " ranks", ", but ", job.launcher, " has started ", job.ranks),
+    throw InputError("trireme",
+                     concat("-n asks for ", command.ranks, command.ranks == 1 ? " rank" : " ranks", ", but ",
+                            job.launcher, " has started ", job.ranks),
                      concat("Leave -n away under ", job.launcher, ", or start the command once, without it."));
   }
   const PlacesCommand& places = command.places;
-  const char* const refused = !places.hostfile.empty() ? "--hostfile" : places.min_nodes > 0 ? "--min-nodes" : places.max_nodes > 0 ? "--max-nodes" : places.max_restarts.value_or(0) > 0 ? "--max-restarts" : nullptr;
+  const char* const refused = !places.hostfile.empty()              ? "--hostfile"
+                              : places.min_nodes > 0                ? "--min-nodes"
+                              : places.max_nodes > 0                ? "--max-nodes"
+                              : places.max_restarts.value_or(0) > 0 ? "--max-restarts"
+                                                                    : nullptr;
   if (refused != nullptr) {
-    throw InputError("trireme", concat(refused, " is for ranks that trireme starts, but ", job.launcher, " has started ", job.ranks, " of them"),
-                     concat("Give it to ", job.launcher, " in its own words (docs/launching.md), or start the command once, without it."));
+    throw InputError("trireme",
+                     concat(refused, " is for ranks that trireme starts, but ", job.launcher, " has started ",
+                            job.ranks, " of them"),
+                     concat("Give it to ", job.launcher,
+                            " in its own words (docs/launching.md), or start the command once, without it."));
   }
 }
 

@@ -14,9 +14,9 @@ struct JoinedJob {
   int64_t rank = 0;
 };
 
-/// Says by the environment whether srun, mpirun, torchrun or Kubeflow's operator has started this process as one of several ranks.
-/// A batch script of Slurm is none, and neither is a job of one rank: there `trireme train` starts ranks itself.
-/// Errors: InputError where a number is none.
+/// Says by the environment whether srun, mpirun, torchrun or Kubeflow's operator has started this process as one of
+/// several ranks. A batch script of Slurm is none, and neither is a job of one rank: there `trireme train` starts ranks
+/// itself. Errors: InputError where a number is none.
 std::optional<JoinedJob> joined_job();
 
 /// Refuses what only a launcher can do. Errors: InputError with the launcher's own way to do it.

@@ -12,7 +12,8 @@ launch::LaunchOptions launch_options(const PlacesCommand& command) {
   if (!command.hostfile.empty()) {
     options.hosts = launch::read_hostfile(command.hostfile);
   } else if (command.min_nodes > 0 || command.max_nodes > 0 || !command.rsh.empty()) {
-    throw InputError("trireme", "--rsh, --min-nodes and --max-nodes are about several hosts", "Name them in a file and give it with --hostfile.");
+    throw InputError("trireme", "--rsh, --min-nodes and --max-nodes are about several hosts",
+                     "Name them in a file and give it with --hostfile.");
   }
   for (const std::string& word : split(command.rsh, ' ')) {
     if (!word.empty()) {
@@ -38,7 +39,8 @@ launch::LaunchOptions launch_options(const PlacesCommand& command) {
 fs::path rank_program() {
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "trireme-rank";
   if (!fs::exists(program)) {
-    throw Error("trireme", concat(program.string(), " is missing"), "It belongs beside trireme; build or install both.");
+    throw Error("trireme", concat(program.string(), " is missing"),
+                "It belongs beside trireme; build or install both.");
   }
   return program;
 }

@@ -9,9 +9,9 @@
 #include <trireme/fused/fused.h>
 #include <trireme/models/gpt.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/autograd.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,8 @@ namespace {
 
 using nlohmann::json;
 
-// What is done in a block is measured in three sweeps, seconds apart, of 7 repeats each, and of fewer where one takes long.
+// What is done in a block is measured in three sweeps, seconds apart, of 7 repeats each, and of fewer where one takes
+// long.
 constexpr int kSweeps = 3;
 constexpr int kRepeats = 7;
 constexpr double kLongEnough = 5e-3;
@@ -39,7 +40,8 @@ class Timer {
  public:
   explicit Timer(const comm::Group& group) : group_(group) {}
 
-  /// Least seconds of one call here, after a first one: other programs only make it longer. Every measurement begins on all ranks together.
+  /// Least seconds of one call here, after a first one: other programs only make it longer. Every measurement begins on
+  /// all ranks together.
   double seconds(const std::function<void()>& call) const {
     call();
     const double about = std::max(1e-7, seconds_of_the_slowest(call)); // the same on all ranks, which meet as often
@@ -98,7 +100,9 @@ Shape shape_of(const json& spec) {
 
 // Leaves of a block what one of `tensor` ranks has.
 void keep_share(models::GptBlock& block, int64_t tensor) {
-  const auto keep = [&](at::Tensor& parameter, int64_t dim) { parameter.set_data(parameter.narrow(dim, 0, parameter.size(dim) / tensor).contiguous()); };
+  const auto keep = [&](at::Tensor& parameter, int64_t dim) {
+    parameter.set_data(parameter.narrow(dim, 0, parameter.size(dim) / tensor).contiguous());
+  };
   block->attn->heads /= tensor;
   for (auto* layer : {&block->attn->c_attn, &block->mlp->c_fc}) {
     keep((*layer)->weight, 0);
@@ -108,8 +112,9 @@ void keep_share(models::GptBlock& block, int64_t tensor) {
   keep(block->mlp->c_proj->weight, 1);
 }
 
-/// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's share of it. They are measured in turns, many times between the other measurements: what disturbs the machine for a
-/// second changes neither these times nor, which is worse, their difference.
+/// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's share of it. They
+/// are measured in turns, many times between the other measurements: what disturbs the machine for a second changes
+/// neither these times nor, which is worse, their difference.
 class Blocks {
  public:
   Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
@@ -122,7 +127,8 @@ class Blocks {
       std::vector<at::Tensor> inputs = module->parameters();
       inputs.push_back(x);
       const at::Tensor grad = at::ones_like(x);
-      blocks_.push_back({samples, tensor, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
+      blocks_.push_back(
+          {samples, tensor, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
       blocks_.back().call();
       double least = std::numeric_limits<double>::infinity();
       for (int i = 0; i == 0 || (i < kSweeps && least < kTooLong); ++i) {
@@ -139,7 +145,8 @@ class Blocks {
       return;
     }
     due_ -= 1;
-    if (once_ < kTooLong) { // brings their code and some of their memory back into the caches, as a layer before them does
+    if (once_ <
+        kTooLong) { // brings their code and some of their memory back into the caches, as a layer before them does
       std::for_each(blocks_.begin(), blocks_.end(), [](Block& block) { block.call(); });
     }
     for (Block& block : blocks_) {
@@ -176,14 +183,16 @@ struct Product {
   double seconds;
 };
 
-// One sweep; the same products in the same order each time. Those that take seconds are left out, but for the first, the smallest.
+// One sweep; the same products in the same order each time. Those that take seconds are left out, but for the first,
+// the smallest.
 std::vector<Product> products(const Timer& clock, const Shape& shape, Blocks& blocks) {
   constexpr double kMostMultiplications = 5e9;
   const int64_t h = shape.gpt.hidden;
   std::vector<Product> found;
   for (const int64_t samples : {1, 4}) {
     for (const int64_t tensor : {1, 2, 4}) {
-      for (const auto& [inner, outer] : {std::pair(h, 3 * h), std::pair(h, 4 * h), std::pair(4 * h, h), std::pair(h, shape.gpt.vocab_size)}) {
+      for (const auto& [inner, outer] :
+           {std::pair(h, 3 * h), std::pair(h, 4 * h), std::pair(4 * h, h), std::pair(h, shape.gpt.vocab_size)}) {
         const int64_t rows = samples * shape.rows;
         const int64_t in = inner == 4 * h ? inner / tensor : inner;
         const int64_t out = inner == 4 * h ? outer : std::max<int64_t>(1, outer / tensor);
@@ -196,7 +205,9 @@ std::vector<Product> products(const Timer& clock, const Shape& shape, Blocks& bl
         const at::Tensor weight = shape.made({out, in});
         const at::Tensor grad = shape.made({rows, out});
         const at::NoGradGuard no_grad;
-        found.push_back({one, clock.seconds([&] { at::linear(x, weight); }) + clock.seconds([&] { at::mm(grad, weight); }) + clock.seconds([&] { at::mm(grad.t(), x); })});
+        found.push_back({one, clock.seconds([&] { at::linear(x, weight); }) + clock.seconds([&] {
+                           at::mm(grad, weight);
+                         }) + clock.seconds([&] { at::mm(grad.t(), x); })});
       }
     }
   }
@@ -204,7 +215,8 @@ std::vector<Product> products(const Timer& clock, const Shape& shape, Blocks& bl
 }
 
 // Seconds of an operation forward and backward.
-double both_ways(const Timer& clock, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& forward) {
+double both_ways(const Timer& clock, const std::vector<at::Tensor>& inputs,
+                 const std::function<std::vector<at::Tensor>()>& forward) {
   std::vector<at::Tensor> grads;
   for (const at::Tensor& output : forward()) {
     grads.push_back(at::ones_like(output));
@@ -228,14 +240,18 @@ BetweenProducts between_products(const Timer& clock, const Shape& s) {
   const at::Tensor wide_bias = s.made({4 * h});
   const at::Tensor qkv = s.made({1, s.rows, 3 * h});
   const at::Tensor qkv_bias = s.made({3 * h});
-  double passes = both_ways(clock, {x, weight, shift}, [&] { return std::vector{fused::layer_norm(x, weight, shift, kEps)}; });
+  double passes =
+      both_ways(clock, {x, weight, shift}, [&] { return std::vector{fused::layer_norm(x, weight, shift, kEps)}; });
   passes += both_ways(clock, {x, y, weight, shift}, [&] {
     const auto [sum, normal] = fused::add_layer_norm(x, y, weight, weight, shift, kEps);
     return std::vector{sum, normal};
   });
-  passes += both_ways(clock, {wide, wide_bias}, [&] { return std::vector{fused::bias_gelu(wide, wide_bias, fused::Gelu::tanh)}; });
+  passes += both_ways(clock, {wide, wide_bias},
+                      [&] { return std::vector{fused::bias_gelu(wide, wide_bias, fused::Gelu::tanh)}; });
   passes += both_ways(clock, {x, y, weight}, [&] { return std::vector{fused::add_bias(x, y, weight)}; });
-  return {passes, both_ways(clock, {qkv, qkv_bias}, [&] { return std::vector{fused::causal_attention(qkv, qkv_bias, s.gpt.heads, s.gpt.dropout)}; })};
+  return {passes, both_ways(clock, {qkv, qkv_bias}, [&] {
+            return std::vector{fused::causal_attention(qkv, qkv_bias, s.gpt.heads, s.gpt.dropout)};
+          })};
 }
 
 // What is between products, products, and blocks, each the best of all sweeps.
@@ -255,7 +271,10 @@ json of_a_block(const Timer& clock, const Shape& shape) {
   for (const Product& product : best) {
     points.push_back({std::cbrt(product.multiplications), 6 * product.multiplications / product.seconds});
   }
-  return {{"passes_s", between.passes}, {"attention_s", between.attention}, {"products", points}, {"blocks", blocks.quartiles()}};
+  return {{"passes_s", between.passes},
+          {"attention_s", between.attention},
+          {"products", points},
+          {"blocks", blocks.quartiles()}};
 }
 
 // Bytes a second of the optimizer's pass.
@@ -270,11 +289,12 @@ double optimizer(const comm::Group& group, const json& spec) {
   group.barrier().wait();
   bench_optim(args, out);
   constexpr double kBytes = 28; // parameter, gradient and two states read, all but the gradient written
-  return kBytes * static_cast<double>(args.params.front()) / (1e-3 * json::parse(split(out.str(), '\n').front()).at("ms").get<double>());
+  return kBytes * static_cast<double>(args.params.front()) /
+         (1e-3 * json::parse(split(out.str(), '\n').front()).at("ms").get<double>());
 }
 
-// Bytes, and seconds on the slowest rank of a gather (the mean of all-gather and reduce-scatter) and of an all-reduce. In training every collective has other memory than the one
-// before; so has it here.
+// Bytes, and seconds on the slowest rank of a gather (the mean of all-gather and reduce-scatter) and of an all-reduce.
+// In training every collective has other memory than the one before; so has it here.
 json collectives(const comm::Group& group, const json& spec) {
   constexpr int64_t kOtherMemory = 48 << 20, kMostPlaces = 16;
   constexpr double kEnough = 0.5;
@@ -297,9 +317,15 @@ json collectives(const comm::Group& group, const json& spec) {
       places.push_back(group.allocate(own * group.size(), at::kFloat).zero_());
     }
     const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, group.rank() * own, own); };
-    const double gathered = least(places, [&](const at::Tensor& whole) { group.all_gather(whole, part(whole), "gather that is measured").wait(); });
-    const double scattered = least(places, [&](const at::Tensor& whole) { group.reduce_scatter(part(whole), whole, comm::ReduceOp::sum, "sum that is measured").wait(); });
-    const double reduced = least(places, [&](const at::Tensor& whole) { group.all_reduce(whole, comm::ReduceOp::sum, "sum that is measured").wait(); });
+    const double gathered = least(places, [&](const at::Tensor& whole) {
+      group.all_gather(whole, part(whole), "gather that is measured").wait();
+    });
+    const double scattered = least(places, [&](const at::Tensor& whole) {
+      group.reduce_scatter(part(whole), whole, comm::ReduceOp::sum, "sum that is measured").wait();
+    });
+    const double reduced = least(places, [&](const at::Tensor& whole) {
+      group.all_reduce(whole, comm::ReduceOp::sum, "sum that is measured").wait();
+    });
     rows.push_back({own * group.size() * static_cast<int64_t>(sizeof(float)), (gathered + scattered) / 2, reduced});
   }
   return rows;

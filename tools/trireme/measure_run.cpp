@@ -69,11 +69,16 @@ int run_quietly(std::vector<std::string> words, const fs::path& output) {
 MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks, int64_t round) {
   const ScratchFolder scratch(make_scratch_folder("trireme-estimate"));
   const fs::path out = scratch.path / "run";
-  std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(), "train", command.run_file.string(), "-n", std::to_string(ranks), "--out",
+  std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(),
+                                    "train",
+                                    command.run_file.string(),
+                                    "-n",
+                                    std::to_string(ranks),
+                                    "--out",
                                     out.string()};
   std::vector<std::string> overrides = command.overrides;
-  overrides.insert(overrides.end(), {concat("training.steps=", command.measured_steps), "training.checkpoint_every=0", "training.eval_every=0",
-                                     "training.eval_batches=1", "training.sample=null"});
+  overrides.insert(overrides.end(), {concat("training.steps=", command.measured_steps), "training.checkpoint_every=0",
+                                     "training.eval_every=0", "training.eval_batches=1", "training.sample=null"});
   for (const std::string& override : overrides) {
     words.insert(words.end(), {"--set", override});
   }

@@ -41,9 +41,10 @@ std::vector<Change> batch_changes(const config::RunConfig& run, int64_t ranks) {
   const config::BatchTriple batch = run.engine.batch_for(ranks / ranks_of_replica(run));
   for (int64_t micro = batch.micro - 1; micro >= 1; --micro) {
     if (batch.micro % micro == 0) {
-      changes.push_back({{concat("engine.train_batch_size=", batch.train), concat("engine.train_micro_batch_size_per_gpu=", micro),
-                          concat("engine.gradient_accumulation_steps=", batch.accumulation * (batch.micro / micro))},
-                         ranks});
+      changes.push_back(
+          {{concat("engine.train_batch_size=", batch.train), concat("engine.train_micro_batch_size_per_gpu=", micro),
+            concat("engine.gradient_accumulation_steps=", batch.accumulation * (batch.micro / micro))},
+           ranks});
     }
   }
   return changes;
@@ -62,7 +63,8 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   std::vector<Change> changes = {{{}, ranks}};
   const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
   const activations::Options& activations = run.engine.activations;
-  if (activations.on() && !on_device(run) && !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval makes no difference
+  if (activations.on() && !on_device(run) &&
+      !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval makes no difference
     changes.push_back({{kRecompute}, ranks});
   }
   if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
@@ -71,7 +73,9 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   for (int64_t pipe = run.parallel.pipe + 1; is_gpt && pipe <= ranks; ++pipe) {
     if (ranks % pipe == 0) {
       changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")"}, ranks});
-      changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")", "engine.pipeline.activation_checkpoint_interval=1"}, ranks});
+      changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")",
+                          "engine.pipeline.activation_checkpoint_interval=1"},
+                         ranks});
     }
   }
   for (int64_t replicas = on_device(run) ? 0 : ranks / ranks_of_replica(run) / 2; replicas >= 1; replicas /= 2) {
@@ -80,11 +84,13 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   return changes;
 }
 
-// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Activations that a device would move to its host are recomputed before that.
+// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Activations that a device would move
+// to its host are recomputed before that.
 std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const activations::Options& activations = run.engine.activations;
-  const bool recomputes = on_device(run) && (activations.inputs_to_host || (activations.policy && activations::to_host(*activations.policy)));
+  const bool recomputes = on_device(run) && (activations.inputs_to_host ||
+                                             (activations.policy && activations::to_host(*activations.policy)));
   if (recomputes) {
     changes.push_back({{kRecompute}, ranks});
   }
@@ -92,10 +98,13 @@ std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
   if (run.engine.offload.uses_files() || aio::is_memory(disk) || disk.empty()) {
     return changes;
   }
-  const std::string states = R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".", "pipeline_read": true, "pipeline_write": true})";
-  const std::string parameters = R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": ".", "max_in_cpu": 0})";
+  const std::string states =
+      R"(engine.zero_optimization.offload_optimizer={"device": "nvme", "nvme_path": ".", "pipeline_read": true, "pipeline_write": true})";
+  const std::string parameters =
+      R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": ".", "max_in_cpu": 0})";
   for (const Change& before : std::vector<Change>(changes)) {
-    for (const std::vector<std::string>& more : {std::vector{states}, {"engine.zero_optimization.stage=3", states, parameters}}) {
+    for (const std::vector<std::string>& more :
+         {std::vector{states}, {"engine.zero_optimization.stage=3", states, parameters}}) {
       changes.push_back(before);
       changes.back().overrides.insert(changes.back().overrides.end(), more.begin(), more.end());
     }
@@ -113,7 +122,8 @@ bool files_fit(const estimate::Run& run) {
 }
 
 // Returns nothing if the configuration is invalid, or its files do not fit.
-std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks) {
+std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides,
+                                      int64_t ranks) {
   try {
     const config::RunConfig run = config::read_run_file(run_file, overrides);
     const estimate::Run described = describe_run(run, ranks).run;
@@ -129,7 +139,8 @@ std::vector<std::string> arguments_of(const std::vector<std::string>& overrides,
     arguments.push_back(concat("-n ", ranks));
   }
   for (const std::string& override : overrides) {
-    arguments.push_back(concat("--set ", override.find('"') == std::string::npos ? override : concat('\'', override, '\'')));
+    arguments.push_back(
+        concat("--set ", override.find('"') == std::string::npos ? override : concat('\'', override, '\'')));
   }
   return arguments;
 }
@@ -168,7 +179,8 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
         return;
       }
       std::vector<std::string> changes = layouts[l].overrides;
-      for (const auto* more : {&precisions[p].overrides, &batches[b].overrides, &stages[z].overrides, &files[f].overrides}) {
+      for (const auto* more :
+           {&precisions[p].overrides, &batches[b].overrides, &stages[z].overrides, &files[f].overrides}) {
         changes.insert(changes.end(), more->begin(), more->end());
       }
       std::vector<std::string> all = overrides;
@@ -197,24 +209,31 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
   return found.value_or(smallest);
 }
 
-void check_memory(const estimate::Run& described, const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
-                  const estimate::MemoryAtHand& memory) {
+void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
+                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory) {
   const std::string why = estimate::why_too_large(estimate::need_of(described), memory, ranks);
   if (why.empty()) {
     return;
   }
   const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory);
-  const std::string next = fitting.arguments.empty()
-                               ? fitting.ranks == 0 ? std::string("None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more room, or more hosts (--hostfile).")
-                                 : concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ", fitting.ranks,
-                                        fitting.ranks == 1 ? " rank" : " ranks", ". Use a smaller model, or more hosts (--hostfile).")
-                               : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
+  const std::string next =
+      fitting.arguments.empty()
+          ? fitting.ranks == 0
+                ? std::string(
+                      "None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more "
+                      "room, or more hosts (--hostfile).")
+                : concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ",
+                         fitting.ranks, fitting.ranks == 1 ? " rank" : " ranks",
+                         ". Use a smaller model, or more hosts (--hostfile).")
+          : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
   std::vector<std::string> shown = arguments_of(overrides, ranks, 0);
   shown.insert(shown.begin(), run_file.string());
-  throw InputError("memory", concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",
-                                    static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
-                   concat(next, " `trireme estimate ", join(shown, " "), "` shows what needs what; --no-memory-check starts the run all the same."));
+  throw InputError("memory",
+                   concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",
+                          static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
+                   concat(next, " `trireme estimate ", join(shown, " "),
+                          "` shows what needs what; --no-memory-check starts the run all the same."));
 }
 
 } // namespace trireme::tools

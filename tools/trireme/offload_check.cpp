@@ -38,7 +38,8 @@ offload::KindUse use_of(const StageMoves& moves, bool parameters) {
     use.state_write_bytes += item.axis == estimate::way_name(Way::to_files) ? of_states : 0;
   }
   use.start_bytes = parameters ? moves.built_parameters : moves.initial_states;
-  (parameters ? use.building_bytes : use.gradient_bytes) = parameters ? moves.building_bytes() : moves.gradient_file_bytes();
+  (parameters ? use.building_bytes : use.gradient_bytes) =
+      parameters ? moves.building_bytes() : moves.gradient_file_bytes();
   return use;
 }
 
@@ -53,8 +54,10 @@ void print_items(const std::string& heading, const std::vector<Item>& items, boo
   }
   std::cout << heading << '\n';
   for (const Item& item : items) {
-    std::cout << "  " << std::left << std::setw(26) << item.name.substr(0, 26) << std::right << std::setw(9) << format_bytes(static_cast<double>(item.bytes)) << "  "
-              << (with_way ? concat(spoken_way(item.axis), ": ") : "") << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+    std::cout << "  " << std::left << std::setw(26) << item.name.substr(0, 26) << std::right << std::setw(9)
+              << format_bytes(static_cast<double>(item.bytes)) << "  "
+              << (with_way ? concat(spoken_way(item.axis), ": ") : "") << item.formula
+              << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
   }
 }
 
@@ -71,13 +74,15 @@ ordered_json items_json(const std::vector<Item>& items) {
 
 } // namespace
 
-std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves, int64_t first, int64_t count) {
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<StageMoves>& moves,
+                                            int64_t first, int64_t count) {
   std::vector<offload::FolderUse> folders;
   for (const StageMoves& stage : moves) {
     const int64_t begin = std::max(first, stage.stage * run.ranks_of_stage());
     const int64_t end = std::min(first + count, (stage.stage + 1) * run.ranks_of_stage());
     if (begin < end) {
-      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin, {run.activations.nvme_path, stage.activation_bytes(), stage.moved_activations()});
+      offload::add_use(folders, run.offload, use_of(stage, false), use_of(stage, true), end - begin,
+                       {run.activations.nvme_path, stage.activation_bytes(), stage.moved_activations()});
     }
   }
   return folders;
@@ -98,7 +103,7 @@ void check_files(const estimate::Run& run) {
   const estimate::StageLayouts layouts(run);
   const std::vector<StageMoves> moves = estimate::moves_of(layouts);
   const std::vector<estimate::StageMemory> memory = estimate::memory_of(layouts);
-  int64_t needed = 0; // in any case
+  int64_t needed = 0;   // in any case
   int64_t at_start = 0; // before there are states
   for (const StageMoves& of : moves) {
     const estimate::StageMemory& stage = memory[static_cast<size_t>(of.stage)];
@@ -106,13 +111,15 @@ void check_files(const estimate::Run& run) {
     at_start += run.ranks_of_stage() * of.host_at_start;
   }
   const int64_t memory_bytes = estimate::memory_at_hand().bytes;
-  offload::check_room(folder_uses(run, moves), run.offload, at_start > memory_bytes ? 0 : std::max<int64_t>(0, memory_bytes - needed), run.on_device);
+  offload::check_room(folder_uses(run, moves), run.offload,
+                      at_start > memory_bytes ? 0 : std::max<int64_t>(0, memory_bytes - needed), run.on_device);
 }
 
 std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count) {
   std::vector<std::string> lines;
   const std::vector<offload::FolderUse> folders = folder_uses(run, estimate::moves_of(run), first, count);
-  offload::check_room(folders, run.offload, std::nullopt, run.on_device); // of memory nobody has asked, or only the host that starts the ranks
+  offload::check_room(folders, run.offload, std::nullopt,
+                      run.on_device); // of memory nobody has asked, or only the host that starts the ranks
   for (const offload::Preflight& disk : offload::preflight(folders, run.offload)) {
     lines.insert(lines.end(), disk.lines.begin(), disk.lines.end());
   }
@@ -144,7 +151,8 @@ void print_offload(const estimate::Run& run, const std::vector<StageMoves>& move
     const std::string of = run.stages > 1 ? concat("stage ", stage.stage, ": ") : "";
     print_items(of + "on the host of a rank's device", stage.on_host, false);
     if (stage.host_at_start > stage.host_bytes()) {
-      std::cout << of << "at the start a model in one piece is built there in fp32, which takes more: " << format_bytes(static_cast<double>(stage.host_at_start)) << '\n';
+      std::cout << of << "at the start a model in one piece is built there in fp32, which takes more: "
+                << format_bytes(static_cast<double>(stage.host_at_start)) << '\n';
     }
     print_items(of + "in files of a rank", stage.in_files, false);
     print_items(of + "in files of a rank for a time", stage.in_files_at_times, false);

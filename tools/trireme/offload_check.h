@@ -12,17 +12,20 @@
 namespace trireme::tools {
 
 /// What ranks [first, first + count) of a run have in files, by folder: those of a host.
-std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves, int64_t first, int64_t count);
+std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves,
+                                            int64_t first, int64_t count);
 /// Of all ranks.
 std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves);
 
 /// Whether it keeps anything in files: offload, or activations.
 bool uses_files(const estimate::Run& run);
 
-/// Refuses a run whose files do not fit, before it starts: all its ranks are on this host. Errors: InputError with the nearest configuration that does.
+/// Refuses a run whose files do not fit, before it starts: all its ranks are on this host. Errors: InputError with the
+/// nearest configuration that does.
 void check_files(const estimate::Run& run);
 
-/// What the disks of this host make of a step of ranks [first, first + count), each disk in a few lines. Errors: InputError where they have no room.
+/// What the disks of this host make of a step of ranks [first, first + count), each disk in a few lines. Errors:
+/// InputError where they have no room.
 std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count);
 
 /// What a disk showed as lines, and for programs.

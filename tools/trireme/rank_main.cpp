@@ -46,7 +46,8 @@ std::string as_line(const Json& json) {
 int inspect(const InspectCommand& command) {
   const auto hang = comm::newest_hang_dump(command.path);
   if (hang && !saved_since(*hang, command.path)) {
-    std::cout << (command.json ? as_line(comm::describe_hang_json(command.path)) : clean_utf8(comm::describe_hang(command.path), "?"));
+    std::cout << (command.json ? as_line(comm::describe_hang_json(command.path))
+                               : clean_utf8(comm::describe_hang(command.path), "?"));
     return 0;
   }
   const auto found = checkpoint::describe_json(command.path);
@@ -55,7 +56,8 @@ int inspect(const InspectCommand& command) {
   } else {
     std::cout << checkpoint::text_of(found);
     if (hang) {
-      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << printable(hang->string()) << '\n';
+      std::cout << "\nThis run hung before it saved this checkpoint: trireme inspect " << printable(hang->string())
+                << '\n';
     }
   }
   return checkpoint::has_damage(found) ? 1 : 0;

@@ -9,7 +9,8 @@
 
 namespace trireme::tools {
 
-config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file, std::vector<std::string>& overrides, config::Files files) {
+config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file,
+                              std::vector<std::string>& overrides, config::Files files) {
   const auto asked = env::text("TRIREME_DEVICE");
   if (!asked || run.training.device != "auto" || !asked->starts_with("cuda")) {
     return run;
@@ -30,22 +31,32 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
     const bool stages = per_replica == p.pipe;
     throw InputError("trireme",
                      concat("-n ", ranks, " ranks cannot be divided among ", per_replica,
-                            stages ? " pipeline stages" : concat(" ranks of a replica (pipe * context * tensor = ", p.pipe, " * ", p.context, " * ", p.tensor, ')')),
+                            stages ? " pipeline stages"
+                                   : concat(" ranks of a replica (pipe * context * tensor = ", p.pipe, " * ", p.context,
+                                            " * ", p.tensor, ')')),
                      concat("Use -n ", per_replica, ", ", 2 * per_replica, " or another multiple, or ",
-                            stages ? "set parallel.pipe to a divisor of " : "choose parallel.pipe, context and tensor so that their product divides ", ranks, '.'));
+                            stages ? "set parallel.pipe to a divisor of "
+                                   : "choose parallel.pipe, context and tensor so that their product divides ",
+                            ranks, '.'));
   }
   if (run.parallel.data && ranks != per_replica * *run.parallel.data) {
     throw InputError("trireme",
-                     concat("-n ", ranks, " does not fit \"parallel\" in ", run_file, ": pipe * data * context * tensor = ", per_replica * *run.parallel.data),
+                     concat("-n ", ranks, " does not fit \"parallel\" in ", run_file,
+                            ": pipe * data * context * tensor = ", per_replica * *run.parallel.data),
                      R"(Leave -n away, or set parallel.data to "auto".)");
   }
   return ranks;
 }
 
 config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
-  const bool asks = run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
-  if (asks && std::find(run.absent_files.begin(), run.absent_files.end(), run.data.tokenizer) != run.absent_files.end()) {
-    throw InputError("estimate", concat("there is no file ", run.data.tokenizer, " (data.tokenizer), and the model takes the size of its vocabulary from it"), "Give the size: --set model.vocab_size=50257");
+  const bool asks =
+      run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
+  if (asks &&
+      std::find(run.absent_files.begin(), run.absent_files.end(), run.data.tokenizer) != run.absent_files.end()) {
+    throw InputError("estimate",
+                     concat("there is no file ", run.data.tokenizer,
+                            " (data.tokenizer), and the model takes the size of its vocabulary from it"),
+                     "Give the size: --set model.vocab_size=50257");
   }
   return config::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
 }

@@ -25,7 +25,8 @@ std::string describe_model(const config::RunConfig& run) {
     return "CNN";
   }
   const models::GptOptions& gpt = run.model.gpt;
-  return concat("GPT, ", gpt.layers, " layers, hidden ", gpt.hidden, ", ", gpt.heads, " heads, ", gpt.sequence_length, " tokens");
+  return concat("GPT, ", gpt.layers, " layers, hidden ", gpt.hidden, ", ", gpt.heads, " heads, ", gpt.sequence_length,
+                " tokens");
 }
 
 std::string loss_unit(const config::RunConfig& run) {
@@ -40,14 +41,16 @@ std::string loss_unit(const config::RunConfig& run) {
 }
 
 int ranks_of(const engine::Engine& engine) {
-  return engine.group().size() * engine.pipe_group().size() * engine.context_group().size() * engine.tensor_group().size();
+  return engine.group().size() * engine.pipe_group().size() * engine.context_group().size() *
+         engine.tensor_group().size();
 }
 
 // ", 2 tensor-parallel over shm", or nothing.
 std::string describe_split(const engine::Engine& engine, const config::RunConfig& run) {
   std::string text;
   if (const comm::Group& ranks = engine.tensor_group(); ranks.size() > 1) {
-    text += concat(", ", ranks.size(), " tensor-parallel over ", ranks.backend(), run.parallel.sequence_parallel ? " with sequence parallelism" : "");
+    text += concat(", ", ranks.size(), " tensor-parallel over ", ranks.backend(),
+                   run.parallel.sequence_parallel ? " with sequence parallelism" : "");
   }
   if (const comm::Group& ranks = engine.context_group(); ranks.size() > 1) {
     text += concat(", ", ranks.size(), " context-parallel over ", ranks.backend());
@@ -63,13 +66,16 @@ int64_t replicas_of(const engine::Engine& engine) {
 // "4 replicas that meet every 50 steps": processes that live by themselves.
 std::string describe_replicas(const engine::Engine& engine, int64_t every) {
   const int64_t replicas = replicas_of(engine);
-  return concat(replicas, replicas == 1 ? " replica that meets others every " : " replicas that meet every ", every, every == 1 ? " step" : " steps");
+  return concat(replicas, replicas == 1 ? " replica that meets others every " : " replicas that meet every ", every,
+                every == 1 ? " step" : " steps");
 }
 
 // "2 workers of 3 parameter servers (sync)"
 std::string describe_workers(const engine::Engine& engine, const parallel::ServerOptions& servers) {
   const int64_t workers = replicas_of(engine);
-  return concat(workers, workers == 1 ? " worker of " : " workers of ", servers.servers, servers.servers == 1 ? " parameter server (" : " parameter servers (", parallel::ServerOptions::name(servers.mode), ')');
+  return concat(workers, workers == 1 ? " worker of " : " workers of ", servers.servers,
+                servers.servers == 1 ? " parameter server (" : " parameter servers (",
+                parallel::ServerOptions::name(servers.mode), ')');
 }
 
 const RunToken& checked(const RunToken& token) {
@@ -79,8 +85,8 @@ const RunToken& checked(const RunToken& token) {
 
 } // namespace
 
-RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
-               std::optional<int64_t> resumed_step, const RunToken& token)
+RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine,
+               const data::Datasets& datasets, std::optional<int64_t> resumed_step, const RunToken& token)
     : token_(checked(token)),
       folder_(folder),
       run_(run),
@@ -99,15 +105,25 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
   const comm::Group& group = engine.group();
   if (engine.pipe_group().size() > 1) {
-    log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ", run.parallel.schedule);
+    log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",
+              run.parallel.schedule);
   }
-  log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ", datasets.train->describe());
+  log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ",
+            datasets.train->describe());
   const int ranks = ranks_of(engine);
-  const std::string layout = served    ? describe_workers(engine, run.engine.server)
-                             : elastic ? describe_replicas(engine, run.engine.averaging.every)
-                                       : concat(ranks, ranks == 1 ? " rank" : " ranks", group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()), describe_split(engine, run));
-  log::info(layout, ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each", "; batch ", engine.train_batch_size(), " = ", engine.train_micro_batch_size_per_gpu(), " x ",
-            engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine), served ? " workers" : elastic ? " replicas" : " ranks", served && !run.engine.server.together() ? ", each of which steps by itself" : "");
+  const std::string layout =
+      served    ? describe_workers(engine, run.engine.server)
+      : elastic ? describe_replicas(engine, run.engine.averaging.every)
+                : concat(ranks, ranks == 1 ? " rank" : " ranks",
+                         group.size() == 1 ? "" : concat(", ", group.size(), " data-parallel over ", group.backend()),
+                         describe_split(engine, run));
+  log::info(layout, ", ", at::get_num_threads(), at::get_num_threads() == 1 ? " thread each" : " threads each",
+            "; batch ", engine.train_batch_size(), " = ", engine.train_micro_batch_size_per_gpu(), " x ",
+            engine.gradient_accumulation_steps(), " accumulated x ", replicas_of(engine),
+            served    ? " workers"
+            : elastic ? " replicas"
+                      : " ranks",
+            served && !run.engine.server.together() ? ", each of which steps by itself" : "");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;
@@ -174,7 +190,8 @@ void RunLog::status(const char* text) {
 
 void RunLog::write_report(const std::string& status, const std::string& sample) {
   const auto steps = monitor::read_metrics(folder_ / "metrics.jsonl");
-  for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss; ++step) { // a resumed run that had nothing left to do
+  for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss;
+       ++step) { // a resumed run that had nothing left to do
     last_.val_loss = step->val_loss;
     last_.val_accuracy = step->val_accuracy;
     last_.loss = last_.loss ? last_.loss : step->loss;
@@ -188,7 +205,8 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   const int stages = engine_.pipe_group().size();
   summary.ranks = ranks_of(engine_);
   summary.layout = stages == 1 ? concat("data parallel, ", engine_.group().backend())
-                               : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ", run_.parallel.schedule, ", ", engine_.pipe_group().backend());
+                               : concat(stages, " stages x ", replicas, replicas == 1 ? " replica" : " replicas", ", ",
+                                        run_.parallel.schedule, ", ", engine_.pipe_group().backend());
   summary.layout += describe_split(engine_, run_);
   if (run_.engine.server.on()) {
     summary.ranks = static_cast<int>(replicas_of(engine_));
@@ -200,8 +218,11 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   summary.device_detail = engine_.device().is_cpu() ? concat(usable_cores(), " cores") : "of rank 0";
   summary.unigram_entropy = datasets_.unigram_entropy_per_byte;
   summary.config = run_.resolved;
-  summary.environment = {{"host", monitor::host_name()}, {"libtorch", TORCH_VERSION}, {"trireme", TRIREME_VERSION},
-                         {"threads a rank", std::to_string(at::get_num_threads())}, {"data", datasets_.train->describe()}};
+  summary.environment = {{"host", monitor::host_name()},
+                         {"libtorch", TORCH_VERSION},
+                         {"trireme", TRIREME_VERSION},
+                         {"threads a rank", std::to_string(at::get_num_threads())},
+                         {"data", datasets_.train->describe()}};
   if (!sample.empty()) {
     const std::string& prompt = run_.training.sample->prompt;
     const size_t shared = sample.compare(0, prompt.size(), prompt) == 0 ? prompt.size() : 0;
@@ -235,8 +256,11 @@ void RunLog::finish(const std::string& sample) {
     write_report("finished", sample);
   });
   if (last_.val_loss) {
-    log::info("validation loss ", monitor::decimals(*last_.val_loss, 3), ' ', loss_unit(run_),
-              datasets_.unigram_entropy_per_byte ? concat(" (letter frequencies alone: ", monitor::decimals(*datasets_.unigram_entropy_per_byte, 3), ')') : "");
+    log::info(
+        "validation loss ", monitor::decimals(*last_.val_loss, 3), ' ', loss_unit(run_),
+        datasets_.unigram_entropy_per_byte
+            ? concat(" (letter frequencies alone: ", monitor::decimals(*datasets_.unigram_entropy_per_byte, 3), ')')
+            : "");
   }
   if (last_.val_accuracy) {
     log::info("validation accuracy ", monitor::decimals(*last_.val_accuracy * 100, 3), " %");
@@ -253,7 +277,8 @@ void RunLog::finish(const std::string& sample) {
     log::info("device memory: at most ", format_bytes(static_cast<double>(*last_.device_peak_bytes)), " on a rank");
   }
   if (last_.host_syncs && steps_ > 0) {
-    log::info("the host waited for the device ", monitor::decimals(static_cast<double>(host_syncs_) / static_cast<double>(steps_), 2), " times a step");
+    log::info("the host waited for the device ",
+              monitor::decimals(static_cast<double>(host_syncs_) / static_cast<double>(steps_), 2), " times a step");
   }
   log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
 }

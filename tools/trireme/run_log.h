@@ -25,8 +25,8 @@ namespace trireme::tools {
 /// written then.
 class RunLog {
  public:
-  RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
-         std::optional<int64_t> resumed_step, const RunToken& token);
+  RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine,
+         const data::Datasets& datasets, std::optional<int64_t> resumed_step, const RunToken& token);
   ~RunLog();
 
   void step(const monitor::StepMetrics& metrics);

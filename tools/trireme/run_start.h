@@ -20,10 +20,11 @@ struct RunStart {
 };
 
 /// The newest checkpoint in `folder` if the job `job` saved it: not one that lay there before. Collective.
-std::optional<std::filesystem::path> saved_by(const std::string& job, const std::filesystem::path& folder, const comm::Group& group);
+std::optional<std::filesystem::path> saved_by(const std::string& job, const std::filesystem::path& folder,
+                                              const comm::Group& group);
 
-/// Where `trireme train` begins: with `--resume` at what it names, and a restart of the job `job` at that job's last checkpoint, or where the job began.
-/// nullopt: at the first step. Collective.
+/// Where `trireme train` begins: with `--resume` at what it names, and a restart of the job `job` at that job's last
+/// checkpoint, or where the job began. nullopt: at the first step. Collective.
 std::optional<RunStart> find_start(const TrainCommand& command, const std::string& job, const comm::Group& group);
 
 } // namespace trireme::tools

@@ -22,7 +22,8 @@ store::Endpoint endpoint_of(const std::string& text) {
     port = error == std::errc() && end == text.data() + text.size() ? port : -1;
   }
   if (port < 0 || port > 65535) {
-    throw InputError("store", concat("--listen ", text, " is no HOST:PORT"), "Give the address under which the ranks reach this host, for example 127.0.0.1:29600.");
+    throw InputError("store", concat("--listen ", text, " is no HOST:PORT"),
+                     "Give the address under which the ranks reach this host, for example 127.0.0.1:29600.");
   }
   return {text.substr(0, colon), port};
 }
@@ -33,7 +34,8 @@ int run_store(const StoreCommand& command) {
   store::Endpoint endpoint = endpoint_of(command.listen);
   const store::Secret secret = store::Secret::from_environment();
   if (secret.empty()) {
-    throw InputError("store", "the store has no secret, so anybody could join the job", "Set TRIREME_SECRET_FILE, here and for all ranks, to a file of 32 random bytes with mode 0600.");
+    throw InputError("store", "the store has no secret, so anybody could join the job",
+                     "Set TRIREME_SECRET_FILE, here and for all ranks, to a file of 32 random bytes with mode 0600.");
   }
   sigset_t ends;
   sigemptyset(&ends);

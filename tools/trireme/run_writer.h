@@ -20,7 +20,8 @@ class NotSavedError : public Error {
  public:
   /// `is_worker`: one of several worlds, each of which ends by itself.
   NotSavedError(const std::string& why, const std::string& next, bool is_worker)
-      : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next), is_worker_(is_worker) {}
+      : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next),
+        is_worker_(is_worker) {}
   int exit_code() const noexcept override {
     return is_worker_ ? launch::kNotSaved : 1;
   }
@@ -40,8 +41,9 @@ class RunWriter {
  public:
   /// `worker`: the number of this worker or replica.
   RunWriter(const std::filesystem::path& folder, std::optional<int64_t> worker)
-      : folder_(folder), worker_(worker),
-          token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
+      : folder_(folder),
+        worker_(worker),
+        token_(std::make_shared<RunToken>(RunToken::of_environment(folder / "logs"))) {}
 
   const std::shared_ptr<RunToken>& token() const {
     return token_;
@@ -59,7 +61,7 @@ class RunWriter {
   }
   /// From now on this process writes. A worker claims the folder here.
   void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
-      std::optional<int64_t> resumed_step) {
+             std::optional<int64_t> resumed_step) {
     write([&] {
       if (worker_) {
         token_->claim();

@@ -5,7 +5,8 @@
 
 namespace trireme::tools {
 
-std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer, const std::optional<std::filesystem::path>& checkpoints) {
+std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
+                      const std::optional<std::filesystem::path>& checkpoints) {
   if (checkpoints) {
     models::GptOptions gpt = *task.gpt_options;
     gpt.init_from.clear();

@@ -11,8 +11,10 @@
 
 namespace trireme::tools {
 
-/// The text that a GPT writes after `training.sample`'s prompt. `checkpoints`: the folder whose last checkpoint has its weights, because no rank has all of them; then
-/// task.gpt becomes a model of its own. Errors: InputError for a checkpoint that cannot be read.
-std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer, const std::optional<std::filesystem::path>& checkpoints);
+/// The text that a GPT writes after `training.sample`'s prompt. `checkpoints`: the folder whose last checkpoint has its
+/// weights, because no rank has all of them; then task.gpt becomes a model of its own. Errors: InputError for a
+/// checkpoint that cannot be read.
+std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
+                      const std::optional<std::filesystem::path>& checkpoints);
 
 } // namespace trireme::tools

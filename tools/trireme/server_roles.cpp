@@ -25,7 +25,8 @@ namespace {
 std::atomic<bool> asked_to_stop{false};
 
 rpc::Access access_of_job() {
-  return {.secret = std::string(store::Secret::from_environment().bytes()), .job = env::text("TRIREME_RUN_ID").value_or("")};
+  return {.secret = std::string(store::Secret::from_environment().bytes()),
+          .job = env::text("TRIREME_RUN_ID").value_or("")};
 }
 
 // The meeting point of replicas that come and go. What it knows ends with it.
@@ -41,7 +42,8 @@ int keep_store() {
   }
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   std::signal(SIGUSR1, SIG_IGN);
-  const store::Server server(static_cast<int>(*listening), {.secret = store::Secret::from_environment(), .job = env::text("TRIREME_RUN_ID").value_or("")});
+  const store::Server server(static_cast<int>(*listening), {.secret = store::Secret::from_environment(),
+                                                            .job = env::text("TRIREME_RUN_ID").value_or("")});
   int number = 0;
   sigwait(&ends, &number);
   return 0;
@@ -51,7 +53,9 @@ int keep_store() {
 std::string socket_of(int64_t place) {
   const std::string address = split(env::text("TRIREME_SERVERS").value_or(""), ',').at(static_cast<size_t>(place));
   const auto given = env::text("TRIREME_LISTEN_FD");
-  return !given ? address : concat(address.starts_with("tcp://") ? "" : concat(address.substr(0, address.find("://")), '+'), "fd://", *given);
+  return !given ? address
+                : concat(address.starts_with("tcp://") ? "" : concat(address.substr(0, address.find("://")), '+'),
+                         "fd://", *given);
 }
 
 } // namespace
@@ -94,7 +98,10 @@ int serve_parameters(const TrainCommand& command) {
   }
   const auto [place, servers] = *env::place("TRIREME_SERVER");
   if (run.engine.server.servers != servers) {
-    throw InputError("train", concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ", run.engine.server.servers), "trireme train sets it as the run file says.");
+    throw InputError("train",
+                     concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ",
+                            run.engine.server.servers),
+                     "trireme train sets it as the run file says.");
   }
   std::signal(SIGTERM, [](int) { asked_to_stop = true; });
   std::signal(SIGUSR1, SIG_IGN);
@@ -104,7 +111,8 @@ int serve_parameters(const TrainCommand& command) {
   options.folder = command.out / "servers";
   options.check_claim = [token = RunToken::of_environment(command.out / "logs")] { token.check_job(); };
   options.stop = &asked_to_stop;
-  options.until_stopped = env::text("TRIREME_LISTEN_FD").has_value(); // the launcher says when no worker will come any more
+  options.until_stopped =
+      env::text("TRIREME_LISTEN_FD").has_value(); // the launcher says when no worker will come any more
   std::error_code error;
   if (!env::flag("TRIREME_RESTART")) {
     std::filesystem::remove(parallel::server::snapshot_file(options.folder, place), error); // of an earlier run
@@ -112,7 +120,8 @@ int serve_parameters(const TrainCommand& command) {
   const auto server = rpc::serve(socket_of(place), access_of_job());
   log::info("server ", place, " of ", servers, " at ", server->address());
   const parallel::server::Counters counters = engine::serve_parameters(*server, options);
-  log::info("server ", place, ": ", counters.updates, " updates of ", counters.accepted, " gradients; ", counters.dropped, " came too late, ", counters.lost, " were lost, ", counters.workers_lost,
+  log::info("server ", place, ": ", counters.updates, " updates of ", counters.accepted, " gradients; ",
+            counters.dropped, " came too late, ", counters.lost, " were lost, ", counters.workers_lost,
             " workers were lost");
   return 0;
 }

@@ -34,8 +34,8 @@ struct Shown {
   std::vector<StageMemory> memory; ///< by stage
   std::vector<StageTraffic> traffic;
   std::vector<estimate::StageMoves> moves; ///< by stage
-  std::vector<offload::Preflight> disks; ///< where --probe asked
-  std::vector<StageTraffic> compressed; // of the steps that compress; empty: none does
+  std::vector<offload::Preflight> disks;   ///< where --probe asked
+  std::vector<StageTraffic> compressed;    // of the steps that compress; empty: none does
   /// Of the first steps of a run, which are measured.
   const std::vector<StageTraffic>& of_first_steps() const {
     return run.compresses_at_once ? compressed : traffic;
@@ -51,11 +51,13 @@ struct Shown {
     return config.model.kind == config::ModelConfig::Kind::gpt;
   }
   const StageMemory& largest() const {
-    return *std::max_element(memory.begin(), memory.end(), [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
+    return *std::max_element(memory.begin(), memory.end(),
+                             [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
   }
   /// Of hosts.
   estimate::Need need() const {
-    return run.on_device ? estimate::host_need_of(memory, moves, run.ranks_of_stage()) : estimate::need_of(memory, run.ranks_of_stage());
+    return run.on_device ? estimate::host_need_of(memory, moves, run.ranks_of_stage())
+                         : estimate::need_of(memory, run.ranks_of_stage());
   }
   /// Of the largest rank: the device's memory where the measured run trained on one, else the host's.
   int64_t measured_peak() const {
@@ -78,7 +80,10 @@ constexpr double kKeptPercent = 8; // beyond that a reader asks why
 
 // Deviation of an estimate, in percent of what was measured.
 double deviation(int64_t estimated, int64_t measured) {
-  return measured == 0 ? 0 : std::round(1000.0 * static_cast<double>(estimated - measured) / static_cast<double>(measured)) / 10 + 0.0; // no -0
+  return measured == 0
+             ? 0
+             : std::round(1000.0 * static_cast<double>(estimated - measured) / static_cast<double>(measured)) / 10 +
+                   0.0; // no -0
 }
 
 // Ranks of a stage: replicas follow each other.
@@ -99,7 +104,8 @@ ordered_json textbook(const Shown& shown) {
   return {{"model_formula", "4nh(13+12h)"},
           {"model_bytes", estimate::textbook_model_bytes(gpt.layers, gpt.hidden)},
           {"activations_formula", "nblh(67+9ml/h)"},
-          {"activations_bytes", estimate::textbook_activation_bytes(gpt.layers, shown.run.micro_batch, gpt.sequence_length, gpt.hidden, gpt.heads)}};
+          {"activations_bytes", estimate::textbook_activation_bytes(gpt.layers, shown.run.micro_batch,
+                                                                    gpt.sequence_length, gpt.hidden, gpt.heads)}};
 }
 
 ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
@@ -118,15 +124,15 @@ ordered_json stage_json(const Shown& shown, const StageMemory& memory) {
     return wire;
   };
   ordered_json object = {{"stage", memory.stage},
-          {"ranks", ranks_of_stage(shown, memory.stage)},
-          {"parameters", memory.parameters},
-          {"memory", categories},
-          {"model_state_bytes", memory.model_states()},
-          {"start_bytes", memory.start},
-          {"peak_bytes", memory.peak()},
-          {"wire", wire_of(traffic)},
-          {"comm_bytes", traffic.bytes()},
-          {"tied_bytes", traffic.tied_bytes}};
+                         {"ranks", ranks_of_stage(shown, memory.stage)},
+                         {"parameters", memory.parameters},
+                         {"memory", categories},
+                         {"model_state_bytes", memory.model_states()},
+                         {"start_bytes", memory.start},
+                         {"peak_bytes", memory.peak()},
+                         {"wire", wire_of(traffic)},
+                         {"comm_bytes", traffic.bytes()},
+                         {"tied_bytes", traffic.tied_bytes}};
   if (!shown.compressed.empty()) {
     const StageTraffic& compressed = shown.compressed[static_cast<size_t>(memory.stage)];
     object["compressed_wire"] = wire_of(compressed);
@@ -165,7 +171,9 @@ ordered_json as_json(const Shown& shown) {
   if (run.on_device) {
     object["host_bytes_of_all"] = need.peak_of_all;
   }
-  object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited ? ordered_json(nullptr) : ordered_json(shown.at_hand.bytes);
+  object["memory_at_hand_bytes"] = shown.at_hand.bytes == estimate::MemoryAtHand::kUnlimited
+                                       ? ordered_json(nullptr)
+                                       : ordered_json(shown.at_hand.bytes);
   object["fits"] = estimate::fits(need, shown.at_hand);
   if (!shown.disks.empty()) {
     object["disks"] = ordered_json::array();
@@ -225,15 +233,21 @@ std::string spoken(std::string name) {
 
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
-  std::cout << concat(format_count(static_cast<double>(shown.parameters())), " parameters, ", shown.ranks, shown.ranks == 1 ? " rank" : " ranks");
+  std::cout << concat(format_count(static_cast<double>(shown.parameters())), " parameters, ", shown.ranks,
+                      shown.ranks == 1 ? " rank" : " ranks");
   if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
-    std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks, " data-parallel",
-                        run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "", run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");
+    std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks,
+                        " data-parallel", run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "",
+                        run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");
   }
-  std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer, ", micro-batches of ", run.micro_batch, " x ",
-                      run.accumulation);
+  std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer,
+                      ", micro-batches of ", run.micro_batch, " x ", run.accumulation);
   if (run.moves_states() || run.moves_parameters()) {
-    const auto part = [](const char* what, offload::Place place) { return place == offload::Place::device ? "" : concat(", ", what, place == offload::Place::host ? " on the host" : " in files"); };
+    const auto part = [](const char* what, offload::Place place) {
+      return place == offload::Place::device
+                 ? ""
+                 : concat(", ", what, place == offload::Place::host ? " on the host" : " in files");
+    };
     std::cout << part("states", run.offload.optimizer.place) << part("parameters", run.offload.parameters.place);
   }
   std::cout << "\n\n";
@@ -241,7 +255,8 @@ void print_heading(const Shown& shown) {
 
 // Of a rank on a device these are its host's.
 bool is_of_host(const Shown& shown, size_t category) {
-  return shown.run.on_device && (estimate::kCategories[category] == Category::data || estimate::kCategories[category] == Category::baseline);
+  return shown.run.on_device &&
+         (estimate::kCategories[category] == Category::data || estimate::kCategories[category] == Category::baseline);
 }
 
 // Prints one column for each stage that differs from the one before.
@@ -280,10 +295,13 @@ void print_memory(const Shown& shown) {
   };
   const auto elsewhere = [&](const StageMemory& m) { return shown.run.on_device ? m.always_on_host() : 0; };
   add("all while training", [&](const StageMemory& m) { return m.training() - elsewhere(m); }, "");
-  add("start", [&](const StageMemory& m) { return m.start - elsewhere(m); }, "parameters twice, as built and in their flat buffer");
+  add(
+      "start", [&](const StageMemory& m) { return m.start - elsewhere(m); },
+      "parameters twice, as built and in their flat buffer");
   add("peak", [&](const StageMemory& m) { return m.peak() - elsewhere(m); }, "the larger of the two");
   print(rows, 1, columns.size());
-  std::cout << concat("P ", largest.parameters, " parameters", shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
+  std::cout << concat("P ", largest.parameters, " parameters",
+                      shown.run.stages > 1 ? concat(" of stage ", largest.stage) : "", ", F ", largest.flat,
                       " with the gaps of the flat buffer, N ", shown.run.gradient_ranks(), " data-parallel ranks\n\n");
 }
 
@@ -304,8 +322,10 @@ void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, cons
   if (rows.size() > 1) {
     print(rows, 1, 1);
     std::cout << concat("A ", shown.run.accumulation, " micro-batches; ",
-                        steps_of_round(shown.run) > 1 ? concat("the mean over rounds of ", steps_of_round(shown.run), " steps, of which the last one sends all; now and then another ")
-                                                      : concat("every ", estimate::kStepsBetweenTimes, "th step another "),
+                        steps_of_round(shown.run) > 1
+                            ? concat("the mean over rounds of ", steps_of_round(shown.run),
+                                     " steps, of which the last one sends all; now and then another ")
+                            : concat("every ", estimate::kStepsBetweenTimes, "th step another "),
                         of.front().step_time_bytes, " bytes of step times\n\n");
   }
 }
@@ -313,8 +333,9 @@ void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, cons
 void print_rest(const Shown& shown) {
   if (shown.is_gpt()) {
     const ordered_json book = textbook(shown);
-    std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()), ", activations nblh(67+9ml/h) = ",
-                        bytes(book.at("activations_bytes").get<int64_t>()), " (fp32, without embeddings; docs/memory.md)\n");
+    std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()),
+                        ", activations nblh(67+9ml/h) = ", bytes(book.at("activations_bytes").get<int64_t>()),
+                        " (fp32, without embeddings; docs/memory.md)\n");
   }
   for (const offload::Preflight& disk : shown.disks) {
     for (const std::string& line : disk.lines) {
@@ -322,26 +343,31 @@ void print_rest(const Shown& shown) {
     }
   }
   const estimate::Need need = shown.need();
-  std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together", shown.run.on_device ? " on the host, with libtorch and data" : "", ": ", bytes(need.peak_of_all));
+  std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together",
+                      shown.run.on_device ? " on the host, with libtorch and data" : "", ": ", bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
-    std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes), estimate::fits(need, shown.at_hand) ? "" : ": may not fit");
+    std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes),
+                        estimate::fits(need, shown.at_hand) ? "" : ": may not fit");
   }
   std::cout << '\n';
   if (shown.measured) {
     const MeasuredRun& measured = *shown.measured;
     const auto compare = [&](const char* what, int64_t estimated, int64_t real) {
       const double off = deviation(estimated, real);
-      std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', bytes(real), " (", real, "), estimated ", bytes(estimated), ", ",
-                          off > 0 ? "+" : "", off, " %\n");
+      std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', bytes(real), " (", real,
+                          "), estimated ", bytes(estimated), ", ", off > 0 ? "+" : "", off, " %\n");
     };
-    compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank", shown.estimated_peak(), shown.measured_peak());
+    compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank",
+            shown.estimated_peak(), shown.measured_peak());
     if (!measured.device_peak_bytes && deviation(shown.estimated_peak(), shown.measured_peak()) < -kKeptPercent) {
-      std::cout << "malloc keeps for later what is freed: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the ranks have allocated (docs/memory.md)\n";
+      std::cout << "malloc keeps for later what is freed: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
+                   "ranks have allocated (docs/memory.md)\n";
     }
     if (measured.comm_bytes) {
       compare("sent by rank 0 in a step", shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     } else {
-      std::cout << concat("not measured: what is sent in a step, because replicas meet every ", steps_of_round(shown.run), " steps\n");
+      std::cout << concat("not measured: what is sent in a step, because replicas meet every ",
+                          steps_of_round(shown.run), " steps\n");
     }
   }
   for (const std::string& note : shown.notes) {
@@ -355,7 +381,8 @@ int show_estimate(const EstimateCommand& command) {
   Shown shown;
   std::vector<std::string> overrides = command.overrides;
   const auto files = command.measured_steps > 0 ? config::Files::must_exist : config::Files::may_be_absent;
-  shown.config = with_device(config::read_run_file(command.run_file, overrides, files), command.run_file, overrides, files);
+  shown.config =
+      with_device(config::read_run_file(command.run_file, overrides, files), command.run_file, overrides, files);
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   config::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);
@@ -366,7 +393,8 @@ int show_estimate(const EstimateCommand& command) {
   shown.moves = estimate::moves_of(shown.run);
   if (command.probe) {
     if (!uses_files(shown.run)) {
-      throw InputError("estimate", "--probe measures the disks that files of offload are on, and nothing is in files", R"(Say "device": "nvme" and "nvme_path" in zero_optimization.offload_optimizer.)");
+      throw InputError("estimate", "--probe measures the disks that files of offload are on, and nothing is in files",
+                       R"(Say "device": "nvme" and "nvme_path" in zero_optimization.offload_optimizer.)");
     }
     shown.disks = offload::preflight(folder_uses(shown.run, shown.moves), shown.run.offload);
     try {
@@ -389,7 +417,9 @@ int show_estimate(const EstimateCommand& command) {
   print_heading(shown);
   print_memory(shown);
   print_offload(shown.run, shown.moves);
-  print_traffic(shown, shown.traffic, shown.compressed.empty() ? "sent by a rank in a step" : "sent by a rank in a step that does not compress");
+  print_traffic(
+      shown, shown.traffic,
+      shown.compressed.empty() ? "sent by a rank in a step" : "sent by a rank in a step that does not compress");
   if (!shown.compressed.empty()) {
     print_traffic(shown, shown.compressed, "sent by a rank in a step that compresses");
   }

@@ -35,11 +35,14 @@ std::string size_text(int64_t number) {
 // The run without its layout.
 plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ranks) {
   if (run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("plan", concat(run_file, " describes a model that is no gpt"), "The plan knows the layers of \"type\": \"gpt\".");
+    throw InputError("plan", concat(run_file, " describes a model that is no gpt"),
+                     "The plan knows the layers of \"type\": \"gpt\".");
   }
   plan::Job job;
   const int64_t of_replica = ranks_of_replica(run);
-  job.batch = run.engine.batch.train ? *run.engine.batch.train : run.engine.batch_for(run.parallel.data.value_or(std::max<int64_t>(1, ranks / of_replica))).train;
+  job.batch = run.engine.batch.train
+                  ? *run.engine.batch.train
+                  : run.engine.batch_for(run.parallel.data.value_or(std::max<int64_t>(1, ranks / of_replica))).train;
   job.partition = run.pipeline.partition;
   job.autocast = run.engine.precision.autocast;
   job.context_kind = run.parallel.context_kind;
@@ -48,7 +51,8 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.stages = 1;
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
-  activations::Options wanted = std::exchange(run.engine.activations, {}); // a layout at a time is asked whether it has such parts
+  activations::Options wanted =
+      std::exchange(run.engine.activations, {}); // a layout at a time is asked whether it has such parts
   config::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
   job.base.activations = std::move(wanted);
@@ -70,10 +74,12 @@ double model_flops(const plan::Job& job, const plan::Cluster& cluster, const Pre
     sum += layer.flops;
   }
   const plan::Layout& layout = prediction.layout;
-  return sum * static_cast<double>(layout.accumulation(job)) / static_cast<double>(layout.pipe) / prediction.step_seconds;
+  return sum * static_cast<double>(layout.accumulation(job)) / static_cast<double>(layout.pipe) /
+         prediction.step_seconds;
 }
 
-// The sections of zero_optimization that ask for it, but for nvme_path, which only the hosts know. null: nothing is moved.
+// The sections of zero_optimization that ask for it, but for nvme_path, which only the hosts know. null: nothing is
+// moved.
 ordered_json offload_json(const plan::Job& job, const plan::Layout& layout) {
   if (layout.moves_nothing()) {
     return nullptr;
@@ -104,26 +110,29 @@ const Prediction* nearest(const plan::Plan& found, const Prediction& refused) {
     const plan::Layout& b = other.layout;
     return (a.pipe != b.pipe) + (a.data != b.data) + (a.context != b.context) + (a.tensor != b.tensor);
   };
-  const auto best = std::min_element(found.best.begin(), found.best.end(), [&](const Prediction& a, const Prediction& b) { return differences(a) < differences(b); });
+  const auto best =
+      std::min_element(found.best.begin(), found.best.end(),
+                       [&](const Prediction& a, const Prediction& b) { return differences(a) < differences(b); });
   return best == found.best.end() ? nullptr : &*best;
 }
 
 ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const Prediction& prediction) {
   const plan::Layout& layout = prediction.layout;
-  ordered_json row = {{"pipe", layout.pipe},
-                      {"data", layout.data},
-                      {"context", layout.context},
-                      {"tensor", layout.tensor},
-                      {"sequence_parallel", layout.sequence_parallel},
-                      {"zero_stage", layout.zero_stage},
-                      {"micro_batch", layout.micro_batch},
-                      {"accumulation", layout.accumulation(job)},
-                      {"schedule", pipeline::schedule_name(layout.schedule)},
-                      {"chunks", layout.chunks},
-                      {"recompute", layout.recompute},
-                      {"choices", activations::to_words(prediction.choices)},
-                      {"offload", offload_json(job, layout)},
-                      {"memory_bytes", prediction.memory_bytes > 0 ? ordered_json(prediction.memory_bytes) : ordered_json()}};
+  ordered_json row = {
+      {"pipe", layout.pipe},
+      {"data", layout.data},
+      {"context", layout.context},
+      {"tensor", layout.tensor},
+      {"sequence_parallel", layout.sequence_parallel},
+      {"zero_stage", layout.zero_stage},
+      {"micro_batch", layout.micro_batch},
+      {"accumulation", layout.accumulation(job)},
+      {"schedule", pipeline::schedule_name(layout.schedule)},
+      {"chunks", layout.chunks},
+      {"recompute", layout.recompute},
+      {"choices", activations::to_words(prediction.choices)},
+      {"offload", offload_json(job, layout)},
+      {"memory_bytes", prediction.memory_bytes > 0 ? ordered_json(prediction.memory_bytes) : ordered_json()}};
   row["memory"] = ordered_json::object();
   for (const estimate::Item& item : prediction.memory) {
     row["memory"][item.name] = item.bytes;
@@ -164,7 +173,9 @@ ordered_json row_json(const plan::Job& job, const plan::Cluster& cluster, const 
 }
 
 void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
-  const auto print = [](const ordered_json& row) { std::cout << row.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n'; };
+  const auto print = [](const ordered_json& row) {
+    std::cout << row.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+  };
   for (const Prediction& prediction : found.best) {
     print(row_json(job, cluster, prediction));
   }
@@ -177,22 +188,28 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 }
 
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
-  std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch, " samples of ", job.gpt.sequence_length,
-                      " tokens a step, ", estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", printable(cluster.name), ": ", cluster.hosts,
-                      cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
+  std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch,
+                      " samples of ", job.gpt.sequence_length, " tokens a step, ",
+                      estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", printable(cluster.name),
+                      ": ", cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host,
+                      " ranks of ", size_text(cluster.memory_bytes), "\n\n");
 }
 
 std::string moves_text(const plan::Layout& layout) {
   using offload::Place;
-  const auto part = [](const char* what, Place place) { return place == Place::device ? "" : concat(what, place == Place::host ? " on the host" : " in files"); };
+  const auto part = [](const char* what, Place place) {
+    return place == Place::device ? "" : concat(what, place == Place::host ? " on the host" : " in files");
+  };
   const std::string states = part("states", layout.states);
   const std::string parameters = part("parameters", layout.parameters);
-  return states.empty() && parameters.empty() ? "-" : concat(states, states.empty() || parameters.empty() ? "" : ", ", parameters);
+  return states.empty() && parameters.empty()
+             ? "-"
+             : concat(states, states.empty() || parameters.empty() ? "" : ", ", parameters);
 }
 
 void print_item(const estimate::Item& item) {
-  std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes) << "  " << item.formula
-            << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+  std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes)
+            << "  " << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
 }
 
 // What the first has elsewhere.
@@ -200,7 +217,8 @@ void print_moves(const Prediction& first) {
   if (first.moves_nothing()) {
     return;
   }
-  for (const auto& [items, where] : {std::pair(&first.on_host, "on its host"), std::pair(&first.in_files, "in files")}) {
+  for (const auto& [items, where] :
+       {std::pair(&first.on_host, "on its host"), std::pair(&first.in_files, "in files")}) {
     if (!items->empty()) {
       std::cout << "the first, " << where << '\n';
       for (const estimate::Item& item : *items) {
@@ -216,27 +234,39 @@ void print_moves(const Prediction& first) {
   }
   std::cout << (first.moved.empty() ? "" : "the first, moved by a rank in a step\n");
   for (const plan::MovedBytes& moved : first.moved) {
-    std::cout << "  " << std::left << std::setw(22) << estimate::way_name(moved.way) << std::right << std::setw(9) << size_text(moved.bytes) << '\n';
+    std::cout << "  " << std::left << std::setw(22) << estimate::way_name(moved.way) << std::right << std::setw(9)
+              << size_text(moved.bytes) << '\n';
   }
 }
 
 void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
-  const bool any_moves = std::any_of(found.best.begin(), found.best.end(), [](const Prediction& p) { return !p.layout.moves_nothing(); });
-  std::cout << "    pipe  data  context  tensor  SP  ZeRO  micro-batch  schedule         recompute    memory  bubble       step  tokens/s  TFLOP/s a rank" << (any_moves ? "  offload" : "") << '\n';
+  const bool any_moves =
+      std::any_of(found.best.begin(), found.best.end(), [](const Prediction& p) { return !p.layout.moves_nothing(); });
+  std::cout << "    pipe  data  context  tensor  SP  ZeRO  micro-batch  schedule         recompute    memory  bubble   "
+               "    step  tokens/s  TFLOP/s a rank"
+            << (any_moves ? "  offload" : "") << '\n';
   for (size_t i = 0; i < found.best.size(); ++i) {
     const Prediction& p = found.best[i];
     const plan::Layout& layout = p.layout;
     const std::string step = format_seconds(p.step_seconds);
     const std::optional<activations::Way>& policy = job.base.activations.policy;
     const bool recomputes = layout.recompute > 0 || (policy && activations::recomputes(*policy));
-    const std::string schedule = layout.pipe == 1 ? "-" : concat(pipeline::schedule_name(layout.schedule), layout.chunks > 1 ? concat(" x ", layout.chunks) : "");
-    std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data << std::setw(9) << layout.context
-              << std::setw(8) << layout.tensor << std::setw(4) << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
-              << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17) << schedule << std::right << std::setw(9)
-              << (!p.choices.empty() ? "by part" : recomputes ? "yes" : "-") << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
-              << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10) << format_count(tokens_per_second(job, p))
-              << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16) << model_flops(job, cluster, p) / 1e12
-              << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
+    const std::string schedule = layout.pipe == 1 ? "-"
+                                                  : concat(pipeline::schedule_name(layout.schedule),
+                                                           layout.chunks > 1 ? concat(" x ", layout.chunks) : "");
+    std::cout << std::right << std::setw(2) << i + 1 << std::setw(6) << layout.pipe << std::setw(6) << layout.data
+              << std::setw(9) << layout.context << std::setw(8) << layout.tensor << std::setw(4)
+              << (layout.sequence_parallel ? "yes" : "-") << std::setw(6) << layout.zero_stage << std::setw(13)
+              << concat(layout.micro_batch, " x ", layout.accumulation(job)) << "  " << std::left << std::setw(17)
+              << schedule << std::right << std::setw(9)
+              << (!p.choices.empty() ? "by part"
+                  : recomputes       ? "yes"
+                                     : "-")
+              << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
+              << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10)
+              << format_count(tokens_per_second(job, p))
+              << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16)
+              << model_flops(job, cluster, p) / 1e12 << (any_moves ? concat("  ", moves_text(layout)) : "") << '\n';
   }
   const Prediction first = plan::predict(cluster, job, found.best.front().layout); // again, with formulas
   std::cout << "\nthe first, memory of the rank that needs most\n";
@@ -247,17 +277,24 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
   }
   if (!first.choices.empty()) {
     const bool asks_for_layers = first.layout.recompute > 0 && first.layout.pipe == 1;
-    std::cout << concat("the first, activations by part\n  \"choices\": [\"", join(activations::to_words(first.choices), "\", \""), "\"]",
-                        asks_for_layers ? ", with \"activation_checkpoint_interval\": 1 in \"pipeline\", which makes a list of layers" : "", '\n');
+    std::cout << concat(
+        "the first, activations by part\n  \"choices\": [\"", join(activations::to_words(first.choices), "\", \""),
+        "\"]",
+        asks_for_layers ? ", with \"activation_checkpoint_interval\": 1 in \"pipeline\", which makes a list of layers"
+                        : "",
+        '\n');
   }
   print_moves(first);
   std::cout << (first.traffic.empty() ? "" : "the first, sent by a rank in a step\n");
   for (const plan::AxisBytes& axis : first.traffic) {
-    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes) << "  " << axis.link << '\n';
+    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes)
+              << "  " << axis.link << '\n';
   }
-  std::cout << concat("the first, a step of ", format_seconds(first.step_seconds), ": computation and collectives between layers ", format_seconds(first.pipeline_seconds),
-                      " (bubble ", std::round(1000 * first.bubble) / 10, " %), sums of gradients not hidden ", format_seconds(first.reduce_seconds), ", optimizer ",
-                      format_seconds(first.optimizer_seconds), "\n\n");
+  std::cout << concat("the first, a step of ", format_seconds(first.step_seconds),
+                      ": computation and collectives between layers ", format_seconds(first.pipeline_seconds),
+                      " (bubble ", std::round(1000 * first.bubble) / 10, " %), sums of gradients not hidden ",
+                      format_seconds(first.reduce_seconds), ", optimizer ", format_seconds(first.optimizer_seconds),
+                      "\n\n");
 }
 
 void print_refused(const plan::Job& job, const plan::Cluster& cluster, const plan::Plan& found) {
@@ -266,13 +303,16 @@ void print_refused(const plan::Job& job, const plan::Cluster& cluster, const pla
     std::cout << concat("refused: ", plan::describe(p.layout, job), ": ", p.refused, '\n');
   }
   if (!found.refused.empty() && !found.best.empty()) {
-    std::cout << concat("nearest to the first of these that fits: ", plan::describe(nearest(found, found.refused.front())->layout, job), '\n');
+    std::cout << concat("nearest to the first of these that fits: ",
+                        plan::describe(nearest(found, found.refused.front())->layout, job), '\n');
   }
   if (cluster.disk.bytes == 0 && !cluster.has_hosts_beside()) {
-    std::cout << "offload was not tried: the cluster file says nothing of " << (cluster.on_host ? "disks (\"disk\")\n" : "hosts (\"host\", \"disk\")\n");
+    std::cout << "offload was not tried: the cluster file says nothing of "
+              << (cluster.on_host ? "disks (\"disk\")\n" : "hosts (\"host\", \"disk\")\n");
   }
   if (found.refused.size() > kShownRefusals) {
-    std::cout << concat("and ", found.refused.size() - kShownRefusals, " more divisions of the ranks: --json lists all\n");
+    std::cout << concat("and ", found.refused.size() - kShownRefusals,
+                        " more divisions of the ranks: --json lists all\n");
   }
 }
 
@@ -280,7 +320,10 @@ void print_refused(const plan::Job& job, const plan::Cluster& cluster, const pla
 void check_description(const PlanCommand& command) {
   std::error_code absent;
   if (std::filesystem::equivalent(command.cluster, command.run_file, absent)) {
-    throw InputError("plan", concat("--calibrate would write the description of this machine over the run file ", command.run_file.string()), "Name another file with --cluster.");
+    throw InputError(
+        "plan",
+        concat("--calibrate would write the description of this machine over the run file ", command.run_file.string()),
+        "Name another file with --cluster.");
   }
   check_writable(command.cluster);
 }
@@ -288,7 +331,8 @@ void check_description(const PlanCommand& command) {
 } // namespace
 
 int show_plan(const PlanCommand& command) {
-  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent);
+  const config::RunConfig run =
+      config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent);
   for (const std::string& note : run.notes) {
     log::info(note);
   }
@@ -303,12 +347,18 @@ int show_plan(const PlanCommand& command) {
     cluster = plan::read_cluster(command.cluster);
   }
   if (const activations::Options& wanted = run.engine.activations; wanted.automatic) {
-    log::info(command.run_file.string(), ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they measure (activation_checkpointing.policy \"auto\")");
+    log::info(command.run_file.string(),
+              ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they "
+              "measure (activation_checkpointing.policy \"auto\")");
   } else if (wanted.policy || !wanted.choices.empty()) {
-    log::info(command.run_file.string(), ": the activations of all layouts go the way that activation_checkpointing says");
+    log::info(command.run_file.string(),
+              ": the activations of all layouts go the way that activation_checkpointing says");
   }
-  if (run.engine.offload.optimizer.place != offload::Place::device || run.engine.offload.parameters.place != offload::Place::device) {
-    log::info(command.run_file.string(), ": the places of offload_optimizer and offload_param are left out: layouts that do not fit try all places; its \"delayed_update\" and \"ratio\" stay");
+  if (run.engine.offload.optimizer.place != offload::Place::device ||
+      run.engine.offload.parameters.place != offload::Place::device) {
+    log::info(command.run_file.string(),
+              ": the places of offload_optimizer and offload_param are left out: layouts that do not fit try all "
+              "places; its \"delayed_update\" and \"ratio\" stay");
   }
   if (run.engine.zero.shard_size) {
     log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");
@@ -330,8 +380,8 @@ int show_plan(const PlanCommand& command) {
       print_best(job, cluster, found);
     }
     print_refused(job, cluster, found);
-    std::cout << concat("looked at ", found.candidates, " layouts in ", format_seconds(seconds), ": worked out the memory of ", found.estimated, ", simulated ",
-                        found.simulated, '\n');
+    std::cout << concat("looked at ", found.candidates, " layouts in ", format_seconds(seconds),
+                        ": worked out the memory of ", found.estimated, ", simulated ", found.simulated, '\n');
   }
   if (found.best.empty()) {
     log::error("no layout of ", cluster.ranks(), cluster.ranks() == 1 ? " rank" : " ranks", " fits this run");

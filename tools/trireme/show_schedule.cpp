@@ -87,7 +87,8 @@ ShownSchedule planned(const ScheduleCommand& command) {
 }
 
 ordered_json number(double value) {
-  return value == std::floor(value) && std::abs(value) < 1e15 ? ordered_json(static_cast<int64_t>(value)) : ordered_json(value);
+  return value == std::floor(value) && std::abs(value) < 1e15 ? ordered_json(static_cast<int64_t>(value))
+                                                              : ordered_json(value);
 }
 
 ordered_json schedule_json(const ShownSchedule& shown, bool is_measured) {
@@ -117,7 +118,8 @@ ordered_json programs_json(const std::vector<Program>& programs) {
     for (const Instruction& instruction : program) {
       ordered_json entry = {{"op", op_name(instruction.op)}};
       if (has_micro_batch(instruction.op)) {
-        entry.update({{"micro_batch", instruction.micro_batch}, {"chunk", instruction.chunk}, {"buffer", instruction.buffer}});
+        entry.update(
+            {{"micro_batch", instruction.micro_batch}, {"chunk", instruction.chunk}, {"buffer", instruction.buffer}});
       }
       list.push_back(std::move(entry));
     }

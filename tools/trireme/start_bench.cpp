@@ -27,9 +27,19 @@ std::string list(const std::vector<int64_t>& numbers) {
 }
 
 std::vector<std::string> rank_command(const BenchCommCommand& command, const std::filesystem::path& rank_program) {
-  std::vector<std::string> words = {rank_program.string(), "bench", "comm", "--op", command.op, "--bytes", list(command.bytes),
-                                    "--repeats", std::to_string(command.repeats), "--backends", join(command.backends, ","),
-                                    "--algorithm", join(command.algorithms, ",")};
+  std::vector<std::string> words = {rank_program.string(),
+                                    "bench",
+                                    "comm",
+                                    "--op",
+                                    command.op,
+                                    "--bytes",
+                                    list(command.bytes),
+                                    "--repeats",
+                                    std::to_string(command.repeats),
+                                    "--backends",
+                                    join(command.backends, ","),
+                                    "--algorithm",
+                                    join(command.algorithms, ",")};
   if (command.json) {
     words.emplace_back("--json");
   }
@@ -78,7 +88,8 @@ int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
 
 int start_bench_comm(const BenchCommCommand& command, const std::filesystem::path& rank_program) {
   if (command.op != "all_reduce" && command.algorithms != std::vector<std::string>{"backend"}) {
-    throw InputError("bench comm", concat("--algorithm is for all_reduce, not for ", command.op, "."), "Leave --algorithm away.");
+    throw InputError("bench comm", concat("--algorithm is for all_reduce, not for ", command.op, "."),
+                     "Leave --algorithm away.");
   }
   if (!command.json) {
     std::cout << "backend algorithm         ranks       bytes         us     us_min     GB/s  of_limit";

@@ -27,7 +27,8 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets, cons
   task.loss_divisor = datasets.bytes_per_token.value_or(1);
   task.gpt_options = options;
   if (run.builds_layers()) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks), models::gpt_loss(options, ranks), run.pipeline);
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks),
+                                                               models::gpt_loss(options, ranks), run.pipeline);
     const std::vector<int64_t> one = {0}; // to measure layers with, if the partition asks for it
     task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
     return task;
@@ -75,7 +76,8 @@ Task cnn_task(const config::RunConfig& run) {
 
 data::Datasets open_data(const config::RunConfig& run, comm::World& world) {
   data::Datasets datasets;
-  engine::check_together(world.group(), [&] { datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()}); });
+  engine::check_together(world.group(),
+                         [&] { datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()}); });
   return datasets;
 }
 
@@ -85,13 +87,16 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
   }
   const std::vector<int64_t> one = {0};
   const std::vector<int64_t> wanted = {run.model.cnn.channels, run.model.cnn.side, run.model.cnn.side};
-  for (const auto& [set, images] : {std::pair(datasets.train, "images"), std::pair(datasets.validation, "validation images")}) {
+  for (const auto& [set, images] :
+       {std::pair(datasets.train, "images"), std::pair(datasets.validation, "validation images")}) {
     if (!set) {
       continue;
     }
     const auto there = set->get(one).input().sizes().slice(1).vec();
     if (there != wanted) {
-      throw InputError("train", concat("the ", images, " are ", at::IntArrayRef(there), " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
+      throw InputError("train",
+                       concat("the ", images, " are ", at::IntArrayRef(there),
+                              " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
                        "Set model.channels and model.side to what the images have.");
     }
   }

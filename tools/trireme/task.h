@@ -33,7 +33,8 @@ struct Task {
 /// Builds the model of `run`, from its init_from file where one is named.
 Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks = {});
 
-/// The data of `run`; the ranks of a host divide the check of its tokens. Collective. Errors: InputError on every rank for what one cannot read.
+/// The data of `run`; the ranks of a host divide the check of its tokens. Collective. Errors: InputError on every rank
+/// for what one cannot read.
 data::Datasets open_data(const config::RunConfig& run, comm::World& world);
 
 /// Errors: InputError when the model does not take what the data has.

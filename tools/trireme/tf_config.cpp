@@ -11,8 +11,9 @@ namespace trireme::tools {
 namespace {
 
 [[noreturn]] void refuse(const std::string& happened) {
-  throw InputError("trireme", "TF_CONFIG " + happened,
-                   R"(It should look like {"cluster": {"chief": ["h1:2222"], "worker": ["h2:2222"], "ps": ["h3:2222"]}, "task": {"type": "worker", "index": 0}}.)");
+  throw InputError(
+      "trireme", "TF_CONFIG " + happened,
+      R"(It should look like {"cluster": {"chief": ["h1:2222"], "worker": ["h2:2222"], "ps": ["h3:2222"]}, "task": {"type": "worker", "index": 0}}.)");
 }
 
 int index_of(const nlohmann::json& task) {
@@ -36,9 +37,13 @@ std::optional<TfConfig> tf_config() {
     const nlohmann::json& cluster = config.at("cluster");
     const std::string type = config.at("task").at("type");
     const int index = index_of(config.at("task"));
-    const auto members = [&](const char* of) { return cluster.contains(of) ? cluster.at(of).get<std::vector<std::string>>() : std::vector<std::string>(); };
+    const auto members = [&](const char* of) {
+      return cluster.contains(of) ? cluster.at(of).get<std::vector<std::string>>() : std::vector<std::string>();
+    };
     bool found = type == "evaluator";
-    const auto is_this = [&](const char* of, const std::vector<std::string>& all) { return type == of && index >= 0 && index < static_cast<int>(all.size()); };
+    const auto is_this = [&](const char* of, const std::vector<std::string>& all) {
+      return type == of && index >= 0 && index < static_cast<int>(all.size());
+    };
     for (const char* of : {"chief", "master", "worker"}) {
       const std::vector<std::string> all = members(of);
       if (is_this(of, all)) {
@@ -76,7 +81,8 @@ void become_task(const TfConfig& config, const std::string& transport) {
   }
   const bool serves = config.task == TfConfig::Task::server;
   ::setenv("TRIREME_SERVERS", addresses.c_str(), 1);
-  ::setenv(serves ? "TRIREME_SERVER" : "TRIREME_WORKER", concat(config.index, '/', serves ? config.servers.size() : config.workers.size()).c_str(), 1);
+  ::setenv(serves ? "TRIREME_SERVER" : "TRIREME_WORKER",
+           concat(config.index, '/', serves ? config.servers.size() : config.workers.size()).c_str(), 1);
   ::unsetenv("TF_CONFIG"); // a worker is a world of its own
 }
 

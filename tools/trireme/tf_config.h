@@ -20,10 +20,12 @@ struct TfConfig {
   std::vector<std::string> servers;
 };
 
-/// Reads TF_CONFIG; nothing where it is not set, or names no cluster. Errors: InputError for text that is none, or a task that the cluster lacks.
+/// Reads TF_CONFIG; nothing where it is not set, or names no cluster. Errors: InputError for text that is none, or a
+/// task that the cluster lacks.
 std::optional<TfConfig> tf_config();
 
-/// Gives a task of a job with parameter servers, which speak `transport` ("tcp"), the variables that trireme's launcher would set (TRIREME_SERVERS, TRIREME_WORKER or TRIREME_SERVER), and removes TF_CONFIG.
+/// Gives a task of a job with parameter servers, which speak `transport` ("tcp"), the variables that trireme's launcher
+/// would set (TRIREME_SERVERS, TRIREME_WORKER or TRIREME_SERVER), and removes TF_CONFIG.
 void become_task(const TfConfig& config, const std::string& transport);
 /// The same for the task that evaluates checkpoints of a run with so many data ranks or workers (TRIREME_EVALUATOR).
 void become_evaluator(int64_t data_ranks);

@@ -47,14 +47,18 @@ constexpr int kRestartsOfAReplica = 3;
 
 fs::path default_out(const TrainCommand& command) {
   const std::string stem = command.run_file.stem().string();
-  return fs::path("runs") / (stem == "run" && command.run_file.has_parent_path() ? command.run_file.parent_path().filename() : fs::path(stem));
+  return fs::path("runs") / (stem == "run" && command.run_file.has_parent_path()
+                                 ? command.run_file.parent_path().filename()
+                                 : fs::path(stem));
 }
 
 // `slots`: of the hostfile's hosts, 0 without one.
 int64_t ranks_on(const TrainCommand& command, const config::RunConfig& run, int64_t slots) {
-  const int64_t ranks = ranks_of(run, command.run_file.string(), command.ranks, std::max<int64_t>(1, slots / ranks_of_replica(run)));
+  const int64_t ranks =
+      ranks_of(run, command.run_file.string(), command.ranks, std::max<int64_t>(1, slots / ranks_of_replica(run)));
   if (slots > 0 && ranks > slots) {
-    throw InputError("trireme", concat(ranks, " ranks do not fit on the ", slots, " slots of ", command.places.hostfile.string()),
+    throw InputError("trireme",
+                     concat(ranks, " ranks do not fit on the ", slots, " slots of ", command.places.hostfile.string()),
                      "Add hosts or slots, or ask for fewer ranks with -n or \"parallel\".");
   }
   return ranks;
@@ -68,14 +72,16 @@ void check_out(const TrainCommand& command) {
   }
 }
 
-/// Held for as long as the launcher of a job that writes into the run folder lives. The next one waits a little for a job that is
-/// just ending. File systems without locks do without.
+/// Held for as long as the launcher of a job that writes into the run folder lives. The next one waits a little for a
+/// job that is just ending. File systems without locks do without.
 class RunLock {
  public:
-  explicit RunLock(const fs::path& folder) : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+  explicit RunLock(const fs::path& folder)
+      : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
     for (int tries = 0; file_ && ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
       if (tries == 20) {
-        throw InputError("trireme", concat("another training writes into ", folder.string()), "Wait until it ends, or name another folder with --out.");
+        throw InputError("trireme", concat("another training writes into ", folder.string()),
+                         "Wait until it ends, or name another folder with --out.");
       }
       ::usleep(100'000);
     }
@@ -106,7 +112,8 @@ std::string superseded(const RunToken& token, const std::string& run_id, const f
 }
 
 std::vector<std::string> rank_command(const TrainCommand& command) {
-  std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out", command.out.string()};
+  std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out",
+                                    command.out.string()};
   for (const std::string& override : command.overrides) {
     words.insert(words.end(), {"--set", override});
   }
@@ -123,7 +130,10 @@ std::vector<std::string> rank_command(const TrainCommand& command) {
 class Shrinking {
  public:
   Shrinking(const config::RunConfig& run, int64_t full_ranks, std::vector<std::string> command)
-      : run_(run), full_ranks_(full_ranks), full_(run.engine.batch_for(full_ranks / ranks_of_replica(run))), command_(std::move(command)) {}
+      : run_(run),
+        full_ranks_(full_ranks),
+        full_(run.engine.batch_for(full_ranks / ranks_of_replica(run))),
+        command_(std::move(command)) {}
 
   launch::Arrangement operator()(int64_t slots) const {
     launch::Arrangement plan;
@@ -135,7 +145,9 @@ class Shrinking {
     const int64_t per_replica = ranks_of_replica(run_);
     const int64_t fitting = slots / per_replica;
     if (fitting == 0) {
-      throw InputError("trireme", concat("the model needs ", per_replica, " ranks (pipe * context * tensor), only ", slots, slots == 1 ? " slot is left" : " slots are left"),
+      throw InputError("trireme",
+                       concat("the model needs ", per_replica, " ranks (pipe * context * tensor), only ", slots,
+                              slots == 1 ? " slot is left" : " slots are left"),
                        "Bring hosts back and continue with --resume, or cut the model into fewer parts.");
     }
     int64_t replicas = fitting;
@@ -148,17 +160,20 @@ class Shrinking {
       ++accumulation;
     }
     plan.ranks = static_cast<int>(replicas * per_replica);
-    for (const auto& [key, value] : {std::pair("engine.train_batch_size", full_.train), std::pair("engine.train_micro_batch_size_per_gpu", each / accumulation),
+    for (const auto& [key, value] : {std::pair("engine.train_batch_size", full_.train),
+                                     std::pair("engine.train_micro_batch_size_per_gpu", each / accumulation),
                                      std::pair("engine.gradient_accumulation_steps", accumulation)}) {
       plan.command.insert(plan.command.end(), {"--set", concat(key, "=", value)});
     }
     if (run_.parallel.data) {
       plan.command.insert(plan.command.end(), {"--set", concat("parallel.data=", replicas)});
     }
-    plan.note = concat("smaller world: ", plan.ranks, " of ", full_ranks_, " ranks; the batch of ", full_.train, " stays, ", each / accumulation, " x ",
-                       accumulation, " accumulated x ", replicas, " data-parallel");
+    plan.note =
+        concat("smaller world: ", plan.ranks, " of ", full_ranks_, " ranks; the batch of ", full_.train, " stays, ",
+               each / accumulation, " x ", accumulation, " accumulated x ", replicas, " data-parallel");
     if (replicas < fitting) {
-      plan.note += concat(" (", full_.train, " does not divide by ", fitting, ", so ", slots - plan.ranks, slots - plan.ranks == 1 ? " slot stays idle)" : " slots stay idle)");
+      plan.note += concat(" (", full_.train, " does not divide by ", fitting, ", so ", slots - plan.ranks,
+                          slots - plan.ranks == 1 ? " slot stays idle)" : " slots stay idle)");
     }
     return plan;
   }
@@ -210,7 +225,7 @@ class SavedStep {
  private:
   // Opens the file again after each save, which replaces it.
   std::array<int64_t, 3> identity() const {
-    struct stat status {};
+    struct stat status{};
     if (::stat(latest_.c_str(), &status) != 0) {
       return {};
     }
@@ -258,7 +273,9 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
                         {"redone_seconds", restart.redone_seconds}});
   }
   const bool signalled = report.received_signal != 0;
-  const char* const status = report.exit_code == 0 ? (signalled ? "preempted" : "finished") : signalled ? "stopped" : "failed";
+  const char* const status = report.exit_code == 0 ? (signalled ? "preempted" : "finished")
+                             : signalled           ? "stopped"
+                                                   : "failed";
   const nlohmann::ordered_json all = {{"status", status},
                                       {"exit_code", report.exit_code},
                                       {"signal", report.received_signal},
@@ -266,7 +283,8 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
                                       {"ettr", report.ettr},
                                       {"restarts", restarts}};
   try {
-    write_file_atomically(out / "launch.json", all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    write_file_atomically(out / "launch.json",
+                          all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
     if (report.exit_code != 0) {
       monitor::end_report(out / "report.html", status); // rank 0 may have been killed
     }
@@ -276,7 +294,8 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
 }
 
 // Where memory is short. Ranks with files or sharded parameters do so by themselves.
-void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
+void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand,
+                            launch::LaunchOptions& options) {
   constexpr const char* kThreshold = "MALLOC_MMAP_THRESHOLD_";
   if (run.on_device || run.offload.uses_files() || run.shards(3) || env::text(kThreshold)) {
     return;
@@ -286,7 +305,8 @@ void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHa
     return;
   }
   options.extra_env.emplace_back(kThreshold, "1048576");
-  log::info("memory is short (", at_hand.source, ' ', format_bytes(static_cast<double>(at_hand.bytes)), ", the ranks need about ", format_bytes(static_cast<double>(need.peak_of_all)),
+  log::info("memory is short (", at_hand.source, ' ', format_bytes(static_cast<double>(at_hand.bytes)),
+            ", the ranks need about ", format_bytes(static_cast<double>(need.peak_of_all)),
             "): malloc gives back at once what they free, which makes steps slower");
 }
 
@@ -302,11 +322,13 @@ void make_run_folder(const TrainCommand& command) {
   std::error_code error;
   make_private_folders(command.out / "logs", error);
   if (error) {
-    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()), "Name another folder with --out.");
+    throw InputError("trireme", concat("cannot make the run folder ", command.out.string(), ": ", error.message()),
+                     "Name another folder with --out.");
   }
 }
 
-/// This process is one rank of a job that another launcher has started: what the launcher would do for it, then trireme-rank.
+/// This process is one rank of a job that another launcher has started: what the launcher would do for it, then
+/// trireme-rank.
 // DeepSpeed's default of freeze_step is longer than most runs.
 void warn_of_long_warm_up(const config::RunConfig& run) {
   const optim::OptimizerOptions optimizer = run.engine.optimizer_or_adamw();
@@ -317,7 +339,8 @@ void warn_of_long_warm_up(const config::RunConfig& run) {
     freeze_step = lamb->freeze_step;
   }
   if (freeze_step && *freeze_step >= run.training.steps) {
-    log::warning("the warm-up of the 1-bit optimizer ends after step ", *freeze_step, " (freeze_step), and the run has ", run.training.steps, ": nothing will be compressed");
+    log::warning("the warm-up of the 1-bit optimizer ends after step ", *freeze_step,
+                 " (freeze_step), and the run has ", run.training.steps, ": nothing will be compressed");
   }
 }
 
@@ -325,10 +348,14 @@ void warn_of_long_warm_up(const config::RunConfig& run) {
 void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   const auto servers = std::ssize(tasks.servers);
   if (!run.engine.server.on() && tasks.task == TfConfig::Task::server) {
-    throw InputError("trireme", "TF_CONFIG makes this process a parameter server, and the run file has none", R"(Set "parallel": {"sync": {"kind": "server", "servers": N}}, or start no ps tasks.)");
+    throw InputError("trireme", "TF_CONFIG makes this process a parameter server, and the run file has none",
+                     R"(Set "parallel": {"sync": {"kind": "server", "servers": N}}, or start no ps tasks.)");
   }
   if (run.engine.server.on() && run.engine.server.servers != servers) {
-    throw InputError("trireme", concat("TF_CONFIG names ", servers, servers == 1 ? " ps task" : " ps tasks", ", and parallel.sync.servers is ", run.engine.server.servers), "Make them equal.");
+    throw InputError("trireme",
+                     concat("TF_CONFIG names ", servers, servers == 1 ? " ps task" : " ps tasks",
+                            ", and parallel.sync.servers is ", run.engine.server.servers),
+                     "Make them equal.");
   }
 }
 
@@ -345,8 +372,12 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
       become_task(*tasks, run.parallel.sync.transport);
     }
   } else if (run.engine.server.on() || run.engine.averaging.elastic) {
-    throw InputError("trireme", concat(job.launcher, " has started ", job.ranks, " ranks, and ", run.engine.server.on() ? "parallel.sync asks for workers and servers" : "replicas that come and go (\"elastic\") live by themselves"),
-                     "Start the command once, without that launcher: trireme train starts both. TF_CONFIG can name tasks that others start (docs/tensorflow_strategies.md).");
+    throw InputError("trireme",
+                     concat(job.launcher, " has started ", job.ranks, " ranks, and ",
+                            run.engine.server.on() ? "parallel.sync asks for workers and servers"
+                                                   : "replicas that come and go (\"elastic\") live by themselves"),
+                     "Start the command once, without that launcher: trireme train starts both. TF_CONFIG can name "
+                     "tasks that others start (docs/tensorflow_strategies.md).");
   }
   ranks_of(run, command.run_file.string(), job.ranks, 1);
   run.engine.batch_for(job.ranks / ranks_of_replica(run));
@@ -369,7 +400,8 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
     ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
   }
   std::vector<std::string> words = rank_command(command);
-  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status), "--failed-status", std::to_string(command.failed_status)});
+  words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status), "--failed-status",
+                             std::to_string(command.failed_status)});
   std::vector<char*> arguments;
   for (std::string& word : words) {
     arguments.push_back(word.data());
@@ -390,7 +422,8 @@ int train_job(TrainCommand command) {
   warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;
-  for (size_t i = 0; i < options.hosts.size() && (options.max_nodes == 0 || i < static_cast<size_t>(options.max_nodes)); ++i) {
+  for (size_t i = 0; i < options.hosts.size() && (options.max_nodes == 0 || i < static_cast<size_t>(options.max_nodes));
+       ++i) {
     slots += options.hosts[i].slots;
   }
   const int64_t ranks = ranks_on(command, run, slots);
@@ -405,7 +438,8 @@ int train_job(TrainCommand command) {
     limit_arenas(at_hand, options);
   }
   if (command.resume && command.resume_from != "auto" && slots == 0 && !fs::exists(command.resume_from)) {
-    throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"), "Name a checkpoint, or the folder that holds them.");
+    throw InputError("trireme", concat("--resume ", command.resume_from, ": there is no such file or folder"),
+                     "Name a checkpoint, or the folder that holds them.");
   }
   if (command.out.empty()) {
     command.out = default_out(command);
@@ -451,11 +485,13 @@ int train_job(TrainCommand command) {
   }
   if (report.received_signal != 0 && (report.exit_code != 0 || report.not_begun)) {
     const int64_t step = saved();
-    log::info(saved.nothing_saved() ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
-              : step > 0             ? concat("stopped; step ", step, " is saved: continue with --resume")
-                                     : "stopped before anything was saved");
+    log::info(saved.nothing_saved()
+                  ? concat("stopped before anything was saved: begin again with --resume ", command.resume_from)
+              : step > 0 ? concat("stopped; step ", step, " is saved: continue with --resume")
+                         : "stopped before anything was saved");
   }
-  return report.received_signal != 0 && report.exit_code == 0 ? static_cast<int>(command.stopped_status) : report.exit_code;
+  return report.received_signal != 0 && report.exit_code == 0 ? static_cast<int>(command.stopped_status)
+                                                              : report.exit_code;
 }
 
 } // namespace trireme::tools

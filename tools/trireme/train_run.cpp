@@ -33,9 +33,9 @@
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/zero/init.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <malloc.h>
 
@@ -47,8 +47,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// While modules are built and sharded or put into files one by one, all that one leaves goes back: malloc fills the place of an aligned block with no other of its size, so that a
-// model of many layers left as much as it has parameters.
+// While modules are built and sharded or put into files one by one, all that one leaves goes back: malloc fills the
+// place of an aligned block with no other of its size, so that a model of many layers left as much as it has
+// parameters.
 constexpr int64_t kBlocksOfModules = 128 << 10;
 
 class TrainRun {
@@ -87,8 +88,9 @@ class TrainRun {
       return_blocks_of(returned_blocks_);
     }
     if (datasets_.validation) { // who is silent may have to speak later
-      validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, engine_->train_micro_batch_size_per_gpu(),
-                                            engine_->group().rank(), engine_->group().size()));
+      validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation,
+                                            engine_->train_micro_batch_size_per_gpu(), engine_->group().rank(),
+                                            engine_->group().size()));
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
@@ -99,8 +101,9 @@ class TrainRun {
   int train();
 
  private:
-  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes: of those that are there the one with the lowest number; of replicas that come and go the one that has been
-  /// there for longest.
+  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes: of
+  /// those that are there the one with the lowest number; of replicas that come and go the one that has been there for
+  /// longest.
   bool is_silent() const {
     return worker_ && (!engine_->is_first_replica() || others_are_done_ || writer_.handed_over());
   }
@@ -168,17 +171,19 @@ class TrainRun {
 // A rank whose host lacks a GPU ends all of them.
 at::Device TrainRun::choose_device() {
   at::Device device = at::kCPU;
-  engine::check_together(world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
+  engine::check_together(
+      world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
   device::make_current(device); // zero::Init communicates before initialize()
   return device;
 }
 
 mesh::Mesh TrainRun::make_mesh() {
   const config::ParallelConfig& parallel = run_.parallel;
-  return mesh::training_mesh(world_.group(), {.pipe = static_cast<int>(parallel.pipe),
-                                              .data = parallel.data && !worker_ ? static_cast<int>(*parallel.data) : mesh::kRest,
-                                              .context = static_cast<int>(parallel.context),
-                                              .tensor = static_cast<int>(parallel.tensor)});
+  return mesh::training_mesh(world_.group(),
+                             {.pipe = static_cast<int>(parallel.pipe),
+                              .data = parallel.data && !worker_ ? static_cast<int>(*parallel.data) : mesh::kRest,
+                              .context = static_cast<int>(parallel.context),
+                              .tensor = static_cast<int>(parallel.tensor)});
 }
 
 // Before modules are built, into files perhaps.
@@ -197,8 +202,10 @@ void TrainRun::prepare_room() {
 }
 
 Task TrainRun::build_task() {
-  engine::resolve_precision(run_.engine.precision, world_.group(), device_, start_ ? std::optional(start_->from) : std::nullopt);
-  torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) + world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
+  engine::resolve_precision(run_.engine.precision, world_.group(), device_,
+                            start_ ? std::optional(start_->from) : std::nullopt);
+  torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) +
+                     world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
   prepare_room();
   std::optional<zero::Init> init;
   if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
@@ -208,7 +215,8 @@ Task TrainRun::build_task() {
   }
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
-      *from = checkpoint::Checkpoint::open(*from, "", world_.group()).folder(); // a run may be saving there: the same one for all
+      *from = checkpoint::Checkpoint::open(*from, "", world_.group())
+                  .folder(); // a run may be saving there: the same one for all
     }
   }
   check_samples(run_, datasets_);
@@ -248,12 +256,14 @@ void TrainRun::resume() {
   }
   if (engine_->load_checkpoint(start_->from)) {
     resumed_step_ = engine_->global_steps();
-    last_saved_ = start_->elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
+    last_saved_ =
+        start_->elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
     if (*resumed_step_ >= run_.training.steps) {
       log::info("all ", run_.training.steps, " steps are done already; raise training.steps to go on");
     }
   } else if (start_->elsewhere) {
-    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()), "Name a checkpoint, or the folder that holds them.");
+    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()),
+                     "Name a checkpoint, or the folder that holds them.");
   } else {
     log::info("no checkpoint in ", start_->from.string(), ": starting at step 1");
   }
@@ -278,7 +288,8 @@ void TrainRun::save() {
     failed_save_ = error.what();
     if (world_.rank() == 0) {
       const bool goes_on = engine_->global_steps() < run_.training.steps && !engine_->stop_agreed();
-      log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ", error.what());
+      log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ",
+                 error.what());
     }
   }
   traffic_.skip_files(*engine_);
@@ -327,30 +338,36 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
     return;
   }
   writer_.status("evaluating");
-  const Evaluated evaluated = tools::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
+  const Evaluated evaluated =
+      tools::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
   metrics.val_loss = evaluated.loss;
   metrics.val_accuracy = evaluated.accuracy;
   if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
-    log::warning("the validation loss at step ", engine_->global_steps(), " is not finite: lower the learning rate, or go back to an earlier checkpoint");
+    log::warning("the validation loss at step ", engine_->global_steps(),
+                 " is not finite: lower the learning rate, or go back to an earlier checkpoint");
   }
   traffic_.skip(*engine_);
   writer_.status("");
 }
 
 std::string TrainRun::write_sample() {
-  const bool has_all = task_.gpt && !shards_parameters() && run_.parallel.tensor <= 1 && run_.parallel.context <= 1; // else the last checkpoint has
+  const bool has_all = task_.gpt && !shards_parameters() && run_.parallel.tensor <= 1 &&
+                       run_.parallel.context <= 1; // else the last checkpoint has
   if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
     return "";
   }
-  return sample_of(run_, task_, *datasets_.tokenizer, has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
+  return sample_of(run_, task_, *datasets_.tokenizer,
+                   has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
 // Retries a save that failed.
 std::string TrainRun::next_run() const {
-  return last_saved_ < 0 ? "Mend that and run again." : concat("Mend that and continue from step ", last_saved_, " with --resume.");
+  return last_saved_ < 0 ? "Mend that and run again."
+                         : concat("Mend that and continue from step ", last_saved_, " with --resume.");
 }
 
-// The ranks were asked to stop and agree on the step. Other work due at this step waits for the next run; the checkpoint does not.
+// The ranks were asked to stop and agree on the step. Other work due at this step waits for the next run; the
+// checkpoint does not.
 int TrainRun::leave() {
   save(); // first: there is not much time
   if (monitor::tracer().on()) {
@@ -359,7 +376,9 @@ int TrainRun::leave() {
   const int64_t step = engine_->global_steps();
   writer_.with_log([&](RunLog& log) { log.interrupted(concat("preempted at step ", step)); });
   if (failed_save_) {
-    throw Error("train", concat("stopped by ", engine::Preemption::reason(), " at step ", step, ", which could not be saved: ", *failed_save_),
+    throw Error("train",
+                concat("stopped by ", engine::Preemption::reason(), " at step ", step,
+                       ", which could not be saved: ", *failed_save_),
                 next_run());
   }
   log::info("stopped by ", engine::Preemption::reason(), " at step ", step, "; continue with --resume");
@@ -375,7 +394,8 @@ bool TrainRun::is_done_by_others() const {
   return saved && checkpoint::Checkpoint::open(*saved, "", world_.group()).step() >= run_.training.steps;
 }
 
-// Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or back.
+// Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or
+// back.
 void TrainRun::share_duties(bool at_the_end) {
   // Servers name the first worker in every step, replicas agree on theirs at meetings, the last of which decides.
   writer_.note_first(engine_->is_first_replica(), at_the_end || !comes_and_goes());
@@ -390,7 +410,8 @@ void TrainRun::share_duties(bool at_the_end) {
     writer_.stop();
     return;
   }
-  log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ", engine_->global_steps(), " on");
+  log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ",
+            engine_->global_steps(), " on");
   writer_.begin(run_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 

@@ -42,16 +42,19 @@ std::regex expression(const std::string& text) {
   try {
     return std::regex(text);
   } catch (const std::regex_error& error) {
-    throw InputError("activations", concat("layers \"", text, "\" is not a regular expression: ", error.what()), "Name a class, as GptBlock, or several as GptBlock|BertBlock.");
+    throw InputError("activations", concat("layers \"", text, "\" is not a regular expression: ", error.what()),
+                     "Name a class, as GptBlock, or several as GptBlock|BertBlock.");
   }
 }
 
 } // namespace
 
-Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches, Sharing sharing, int64_t without_weights)
+Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files, int64_t micro_batches, Sharing sharing,
+                        int64_t without_weights)
     : options(std::move(given)), device(on), aio(files), in_flight(micro_batches), put_off(without_weights) {
   if (options.uses_nvme() && options.nvme_path.empty()) {
-    throw InputError("activations", "activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
+    throw InputError("activations", "activations are to go to files, and there is no nvme_path",
+                     "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   if (!options.layers.empty()) {
     layers_ = expression(options.layers);
@@ -80,7 +83,10 @@ Way Activations::Impl::first_way(const Part& part, size_t index) const {
   if (!options.choices.empty()) {
     const size_t place = part.place < 0 ? index : static_cast<size_t>(part.place);
     if (place >= options.choices.size()) {
-      throw InputError("activations", concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type), "Give every part one, as a run with \"policy\": \"auto\" prints them.");
+      throw InputError(
+          "activations",
+          concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type),
+          "Give every part one, as a run with \"policy\": \"auto\" prints them.");
     }
     return usable(options.choices[place]);
   }
@@ -91,12 +97,14 @@ Way Activations::Impl::first_way(const Part& part, size_t index) const {
 }
 
 size_t Activations::Impl::index_of(const Part& part, const Tensors& inputs) {
-  const auto found = std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.key == part.key; });
+  const auto found =
+      std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.key == part.key; });
   if (found != parts.end()) {
     return static_cast<size_t>(found - parts.begin());
   }
   places_given_ = places_given_ || part.place >= 0;
-  parts.push_back({part.key, std::string(part.type), part.place, first_way(part, parts.size()), 0, 0, 0, 0, 0, Mark(device), Mark(device), Mark(device)});
+  parts.push_back({part.key, std::string(part.type), part.place, first_way(part, parts.size()), 0, 0, 0, 0, 0,
+                   Mark(device), Mark(device), Mark(device)});
   take_adopted(parts.size() - 1, inputs);
   return parts.size() - 1;
 }
@@ -156,7 +164,8 @@ bool Activations::Impl::measures() const {
   return steps <= kMeasuredStep;
 }
 
-std::shared_ptr<Call> Activations::Impl::begin_call(size_t index, std::optional<Place> place, const Tensors& inputs, bool shares) {
+std::shared_ptr<Call> Activations::Impl::begin_call(size_t index, std::optional<Place> place, const Tensors& inputs,
+                                                    bool shares) {
   auto call = std::make_shared<Call>(storages, fixed, place, options.least_bytes);
   if (shares) {
     call->share_inputs(parts[index].type);
@@ -211,7 +220,8 @@ Tensors Activations::Impl::call_directly(size_t index, const Function& f, const 
   return outputs;
 }
 
-// Autograd saves the inputs for the call itself, and what f saves, when it runs again, for a call of its own, which only counts.
+// Autograd saves the inputs for the call itself, and what f saves, when it runs again, for a call of its own, which
+// only counts.
 Tensors Activations::Impl::call_recomputed(size_t index, const Part& part, const Function& f, const Tensors& inputs) {
   const auto call = begin_call(index, activations::place_of(parts[index].way), inputs, /*shares=*/true);
   CallSaver saver(call);
@@ -251,7 +261,10 @@ Tensors Activations::Impl::run(const Part& part, const Function& f, const Tensor
 
 void Activations::Impl::end_step() {
   if (!places_given_ && parts.size() < options.choices.size()) {
-    throw InputError("activations", concat("\"choices\" has ", options.choices.size(), " ways, and the model calls ", parts.size(), " parts"), "Give every part one, as a run with \"policy\": \"auto\" prints them.");
+    throw InputError(
+        "activations",
+        concat("\"choices\" has ", options.choices.size(), " ways, and the model calls ", parts.size(), " parts"),
+        "Give every part one, as a run with \"policy\": \"auto\" prints them.");
   }
   if (steps < kCheckedSteps || steps % kCheckedAgain == 0) {
     storages->check_shares();
@@ -274,14 +287,16 @@ Tensors run(const Part& part, const Function& f, const Tensors& inputs) {
   if (impl != nullptr && part.begins) {
     impl->begin_forward();
   }
-  const bool differentiable = std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.defined() && input.requires_grad(); });
+  const bool differentiable = std::any_of(
+      inputs.begin(), inputs.end(), [](const at::Tensor& input) { return input.defined() && input.requires_grad(); });
   if (impl == nullptr || !at::GradMode::is_enabled() || (!differentiable && !part.recomputes)) {
     return part.recomputes ? recompute::run(f, inputs, part.recompute) : f(inputs);
   }
   return impl->run(part, f, inputs);
 }
 
-Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing, int64_t put_off)
+Activations::Activations(Options options, at::Device device, const aio::Options& aio, int64_t in_flight,
+                         Sharing sharing, int64_t put_off)
     : impl_(std::make_shared<Impl>(std::move(options), device, aio, in_flight, std::move(sharing), put_off)) {}
 
 Activations::~Activations() = default;

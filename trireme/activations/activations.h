@@ -38,11 +38,12 @@ struct Part {
   recompute::Options recompute = {};
 };
 
-/// Calls f, a part of a model, as the Activations that are active on this thread say; without them, and within another part, f is called, or
-/// recomputed if the part says so. Parts of which no input requires a gradient are only called.
+/// Calls f, a part of a model, as the Activations that are active on this thread say; without them, and within another
+/// part, f is called, or recomputed if the part says so. Parts of which no input requires a gradient are only called.
 ///
-/// Losses and gradients are bit-equal to those of f(inputs), whatever becomes of the activations. What recompute::run() asks of f holds here too, for it
-/// may be recomputed. Tensors that are saved must not change in place until backward, as ever: an Error says so then.
+/// Losses and gradients are bit-equal to those of f(inputs), whatever becomes of the activations. What recompute::run()
+/// asks of f holds here too, for it may be recomputed. Tensors that are saved must not change in place until backward,
+/// as ever: an Error says so then.
 Tensors run(const Part& part, const Function& f, const Tensors& inputs);
 
 /// Whether an Activations is active on this thread, and no part is being called.
@@ -50,13 +51,16 @@ bool active();
 
 /// The same for a callable of tensors that returns a tensor, a vector, a pair or a tuple, as recompute::call():
 ///
-///   x = activations::call({.key = block.get(), .type = "Block"}, [block](at::Tensor x) { return block->forward(x); }, x);
+///   x = activations::call({.key = block.get(), .type = "Block"}, [block](at::Tensor x) { return block->forward(x); },
+///   x);
 template <typename F, typename... T>
 auto call(const Part& part, F f, const T&... tensors) {
   using Result = std::decay_t<decltype(f(at::Tensor(tensors)...))>;
   const Function listed = [f = std::move(f)](const Tensors& inputs) mutable {
     Tensors outputs;
-    [&]<size_t... I>(std::index_sequence<I...>) { recompute::append(outputs, f(at::Tensor(inputs[I])...)); }(std::index_sequence_for<T...>());
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      recompute::append(outputs, f(at::Tensor(inputs[I])...));
+    }(std::index_sequence_for<T...>());
     return outputs;
   };
   size_t position = 0;
@@ -74,18 +78,22 @@ struct Decision {
 
 /// Decides what becomes of the activations of a model's parts, moves them, and counts them.
 ///
-/// Parts are known from the first forward on, in the order in which it calls them. With Options::automatic the first two steps use the way that needs
-/// least memory and measure; then the caller has the ranks agree (measured(), decide()). The choice changes no numbers.
+/// Parts are known from the first forward on, in the order in which it calls them. With Options::automatic the first
+/// two steps use the way that needs least memory and measure; then the caller has the ranks agree (measured(),
+/// decide()). The choice changes no numbers.
 ///
-/// Moved are storages that autograd saves inside a part, each once however many tensors view it; parameters and buffers never. They leave while the forward
-/// goes on, and come back while the backward of the part behind computes. Source: PyTorch's saved_tensors_hooks and save_on_cpu; Peng et al. 2020, "Capuchin"
-/// (ASPLOS), for the choice by measured cost.
+/// Moved are storages that autograd saves inside a part, each once however many tensors view it; parameters and buffers
+/// never. They leave while the forward goes on, and come back while the backward of the part behind computes. Source:
+/// PyTorch's saved_tensors_hooks and save_on_cpu; Peng et al. 2020, "Capuchin" (ASPLOS), for the choice by measured
+/// cost.
 class Activations {
  public:
   class Impl; // of this folder
-  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline; `put_off`: as Problem has it. `sharing`: for Options::shares_inputs.
-  /// Errors: InputError for a way that says nvme without nvme_path, a folder that cannot be made, an expression that is none.
-  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {}, int64_t in_flight = 1, Sharing sharing = {}, int64_t put_off = 0);
+  /// `in_flight`: micro-batches whose activations wait at a time, more than 1 in a pipeline; `put_off`: as Problem has
+  /// it. `sharing`: for Options::shares_inputs. Errors: InputError for a way that says nvme without nvme_path, a folder
+  /// that cannot be made, an expression that is none.
+  explicit Activations(Options options, at::Device device = at::kCPU, const aio::Options& aio = {},
+                       int64_t in_flight = 1, Sharing sharing = {}, int64_t put_off = 0);
   ~Activations();
   Activations(const Activations&) = delete;
   Activations& operator=(const Activations&) = delete;
@@ -93,23 +101,27 @@ class Activations {
   /// Parts that this thread calls are treated by this object while the result lives. `fixed`: parameters and buffers.
   std::shared_ptr<void> enter(const Tensors& fixed);
 
-  /// A step is over: backward has run, nothing waits for one. Errors: InputError where Options::choices is longer than the forward.
+  /// A step is over: backward has run, nothing waits for one. Errors: InputError where Options::choices is longer than
+  /// the forward.
   void end_step();
   /// Whether the measurements are complete and nobody has decided yet.
   bool wants_decision() const;
-  /// What this rank measured; ranks of one model measure as many numbers. Waits for the device. Takes some tens of ms for the speed of moves. Collective where ranks
-  /// keep shares. `host_room`: bytes of the host's memory that this rank may take for what a device moves there.
+  /// What this rank measured; ranks of one model measure as many numbers. Waits for the device. Takes some tens of ms
+  /// for the speed of moves. Collective where ranks keep shares. `host_room`: bytes of the host's memory that this rank
+  /// may take for what a device moves there.
   std::vector<double> measured(int64_t host_room = std::numeric_limits<int64_t>::max()) const;
-  /// Decides by the largest of all ranks, number by number. Returns what was decided, for people; ways() repeat it as Options::choices.
-  /// Errors: InputError where nothing fits the budget, with what would.
+  /// Decides by the largest of all ranks, number by number. Returns what was decided, for people; ways() repeat it as
+  /// Options::choices. Errors: InputError where nothing fits the budget, with what would.
   std::string decide(const std::vector<double>& largest);
 
   /// What was decided of the parts of this rank, with Options::automatic.
   Decision decision() const;
-  /// Whether files, and the host of a device, have room for what would be there. `host_room`: as in measured(). Of a pipeline all stages count.
+  /// Whether files, and the host of a device, have room for what would be there. `host_room`: as in measured(). Of a
+  /// pipeline all stages count.
   bool has_room_for(const Decision& decision, int64_t host_room) const;
-  /// Before the first forward: parts are treated as was decided then, if they get inputs of no more bytes; the others as in a first step. `all`: there are no parts at
-  /// other places. After that step the caller has the ranks agree (doubts_adopted(), end_adoption()).
+  /// Before the first forward: parts are treated as was decided then, if they get inputs of no more bytes; the others
+  /// as in a first step. `all`: there are no parts at other places. After that step the caller has the ranks agree
+  /// (doubts_adopted(), end_adoption()).
   void adopt(Decision decision, bool all);
   /// Whether a step with an adopted decision is over that nobody has agreed on.
   bool wants_adoption() const;

@@ -45,7 +45,10 @@ bool several_in_flight(const Problem& problem) {
 
 // Of all micro-batches in flight.
 int64_t held_by(const Problem& problem, const PartCost& part, Way way) {
-  const int64_t stays = way == Way::keep ? whole(part) : way == Way::recompute ? part.share_bytes : recomputes(way) ? 0 : part.stay_bytes;
+  const int64_t stays = way == Way::keep        ? whole(part)
+                        : way == Way::recompute ? part.share_bytes
+                        : recomputes(way)       ? 0
+                                                : part.stay_bytes;
   return problem.in_flight * stays + (moves(way) ? problem.put_off * moved_by(part, way) : 0);
 }
 
@@ -53,7 +56,8 @@ bool gathers(const PartCost& part) {
   return part.share_bytes < part.input_bytes;
 }
 
-// The most that the part itself has at a time, beside what moves: on the CPU what has moved lies in the buffers of moves.
+// The most that the part itself has at a time, beside what moves: on the CPU what has moved lies in the buffers of
+// moves.
 int64_t all_of(const Problem& problem, const PartCost& part, Way way) {
   if (moves(way) && !recomputes(way) && problem.moving_copies > 1) {
     return part.stay_bytes;
@@ -64,7 +68,8 @@ int64_t all_of(const Problem& problem, const PartCost& part, Way way) {
 // Seconds of the part itself, and of its move behind the next part; the last one has none.
 double seconds_of(const Problem& problem, size_t index, Way way, const PartCost* next, Way next_way) {
   const PartCost& part = problem.parts[index];
-  double seconds = recomputes(way) ? part.forward + (gathers(part) ? problem.gather * static_cast<double>(part.input_bytes) : 0) : 0;
+  double seconds =
+      recomputes(way) ? part.forward + (gathers(part) ? problem.gather * static_cast<double>(part.input_bytes) : 0) : 0;
   if (!moves(way)) {
     return seconds;
   }
@@ -102,7 +107,8 @@ Memory memory_of(const Problem& problem) {
   for (const PartCost& part : problem.parts) {
     memory.largest = std::max(memory.largest, whole(part) + part.padding);
     memory.largest_input = std::max(memory.largest_input, moved_input(part));
-    memory.at_work = std::max({memory.at_work, all_of(problem, part, Way::keep), all_of(problem, part, Way::recompute)});
+    memory.at_work =
+        std::max({memory.at_work, all_of(problem, part, Way::keep), all_of(problem, part, Way::recompute)});
   }
   // A micro-batch comes back while another one leaves. On the CPU `at_work` has room for that one's part.
   const bool leaves_and_comes = several_in_flight(problem);
@@ -112,8 +118,10 @@ Memory memory_of(const Problem& problem) {
 }
 
 // At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
-int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Way way, Moved moved) {
-  return several_in_flight(problem) ? 0 : held_before + all_of(problem, problem.parts[index], way) + memory.moving(moved);
+int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Way way,
+                 Moved moved) {
+  return several_in_flight(problem) ? 0
+                                    : held_before + all_of(problem, problem.parts[index], way) + memory.moving(moved);
 }
 
 int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held, Moved moved) {
@@ -134,7 +142,8 @@ struct State {
 // Those of which no other holds less and costs less.
 void thin_out(std::vector<State>& states, int64_t budget) {
   std::sort(states.begin(), states.end(), [](const State& a, const State& b) {
-    return std::tie(a.held, a.seconds, a.in_files, a.on_host, a.most) < std::tie(b.held, b.seconds, b.in_files, b.on_host, b.most);
+    return std::tie(a.held, a.seconds, a.in_files, a.on_host, a.most) <
+           std::tie(b.held, b.seconds, b.in_files, b.on_host, b.most);
   });
   std::vector<State> best;
   for (const State& state : states) {
@@ -171,7 +180,8 @@ bool has_room(const Problem& problem, int64_t in_files, int64_t on_host) {
   return in_files <= problem.file_room && on_host <= problem.host_room;
 }
 
-// Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they save.
+// Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they
+// save.
 Choice least_memory(const Problem& problem) {
   const std::vector<Way> allowed = allowed_ways(problem);
   Choice best;
@@ -212,9 +222,10 @@ void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds) {
   for (size_t i = 0; i < parts.size(); ++i) {
     alike[{kinds.at(i), parts[i].bytes, parts[i].input_bytes}].push_back(&parts[i]);
   }
-  const auto level = [](std::vector<PartCost*>& group, double PartCost::*time) {
+  const auto level = [](std::vector<PartCost*>& group, double PartCost::* time) {
     const auto middle = group.begin() + static_cast<std::ptrdiff_t>(group.size() / 2);
-    std::nth_element(group.begin(), middle, group.end(), [&](const PartCost* a, const PartCost* b) { return a->*time < b->*time; });
+    std::nth_element(group.begin(), middle, group.end(),
+                     [&](const PartCost* a, const PartCost* b) { return a->*time < b->*time; });
     const double median = (*middle)->*time;
     for (PartCost* const part : group) {
       part->*time = median;
@@ -242,7 +253,8 @@ Choice judge(const Problem& problem, const std::vector<Way>& ways) {
     choice.in_files += problem.in_flight * filed_by(problem.parts[i], ways[i]);
     choice.on_host += problem.in_flight * hosted_by(problem.parts[i], ways[i]);
     const bool last = i + 1 == ways.size();
-    choice.seconds += seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
+    choice.seconds +=
+        seconds_of(problem, i, ways[i], last ? nullptr : &problem.parts[i + 1], last ? Way::keep : ways[i + 1]);
   }
   choice.bytes = std::max(choice.bytes, bytes_at_end(problem, memory, held, moved));
   choice.fits = choice.bytes <= problem.budget && has_room(problem, choice.in_files, choice.on_host);
@@ -260,7 +272,8 @@ Choice choose(const Problem& problem) {
   using Key = std::pair<Way, Moved>;
   std::vector<std::vector<State>> kept(parts);
   std::map<Key, std::vector<State>> open;
-  const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before, Moved moved_before, double added) {
+  const auto enter = [&](std::map<Key, std::vector<State>>& into, size_t index, Way way, const State& from, int before,
+                         Moved moved_before, double added) {
     const Moved moved = after(moved_before, way);
     const int64_t bytes = std::max(from.most, bytes_at(problem, memory, from.held, index, way, moved));
     const int64_t in_files = from.in_files + problem.in_flight * filed_by(problem.parts[index], way);
@@ -268,7 +281,8 @@ Choice choose(const Problem& problem) {
     if (bytes > problem.budget || !has_room(problem, in_files, on_host)) {
       return;
     }
-    into[{way, moved}].push_back({from.held + held_by(problem, problem.parts[index], way), bytes, in_files, on_host, from.seconds + added, before, way});
+    into[{way, moved}].push_back({from.held + held_by(problem, problem.parts[index], way), bytes, in_files, on_host,
+                                  from.seconds + added, before, way});
   };
   for (const Way way : allowed) {
     enter(open, 0, way, {}, -1, Moved::nothing, 0);
@@ -282,7 +296,8 @@ Choice choose(const Problem& problem) {
         kept[i].push_back(state);
         if (i + 1 < parts) {
           for (const Way way : allowed) {
-            enter(following, i + 1, way, state, place, key.second, seconds_of(problem, i, key.first, &problem.parts[i + 1], way));
+            enter(following, i + 1, way, state, place, key.second,
+                  seconds_of(problem, i, key.first, &problem.parts[i + 1], way));
           }
         }
       }
@@ -303,8 +318,10 @@ Choice choose(const Problem& problem) {
       }
     }
   }
-  for (const auto& [room, goes_there] : {std::pair(problem.file_room, &to_nvme), std::pair(problem.host_room, &to_host)}) {
-    if (best != nullptr || room == std::numeric_limits<int64_t>::max() || std::none_of(allowed.begin(), allowed.end(), goes_there)) {
+  for (const auto& [room, goes_there] :
+       {std::pair(problem.file_room, &to_nvme), std::pair(problem.host_room, &to_host)}) {
+    if (best != nullptr || room == std::numeric_limits<int64_t>::max() ||
+        std::none_of(allowed.begin(), allowed.end(), goes_there)) {
       continue;
     }
     Problem without = problem; // the cheapest so far may have had no room left
@@ -328,15 +345,19 @@ NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::s
   const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const auto room = [&](const char* of, bool (*goes_there)(Way), int64_t there) {
     const bool is_known = there < std::numeric_limits<int64_t>::max() / 4; // and limits something
-    return is_known && std::ranges::any_of(problem.allowed, goes_there) ? concat(' ', of, " room for ", bytes(there), '.') : "";
+    return is_known && std::ranges::any_of(problem.allowed, goes_there)
+               ? concat(' ', of, " room for ", bytes(there), '.')
+               : "";
   };
   const bool may_write = std::ranges::any_of(problem.allowed, to_nvme);
   const bool looks_equal = bytes(problem.budget) == bytes(least.bytes);
   const auto told = [&](int64_t number) { return looks_equal ? concat(number, " B") : bytes(number); };
-  return {concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ", told(problem.budget), ": the least is ", told(least.bytes), ", with ",
-                 join(to_words(least.ways), ", ")),
-          concat("Raise memory_budget to ", least.bytes, may_write ? "" : ", give an nvme_path", ", or make the micro-batch smaller.", room("Files of a rank have", to_nvme, problem.file_room),
-                 room("The host of a rank has", to_host, problem.host_room))};
+  return {
+      concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ",
+             told(problem.budget), ": the least is ", told(least.bytes), ", with ", join(to_words(least.ways), ", ")),
+      concat("Raise memory_budget to ", least.bytes, may_write ? "" : ", give an nvme_path",
+             ", or make the micro-batch smaller.", room("Files of a rank have", to_nvme, problem.file_room),
+             room("The host of a rank has", to_host, problem.host_room))};
 }
 
 } // namespace trireme::activations

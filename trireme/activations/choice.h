@@ -51,10 +51,12 @@ struct Problem {
   int64_t host_room = std::numeric_limits<int64_t>::max();
   /// Micro-batches whose activations wait for their backward at a time: more than 1 in a pipeline.
   int64_t in_flight = 1;
-  /// Of them those whose backward has made the gradients of inputs and not yet those of weights (zero-bubble): what came back for it stays until then.
+  /// Of them those whose backward has made the gradients of inputs and not yet those of weights (zero-bubble): what
+  /// came back for it stays until then.
   int64_t put_off = 0;
-  /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied stays until it has arrived; 2 on the CPU, for
-  /// the buffers that a file is written from and read into, which are the memory of the part itself then.
+  /// How often what moves of a part is in memory a second time while parts move: 1 on a device, where what is copied
+  /// stays until it has arrived; 2 on the CPU, for the buffers that a file is written from and read into, which are the
+  /// memory of the part itself then.
   int64_t moving_copies = 1;
 };
 
@@ -69,7 +71,8 @@ struct Choice {
   bool fits = false;
 };
 
-/// What of a disk's room is used: pieces of several sizes do not fill it. And of a host's, where pinned memory comes in powers of two.
+/// What of a disk's room is used: pieces of several sizes do not fill it. And of a host's, where pinned memory comes in
+/// powers of two.
 inline constexpr double kUsableOfDisk = 0.95;
 inline constexpr double kUsableOfHost = 0.5;
 
@@ -83,24 +86,30 @@ std::vector<Way> ways_that_move(bool to_host, bool to_files);
 
 /// What these ways cost.
 ///
-/// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved, moving_copies times the largest that may: whole
-/// parts, or inputs where only those of recomputed parts have moved. With two copies one of them is what a moved part has itself. Where several micro-batches are in flight one more: one leaves while another comes back.
-/// Shares of inputs lie beside the gathered inputs while their part is computed again.
-/// Time: a recomputed part adds its forward, and the gathering of its inputs. A move is hidden behind the forward of the next part, and on the way back behind its backward; what it takes longer
-/// is added. The last part leaves behind what lies between its forward and its backward, and need not come back: it is still in the memory that it left from, or leaves from.
+/// Memory: at each part, what the parts before it hold, its own activations and inputs, and, once a part has moved,
+/// moving_copies times the largest that may: whole parts, or inputs where only those of recomputed parts have moved.
+/// With two copies one of them is what a moved part has itself. Where several micro-batches are in flight one more: one
+/// leaves while another comes back. Shares of inputs lie beside the gathered inputs while their part is computed again.
+/// Time: a recomputed part adds its forward, and the gathering of its inputs. A move is hidden behind the forward of
+/// the next part, and on the way back behind its backward; what it takes longer is added. The last part leaves behind
+/// what lies between its forward and its backward, and need not come back: it is still in the memory that it left from,
+/// or leaves from.
 Choice judge(const Problem& problem, const std::vector<Way>& ways);
 
-/// Gives parts that do the same (equal kind, bytes and input_bytes) the median of their times: a single measurement may be of a moment when the machine did
-/// something else. `kinds`: a number for each part's class.
+/// Gives parts that do the same (equal kind, bytes and input_bytes) the median of their times: a single measurement may
+/// be of a moment when the machine did something else. `kinds`: a number for each part's class.
 void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds);
 
 /// The ways that cost least among those that fit; if none do, those that need least memory, and `fits` is false.
 ///
-/// Dynamic programming from the first part to the last over (bytes held, seconds) of which neither is worse than another's: exact while there are at most 4096
-/// of them, which is so for a hundred equal parts; beyond that the best of each 1024th of the budget is kept. Where file_room or host_room is short, cheaper choices with less there may be overlooked.
+/// Dynamic programming from the first part to the last over (bytes held, seconds) of which neither is worse than
+/// another's: exact while there are at most 4096 of them, which is so for a hundred equal parts; beyond that the best
+/// of each 1024th of the budget is kept. Where file_room or host_room is short, cheaper choices with less there may be
+/// overlooked.
 Choice choose(const Problem& problem);
 
-/// Why nothing fits the budget, and what to do, by the choice that needs least: "no choice for the activations of 8 parts of stage 1 fits memory_budget, 10.0 MB: the least is 12.0 MB, with 8*recompute".
+/// Why nothing fits the budget, and what to do, by the choice that needs least: "no choice for the activations of 8
+/// parts of stage 1 fits memory_budget, 10.0 MB: the least is 12.0 MB, with 8*recompute".
 struct NoChoice {
   std::string what;
   std::string next;

@@ -3,18 +3,19 @@
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <random>
-#include <unistd.h>
 
 namespace trireme::activations {
 namespace {
 
 namespace fs = std::filesystem;
 
-// No other file of this or another process has it, also where processes of several containers or hosts, whose numbers repeat, share the folder.
+// No other file of this or another process has it, also where processes of several containers or hosts, whose numbers
+// repeat, share the folder.
 fs::path fresh_name(const fs::path& folder) {
   static std::atomic<int64_t> count = 0;
   std::random_device random;
@@ -27,7 +28,10 @@ FileSpace::FileSpace(fs::path folder) : folder_(std::move(folder)) {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (!fs::is_directory(folder_)) {
-    throw InputError("activations", concat("nvme_path ", folder_.string(), " is no folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)), "Name a folder on a local disk that this user may write to.");
+    throw InputError("activations",
+                     concat("nvme_path ", folder_.string(),
+                            " is no folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)),
+                     "Name a folder on a local disk that this user may write to.");
   }
 }
 

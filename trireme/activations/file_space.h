@@ -11,7 +11,8 @@
 
 namespace trireme::activations {
 
-/// Room in a file of one folder, which grows by what pieces need. The file has no name: it goes with the process, however that ends. Any thread.
+/// Room in a file of one folder, which grows by what pieces need. The file has no name: it goes with the process,
+/// however that ends. Any thread.
 class FileSpace : public std::enable_shared_from_this<FileSpace> {
  public:
   /// The folder is made if it is missing.
@@ -28,7 +29,8 @@ class FileSpace : public std::enable_shared_from_this<FileSpace> {
   std::shared_ptr<const Piece> take(int64_t bytes);
   /// Of the file: the most that pieces have had at a time, and what was lost between them.
   int64_t bytes() const;
-  /// Bytes that pieces may have at a time: the file's, and an equal share of what its disk has free for each of the `ranks` that use it.
+  /// Bytes that pieces may have at a time: the file's, and an equal share of what its disk has free for each of the
+  /// `ranks` that use it.
   int64_t room(int64_t ranks) const;
 
  private:

@@ -44,7 +44,8 @@ std::shared_ptr<HostBuffer> HostBuffers::take(int64_t bytes) {
       buffer = std::make_unique<HostBuffer>(nullptr, std::move(pinned), begin, size);
     }
   }
-  return {buffer.release(), [pool = shared_from_this()](HostBuffer* back) { pool->come_back(std::unique_ptr<HostBuffer>(back)); }};
+  return {buffer.release(),
+          [pool = shared_from_this()](HostBuffer* back) { pool->come_back(std::unique_ptr<HostBuffer>(back)); }};
 }
 
 void HostBuffers::set_most(int64_t bytes) {

@@ -15,10 +15,12 @@ namespace trireme::activations {
 
 class HostBuffers;
 
-/// Memory of the host for one storage that moves: at an address, and of a size, that files can be read into and written from directly.
+/// Memory of the host for one storage that moves: at an address, and of a size, that files can be read into and written
+/// from directly.
 class HostBuffer {
  public:
-  HostBuffer(std::shared_ptr<void> memory, at::Tensor pinned, std::byte* data, int64_t size) : memory_(std::move(memory)), pinned_(std::move(pinned)), data_(data), size_(size) {}
+  HostBuffer(std::shared_ptr<void> memory, at::Tensor pinned, std::byte* data, int64_t size)
+      : memory_(std::move(memory)), pinned_(std::move(pinned)), data_(data), size_(size) {}
 
   std::byte* data() const {
     return data_;

@@ -14,7 +14,8 @@ namespace trireme::activations {
 /// The parts and what is known of them; private to this folder. The functions that backward calls hold it.
 class Activations::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing, int64_t put_off);
+  Impl(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing,
+       int64_t put_off);
 
   struct Known {
     const void* key;

@@ -24,7 +24,8 @@ class Mark {
   }
   /// Both are set; on a device the host has waited for them.
   double seconds_since(const Mark& earlier) const {
-    return device_.is_cpu() ? std::chrono::duration<double>(time_ - earlier.time_).count() : event_.seconds_since(earlier.event_);
+    return device_.is_cpu() ? std::chrono::duration<double>(time_ - earlier.time_).count()
+                            : event_.seconds_since(earlier.event_);
   }
   void wait() const {
     event_.synchronize();

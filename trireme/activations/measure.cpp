@@ -7,18 +7,19 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <sys/resource.h>
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <sys/resource.h>
 
 namespace trireme::activations {
 namespace {
 
-constexpr int64_t kMostMeasured = int64_t{16} << 20; // bytes of a trial move, for which memory is needed beside the budget
+constexpr int64_t kMostMeasured = int64_t{16}
+                                  << 20; // bytes of a trial move, for which memory is needed beside the budget
 constexpr size_t kNumbersOfMoves = 10;
 constexpr size_t kNumbersOfPart = 7;
-constexpr int kTrials = 3; // of a move to a file
+constexpr int kTrials = 3;      // of a move to a file
 constexpr double kBackward = 2; // times the forward, where nothing says when it ended
 
 // Seconds since the last call.
@@ -89,8 +90,9 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
   aio::Transfers transfers(options);
   const at::Tensor source = at::zeros({size}, at::kByte);
   const aio::Memory memory(size);
-  std::copy_n(source.const_data_ptr<uint8_t>(), size, reinterpret_cast<uint8_t*>(memory.data())); // its pages are there from now on
-  std::array<std::vector<double>, 3> seconds; // of copies, writes, reads
+  std::copy_n(source.const_data_ptr<uint8_t>(), size,
+              reinterpret_cast<uint8_t*>(memory.data())); // its pages are there from now on
+  std::array<std::vector<double>, 3> seconds;             // of copies, writes, reads
   const double system_before = system_seconds();
   for (int trial = 0; trial < kTrials; ++trial) {
     Watch watch;
@@ -115,14 +117,17 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
     largest = std::max(largest, known.bytes + known.input_bytes);
   }
   largest = std::min(largest, kMostMeasured);
-  const double gather = largest_input > 0 ? measure_gather(storages->sharing(), device, std::min(largest_input, kMostMeasured)) : 0; // before what may fail on one rank
+  const double gather = largest_input > 0
+                            ? measure_gather(storages->sharing(), device, std::min(largest_input, kMostMeasured))
+                            : 0; // before what may fail on one rank
   MoveCost host;
   MoveCost nvme;
   double file_room = 0;
   if (!device.is_cpu()) {
     host = measure_host(device, largest); // the host waits: all marks are there
   }
-  if (const int64_t room = options.uses_nvme() ? mover->files()->room(options.ranks_on_host) : 0; room >= aio::kAlignment) {
+  if (const int64_t room = options.uses_nvme() ? mover->files()->room(options.ranks_on_host) : 0;
+      room >= aio::kAlignment) {
     file_room = kUsableOfDisk * static_cast<double>(room);
     nvme = measure_nvme(*mover->files(), aio, std::min(largest, room / aio::kAlignment * aio::kAlignment));
     if (!device.is_cpu()) { // through pinned memory
@@ -130,17 +135,34 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
     }
   }
   const Known* const last = parts.empty() ? nullptr : &parts.back();
-  const double after_last = last != nullptr && in_flight == 1 && last->forward_ends.set() && last->backward_begins.set() ? last->backward_begins.seconds_since(last->forward_ends) : 0;
-  std::vector<double> numbers = {host.out, host.in, host.busy, nvme.out, nvme.in, nvme.busy, gather, -after_last, -file_room, -kUsableOfHost * static_cast<double>(host_room)}; // of all ranks the largest count: the shortest time to hide behind, and the least room
+  const double after_last = last != nullptr && in_flight == 1 && last->forward_ends.set() && last->backward_begins.set()
+                                ? last->backward_begins.seconds_since(last->forward_ends)
+                                : 0;
+  std::vector<double> numbers = {
+      host.out,
+      host.in,
+      host.busy,
+      nvme.out,
+      nvme.in,
+      nvme.busy,
+      gather,
+      -after_last,
+      -file_room,
+      -kUsableOfHost *
+          static_cast<double>(
+              host_room)}; // of all ranks the largest count: the shortest time to hide behind, and the least room
   for (size_t i = 0; i < parts.size(); ++i) {
     const Known& known = parts[i];
     const double forward = known.forward_ends.set() ? known.forward_ends.seconds_since(known.forward_begins) : 0;
     double backward = kBackward * forward;
-    if (i > 0 && known.backward_begins.set() && parts[i - 1].backward_begins.set()) { // from its begin to that of the part before
+    if (i > 0 && known.backward_begins.set() &&
+        parts[i - 1].backward_begins.set()) { // from its begin to that of the part before
       const double all = parts[i - 1].backward_begins.seconds_since(known.backward_begins);
       backward = all > 0 ? std::max(0.0, all - (recomputes(known.way) ? forward : 0)) : backward;
     }
-    numbers.insert(numbers.end(), {static_cast<double>(known.bytes), static_cast<double>(known.input_bytes), static_cast<double>(known.share_bytes), forward, backward, static_cast<double>(known.stay_bytes), static_cast<double>(known.padding)});
+    numbers.insert(numbers.end(), {static_cast<double>(known.bytes), static_cast<double>(known.input_bytes),
+                                   static_cast<double>(known.share_bytes), forward, backward,
+                                   static_cast<double>(known.stay_bytes), static_cast<double>(known.padding)});
   }
   return numbers;
 }
@@ -149,10 +171,14 @@ bool Activations::Impl::has_room_for(const Decision& decision, int64_t host_room
   Problem problem;
   problem.budget = std::numeric_limits<int64_t>::max();
   problem.in_flight = in_flight;
-  problem.file_room = options.uses_nvme() ? static_cast<int64_t>(kUsableOfDisk * static_cast<double>(mover->files()->room(options.ranks_on_host))) : 0;
+  problem.file_room =
+      options.uses_nvme()
+          ? static_cast<int64_t>(kUsableOfDisk * static_cast<double>(mover->files()->room(options.ranks_on_host)))
+          : 0;
   problem.host_room = static_cast<int64_t>(kUsableOfHost * static_cast<double>(host_room));
   for (size_t i = 0; i < decision.ways.size(); ++i) {
-    problem.parts.push_back({.bytes = decision.bytes[i], .input_bytes = decision.input_bytes[i], .share_bytes = decision.share_bytes[i]});
+    problem.parts.push_back(
+        {.bytes = decision.bytes[i], .input_bytes = decision.input_bytes[i], .share_bytes = decision.share_bytes[i]});
   }
   return judge(problem, decision.ways).fits;
 }
@@ -161,15 +187,19 @@ std::string Activations::Impl::table(const Problem& problem) const {
   std::string lines;
   for (size_t i = 0; i < parts.size(); ++i) {
     const PartCost& cost = problem.parts[i];
-    lines += concat("\n  ", i, ' ', parts[i].type, ": forward ", format_seconds(cost.forward), ", backward ", format_seconds(cost.backward), ", saves ",
-                    format_bytes(static_cast<double>(cost.bytes)), " beside inputs of ", format_bytes(static_cast<double>(cost.input_bytes)), ", ", name_of(parts[i].way));
+    lines +=
+        concat("\n  ", i, ' ', parts[i].type, ": forward ", format_seconds(cost.forward), ", backward ",
+               format_seconds(cost.backward), ", saves ", format_bytes(static_cast<double>(cost.bytes)),
+               " beside inputs of ", format_bytes(static_cast<double>(cost.input_bytes)), ", ", name_of(parts[i].way));
   }
   return lines;
 }
 
 std::string Activations::Impl::decide(const std::vector<double>& largest) {
   if (largest.size() != kNumbersOfMoves + kNumbersOfPart * parts.size()) {
-    throw Error("activations", concat("the ranks measured ", largest.size(), " numbers, and this one has ", parts.size(), " parts"), "All ranks must call the same parts.");
+    throw Error("activations",
+                concat("the ranks measured ", largest.size(), " numbers, and this one has ", parts.size(), " parts"),
+                "All ranks must call the same parts.");
   }
   decided_ = true;
   Problem problem;
@@ -187,8 +217,11 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
   std::vector<int64_t> kinds;
   for (size_t i = 0; i < parts.size(); ++i) {
     const double* const numbers = &largest[kNumbersOfMoves + kNumbersOfPart * i];
-    problem.parts.push_back({static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1]), static_cast<int64_t>(numbers[2]), numbers[3], numbers[4], static_cast<int64_t>(numbers[5]), static_cast<int64_t>(numbers[6])});
-    const auto first = std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.type == parts[i].type; });
+    problem.parts.push_back({static_cast<int64_t>(numbers[0]), static_cast<int64_t>(numbers[1]),
+                             static_cast<int64_t>(numbers[2]), numbers[3], numbers[4], static_cast<int64_t>(numbers[5]),
+                             static_cast<int64_t>(numbers[6])});
+    const auto first =
+        std::find_if(parts.begin(), parts.end(), [&](const Known& known) { return known.type == parts[i].type; });
     kinds.push_back(first - parts.begin());
   }
   even_out(problem.parts, kinds);
@@ -210,8 +243,10 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
       parts[i].share_bytes = problem.parts[i].share_bytes;
     }
     allow_moves();
-    said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(static_cast<double>(choice.bytes)), " of the ", format_bytes(static_cast<double>(options.memory_budget)),
-                  " allowed; moves and recomputation add about ", format_seconds(choice.seconds), " to the ", format_seconds(seconds), " of a micro-batch's parts: ", join(to_words(choice.ways), ", "));
+    said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(static_cast<double>(choice.bytes)),
+                  " of the ", format_bytes(static_cast<double>(options.memory_budget)),
+                  " allowed; moves and recomputation add about ", format_seconds(choice.seconds), " to the ",
+                  format_seconds(seconds), " of a micro-batch's parts: ", join(to_words(choice.ways), ", "));
   }
   if (options.profile) {
     said += concat(said.empty() ? "" : "\n", "parts of the model, in the order of forward:", table(problem));

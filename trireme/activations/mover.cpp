@@ -4,8 +4,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <exception>
@@ -25,8 +25,10 @@ at::Tensor bytes_of(const c10::Storage& storage) {
 // The buffer as memory of tensors, which hold it.
 c10::Storage storage_over(const std::shared_ptr<HostBuffer>& buffer, int64_t bytes) {
   auto* const held = new std::shared_ptr<HostBuffer>(buffer);
-  at::DataPtr data(buffer->data(), held, [](void* context) { delete static_cast<std::shared_ptr<HostBuffer>*>(context); }, at::kCPU);
-  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+  at::DataPtr data(
+      buffer->data(), held, [](void* context) { delete static_cast<std::shared_ptr<HostBuffer>*>(context); }, at::kCPU);
+  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(data),
+                      /*allocator=*/nullptr, /*resizable=*/false);
 }
 
 void erase(std::deque<Away*>& queue, Away* away) {
@@ -35,7 +37,8 @@ void erase(std::deque<Away*>& queue, Away* away) {
 
 } // namespace
 
-Mover::Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::string& nvme_path, const aio::Options& options)
+Mover::Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::string& nvme_path,
+             const aio::Options& options)
     : device_(device),
       ledger_(std::move(ledger)),
       buffers_(std::make_shared<HostBuffers>(device.type(), ledger_)),
@@ -83,7 +86,8 @@ int64_t Mover::bytes_in() const {
 
 std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place, bool foreign) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());
-  const auto away = std::make_shared<Away>(shared_from_this(), place, bytes, device_); // before the lock: if this fails, its end takes it again
+  const auto away = std::make_shared<Away>(shared_from_this(), place, bytes,
+                                           device_); // before the lock: if this fails, its end takes it again
   const Lock lock(mutex_);
   const at::NoGradGuard no_grad;
   go_on();
@@ -220,7 +224,8 @@ void Mover::begin_to_bring(Away& away) {
 void Mover::copy_in(Away& away) {
   const c10::Stream own = in_.on(device_);
   const c10::Stream current = device::current_stream(device_);
-  const at::Tensor there = at::empty({away.bytes_}, at::TensorOptions(at::kByte).device(device_)); // memory that the current stream has used before
+  const at::Tensor there = at::empty(
+      {away.bytes_}, at::TensorOptions(at::kByte).device(device_)); // memory that the current stream has used before
   device::Event free(device_.type());
   free.record(current);
   free.block(own);
@@ -284,7 +289,9 @@ void Mover::forget(Away& away) noexcept {
   } catch (const std::exception& error) { // of a device that has failed
     log::debug("activations that were not used: ", error.what());
   }
-  for (const auto& id : {away.write_, away.read_}) { // both are waited for before their memory and their place in the file are somebody else's
+  for (const auto& id :
+       {away.write_,
+        away.read_}) { // both are waited for before their memory and their place in the file are somebody else's
     try {
       if (id) {
         transfers().wait(*id);

@@ -22,7 +22,8 @@ namespace {
 constexpr int64_t kLargestWaste = 8;
 
 bool has_plain_storage(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested() &&
+         !tensor.is_conj() && !tensor.is_neg();
 }
 
 // The same memory, changes in place included, without the graph: a saved output must not hold the node that holds it.
@@ -34,13 +35,19 @@ at::Tensor alias_of(const at::Tensor& tensor) {
 // The tensor's memory, which counts as long as anybody has it.
 c10::Storage counted_memory(const at::Tensor& tensor, const std::shared_ptr<SavedStorage>& counted) {
   using Held = std::pair<at::Tensor, std::shared_ptr<SavedStorage>>;
-  at::DataPtr data(tensor.data_ptr(), new Held(tensor, counted), [](void* held) { delete static_cast<Held*>(held); }, tensor.device());
-  return c10::Storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+  at::DataPtr data(
+      tensor.data_ptr(), new Held(tensor, counted), [](void* held) { delete static_cast<Held*>(held); },
+      tensor.device());
+  return c10::Storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), std::move(data), /*allocator=*/nullptr,
+                      /*resizable=*/false);
 }
 
 [[noreturn]] void refuse_shares(const std::string& type) {
-  throw Error("activations", concat("partition_activations: tensor ranks have different inputs of ", type.empty() ? "a part" : type, ", which is recomputed, and each keeps a share of them"),
-              "Shares fit together where all ranks have the same: let the part begin behind the sum of a row-parallel layer, or leave partition_activations out.");
+  throw Error("activations",
+              concat("partition_activations: tensor ranks have different inputs of ", type.empty() ? "a part" : type,
+                     ", which is recomputed, and each keeps a share of them"),
+              "Shares fit together where all ranks have the same: let the part begin behind the sum of a row-parallel "
+              "layer, or leave partition_activations out.");
 }
 
 } // namespace
@@ -54,12 +61,21 @@ SavedStorages::Entry& SavedStorages::entry_of(const c10::Storage& storage) {
     found = entries_.end();
   }
   if (found == entries_.end()) {
-    found = entries_.emplace(impl, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)), {}, {}, 0, {}, 0}).first;
+    found = entries_
+                .emplace(impl, Entry{c10::weak_intrusive_ptr<c10::StorageImpl>(
+                                         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)),
+                                     {},
+                                     {},
+                                     0,
+                                     {},
+                                     0})
+                .first;
   }
   return found->second;
 }
 
-std::shared_ptr<SavedStorage> SavedStorages::of(const c10::Storage& storage, uint32_t version, std::optional<Place> place, bool foreign) {
+std::shared_ptr<SavedStorage> SavedStorages::of(const c10::Storage& storage, uint32_t version,
+                                                std::optional<Place> place, bool foreign) {
   const std::lock_guard lock(mutex_);
   Entry& entry = entry_of(storage);
   auto saved = entry.kept.lock();
@@ -87,12 +103,16 @@ void SavedStorages::forget_freed() {
   if (entries_.size() < look_again_) {
     return;
   }
-  std::erase_if(entries_, [](const auto& one) { return one.second.kept.expired() && one.second.moved.expired() && one.second.shared.expired(); });
+  std::erase_if(entries_, [](const auto& one) {
+    return one.second.kept.expired() && one.second.moved.expired() && one.second.shared.expired();
+  });
   look_again_ = std::max<size_t>(64, 2 * entries_.size());
 }
 
-// Whether somebody keeps the whole anyway does not matter here: it might not be the same on all ranks, who gather together.
-std::shared_ptr<SavedStorage> SavedStorages::shared(const c10::Storage& storage, uint32_t version, std::optional<Place> place) {
+// Whether somebody keeps the whole anyway does not matter here: it might not be the same on all ranks, who gather
+// together.
+std::shared_ptr<SavedStorage> SavedStorages::shared(const c10::Storage& storage, uint32_t version,
+                                                    std::optional<Place> place) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   Entry& entry = entry_of(storage);
@@ -119,7 +139,8 @@ std::shared_ptr<SavedStorage> SavedStorages::shared(const c10::Storage& storage,
 c10::Storage SavedStorages::gather(const SavedStorage& saved, const std::string& type) {
   const at::NoGradGuard no_grad;
   const int64_t each = share_of(saved.whole_bytes, sharing_.ranks);
-  const at::Tensor share = saved.away ? storage_tensor(mover_->wait_for(*saved.away), at::kByte, {each}, {1}, 0) : saved.share;
+  const at::Tensor share =
+      saved.away ? storage_tensor(mover_->wait_for(*saved.away), at::kByte, {each}, {1}, 0) : saved.share;
   const at::Tensor whole = at::empty({sharing_.ranks * each}, share.options());
   sharing_.gather(whole, share);
   const auto counted = std::make_shared<SavedStorage>();
@@ -163,9 +184,11 @@ void Call::set_inputs(const std::vector<at::Tensor>& inputs) {
   }
 }
 
-// A leaf that wants its gradient is what another stage has sent: who asks for that gradient holds the whole anyway. Bytes of a storage that are not the tensor's may differ between ranks.
+// A leaf that wants its gradient is what another stage has sent: who asks for that gradient holds the whole anyway.
+// Bytes of a storage that are not the tensor's may differ between ranks.
 bool Call::can_be_shared(const at::Tensor& input) const {
-  return shares_ && input.is_floating_point() && !(input.is_leaf() && input.requires_grad()) && input.nbytes() == input.storage().nbytes() && may_move(input);
+  return shares_ && input.is_floating_point() && !(input.is_leaf() && input.requires_grad()) &&
+         input.nbytes() == input.storage().nbytes() && may_move(input);
 }
 
 bool Call::may_move(const at::Tensor& tensor) const {
@@ -223,7 +246,9 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
       counter_ = counter;
       version_ = counter.current_version();
     }
-    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 || tensor.device().type() != call_->storages_->mover().device().type() || call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
+    if (!has_plain_storage(tensor) || tensor.storage().nbytes() == 0 ||
+        tensor.device().type() != call_->storages_->mover().device().type() ||
+        call_->fixed_->count(tensor.storage().unsafeGetStorageImpl()) != 0) {
       keep(tensor);
       return;
     }
@@ -234,7 +259,8 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
     if (shared_) {
       storage_ = call_->storages_->shared(storage, version_, moves ? call_->place_ : std::nullopt);
     } else {
-      storage_ = call_->storages_->of(storage, version_, moves ? call_->place_ : std::nullopt, /*foreign=*/call_->inputs_.count(storage.unsafeGetStorageImpl()) != 0);
+      storage_ = call_->storages_->of(storage, version_, moves ? call_->place_ : std::nullopt,
+                                      /*foreign=*/call_->inputs_.count(storage.unsafeGetStorageImpl()) != 0);
       if (!storage_->away) {
         keep(tensor);
         return;
@@ -253,12 +279,16 @@ class SavedTensor : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override {
     call_->begin_backward();
     TORCH_CHECK(!counter_.enabled() || counter_.current_version() == version_,
-                "one of the variables needed for gradient computation has been modified by an inplace operation: it was at version ", version_, " when it was saved and is at version ",
-                counter_.enabled() ? counter_.current_version() : 0, " now");
+                "one of the variables needed for gradient computation has been modified by an inplace operation: it "
+                "was at version ",
+                version_, " when it was saved and is at version ", counter_.enabled() ? counter_.current_version() : 0,
+                " now");
     if (kept_.defined()) {
       return kept_;
     }
-    return storage_tensor(shared_ ? call_->storages_->gather(*storage_, call_->type_) : call_->storages_->mover().wait_for(*storage_->away), type_, sizes_, strides_, offset_);
+    return storage_tensor(shared_ ? call_->storages_->gather(*storage_, call_->type_)
+                                  : call_->storages_->mover().wait_for(*storage_->away),
+                          type_, sizes_, strides_, offset_);
   }
 
  private:

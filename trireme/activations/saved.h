@@ -38,14 +38,18 @@ struct SavedStorage {
 class SavedStorages {
  public:
   /// `sharing` of one rank: nothing is shared.
-  SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover, Sharing sharing = {}) : ledger_(std::move(ledger)), mover_(std::move(mover)), sharing_(std::move(sharing)) {}
+  SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover, Sharing sharing = {})
+      : ledger_(std::move(ledger)), mover_(std::move(mover)), sharing_(std::move(sharing)) {}
 
-  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that is saved, which changes with its values; `foreign`: see Mover::leave().
-  std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place, bool foreign = false);
+  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that
+  /// is saved, which changes with its values; `foreign`: see Mover::leave().
+  std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place,
+                                   bool foreign = false);
   /// The same of a storage of which each rank keeps a share: kept where it is, or moved to `place`.
   std::shared_ptr<SavedStorage> shared(const c10::Storage& storage, uint32_t version, std::optional<Place> place);
   /// The whole of it again, for the current stream; counted while it lives. Collective.
-  /// Errors: Error where the ranks had different bytes; on a device found by check_shares(). `type`: the part's class, for messages.
+  /// Errors: Error where the ranks had different bytes; on a device found by check_shares(). `type`: the part's class,
+  /// for messages.
   c10::Storage gather(const SavedStorage& saved, const std::string& type);
   /// Waits for the device. Errors: Error where ranks had different bytes since the last call.
   void check_shares();
@@ -80,7 +84,8 @@ class SavedStorages {
 /// One forward of one part, and what it saved.
 class Call {
  public:
-  Call(std::shared_ptr<SavedStorages> storages, std::shared_ptr<const std::unordered_set<const void*>> fixed, std::optional<Place> place, int64_t least_bytes)
+  Call(std::shared_ptr<SavedStorages> storages, std::shared_ptr<const std::unordered_set<const void*>> fixed,
+       std::optional<Place> place, int64_t least_bytes)
       : storages_(std::move(storages)), fixed_(std::move(fixed)), place_(place), least_bytes_(least_bytes) {}
 
   /// Storages that do not count as what the part itself saves.

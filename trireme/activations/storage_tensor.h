@@ -9,7 +9,8 @@
 namespace trireme::activations {
 
 /// A tensor of this memory; offset in elements. No graph, no relation to other tensors of the memory.
-inline at::Tensor storage_tensor(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+inline at::Tensor storage_tensor(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes,
+                                 at::IntArrayRef strides, int64_t offset) {
   at::Tensor tensor = at::empty({0}, at::TensorOptions(type).device(storage.device()));
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(storage);

@@ -7,7 +7,8 @@
 namespace trireme::activations {
 namespace {
 
-constexpr std::array<std::string_view, kWays.size()> kNames = {"keep", "recompute", "host", "nvme", "recompute_host", "recompute_nvme"};
+constexpr std::array<std::string_view, kWays.size()> kNames = {"keep", "recompute",      "host",
+                                                               "nvme", "recompute_host", "recompute_nvme"};
 constexpr int kMost = 100'000; // of one word
 
 } // namespace
@@ -51,7 +52,8 @@ std::vector<Way> from_words(const std::vector<std::string>& words) {
     const auto way = way_of(std::string_view(word).substr(star == std::string::npos ? 0 : star + 1));
     if (!counts || !way) {
       throw InputError("activations", concat("\"", word, "\" says no way to treat layers"),
-                       "Write keep, recompute, host, nvme, recompute_host or recompute_nvme, for several layers in a row \"4*nvme\".");
+                       "Write keep, recompute, host, nvme, recompute_host or recompute_nvme, for several layers in a "
+                       "row \"4*nvme\".");
     }
     ways.insert(ways.end(), static_cast<size_t>(count), *way);
   }

@@ -24,7 +24,8 @@ enum class Way {
   recompute_nvme,
 };
 
-inline constexpr std::array kWays = {Way::keep, Way::recompute, Way::host, Way::nvme, Way::recompute_host, Way::recompute_nvme};
+inline constexpr std::array kWays = {Way::keep, Way::recompute,      Way::host,
+                                     Way::nvme, Way::recompute_host, Way::recompute_nvme};
 
 constexpr bool recomputes(Way way) {
   return way == Way::recompute || way == Way::recompute_host || way == Way::recompute_nvme;

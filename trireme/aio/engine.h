@@ -24,8 +24,8 @@ class Engine {
 /// `threads` threads that call pread() and pwrite(), a request at a time.
 std::unique_ptr<Engine> make_thread_engine(Queue& queue, int64_t threads);
 
-/// One thread that keeps `queue_depth` requests in an io_uring. nullptr where there is none; `why_not` says why. Where the kernel refuses to go on
-/// with it later, the thread goes on as one of those above, with a warning.
+/// One thread that keeps `queue_depth` requests in an io_uring. nullptr where there is none; `why_not` says why. Where
+/// the kernel refuses to go on with it later, the thread goes on as one of those above, with a warning.
 std::unique_ptr<Engine> make_uring_engine(Queue& queue, const Options& options, std::string& why_not);
 
 } // namespace trireme::aio

@@ -60,10 +60,10 @@ Descriptor made_direct(const fs::path& path, int flags, Descriptor opened, int64
     return opened;
   }
   Descriptor again = open_descriptor(path, flags | O_DIRECT);
-  struct stat one {};
-  struct stat other {};
-  if (!again || ::fstat(opened.get(), &one) != 0 || ::fstat(again.get(), &other) != 0 || one.st_dev != other.st_dev || one.st_ino != other.st_ino ||
-      !reads_directly(again.get(), size)) {
+  struct stat one{};
+  struct stat other{};
+  if (!again || ::fstat(opened.get(), &one) != 0 || ::fstat(again.get(), &other) != 0 || one.st_dev != other.st_dev ||
+      one.st_ino != other.st_ino || !reads_directly(again.get(), size)) {
     return opened;
   }
   direct = true;
@@ -104,18 +104,23 @@ int reserve(int fd, const fs::path& path, int64_t begin, int64_t end) {
 }
 
 Error failed(const char* what, int64_t bytes, const fs::path& path, int code, const char* next) {
-  return Error("aio", concat("cannot ", what, ' ', format_bytes(static_cast<double>(bytes)), " for ", path.string(), ": ", std::strerror(code), free_space_near(path)), next);
+  return Error("aio",
+               concat("cannot ", what, ' ', format_bytes(static_cast<double>(bytes)), " for ", path.string(), ": ",
+                      std::strerror(code), free_space_near(path)),
+               next);
 }
 
 Error not_reserved(int64_t bytes, const fs::path& path, int code) {
-  return failed("reserve", bytes, path, code, code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk." : "Name a folder on another disk.");
+  return failed("reserve", bytes, path, code,
+                code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk."
+                                                                  : "Name a folder on another disk.");
 }
 
 } // namespace
 
 int64_t direct_alignment([[maybe_unused]] const fs::path& path) {
 #ifdef STATX_DIOALIGN
-  struct statx found {};
+  struct statx found{};
   if (::statx(AT_FDCWD, path.c_str(), 0, STATX_DIOALIGN, &found) == 0 && (found.stx_mask & STATX_DIOALIGN) != 0) {
     return std::max(found.stx_dio_mem_align, found.stx_dio_offset_align);
   }
@@ -126,16 +131,20 @@ int64_t direct_alignment([[maybe_unused]] const fs::path& path) {
 std::string free_space_near(const fs::path& path) {
   std::error_code unknown;
   const auto space = fs::space(folder_of(path), unknown);
-  return unknown ? "" : concat(", ", format_bytes(static_cast<double>(space.available)), " are free in ", folder_of(path).string());
+  return unknown ? ""
+                 : concat(", ", format_bytes(static_cast<double>(space.available)), " are free in ",
+                          folder_of(path).string());
 }
 
 File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
-// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers. `place`: how the system finds it, "": it has no name.
+// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers. `place`:
+// how the system finds it, "": it has no name.
 File File::sized(const fs::path& path, const fs::path& place, int64_t bytes, Descriptor made, bool direct) {
   const int64_t size = round_up(bytes);
   if (!made) {
-    throw failed("make a file of", size, path, errno, "Check that the folder exists and that this user may write there.");
+    throw failed("make a file of", size, path, errno,
+                 "Check that the folder exists and that this user may write there.");
   }
   auto opened = std::make_shared<Opened>();
   opened->path = path;
@@ -169,10 +178,12 @@ File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct, int 
   const fs::path place = folder < 0 ? path : fs::path(concat("/proc/self/fd/", folder)) / path.filename();
   const bool has_name = folder >= 0; // /proc goes on to tell what the file is
   Descriptor made = has_name ? Descriptor() : open_descriptor(folder_of(place), O_RDWR | O_TMPFILE | O_EXCL);
-  if (has_name || (!made && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))) { // or a file system that has only files with names
+  if (has_name || (!made && (errno == EOPNOTSUPP || errno == EISDIR ||
+                             errno == EINVAL))) { // or a file system that has only files with names
     File named = create(path, place, bytes, direct);
     if (::unlink(place.c_str()) != 0) {
-      throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)), "Remove it by hand.");
+      throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)),
+                  "Remove it by hand.");
     }
     return named;
   }
@@ -188,9 +199,10 @@ File File::open(const fs::path& path, bool direct) {
     flags = O_RDONLY;
     found->descriptor = open_descriptor(path, flags);
   }
-  struct stat status {};
+  struct stat status{};
   if (!found->descriptor || ::fstat(found->descriptor.get(), &status) != 0) {
-    throw Error("aio", concat("cannot open ", path.string(), ": ", std::strerror(errno)), "Check the path, and who may read it.");
+    throw Error("aio", concat("cannot open ", path.string(), ": ", std::strerror(errno)),
+                "Check the path, and who may read it.");
   }
   if (!S_ISREG(status.st_mode)) {
     throw Error("aio", concat("cannot open ", path.string(), ": it is no file"), "Check the path.");
@@ -237,8 +249,9 @@ void File::sync() const {
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     const int code = errno;
-    throw Error("aio", concat("cannot sync ", path().string(), ": ", std::strerror(code), free_space_near(path())),
-                "What was written to it may be lost. Look at the system's log (dmesg), or name a folder on another disk.");
+    throw Error(
+        "aio", concat("cannot sync ", path().string(), ": ", std::strerror(code), free_space_near(path())),
+        "What was written to it may be lost. Look at the system's log (dmesg), or name a folder on another disk.");
   }
 }
 

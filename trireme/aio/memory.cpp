@@ -25,14 +25,18 @@ Memory::Memory(int64_t bytes) {
   }
   // What lies before and behind the first huge page's beginning is given back.
   const int64_t extra = size >= kHugePage ? kHugePage : 0;
-  void* mapped = ::mmap(nullptr, static_cast<size_t>(size + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped =
+      ::mmap(nullptr, static_cast<size_t>(size + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    throw Error("aio", concat("no memory of ", format_bytes(static_cast<double>(size)), " for transfers: ", std::strerror(errno)),
-                "Use fewer or smaller buffers (buffer_count, buffer_size), or a machine with more memory.");
+    throw Error(
+        "aio",
+        concat("no memory of ", format_bytes(static_cast<double>(size)), " for transfers: ", std::strerror(errno)),
+        "Use fewer or smaller buffers (buffer_count, buffer_size), or a machine with more memory.");
   }
   auto* first = static_cast<std::byte*>(mapped);
   if (extra > 0) {
-    const int64_t before = (kHugePage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped) % kHugePage)) % kHugePage;
+    const int64_t before =
+        (kHugePage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(mapped) % kHugePage)) % kHugePage;
     if (before > 0) {
       ::munmap(first, static_cast<size_t>(before));
     }

@@ -4,7 +4,8 @@
 
 namespace trireme::aio {
 
-/// Offsets in files, addresses and sizes of transfers are multiples of it, in bytes: what direct transfers ask for at most on disks of today.
+/// Offsets in files, addresses and sizes of transfers are multiples of it, in bytes: what direct transfers ask for at
+/// most on disks of today.
 inline constexpr int64_t kAlignment = 4096;
 constexpr int64_t round_up(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -38,11 +38,16 @@ void fill_with_noise(const Memory& memory) {
   }
 }
 
-/// Writes or reads the file's blocks in order through a ring of blocks in memory, twice as many as are in the system at a time.
+/// Writes or reads the file's blocks in order through a ring of blocks in memory, twice as many as are in the system at
+/// a time.
 class Passes {
  public:
   Passes(const File& file, const Options& options)
-      : file_(file), block_(options.block_size), places_(std::min(2 * options.queue_depth, file.size() / block_)), memory_(places_ * block_), transfers_(options) {
+      : file_(file),
+        block_(options.block_size),
+        places_(std::min(2 * options.queue_depth, file.size() / block_)),
+        memory_(places_ * block_),
+        transfers_(options) {
     fill_with_noise(memory_);
     transfers_.add_buffer(memory_.data(), memory_.size());
   }
@@ -58,7 +63,8 @@ class Passes {
         out.pop_front();
       }
       std::byte* place = memory_.data() + begun / block_ % places_ * block_;
-      out.push_back(write ? transfers_.write(file_, begun, place, block_) : transfers_.read(file_, begun, place, block_));
+      out.push_back(write ? transfers_.write(file_, begun, place, block_)
+                          : transfers_.read(file_, begun, place, block_));
     }
     for (const auto id : out) {
       transfers_.wait(id);
@@ -110,15 +116,24 @@ std::string name_by_number(const fs::path& path) {
     return "";
   }
   switch (static_cast<unsigned>(about.f_type)) {
-    case EXT4_SUPER_MAGIC: return "ext4"; // ext2 and ext3 too
-    case BTRFS_SUPER_MAGIC: return "btrfs";
-    case F2FS_SUPER_MAGIC: return "f2fs";
-    case NFS_SUPER_MAGIC: return "nfs";
-    case OVERLAYFS_SUPER_MAGIC: return "overlay";
-    case RAMFS_MAGIC: return "ramfs";
-    case TMPFS_MAGIC: return "tmpfs";
-    case kXfs: return "xfs";
-    default: return "";
+    case EXT4_SUPER_MAGIC:
+      return "ext4"; // ext2 and ext3 too
+    case BTRFS_SUPER_MAGIC:
+      return "btrfs";
+    case F2FS_SUPER_MAGIC:
+      return "f2fs";
+    case NFS_SUPER_MAGIC:
+      return "nfs";
+    case OVERLAYFS_SUPER_MAGIC:
+      return "overlay";
+    case RAMFS_MAGIC:
+      return "ramfs";
+    case TMPFS_MAGIC:
+      return "tmpfs";
+    case kXfs:
+      return "xfs";
+    default:
+      return "";
   }
 }
 
@@ -142,7 +157,8 @@ std::string filesystem_of(const fs::path& path) {
     words >> skipped >> skipped >> skipped >> skipped >> mount;
     mount = unescaped(mount);
     const size_t separator = line.find(" - ");
-    if (separator != std::string::npos && mount.size() >= longest && lies_in(whole, mount)) { // of several at one place the last is seen
+    if (separator != std::string::npos && mount.size() >= longest &&
+        lies_in(whole, mount)) { // of several at one place the last is seen
       longest = mount.size();
       std::istringstream(line.substr(separator + 3)) >> found;
     }

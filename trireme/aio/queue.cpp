@@ -70,7 +70,9 @@ std::optional<Request> Queue::next() {
   const uint64_t id = uncut_.front();
   Transfer& transfer = transfers_.at(id);
   const int64_t bytes = std::min(block_size_, transfer.bytes - transfer.cut);
-  const Request request{id, transfer.write, transfer.file.descriptor(), transfer.offset + transfer.cut, transfer.memory + transfer.cut, bytes};
+  const Request request{
+      id,   transfer.write, transfer.file.descriptor(), transfer.offset + transfer.cut, transfer.memory + transfer.cut,
+      bytes};
   transfer.cut += bytes;
   ++transfer.out;
   if (transfer.cut == transfer.bytes) {
@@ -93,12 +95,14 @@ void Queue::fail(Transfer& transfer, const Request& request, const std::string& 
   if (!transfer.error.empty()) {
     return; // the first reason is the one to tell
   }
-  transfer.error = concat("cannot ", request.write ? "write " : "read ", request.bytes, " bytes at offset ", request.offset, " of ", transfer.file.path().string(), ": ", reason,
-                          free_space_near(transfer.file.path()));
+  transfer.error =
+      concat("cannot ", request.write ? "write " : "read ", request.bytes, " bytes at offset ", request.offset, " of ",
+             transfer.file.path().string(), ": ", reason, free_space_near(transfer.file.path()));
   transfer.next = next;
   // What has not begun will not.
   std::erase(uncut_, request.transfer);
-  transfer.out -= static_cast<int64_t>(std::erase_if(again_, [&](const Request& other) { return other.transfer == request.transfer; }));
+  transfer.out -= static_cast<int64_t>(
+      std::erase_if(again_, [&](const Request& other) { return other.transfer == request.transfer; }));
 }
 
 bool Queue::fails(Transfer& transfer, Request& request, int64_t result, int64_t& moved) {
@@ -111,10 +115,11 @@ bool Queue::fails(Transfer& transfer, Request& request, int64_t result, int64_t&
       return true;
     }
   } else {
-    // A direct transfer goes on where it can: at a multiple of the alignment. What is moved twice is the same both times.
+    // A direct transfer goes on where it can: at a multiple of the alignment. What is moved twice is the same both
+    // times.
     moved = transfer.file.direct() && result < request.bytes ? result - result % kAlignment : result;
     if (!request.write && result < request.bytes && (result == 0 || moved != result)) {
-      struct stat now {};
+      struct stat now{};
       if (::fstat(request.descriptor, &now) == 0 && request.offset + result >= now.st_size) {
         fail(transfer, request, concat("the file ends after ", now.st_size, " bytes"),
              "It was cut, or it is of another run: remove it, and begin again from a checkpoint.");
@@ -124,7 +129,9 @@ bool Queue::fails(Transfer& transfer, Request& request, int64_t result, int64_t&
   }
   request.attempts = moved > 0 ? 0 : request.attempts + 1;
   if (request.attempts > kMostAttempts) {
-    fail(transfer, request, code != 0 ? std::strerror(code) : concat("the system moved ", result, " bytes, again and again"), what_to_do(code));
+    fail(transfer, request,
+         code != 0 ? std::strerror(code) : concat("the system moved ", result, " bytes, again and again"),
+         what_to_do(code));
     return true;
   }
   return false;
@@ -230,7 +237,8 @@ void pause_if_refused(const Request& request) {
 
 int64_t transfer_now(const Request& request) {
   const auto bytes = static_cast<size_t>(request.bytes);
-  const ssize_t moved = request.write ? ::pwrite(request.descriptor, request.memory, bytes, request.offset) : ::pread(request.descriptor, request.memory, bytes, request.offset);
+  const ssize_t moved = request.write ? ::pwrite(request.descriptor, request.memory, bytes, request.offset)
+                                      : ::pread(request.descriptor, request.memory, bytes, request.offset);
   return moved < 0 ? -errno : moved;
 }
 

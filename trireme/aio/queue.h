@@ -27,8 +27,9 @@ struct Request {
   int attempts = 0;
 };
 
-/// Transfers, cut into requests: what the callers of Transfers and the threads of an engine share. An engine takes requests, and gives each back
-/// with what the system said of it; short ones and those that were interrupted are handed out again. Safe for threads.
+/// Transfers, cut into requests: what the callers of Transfers and the threads of an engine share. An engine takes
+/// requests, and gives each back with what the system said of it; short ones and those that were interrupted are handed
+/// out again. Safe for threads.
 class Queue {
  public:
   /// Requests have at most `block_size` bytes.
@@ -39,7 +40,8 @@ class Queue {
   }
 
   uint64_t add(const File& file, bool write, int64_t offset, std::byte* memory, int64_t bytes);
-  /// Waits until it is finished: nothing of it is in the system any more. Errors: Error of the transfer, each time it is asked for.
+  /// Waits until it is finished: nothing of it is in the system any more. Errors: Error of the transfer, each time it
+  /// is asked for.
   void wait(uint64_t id);
   bool finished(uint64_t id);
   /// Waits for all; returns what no wait() has reported yet of those that failed.

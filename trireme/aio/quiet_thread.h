@@ -11,7 +11,8 @@
 
 namespace trireme::aio {
 
-/// A thread that gets none of the process's signals, and that debuggers call "trireme-aio". Errors: Error where the system has no more threads.
+/// A thread that gets none of the process's signals, and that debuggers call "trireme-aio". Errors: Error where the
+/// system has no more threads.
 template <typename Run>
 std::thread quiet_thread(Run run) {
   sigset_t all;
@@ -26,7 +27,8 @@ std::thread quiet_thread(Run run) {
     return thread;
   } catch (const std::system_error& error) {
     restore();
-    throw Error("aio", concat("cannot start a thread for transfers: ", error.code().message()), "Raise the limit of threads (ulimit -u, pids of the container).");
+    throw Error("aio", concat("cannot start a thread for transfers: ", error.code().message()),
+                "Raise the limit of threads (ulimit -u, pids of the container).");
   }
 }
 

@@ -47,7 +47,8 @@ Transfers::Transfers(const Options& options, bool io_uring) : queue_(std::make_u
   if (engine_ == nullptr) {
     static std::atomic<bool> said = false;
     if (io_uring && !said.exchange(true)) {
-      log::info("aio: ", options.threads, options.threads == 1 ? " thread transfers" : " threads transfer", ", not io_uring: ", why_not);
+      log::info("aio: ", options.threads, options.threads == 1 ? " thread transfers" : " threads transfer",
+                ", not io_uring: ", why_not);
     }
     engine_ = make_thread_engine(*queue_, options.threads);
   }
@@ -60,10 +61,12 @@ Transfers::~Transfers() {
 }
 
 Transfers::Id Transfers::add(bool write, const File& file, int64_t offset, std::byte* memory, int64_t bytes) {
-  const bool aligned = offset % kAlignment == 0 && bytes % kAlignment == 0 && reinterpret_cast<uintptr_t>(memory) % kAlignment == 0;
+  const bool aligned =
+      offset % kAlignment == 0 && bytes % kAlignment == 0 && reinterpret_cast<uintptr_t>(memory) % kAlignment == 0;
   if (offset < 0 || bytes < 0 || !aligned) {
-    throw Error("aio", concat("cannot ", write ? "write " : "read ", bytes, " bytes at offset ", offset, " of ", file.path().string(), " with memory at ",
-                              static_cast<const void*>(memory), ": multiples of ", kAlignment, " are needed"));
+    throw Error("aio", concat("cannot ", write ? "write " : "read ", bytes, " bytes at offset ", offset, " of ",
+                              file.path().string(), " with memory at ", static_cast<const void*>(memory),
+                              ": multiples of ", kAlignment, " are needed"));
   }
   return queue_->add(file, write, offset, memory, bytes);
 }

@@ -24,7 +24,7 @@
 namespace trireme::aio {
 namespace {
 
-constexpr uint64_t kWake = ~uint64_t{0}; // what the ring says of the event that add() sends
+constexpr uint64_t kWake = ~uint64_t{0};             // what the ring says of the event that add() sends
 constexpr int64_t kLargestBuffer = int64_t{1} << 30; // the kernel's limit
 constexpr unsigned kMostBuffers = 256;
 
@@ -39,16 +39,21 @@ class Ring {
   /// "" or why there is none.
   std::string open(unsigned entries) {
     if (const int code = ::io_uring_queue_init(entries, &ring_, 0); code != 0) {
-      const char* hint = code == -EPERM ? " (kernel.io_uring_disabled, or the filter of a container)" : code == -ENOMEM ? " (RLIMIT_MEMLOCK)" : "";
+      const char* hint = code == -EPERM    ? " (kernel.io_uring_disabled, or the filter of a container)"
+                         : code == -ENOMEM ? " (RLIMIT_MEMLOCK)"
+                                           : "";
       return concat("io_uring_setup: ", std::strerror(-code), hint);
     }
     ready_ = true;
-    const std::unique_ptr<io_uring_probe, void (*)(io_uring_probe*)> known(::io_uring_get_probe_ring(&ring_), ::io_uring_free_probe);
-    if (known == nullptr || !::io_uring_opcode_supported(known.get(), IORING_OP_READ) || !::io_uring_opcode_supported(known.get(), IORING_OP_WRITE)) {
+    const std::unique_ptr<io_uring_probe, void (*)(io_uring_probe*)> known(::io_uring_get_probe_ring(&ring_),
+                                                                           ::io_uring_free_probe);
+    if (known == nullptr || !::io_uring_opcode_supported(known.get(), IORING_OP_READ) ||
+        !::io_uring_opcode_supported(known.get(), IORING_OP_WRITE)) {
       return "this kernel is older than 5.6";
     }
     ::io_uring_ring_dontfork(&ring_);
-    buffers_.resize(::io_uring_register_buffers_sparse(&ring_, kMostBuffers) == 0 ? kMostBuffers : 0); // from kernel 5.19 on
+    buffers_.resize(::io_uring_register_buffers_sparse(&ring_, kMostBuffers) == 0 ? kMostBuffers
+                                                                                  : 0); // from kernel 5.19 on
     return "";
   }
   io_uring* get() {
@@ -96,13 +101,15 @@ class Ring {
 
   bool add_piece(const std::byte* whole, std::byte* begin, int64_t bytes) {
     const std::lock_guard lock(mutex_);
-    const auto free = std::find_if(buffers_.begin(), buffers_.end(), [](const Piece& piece) { return piece.whole == nullptr; });
+    const auto free =
+        std::find_if(buffers_.begin(), buffers_.end(), [](const Piece& piece) { return piece.whole == nullptr; });
     if (free == buffers_.end()) {
       return false;
     }
     iovec piece{begin, static_cast<size_t>(bytes)};
     __u64 no_tag = 0;
-    if (::io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(free - buffers_.begin()), &piece, &no_tag, 1) != 1) {
+    if (::io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(free - buffers_.begin()), &piece, &no_tag,
+                                               1) != 1) {
       return false;
     }
     *free = {whole, begin, bytes};
@@ -117,7 +124,8 @@ class Ring {
 
 class UringEngine : public Engine {
  public:
-  UringEngine(Queue& queue, const Options& options) : queue_(queue), options_(options), slots_(static_cast<size_t>(options.queue_depth)) {
+  UringEngine(Queue& queue, const Options& options)
+      : queue_(queue), options_(options), slots_(static_cast<size_t>(options.queue_depth)) {
     for (size_t i = slots_.size(); i > 0; --i) {
       free_.push_back(i - 1);
     }
@@ -153,7 +161,8 @@ class UringEngine : public Engine {
  private:
   void wake() {
     const uint64_t one = 1;
-    [[maybe_unused]] const auto always = ::write(wake_.get(), &one, sizeof(one)); // refuses only where it is awake anyhow
+    [[maybe_unused]] const auto always =
+        ::write(wake_.get(), &one, sizeof(one)); // refuses only where it is awake anyhow
   }
   void drain_wake() {
     uint64_t count = 0;

@@ -25,7 +25,8 @@ std::optional<int64_t> integer(const char* name) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (error != std::errc() || end != value->data() + value->size()) {
-    throw InputError("env", concat(name, " must be a whole number, got \"", *value, '"'), concat("Set it, or unset ", name, '.'));
+    throw InputError("env", concat(name, " must be a whole number, got \"", *value, '"'),
+                     concat("Set it, or unset ", name, '.'));
   }
   return number;
 }
@@ -56,8 +57,10 @@ std::optional<std::pair<int, int>> place(const char* name) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
     return error == std::errc() && end == digits.data() + digits.size();
   };
-  if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 || place.first >= place.second) {
-    throw InputError("env", concat(name, "=", *value, " is no number of so many"), "It should look like 0/4; trireme's launcher sets it.");
+  if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 ||
+      place.first >= place.second) {
+    throw InputError("env", concat(name, "=", *value, " is no number of so many"),
+                     "It should look like 0/4; trireme's launcher sets it.");
   }
   return place;
 }

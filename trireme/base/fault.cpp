@@ -22,7 +22,8 @@ namespace {
 
 enum class Kind : uint8_t { kill, stop, delay, nan, drop };
 
-const std::vector<std::string> kPhases = {"data", "forward", "backward", "all_reduce", "step", "checkpoint", "send", "recv"};
+const std::vector<std::string> kPhases = {"data", "forward",    "backward", "all_reduce",
+                                          "step", "checkpoint", "send",     "recv"};
 const std::vector<std::string> kKinds = {"kill", "stop", "delay", "nan", "drop"};
 const std::vector<std::string> kKeys = {"rank", "step", "phase", "kind", "seconds", "attempt"};
 
@@ -54,7 +55,8 @@ State& state() {
                    concat(next, next.empty() ? "" : " ", "An example: rank=1,step=7,phase=all_reduce,kind=kill."));
 }
 
-size_t word(std::string_view fault, const std::string& key, const std::string& value, const std::vector<std::string>& known) {
+size_t word(std::string_view fault, const std::string& key, const std::string& value,
+            const std::vector<std::string>& known) {
   const auto found = std::find(known.begin(), known.end(), value);
   if (found == known.end()) {
     refuse(fault, concat(key, '=', value, " is unknown."), did_you_mean(value, known));
@@ -174,7 +176,8 @@ Effect detail::strike(Phase phase) {
     hit = *found;
   }
   if (hit.step) { // one for every step would flood the output
-    log::warning("TRIREME_FAULT: ", kKinds[static_cast<size_t>(hit.kind)], " in ", kPhases[static_cast<size_t>(phase)], " of step ", step);
+    log::warning("TRIREME_FAULT: ", kKinds[static_cast<size_t>(hit.kind)], " in ", kPhases[static_cast<size_t>(phase)],
+                 " of step ", step);
   }
   switch (hit.kind) {
     case Kind::kill:

@@ -20,7 +20,8 @@ enum class Effect : uint8_t {
 /// those for this rank and this start of the job (0: the first). Replaces earlier faults; "" removes them.
 /// Errors: InputError naming the part that is wrong.
 void arm(std::string_view text, int rank, int size, int attempt);
-/// The same with TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT. A worker of parameter servers (TRIREME_WORKER=w/W), a world of its own, is rank w of W.
+/// The same with TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT. A worker of parameter servers (TRIREME_WORKER=w/W), a
+/// world of its own, is rank w of W.
 void arm_from_environment(int rank, int size);
 
 /// Sets the optimizer step that begins, counted from 1; 0: before training. Without any call each

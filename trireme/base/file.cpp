@@ -69,7 +69,8 @@ std::string describe_write_failure(int code, const fs::path& path, uint64_t need
     const auto space = fs::space(folder, error);
     const std::string needs = needed_bytes > 0 ? concat("needs ", format_bytes(static_cast<double>(needed_bytes))) : "";
     const std::string free = error ? "" : concat(format_bytes(static_cast<double>(space.available)), " free");
-    text += needs.empty() && free.empty() ? "" : concat(" (", needs, needs.empty() || free.empty() ? "" : ", ", free, ")");
+    text +=
+        needs.empty() && free.empty() ? "" : concat(" (", needs, needs.empty() || free.empty() ? "" : ", ", free, ")");
   }
   return text;
 }
@@ -85,7 +86,10 @@ fs::path make_scratch_folder(const std::string& name, fs::path parent, const std
   }
   std::string pattern = (fs::absolute(parent) / concat(name, "-XXXXXX")).string();
   if (error || ::mkdtemp(pattern.data()) == nullptr) {
-    throw InputError("file", concat("cannot make a folder in ", parent.string(), ": ", error ? error.message() : std::strerror(errno)), next);
+    throw InputError(
+        "file",
+        concat("cannot make a folder in ", parent.string(), ": ", error ? error.message() : std::strerror(errno)),
+        next);
   }
   return pattern;
 }
@@ -102,14 +106,19 @@ bool is_there(const fs::path& path) {
 InputError in_words(const std::filesystem::filesystem_error& error) {
   const std::string what = error.what(); // "filesystem error: cannot list: Input/output error [/path]"
   const size_t begin = what.find("cannot ");
-  const std::string operation = begin == std::string::npos ? "cannot use" : what.substr(begin, what.find(':', begin) - begin);
-  return InputError("file", concat(operation, ' ', error.path1().string(), ": ", describe_write_failure(error.code().value(), error.path1(), 0)), "Check the path, and who may read and write it.");
+  const std::string operation =
+      begin == std::string::npos ? "cannot use" : what.substr(begin, what.find(':', begin) - begin);
+  return InputError("file",
+                    concat(operation, ' ', error.path1().string(), ": ",
+                           describe_write_failure(error.code().value(), error.path1(), 0)),
+                    "Check the path, and who may read and write it.");
 }
 
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor || ::fsync(descriptor.get()) != 0) {
-    throw Error("file", concat("cannot sync folder ", folder.string(), ": ", describe_write_failure(errno, folder / ".", 0)));
+    throw Error("file",
+                concat("cannot sync folder ", folder.string(), ": ", describe_write_failure(errno, folder / ".", 0)));
   }
 }
 
@@ -132,16 +141,17 @@ void write_file_atomically(const fs::path& path, std::string_view content, const
   const auto fail = [&](const char* what) {
     const std::string reason = describe_write_failure(errno, path, content.size());
     ::unlink(temporary.c_str());
-    throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason), "The previous content, if any, is untouched.");
+    throw Error("file", concat("cannot ", what, ' ', path.string(), ": ", reason),
+                "The previous content, if any, is untouched.");
   };
   {
     const Descriptor out = create_new(temporary, O_WRONLY, mode);
     if (!out) {
       fail("create");
     }
-    struct stat before {};
+    struct stat before{};
     if (::lstat(path.c_str(), &before) == 0 && S_ISREG(before.st_mode)) {
-      ::fchmod(out.get(), before.st_mode & 0777);  // a file system without modes refuses
+      ::fchmod(out.get(), before.st_mode & 0777); // a file system without modes refuses
     }
     for (size_t done = 0; done < content.size();) {
       const ssize_t n = ::write(out.get(), content.data() + done, content.size() - done);
@@ -175,10 +185,12 @@ void remove_unfinished(const fs::path& path, std::chrono::seconds unchanged_for)
     return unchanged_for.count() > 0 && !unknown && fs::file_time_type::clock::now() - written < unchanged_for;
   };
   std::error_code ignored;
-  for (fs::directory_iterator item(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored), end; !ignored && item != end; item.increment(ignored)) {
+  for (fs::directory_iterator item(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored), end;
+       !ignored && item != end; item.increment(ignored)) {
     const std::string name = item->path().filename().string();
     const std::string_view process = std::string_view(name).substr(std::min(prefix.size(), name.size()));
-    if (name.starts_with(prefix) && !process.empty() && process.find_first_not_of("0123456789") == std::string_view::npos && !is_recent(item->path())) {
+    if (name.starts_with(prefix) && !process.empty() &&
+        process.find_first_not_of("0123456789") == std::string_view::npos && !is_recent(item->path())) {
       std::error_code stays;
       fs::remove(item->path(), stays);
     }
@@ -197,7 +209,8 @@ void make_private_folders(const fs::path& folder, std::error_code& error) {
   }
   const int code = ::mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
   std::error_code ignored;
-  error = code == 0 || fs::is_directory(folder, ignored) ? std::error_code() : std::error_code(code, std::generic_category());
+  error = code == 0 || fs::is_directory(folder, ignored) ? std::error_code()
+                                                         : std::error_code(code, std::generic_category());
 }
 
 void make_private_folders(const fs::path& folder) {

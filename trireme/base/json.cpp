@@ -97,10 +97,12 @@ class JsonBuilder {
   using string_t = nlohmann::json::string_t;
   using binary_t = nlohmann::json::binary_t;
 
-  JsonBuilder(std::string_view text, const std::string& source) : text_(text), source_(source), furthest_(text.data()) {}
+  JsonBuilder(std::string_view text, const std::string& source)
+      : text_(text), source_(source), furthest_(text.data()) {}
 
   JsonNode build() {
-    if (const size_t nul = text_.find('\0'); nul != std::string_view::npos) { // nlohmann takes it for the end of the text
+    if (const size_t nul = text_.find('\0');
+        nul != std::string_view::npos) { // nlohmann takes it for the end of the text
       fail_at(nul, "this is not JSON: there is a NUL byte", "Remove it and what follows.");
     }
     const CountingIterator begin(text_.data(), &furthest_);
@@ -151,9 +153,10 @@ class JsonBuilder {
   }
   bool key(string_t& name) {
     if (!names_.back().insert(name).second) {
-      fail_at(token_start(true),
-              concat("the key \"", name, "\" appears twice in one object, first at ", open_.back()->find(name)->where()),
-              "Keep one of them.");
+      fail_at(
+          token_start(true),
+          concat("the key \"", name, "\" appears twice in one object, first at ", open_.back()->find(name)->where()),
+          "Keep one of them.");
     }
     key_ = name;
     return true;
@@ -174,7 +177,8 @@ class JsonBuilder {
     }
     const bool at_end = end >= text_.size() && (token.empty() || reason.find("end of input") != std::string::npos);
     fail_at(end == 0 ? 0 : end - 1,
-            concat("this is not JSON: ", at_end ? "the text ends too early" : concat("unexpected \"", printable(token), '"'),
+            concat("this is not JSON: ",
+                   at_end ? "the text ends too early" : concat("unexpected \"", printable(token), '"'),
                    expected.empty() ? "" : concat(" (", expected, ")")),
             "A comma too many or too few, or a missing quote, is the usual cause.");
     return false;
@@ -394,7 +398,8 @@ void JsonNode::place(const std::string& path, const std::string& where) {
 void JsonNode::set(std::string_view dotted_path, const std::string& text) {
   const std::string where = concat("--set ", dotted_path);
   if (!is_utf8(dotted_path) || !is_utf8(text)) { // a file with it is refused too
-    throw InputError("config", concat(where, ": the path or the value is not UTF-8"), "Type it in a terminal whose locale is UTF-8.");
+    throw InputError("config", concat(where, ": the path or the value is not UTF-8"),
+                     "Type it in a terminal whose locale is UTF-8.");
   }
   JsonNode* node = this;
   std::string path;
@@ -406,7 +411,8 @@ void JsonNode::set(std::string_view dotted_path, const std::string& text) {
       throw InputError("config", concat(where, ": ", path, " is ", kind_name(node->kind_), ", it has no keys"));
     }
     path = child_path(path, key);
-    const auto found = std::find_if(node->members_.begin(), node->members_.end(), [&](const Member& m) { return m.first == key; });
+    const auto found =
+        std::find_if(node->members_.begin(), node->members_.end(), [&](const Member& m) { return m.first == key; });
     if (found != node->members_.end()) {
       node = &found->second;
       continue;
@@ -433,7 +439,8 @@ JsonNode* JsonNode::at(std::string_view dotted_path) {
     if (node->kind_ != Kind::object) {
       return nullptr;
     }
-    const auto found = std::find_if(node->members_.begin(), node->members_.end(), [&](const Member& m) { return m.first == key; });
+    const auto found =
+        std::find_if(node->members_.begin(), node->members_.end(), [&](const Member& m) { return m.first == key; });
     if (found == node->members_.end()) {
       return nullptr;
     }

@@ -21,7 +21,7 @@ struct Destination {
 };
 
 Destination& destination() {
-  static auto* const leaked = new Destination;  // threads may log while statics are destroyed
+  static auto* const leaked = new Destination; // threads may log while statics are destroyed
   return *leaked;
 }
 

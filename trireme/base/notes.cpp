@@ -20,7 +20,8 @@ constexpr size_t kThreads = 64;
 constexpr uint32_t kDepth = 16;
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 int64_t this_thread() {
@@ -86,8 +87,9 @@ bool read(const Slot& slot, int64_t now, ThreadNotes& into) {
     const Frame& frame = slot.frames[level];
     const char* what = frame.what.load(std::memory_order_relaxed);
     const char* detail = frame.detail.load(std::memory_order_relaxed);
-    into.notes.push_back({what == nullptr ? "" : what, frame.number.load(std::memory_order_relaxed), detail == nullptr ? "" : detail,
-                          static_cast<double>(std::max<int64_t>(0, now - frame.since_ns.load(std::memory_order_relaxed))) * 1e-9});
+    into.notes.push_back(
+        {what == nullptr ? "" : what, frame.number.load(std::memory_order_relaxed), detail == nullptr ? "" : detail,
+         static_cast<double>(std::max<int64_t>(0, now - frame.since_ns.load(std::memory_order_relaxed))) * 1e-9});
   }
   std::atomic_thread_fence(std::memory_order_acquire);
   return slot.changes.load(std::memory_order_relaxed) == before;
@@ -149,7 +151,8 @@ std::vector<ThreadNotes> current_notes() {
 }
 
 std::string describe(const NoteView& note) {
-  return concat(note.what, note.number < 0 ? "" : concat(' ', note.number), note.detail.empty() ? "" : concat(" (", note.detail, ')'));
+  return concat(note.what, note.number < 0 ? "" : concat(' ', note.number),
+                note.detail.empty() ? "" : concat(" (", note.detail, ')'));
 }
 
 } // namespace trireme

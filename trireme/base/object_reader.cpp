@@ -24,7 +24,8 @@ const JsonNode& ObjectReader::require(const std::string& key) {
   return *found;
 }
 
-std::string ObjectReader::word(const std::string& key, const std::string& default_value, const std::vector<std::string>& allowed) {
+std::string ObjectReader::word(const std::string& key, const std::string& default_value,
+                               const std::vector<std::string>& allowed) {
   const JsonNode* found = find(key);
   if (found == nullptr || found->is_null()) {
     return default_value;

@@ -16,7 +16,8 @@ struct Mark {
   const char* encoding;
 };
 // The longer ones first: UTF-32's begins with UTF-16's.
-constexpr Mark kOtherMarks[] = {{{"\xFF\xFE\0\0", 4}, "UTF-32"}, {{"\0\0\xFE\xFF", 4}, "UTF-32"}, {"\xFF\xFE", "UTF-16"}, {"\xFE\xFF", "UTF-16"}};
+constexpr Mark kOtherMarks[] = {
+    {{"\xFF\xFE\0\0", 4}, "UTF-32"}, {{"\0\0\xFE\xFF", 4}, "UTF-32"}, {"\xFF\xFE", "UTF-16"}, {"\xFE\xFF", "UTF-16"}};
 
 /// NUL bytes, by their place modulo 4.
 using Nuls = std::array<uint64_t, 4>;
@@ -67,10 +68,14 @@ std::string plain_text(std::string_view part, const std::string& source, std::st
   constexpr uint64_t kFew = 8; // a short text may have some and be more than 1 in 100
   if (all * 100 >= bytes && (all >= kFew || all * 5 >= bytes * 2) && all > 0) {
     const std::string_view guess = guess_encoding(nuls, bytes);
-    const std::string found = concat(source, guess.empty() ? " is not text: " : concat(" is probably ", guess, " and must be UTF-8: "), all, " of its ", bytes, " bytes are NUL");
-    throw InputError(part, found,
-                     guess.empty() ? concat("If it is UTF-16, convert it: ", convert("UTF-16LE", source), ". If NUL bytes are between the text, take them out: tr -d '\\0' < ", source, " > NEW")
-                                   : concat("Convert it: ", convert(guess, source)));
+    const std::string found =
+        concat(source, guess.empty() ? " is not text: " : concat(" is probably ", guess, " and must be UTF-8: "), all,
+               " of its ", bytes, " bytes are NUL");
+    throw InputError(
+        part, found,
+        guess.empty() ? concat("If it is UTF-16, convert it: ", convert("UTF-16LE", source),
+                               ". If NUL bytes are between the text, take them out: tr -d '\\0' < ", source, " > NEW")
+                      : concat("Convert it: ", convert(guess, source)));
   }
   if (content.starts_with(kMark)) {
     content.erase(0, kMark.size());

@@ -29,8 +29,8 @@ constexpr std::string_view kClaim = "attempt.";
 int64_t attempt_in(const std::string& name) {
   int64_t number = 0;
   const char* const end = name.data() + name.size();
-  const bool is_claim = name.starts_with(kClaim) && std::from_chars(name.data() + kClaim.size(), end,
-      number).ptr == end;
+  const bool is_claim =
+      name.starts_with(kClaim) && std::from_chars(name.data() + kClaim.size(), end, number).ptr == end;
   return is_claim ? number : 0;
 }
 
@@ -38,15 +38,15 @@ int64_t attempt_in(const std::string& name) {
 std::vector<int64_t> attempts_in(const fs::path& folder) {
   std::vector<int64_t> all;
   std::error_code error;
-  for (fs::directory_iterator entry(folder, error); !error
-      && entry != fs::directory_iterator(); entry.increment(error)) {
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
     if (const int64_t attempt = attempt_in(entry->path().filename().string()); attempt > 0) {
       all.push_back(attempt);
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     throw Error("run", concat("cannot look for attempts in ", folder.string(), ": ", error.message()),
-        "Check who may read and write it.");
+                "Check who may read and write it.");
   }
   std::sort(all.begin(), all.end());
   return all;
@@ -63,8 +63,9 @@ std::string read_claim(const fs::path& path) {
 
 RunToken::Holder holder_in(const std::string& text, int64_t attempt) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  const auto word = [&](const char* key) { return json.is_object() && json.contains(key) && json[key].is_string()
-      ? json[key].get<std::string>() : ""; };
+  const auto word = [&](const char* key) {
+    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  };
   return {attempt, word("job"), word("host"), word("started"), word("id")};
 }
 
@@ -78,7 +79,8 @@ std::string job_of_environment() {
     return concat("slurm ", *job, '.', env::text("SLURM_STEP_ID").value_or("0"));
   }
   const auto task = nlohmann::json::parse(env::text("TF_CONFIG").value_or(""), nullptr, false);
-  return task.is_object() && task.contains("cluster") ? concat("cluster ", std::hex, fnv1a(task["cluster"].dump())) : "";
+  return task.is_object() && task.contains("cluster") ? concat("cluster ", std::hex, fnv1a(task["cluster"].dump()))
+                                                      : "";
 }
 
 std::string this_host() {
@@ -93,11 +95,11 @@ std::string this_host() {
 
 std::string describe(const RunToken::Holder& holder) {
   return concat("attempt ", holder.attempt, holder.started.empty() ? "" : concat(", started ", holder.started),
-      holder.host.empty() ? "" : concat(" on host ", holder.host));
+                holder.host.empty() ? "" : concat(" on host ", holder.host));
 }
 
-RunToken::RunToken(fs::path folder, std::string job, std::optional<int64_t> after) : folder_(std::move(folder)),
-    after_(after) {
+RunToken::RunToken(fs::path folder, std::string job, std::optional<int64_t> after)
+    : folder_(std::move(folder)), after_(after) {
   mine_.job = std::move(job);
 }
 
@@ -133,8 +135,9 @@ std::optional<RunToken::Holder> RunToken::newest(const fs::path& folder) {
 bool RunToken::make(int64_t attempt) {
   const fs::path path = file_of(attempt);
   const auto fail = [&](const char* what) {
-    throw Error("run", concat("cannot ", what, ' ', path.string(), ", the claim of this attempt: ",
-        describe_write_failure(errno, path, 0)),
+    throw Error("run",
+                concat("cannot ", what, ' ', path.string(),
+                       ", the claim of this attempt: ", describe_write_failure(errno, path, 0)),
                 "Check the run folder, or name another one.");
   };
   const fs::path unnamed = folder_ / concat('.', kClaim, mine_.id);
@@ -142,8 +145,8 @@ bool RunToken::make(int64_t attempt) {
   if (!file) {
     fail("make");
   }
-  const nlohmann::ordered_json claim = {{"attempt", attempt}, {"job", mine_.job}, {"host", mine_.host},
-      {"process", ::getpid()}, {"started", mine_.started}, {"id", mine_.id}};
+  const nlohmann::ordered_json claim = {{"attempt", attempt},    {"job", mine_.job},         {"host", mine_.host},
+                                        {"process", ::getpid()}, {"started", mine_.started}, {"id", mine_.id}};
   const std::string text = claim.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     const int code = errno;
@@ -212,8 +215,10 @@ void RunToken::check() const {
   errno = 0;
   const std::string text = read_claim(file_of(mine_.attempt));
   if (text.empty() && errno != 0 && errno != ENOENT && errno != ESTALE && errno != ELOOP && errno != ENOTDIR) {
-    throw Error("run", concat("cannot read ", file_of(mine_.attempt).string(),
-        ", which says that this attempt is the newest: ", std::strerror(errno)), "Nothing is written without it.");
+    throw Error("run",
+                concat("cannot read ", file_of(mine_.attempt).string(),
+                       ", which says that this attempt is the newest: ", std::strerror(errno)),
+                "Nothing is written without it.");
   }
   if (holder_in(text, mine_.attempt).id != mine_.id) {
     fail(newest(folder_));
@@ -234,11 +239,12 @@ void RunToken::fail(const std::optional<Holder>& newest) const {
   const bool replaced = newest && newest->id != mine_.id;
   if (!replaced) {
     throw ReplacedError(concat("the claim of this training, ", file_of(mine_.attempt).string(),
-        ", is gone: the run folder was removed or emptied; this one writes nothing more"), false);
+                               ", is gone: the run folder was removed or emptied; this one writes nothing more"),
+                        false);
   }
   const std::string self = claimed_ ? concat(" (attempt ", mine_.attempt, ')') : "";
   throw ReplacedError(concat("this training", self, " was replaced by ", describe(*newest), ", which writes into ",
-      folder_.parent_path().string(), " now; this one writes nothing more"),
+                             folder_.parent_path().string(), " now; this one writes nothing more"),
                       !mine_.job.empty() && newest->job == mine_.job);
 }
 

@@ -14,8 +14,8 @@ class ReplacedError : public PeerError {
  public:
   ReplacedError(const std::string& happened, bool by_own_job)
       : PeerError("run", happened,
-          "Let the other one go on. To go on with this one instead, end the other and use --resume."),
-          by_own_job_(by_own_job) {}
+                  "Let the other one go on. To go on with this one instead, end the other and use --resume."),
+        by_own_job_(by_own_job) {}
   /// Whether another process of the same job has taken over, as a replica does whose first one is lost.
   bool by_own_job() const {
     return by_own_job_;
@@ -30,12 +30,11 @@ class ReplacedError : public PeerError {
 /// it writes, so that one that was taken for lost (a silent host, a stopped process) and comes back later damages
 /// nothing.
 ///
-/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when it is whole. Who makes it removes those with
-/// lower numbers, the newest stays:
-/// numbers grow as long as the folder exists. A check opens the own claim, which a shared file system looks up anew,
-/// and not a name that may be in a cache.
-/// Between a check and the write after it, another attempt may claim: the lease of launch/lease.h makes that rare.
-/// Cost: a check opens and reads one small file (10 us on a local disk). Not for several threads at once.
+/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when it is whole. Who makes it
+/// removes those with lower numbers, the newest stays: numbers grow as long as the folder exists. A check opens the own
+/// claim, which a shared file system looks up anew, and not a name that may be in a cache. Between a check and the
+/// write after it, another attempt may claim: the lease of launch/lease.h makes that rare. Cost: a check opens and
+/// reads one small file (10 us on a local disk). Not for several threads at once.
 class RunToken {
  public:
   struct Holder {
@@ -67,8 +66,8 @@ class RunToken {
   }
   /// Does nothing before claim(). Errors: ReplacedError, or Error when the system does not let it look.
   void check() const;
-  /// For a process of the job that has claimed nothing: that no other job has claimed the folder since the launcher did for
-  /// this one. Errors: ReplacedError.
+  /// For a process of the job that has claimed nothing: that no other job has claimed the folder since the launcher did
+  /// for this one. Errors: ReplacedError.
   void check_job() const;
 
   /// The last claim in `folder`, nullopt without any.

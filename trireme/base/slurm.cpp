@@ -59,7 +59,8 @@ long long number(const std::optional<std::string>& text) {
 
 } // namespace
 
-SlurmPlace slurm_place(const std::function<std::optional<std::string>(const std::string& name)>& lookup, const std::function<bool(pid_t task)>& run_as_task) {
+SlurmPlace slurm_place(const std::function<std::optional<std::string>(const std::string& name)>& lookup,
+                       const std::function<bool(pid_t task)>& run_as_task) {
   const auto step = lookup("SLURM_STEP_ID");
   const auto task = lookup("SLURM_PROCID");
   if (!step || !task || !lookup("SLURM_NTASKS")) {
@@ -92,7 +93,8 @@ bool runs_as_task(pid_t task) {
     }
     if (process->parent == task) {
       // timeout makes a group too, in a script as well, and so do debuggers.
-      return process->group == of_task->group || process->session != of_task->session || process->name == "timeout" || of_task->name == "lldb" || tracer_of(pid) == task;
+      return process->group == of_task->group || process->session != of_task->session || process->name == "timeout" ||
+             of_task->name == "lldb" || tracer_of(pid) == task;
     }
     pid = process->parent;
   }

@@ -118,7 +118,8 @@ std::string symbol(void* address, bool interrupted) {
   if (name.size() > kLongName) {
     name = name.substr(0, kLongName) + "...";
   }
-  std::snprintf(text, sizeof text, " + 0x%zx", static_cast<size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_saddr)));
+  std::snprintf(text, sizeof text, " + 0x%zx",
+                static_cast<size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_saddr)));
   return name + text;
 }
 
@@ -158,11 +159,11 @@ void prepare_stack_capture() {
   }
   void* frame = nullptr;
   backtrace(&frame, 1); // the first call loads a library and allocates
-  struct sigaction current {};
+  struct sigaction current{};
   if (sigaction(SIGURG, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) {
     return;
   }
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_handler = on_signal;
   ours.sa_flags = SA_RESTART;
   sigemptyset(&ours.sa_mask);
@@ -173,7 +174,11 @@ ThreadStack capture_stack(int64_t thread) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const std::string folder = "/proc/self/task/" + std::to_string(thread);
-  ThreadStack stack{thread, thread == static_cast<int64_t>(getpid()), first_line(folder + "/comm"), thread_state(state_letter(folder)), {}};
+  ThreadStack stack{thread,
+                    thread == static_cast<int64_t>(getpid()),
+                    first_line(folder + "/comm"),
+                    thread_state(state_letter(folder)),
+                    {}};
   if (thread == static_cast<int64_t>(syscall(SYS_gettid))) {
     void* frames[kFrames];
     stack.frames = symbols(frames + 1, backtrace(frames, kFrames) - 1);

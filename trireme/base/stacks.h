@@ -23,8 +23,9 @@ struct ThreadStack {
 /// it is in use. May be called again.
 void prepare_stack_capture();
 
-/// The stack of one thread of this process (the main one for getpid()), taken by interrupting it with SIGURG. A thread that
-/// does not run within 100 ms, or cannot walk through its stack within 500 ms, has none. System calls that it is in may return EINTR, as with any signal.
+/// The stack of one thread of this process (the main one for getpid()), taken by interrupting it with SIGURG. A thread
+/// that does not run within 100 ms, or cannot walk through its stack within 500 ms, has none. System calls that it is
+/// in may return EINTR, as with any signal.
 ThreadStack capture_stack(int64_t thread);
 /// Captures the stacks of all threads, the main one first, at most 64.
 std::vector<ThreadStack> capture_stacks();

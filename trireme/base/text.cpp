@@ -49,8 +49,8 @@ size_t sequence_length(std::string_view text, size_t at) {
   if (lead >= 0xF0 && lead <= 0xF4) {
     const int low = lead == 0xF0 ? 0x90 : 0x80;
     const int high = lead == 0xF4 ? 0x8F : 0xBF;
-    const bool whole = in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) &&
-                       in_range(text, at + 3, 0x80, 0xBF);
+    const bool whole =
+        in_range(text, at + 1, low, high) && in_range(text, at + 2, 0x80, 0xBF) && in_range(text, at + 3, 0x80, 0xBF);
     return whole ? 4 : 0;
   }
   return 0;
@@ -59,7 +59,8 @@ size_t sequence_length(std::string_view text, size_t at) {
 // Those of C1 (U+0080 to U+009F) begin sequences in a terminal as an escape does.
 bool is_control(std::string_view text, size_t at, size_t length) {
   const auto byte = static_cast<uint8_t>(text[at]);
-  return length == 1 ? byte < 0x20 || byte == 0x7F : length == 2 && byte == 0xC2 && static_cast<uint8_t>(text[at + 1]) < 0xA0;
+  return length == 1 ? byte < 0x20 || byte == 0x7F
+                     : length == 2 && byte == 0xC2 && static_cast<uint8_t>(text[at + 1]) < 0xA0;
 }
 
 } // namespace

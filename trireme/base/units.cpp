@@ -54,7 +54,8 @@ std::string format_seconds(double seconds) {
   if (whole < 3600) {
     std::snprintf(text, sizeof text, "%d min %02d s", static_cast<int>(whole / 60), static_cast<int>(whole % 60));
   } else {
-    std::snprintf(text, sizeof text, "%d h %02d min", static_cast<int>(whole / 3600), static_cast<int>(whole % 3600 / 60));
+    std::snprintf(text, sizeof text, "%d h %02d min", static_cast<int>(whole / 3600),
+                  static_cast<int>(whole % 3600 / 60));
   }
   return text;
 }

@@ -51,7 +51,8 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
   std::set<int64_t> closed_units;
   for (const int64_t tensor : order_) {
     if (tensor < 0 || tensor >= static_cast<int64_t>(tensors_.size()) || position_[tensor] != -1) {
-      throw Error("bucket", concat("the order is not a permutation: tensor ", tensor, " is out of range or named twice"));
+      throw Error("bucket",
+                  concat("the order is not a permutation: tensor ", tensor, " is out of range or named twice"));
     }
     const int64_t numel = tensors_[tensor].numel();
     const int64_t unit = tensors_[tensor].unit;
@@ -63,7 +64,8 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
       close();
     }
     if (unit != TensorInfo::kNoUnit && closed_units.count(unit) != 0) {
-      throw Error("bucket", concat("the order tears unit ", unit, " apart: tensor ", tensors_[tensor].name, " comes after tensors of another"));
+      throw Error("bucket", concat("the order tears unit ", unit, " apart: tensor ", tensors_[tensor].name,
+                                   " comes after tensors of another"));
     }
     bucket.unit = unit;
     position_[tensor] = static_cast<int64_t>(slots_.size());

@@ -11,14 +11,17 @@ struct Placement {
   /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
   std::vector<int64_t> global_shape = {};
   std::vector<int64_t> box_offset = {};
-  /// Dim 0 of the whole is so many equal blocks one behind the other (queries, keys and values of one projection), and the rank has the same
-  /// box of each, one behind the other; box_offset counts in a block.
+  /// Dim 0 of the whole is so many equal blocks one behind the other (queries, keys and values of one projection), and
+  /// the rank has the same box of each, one behind the other; box_offset counts in a block.
   int64_t parts = 1;
-  /// Number of the group of ranks that hold the same elements and add up their gradients (parallel::ReduceGroups). 0: the data group.
+  /// Number of the group of ranks that hold the same elements and add up their gradients (parallel::ReduceGroups). 0:
+  /// the data group.
   int reduce_group = 0;
-  /// Whether the gradient norm counts it on this rank, and checkpoints save it here. Not where another rank, or another copy, counts the same elements.
+  /// Whether the gradient norm counts it on this rank, and checkpoints save it here. Not where another rank, or another
+  /// copy, counts the same elements.
   bool counts_in_norm = true;
-  /// Where several parameters of one rank are boxes of a whole one: the part of the name that tells them apart. "a.tile_0_1.weight" of tile "tile_0_1" is a box of "a.weight".
+  /// Where several parameters of one rank are boxes of a whole one: the part of the name that tells them apart.
+  /// "a.tile_0_1.weight" of tile "tile_0_1" is a box of "a.weight".
   std::string tile = {};
 
   /// The whole parameter's name.
@@ -29,9 +32,11 @@ struct Placement {
 struct TensorInfo {
   std::string name;
   std::vector<int64_t> sizes;
-  /// Tensors of one unit (0 and up) share a bucket that holds nothing else: they are gathered and freed together. kNoUnit: any bucket.
+  /// Tensors of one unit (0 and up) share a bucket that holds nothing else: they are gathered and freed together.
+  /// kNoUnit: any bucket.
   int64_t unit = kNoUnit;
-  /// Its index among all parameters of the model, whatever their types: gradients are expected from the last to the first.
+  /// Its index among all parameters of the model, whatever their types: gradients are expected from the last to the
+  /// first.
   int64_t place = 0;
   Placement placement = {};
   static constexpr int64_t kNoUnit = -1;
@@ -60,7 +65,8 @@ struct Range {
   }
 };
 
-/// What of tensor `i` lies in a range of the buffer: elements [begin, begin + numel) of its row-major order. They are elements [first, first + numel) of the range.
+/// What of tensor `i` lies in a range of the buffer: elements [begin, begin + numel) of its row-major order. They are
+/// elements [first, first + numel) of the range.
 struct Piece {
   int64_t i = 0;
   int64_t begin = 0;
@@ -96,7 +102,8 @@ struct LayoutOptions {
 /// computes the same layout from the same list.
 ///
 /// `order` is the order in the buffer (indices into `tensors`): the order in which
-/// gradients are expected, so that buckets fill from the front during backward. Tensors of one unit follow each other in it.
+/// gradients are expected, so that buckets fill from the front during backward. Tensors of one unit follow each other
+/// in it.
 class FlatLayout {
  public:
   FlatLayout() = default;

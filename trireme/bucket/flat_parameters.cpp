@@ -11,13 +11,15 @@
 namespace trireme::bucket {
 namespace {
 
-// Gradients arrive roughly in reverse order of registration. Units come first: parameters outside units are spread over the
-// model, so their last gradient is late.
-FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
+// Gradients arrive roughly in reverse order of registration. Units come first: parameters outside units are spread over
+// the model, so their last gradient is late.
+FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& options,
+                          const FlatOptions& flat_options) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
     const size_t i = tensors.size();
-    tensors.push_back({name, parameter.sizes().vec(), flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit,
+    tensors.push_back({name, parameter.sizes().vec(),
+                       flat_options.shard_parameters ? flat_options.unit_of(parameter) : TensorInfo::kNoUnit,
                        flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places.at(i),
                        flat_options.placement_of ? flat_options.placement_of(name, parameter) : Placement{}});
   }
@@ -27,14 +29,16 @@ FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& o
   return FlatLayout(std::move(tensors), std::move(order), options);
 }
 
-// Keeps memory for some buckets' parameters and gradients; a block much larger than the others is rare and goes back to the system.
+// Keeps memory for some buckets' parameters and gradients; a block much larger than the others is rare and goes back to
+// the system.
 int64_t spare_bytes(const FlatLayout& layout) {
   return 3 * layout.numel() / static_cast<int64_t>(layout.buckets().size()) * layout.options().element_bytes;
 }
 
 } // namespace
 
-FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options)
+FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate,
+                               const FlatOptions& flat_options)
     : allocate_(allocate), options_(flat_options) {
   if (parameters.empty()) {
     throw Error("bucket", "no parameter to train was given", "Is every parameter frozen (requires_grad false)?");
@@ -42,8 +46,9 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   const at::Tensor& first = parameters.front().second;
   for (const auto& [name, parameter] : parameters) {
     if (parameter.scalar_type() != first.scalar_type() || parameter.device() != first.device()) {
-      throw Error("bucket", concat("parameter ", name, " is ", parameter.scalar_type(), " on ", parameter.device(), " but ",
-                                   parameters.front().first, " is ", first.scalar_type(), " on ", first.device()));
+      throw Error("bucket",
+                  concat("parameter ", name, " is ", parameter.scalar_type(), " on ", parameter.device(), " but ",
+                         parameters.front().first, " is ", first.scalar_type(), " on ", first.device()));
     }
     parameters_.push_back(parameter);
   }
@@ -54,11 +59,13 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   layout_ = reverse_layout(parameters, typed, options_);
   for (const TensorInfo& tensor : layout_.tensors()) {
     if (tensor.placement.reduce_group != reduce_group()) {
-      throw Error("bucket", concat("parameter ", tensor.name, " has reduce group ", tensor.placement.reduce_group, " but ", name(0), " has ", reduce_group()));
+      throw Error("bucket", concat("parameter ", tensor.name, " has reduce group ", tensor.placement.reduce_group,
+                                   " but ", name(0), " has ", reduce_group()));
     }
   }
-  const bool alone = options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
-  options_.unit_of = nullptr; // what they refer to need not live on
+  const bool alone =
+      options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
+  options_.unit_of = nullptr;                  // what they refer to need not live on
   options_.alone = nullptr;
   options_.placement_of = nullptr;
   options_.places.clear();
@@ -68,9 +75,11 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   allocate_gradients();
   if (options_.shard_parameters) {
     if (!options_.parameter_store) {
-      options_.parameter_store = make_memory_store([allocate = allocate_](int64_t numel, at::ScalarType type, at::Device) { return allocate(numel, type); });
+      options_.parameter_store = make_memory_store(
+          [allocate = allocate_](int64_t numel, at::ScalarType type, at::Device) { return allocate(numel, type); });
     }
-    data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(), options_.parameter_store, pool_);
+    data_shards_ = std::make_unique<ParameterShards>(layout_, plan_, scalar_type(), first.device(),
+                                                     options_.parameter_store, pool_);
     return;
   }
   flat_data_ = allocate_(layout_.numel(), scalar_type()).zero_();
@@ -94,7 +103,8 @@ at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_
 void FlatParameters::allocate_gradients() {
   if (options_.shard_gradients) {
     clear_grads();
-    grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_, options_.gradient_store, parameters_.front().device());
+    grad_shards_ = std::make_unique<GradientShards>(layout_, plan_, gradient_type_, allocate_, pool_,
+                                                    options_.gradient_store, parameters_.front().device());
     return;
   }
   flat_grad_ = allocate_(layout_.numel(), gradient_type_).zero_();
@@ -149,7 +159,8 @@ std::vector<Piece> FlatParameters::sharded_pieces(int64_t b) const {
   return is_replicated(b) ? std::vector<Piece>() : layout_.pieces_in(b, plan_.mine(b));
 }
 
-void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) const {
+void FlatParameters::visit_sharded(int64_t b, const std::function<void(size_t, const at::Tensor&)>& visit,
+                                   bool modifies) const {
   const std::vector<Piece> pieces = sharded_pieces(b);
   if (pieces.empty()) {
     return;
@@ -195,10 +206,12 @@ at::Tensor FlatParameters::bucket_data(int64_t b) {
 std::optional<int64_t> FlatParameters::moved_away() const {
   for (int64_t i = 0; i < count(); ++i) {
     const at::Tensor& parameter = parameters_[i];
-    const bool in_memory = data_shards_ ? data_shards_->has(i, parameter)
-                                        : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
+    const bool in_memory =
+        data_shards_ ? data_shards_->has(i, parameter)
+                     : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
     // Another place in it is another parameter's.
-    const int64_t begin = layout_.slot_of(i).begin - (data_shards_ ? layout_.buckets()[layout_.bucket_of(i)].begin : -flat_data_.storage_offset());
+    const int64_t begin = layout_.slot_of(i).begin -
+                          (data_shards_ ? layout_.buckets()[layout_.bucket_of(i)].begin : -flat_data_.storage_offset());
     if (!in_memory || parameter.storage_offset() != begin) {
       return i;
     }
@@ -223,7 +236,8 @@ void FlatParameters::modify_owned_data(int64_t b, const Range& range, const std:
   }
 }
 
-void FlatParameters::with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
+void FlatParameters::with_owned_on_device(int64_t b, const Range& range, bool modifies,
+                                          const std::function<void(const at::Tensor&)>& f) {
   if (data_shards_) {
     data_shards_->with_owned_on_device(b, range, modifies, f);
   } else {

@@ -48,20 +48,21 @@ struct FlatOptions {
 /// Parameters of one kind (dtype, device, reduce group) moved into one flat
 /// buffer, with a second buffer of the same layout for their gradients.
 ///
-/// The order is fixed: the reverse of the list that is given, with the parameters of a unit together, units first. It depends on the model
-/// and its units alone, so it is the same on all ranks, in every step and after every resume.
+/// The order is fixed: the reverse of the list that is given, with the parameters of a unit together, units first. It
+/// depends on the model and its units alone, so it is the same on all ranks, in every step and after every resume.
 /// After construction `param.data` of every parameter is a view into flat_data().
 /// Gradients: attach_grad(i) makes `param.grad` a view into flat_grad(), moving
 /// over what autograd may have put elsewhere. clear_grads() forgets gradients without
 /// touching memory: autograd then hands over a fresh tensor in the first backward,
 /// which attach_grad copies once - half the traffic of zeroing and adding.
-/// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is all that stays
-/// (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
+/// With sharded gradients there is no second buffer: gradients have memory bucket by bucket, and this rank's shard is
+/// all that stays (GradientShards). With sharded parameters the same holds for the units' parameters (ParameterShards).
 class FlatParameters {
  public:
   /// With sharded parameters they stay where they are until move_in(), so that no rank ever needs all of them.
   /// Throws Error when dtypes, devices or reduce groups differ.
-  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate, const FlatOptions& flat_options = {});
+  FlatParameters(NamedTensors parameters, const LayoutOptions& options, const Allocate& allocate,
+                 const FlatOptions& flat_options = {});
 
   const FlatLayout& layout() const {
     return layout_;
@@ -96,13 +97,16 @@ class FlatParameters {
   const at::Tensor& flat_data() const {
     return flat_data_;
   }
-  /// The first parameter whose data is no view of this memory any more: a program has called set_data(). Not before sharded parameters have moved in.
+  /// The first parameter whose data is no view of this memory any more: a program has called set_data(). Not before
+  /// sharded parameters have moved in.
   std::optional<int64_t> moved_away() const;
-  /// The parameters of bucket `b`, [bucket numel]. Sharded: memory to gather them into; the parameters use it after publish().
+  /// The parameters of bucket `b`, [bucket numel]. Sharded: memory to gather them into; the parameters use it after
+  /// publish().
   at::Tensor bucket_data(int64_t b);
   /// For sharded parameters: makes the parameters of bucket `b` views of bucket_data(b), until release().
   void publish(int64_t b);
-  /// For sharded parameters of a bucket that is not gathered, and of which this rank has all: makes them views of `part`, owned_data() of the bucket, until release(), without a copy.
+  /// For sharded parameters of a bucket that is not gathered, and of which this rank has all: makes them views of
+  /// `part`, owned_data() of the bucket, until release(), without a copy.
   void show_owned_data(int64_t b, const at::Tensor& part) {
     data_shards_->show_part(b, part);
   }
@@ -110,12 +114,15 @@ class FlatParameters {
   void detach_owned_data(int64_t b) {
     data_shards_->detach_part(b);
   }
-  /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are this rank's; to be read.
+  /// Elements `range` (of the flat buffer) of the parameters, which lie in bucket `b` and, when they are sharded, are
+  /// this rank's; to be read.
   at::Tensor owned_data(int64_t b, const Range& range) const;
   /// Calls f with them, to be changed.
   void modify_owned_data(int64_t b, const Range& range, const std::function<void(const at::Tensor&)>& f);
-  /// Calls f with them on the parameters' device, also those of a bucket that keeps_on_host(): see ParameterShards::with_owned_on_device().
-  void with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
+  /// Calls f with them on the parameters' device, also those of a bucket that keeps_on_host(): see
+  /// ParameterShards::with_owned_on_device().
+  void with_owned_on_device(int64_t b, const Range& range, bool modifies,
+                            const std::function<void(const at::Tensor&)>& f);
   /// Say that this rank's shard of bucket `b` is needed soon.
   void prefetch_data(int64_t b) const;
   void prefetch_grad(int64_t b) const;
@@ -130,7 +137,8 @@ class FlatParameters {
   bool is_replicated(int64_t b) const {
     return !data_shards_ || data_shards_->is_replicated(b);
   }
-  /// Whether owned_data() of the bucket is in the host's memory although the parameters are on a device: a shard of them.
+  /// Whether owned_data() of the bucket is in the host's memory although the parameters are on a device: a shard of
+  /// them.
   bool keeps_on_host(int64_t b) const {
     return data_shards_ && data_shards_->keeps_on_host(b);
   }
@@ -145,15 +153,17 @@ class FlatParameters {
   bool is_gathered(int64_t b) const {
     return !data_shards_ || data_shards_->is_gathered(b);
   }
-  /// For sharded parameters, once for each bucket: copies the bucket's parameters in and leaves the bucket gathered. Call update_shard()
-  /// after it, or after any other change of the gathered bucket; release() frees the memory.
+  /// For sharded parameters, once for each bucket: copies the bucket's parameters in and leaves the bucket gathered.
+  /// Call update_shard() after it, or after any other change of the gathered bucket; release() frees the memory.
   void move_in(int64_t b);
   void update_shard(int64_t b);
   void release(int64_t b);
   /// What of sharded parameters lies in this rank's part of bucket `b`; none if it is replicated.
   std::vector<Piece> sharded_pieces(int64_t b) const;
-  /// Calls visit(number, values) for each of them; with `modifies` it may change the values. They have memory for the time of the call.
-  void visit_sharded(int64_t b, const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies) const;
+  /// Calls visit(number, values) for each of them; with `modifies` it may change the values. They have memory for the
+  /// time of the call.
+  void visit_sharded(int64_t b, const std::function<void(size_t number, const at::Tensor& values)>& visit,
+                     bool modifies) const;
   /// The same for all buckets, one after the other: visit(i, begin, values). It may change the values.
   void for_each_sharded(const std::function<void(int64_t i, int64_t begin, const at::Tensor& values)>& visit) const;
   /// Where this rank's part of a bucket that is not replicated lies in a file (StateStore::extent).
@@ -164,19 +174,21 @@ class FlatParameters {
   }
   /// The gradients of bucket `b`, [bucket numel].
   at::Tensor bucket_grad(int64_t b);
-  /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are this rank's.
+  /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are
+  /// this rank's.
   at::Tensor owned_grad(int64_t b, const Range& range) const;
   bool gradients_are_sharded() const {
     return grad_shards_ != nullptr;
   }
-  /// From now on gradients of these buckets go to the host, before the first backward: those that are sharded and added up there as they are accumulated, others when
-  /// send_gradient() says so.
+  /// From now on gradients of these buckets go to the host, before the first backward: those that are sharded and added
+  /// up there as they are accumulated, others when send_gradient() says so.
   void bring_gradients_to_host(HostGradientOptions options);
   /// Null: none do.
   HostGradients* host_gradients() const {
     return host_gradients_.get();
   }
-  /// Bucket `b` is final on the device: starts to bring its gradients to the host, unless they are on their way or do not go there.
+  /// Bucket `b` is final on the device: starts to bring its gradients to the host, unless they are on their way or do
+  /// not go there.
   void send_gradient(int64_t b);
   /// Bucket `b` has been reduced: takes this rank's shard and forgets the rest.
   void accumulate(int64_t b);

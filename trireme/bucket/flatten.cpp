@@ -13,7 +13,8 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 
 } // namespace
 
-FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const AllocateOn& allocate, const FlatOptions& flat_options) {
+FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options, const AllocateOn& allocate,
+                    const FlatOptions& flat_options) {
   struct Kind {
     bool alone;
     NamedTensors parameters;
@@ -33,7 +34,9 @@ FlatBuffers flatten(const NamedTensors& parameters, const LayoutOptions& options
   FlatBuffers buffers;
   for (Kind& kind : kinds) {
     const at::Device device = kind.parameters.front().second.device();
-    const Allocate on_device = [allocate, device](int64_t numel, at::ScalarType type) { return allocate(numel, type, device); };
+    const Allocate on_device = [allocate, device](int64_t numel, at::ScalarType type) {
+      return allocate(numel, type, device);
+    };
     FlatOptions placed = flat_options;
     placed.places = std::move(kind.places);
     buffers.push_back(std::make_unique<FlatParameters>(std::move(kind.parameters), options, on_device, placed));

@@ -22,8 +22,14 @@ void clear_gaps(const FlatLayout& layout, int64_t bucket, const at::Tensor& memo
 
 GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate,
                                std::shared_ptr<MemoryPool> pool, std::shared_ptr<StateStore> store, at::Device device)
-    : layout_(layout), plan_(plan), type_(type), allocate_(std::move(allocate)), pool_(std::move(pool)), store_(std::move(store)),
-      begun_(layout.buckets().size(), false), under_way_(layout.buckets().size()) {
+    : layout_(layout),
+      plan_(plan),
+      type_(type),
+      allocate_(std::move(allocate)),
+      pool_(std::move(pool)),
+      store_(std::move(store)),
+      begun_(layout.buckets().size(), false),
+      under_way_(layout.buckets().size()) {
   if (store_) {
     StoredArray shards{type_, 0, {}};
     for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
@@ -70,7 +76,10 @@ void GradientShards::accumulate(int64_t b) {
   if (store_) {
     store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) {
       for (int64_t k = 1; k <= std::min(store_->ahead(), std::ssize(begun_) - 1); ++k) {
-        prefetch((b + k) % std::ssize(begun_)); // buckets are full in this order; after the last the next micro-batch's first, or the step's
+        prefetch(
+            (b + k) %
+            std::ssize(
+                begun_)); // buckets are full in this order; after the last the next micro-batch's first, or the step's
       }
       keep(arrays.front());
     });
@@ -99,7 +108,9 @@ at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
   if (store_) {
     const int64_t begin = plan_.mine(b).begin;
     at::Tensor values;
-    store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) { values = arrays.front().slice(0, range.begin - begin, range.end - begin); });
+    store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) {
+      values = arrays.front().slice(0, range.begin - begin, range.end - begin);
+    });
     return values;
   }
   const int64_t offset = offset_[b] - plan_.mine(b).begin;

@@ -14,15 +14,17 @@ namespace trireme::bucket {
 
 class StateStore;
 
-/// Gradients of which only this rank's shard stays (ZeRO stages 2 and 3): a bucket has memory from its first gradient until it
-/// has been reduced and accumulate() has taken its shard out of it.
+/// Gradients of which only this rank's shard stays (ZeRO stages 2 and 3): a bucket has memory from its first gradient
+/// until it has been reduced and accumulate() has taken its shard out of it.
 ///
-/// Memory: numel / ranks from the first accumulate() on, where the store has it, less what is added up on the host, and the buckets under way; their memory is used again by later ones.
+/// Memory: numel / ranks from the first accumulate() on, where the store has it, less what is added up on the host, and
+/// the buckets under way; their memory is used again by later ones.
 class GradientShards {
  public:
-  /// `layout` and `plan` must outlive it. The shards are an array of `store`; null: in one piece of memory by `allocate`.
-  GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate, std::shared_ptr<MemoryPool> pool,
-                 std::shared_ptr<StateStore> store, at::Device device);
+  /// `layout` and `plan` must outlive it. The shards are an array of `store`; null: in one piece of memory by
+  /// `allocate`.
+  GradientShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, Allocate allocate,
+                 std::shared_ptr<MemoryPool> pool, std::shared_ptr<StateStore> store, at::Device device);
 
   /// Buckets that it has are added up there: before the first accumulate(). It must outlive this object.
   void add_up_in(HostGradients& host) {
@@ -32,7 +34,8 @@ class GradientShards {
   at::Tensor bucket(int64_t b);
   /// Adds this rank's slice of the reduced bucket to what it has of this step, and gives the memory back.
   void accumulate(int64_t b);
-  /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer; of a store, to be read. Not of buckets that are added up on the host.
+  /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer; of a store, to be
+  /// read. Not of buckets that are added up on the host.
   at::Tensor owned(int64_t b, const Range& range) const;
   /// A new step begins: what was there does not count any more.
   void start_over();
@@ -52,8 +55,8 @@ class GradientShards {
   std::shared_ptr<MemoryPool> pool_;
   HostGradients* host_ = nullptr;
   std::shared_ptr<StateStore> store_;
-  int64_t in_store_ = -1; // our number there
-  at::Tensor shard_; // bucket after bucket; undefined: the store has it
+  int64_t in_store_ = -1;       // our number there
+  at::Tensor shard_;            // bucket after bucket; undefined: the store has it
   std::vector<int64_t> offset_; // of each bucket in it
   std::vector<bool> begun_;
   std::vector<at::Tensor> under_way_; // by bucket, perhaps longer than it

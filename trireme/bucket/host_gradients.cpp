@@ -11,12 +11,17 @@
 namespace trireme::bucket {
 namespace {
 
-/// Buckets that may be on their way at a time: a store in files has memory for a third one, which is written, or read to be added to.
+/// Buckets that may be on their way at a time: a store in files has memory for a third one, which is written, or read
+/// to be added to.
 constexpr size_t kLeaving = 2;
 
 } // namespace
 
-HostGradients::HostGradients(HostGradientOptions options) : options_(std::move(options)), sets_(static_cast<size_t>(options_.sets)), sent_(options_.ranges.size(), false), last_(options_.device.type()) {
+HostGradients::HostGradients(HostGradientOptions options)
+    : options_(std::move(options)),
+      sets_(static_cast<size_t>(options_.sets)),
+      sent_(options_.ranges.size(), false),
+      last_(options_.device.type()) {
   StoredArray gradients{options_.type, 0, {}};
   for (const Range& range : options_.ranges) {
     gradients.numel.push_back(range.numel());
@@ -77,7 +82,8 @@ void HostGradients::release_first(Set& set) {
 // Buckets leave in this order; after the last the first comes again, in the next micro-batch or the step.
 void HostGradients::prefetch_after(int64_t b) {
   const auto buckets = std::ssize(sent_);
-  const int64_t named = std::min(std::max<int64_t>(1, options_.store->ahead() - 1), buckets - 1); // one more is on its way
+  const int64_t named =
+      std::min(std::max<int64_t>(1, options_.store->ahead() - 1), buckets - 1); // one more is on its way
   for (int64_t k = 1; k <= named; ++k) {
     prefetch((b + k) % buckets);
   }
@@ -93,7 +99,9 @@ at::Tensor HostGradients::wait(int64_t b, const Range& range, int of) {
   }
   const int64_t begin = options_.ranges[b].begin;
   at::Tensor values;
-  options_.store->use(set.in_store, b, false, [&](const std::vector<at::Tensor>& arrays) { values = arrays.front().slice(0, range.begin - begin, range.end - begin); });
+  options_.store->use(set.in_store, b, false, [&](const std::vector<at::Tensor>& arrays) {
+    values = arrays.front().slice(0, range.begin - begin, range.end - begin);
+  });
   return values;
 }
 

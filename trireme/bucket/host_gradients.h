@@ -18,28 +18,33 @@ class StateStore;
 
 /// What becomes of a flat buffer's gradients on a device whose buckets are stepped on the host.
 struct HostGradientOptions {
-  /// Of each bucket the elements of the flat buffer that this rank steps on the host; empty: the bucket is stepped on the device.
+  /// Of each bucket the elements of the flat buffer that this rank steps on the host; empty: the bucket is stepped on
+  /// the device.
   std::vector<Range> ranges;
   at::ScalarType type = at::kFloat;
   at::Device device = at::kCPU;
-  /// Where they are: in memory of the host that the device copies to by itself, or in files that have such memory for some buckets.
+  /// Where they are: in memory of the host that the device copies to by itself, or in files that have such memory for
+  /// some buckets.
   std::shared_ptr<StateStore> store = nullptr;
   /// The first parameter of each bucket, for messages.
   std::vector<std::string> names = {};
   /// Sharded gradients are added up over micro-batches on the host, so that the device keeps none of them.
   bool add_up_there = false;
-  /// Sets of buffers: with two, a step may still read its gradients, on another thread, while those of the next arrive. One for a store in files.
+  /// Sets of buffers: with two, a step may still read its gradients, on another thread, while those of the next arrive.
+  /// One for a store in files.
   int sets = 1;
   /// Called with a bucket's values on the device before they leave, on the stream on which they do.
   std::function<void(int64_t bucket, const at::Tensor& values)> leaving = nullptr;
 };
 
-/// Gradients on their way from a device to a store of its host, on a stream of their own: backward goes on meanwhile, and the host waits for a bucket only when it steps it, or,
-/// where the store has them in files, when some later ones have left: a bucket is written when it has arrived.
+/// Gradients on their way from a device to a store of its host, on a stream of their own: backward goes on meanwhile,
+/// and the host waits for a bucket only when it steps it, or, where the store has them in files, when some later ones
+/// have left: a bucket is written when it has arrived.
 ///
-/// Memory of the host: what the store has for the elements of `ranges`, for each set. Traffic: they once a step; with micro-batches that are added up there twice for each
-/// but the first, because the device adds: nobody waits. Files are read as often as something is added, and for the step. Errors: the store's.
-/// Sources: Ren et al. 2021, arXiv:2101.06840, section 4; Rajbhandari et al. 2021, arXiv:2104.07857, section 5.
+/// Memory of the host: what the store has for the elements of `ranges`, for each set. Traffic: they once a step; with
+/// micro-batches that are added up there twice for each but the first, because the device adds: nobody waits. Files are
+/// read as often as something is added, and for the step. Errors: the store's. Sources: Ren et al. 2021,
+/// arXiv:2101.06840, section 4; Rajbhandari et al. 2021, arXiv:2104.07857, section 5.
 class HostGradients {
  public:
   explicit HostGradients(HostGradientOptions options);
@@ -54,8 +59,9 @@ class HostGradients {
   const HostGradientOptions& options() const {
     return options_;
   }
-  /// Starts to bring `values`, [range(b).numel()] on the device, here; `adds` them to what is here of this step. They are read after what is on the current
-  /// stream, and their memory may be freed at once, but not written before order_current_stream() or wait().
+  /// Starts to bring `values`, [range(b).numel()] on the device, here; `adds` them to what is here of this step. They
+  /// are read after what is on the current stream, and their memory may be freed at once, but not written before
+  /// order_current_stream() or wait().
   void send(int64_t b, const at::Tensor& values, bool adds);
   /// Whether the bucket was sent since start_over().
   bool was_sent(int64_t b) const {
@@ -75,9 +81,9 @@ class HostGradients {
  private:
   // A step's own: another thread may wait() in one while the other is filled.
   struct Set {
-    int64_t in_store = 0; // our number there
+    int64_t in_store = 0;                                      // our number there
     std::vector<std::shared_ptr<const device::Event>> arrived; // by bucket; null before the first
-    std::deque<int64_t> leaving; // buckets that are acquired and may not have arrived
+    std::deque<int64_t> leaving;                               // buckets that are acquired and may not have arrived
   };
 
   void release_first(Set& set);

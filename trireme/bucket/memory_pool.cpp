@@ -14,8 +14,9 @@ bool is_smaller(const at::Tensor& a, const at::Tensor& b) {
 
 // A block several times too large is left for requests that it fits.
 at::Tensor MemoryPool::take(int64_t numel, at::ScalarType type) {
-  const auto fits = std::find_if(spare_.begin(), spare_.end(),
-                                 [&](const at::Tensor& spare) { return spare.scalar_type() == type && spare.numel() >= numel; });
+  const auto fits = std::find_if(spare_.begin(), spare_.end(), [&](const at::Tensor& spare) {
+    return spare.scalar_type() == type && spare.numel() >= numel;
+  });
   if (fits == spare_.end() || (fits->numel() > 4 * numel && fits->nbytes() > 1 << 20)) {
     return allocate_(numel, type);
   }

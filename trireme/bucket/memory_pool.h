@@ -11,8 +11,8 @@ namespace trireme::bucket {
 /// Gives memory for a flat buffer: elements and type. Group::allocate is one.
 using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
 
-/// Memory of buckets that come and go (gradients under way, gathered parameters): what one gives back the next one gets,
-/// so that a step neither asks the system for pages nor waits for it to clear them.
+/// Memory of buckets that come and go (gradients under way, gathered parameters): what one gives back the next one
+/// gets, so that a step neither asks the system for pages nor waits for it to clear them.
 ///
 /// Keeps at most `spare_bytes`; the largest pieces go first, because they are the rarest. Not thread-safe.
 class MemoryPool {

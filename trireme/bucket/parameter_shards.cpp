@@ -26,16 +26,24 @@ void drop_tensor(void* tensor) {
 
 } // namespace
 
-ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
-                                 std::shared_ptr<MemoryPool> pool)
-    : layout_(layout), plan_(plan), type_(type), device_(device), pool_(std::move(pool)), store_(std::move(store)), whole_(layout.buckets().size()), is_part_(layout.buckets().size(), false) {
+ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type,
+                                 at::Device device, std::shared_ptr<StateStore> store, std::shared_ptr<MemoryPool> pool)
+    : layout_(layout),
+      plan_(plan),
+      type_(type),
+      device_(device),
+      pool_(std::move(pool)),
+      store_(std::move(store)),
+      whole_(layout.buckets().size()),
+      is_part_(layout.buckets().size(), false) {
   StoredArray shards{type, 0, {}};
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
     shards.numel.push_back(is_replicated(bucket) ? 0 : plan_.mine(bucket).numel());
     // Keeps the size of the storage with memory, so that views can be made at any time.
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
-    storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
+    storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr,
+                           /*resizable=*/false);
     if (is_replicated(bucket)) {
       publish(bucket);
     } else {
@@ -114,7 +122,8 @@ at::Tensor ParameterShards::view(int64_t tensor) {
   const int64_t b = layout_.bucket_of(tensor);
   const int64_t offset = layout_.slot_of(tensor).begin - layout_.buckets()[b].begin;
   const at::IntArrayRef sizes = layout_.tensors()[tensor].sizes;
-  return torch::empty({0}, at::TensorOptions().dtype(type_).device(device_)).set_(storages_[b], offset, sizes, c10::contiguous_strides(sizes));
+  return torch::empty({0}, at::TensorOptions().dtype(type_).device(device_))
+      .set_(storages_[b], offset, sizes, c10::contiguous_strides(sizes));
 }
 
 void ParameterShards::update(int64_t b) {
@@ -123,7 +132,8 @@ void ParameterShards::update(int64_t b) {
   if (!is_replicated(b)) {
     const Range mine = plan_.mine(b);
     const int64_t begin = layout_.buckets()[b].begin;
-    with_owned(b, mine, true, [&](at::Tensor values) { values.copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin)); });
+    with_owned(b, mine, true,
+               [&](at::Tensor values) { values.copy_(whole_[b].slice(0, mine.begin - begin, mine.end - begin)); });
   }
 }
 
@@ -145,7 +155,8 @@ void ParameterShards::empty_storage(int64_t b) {
       storages_[b], device_,
       concat("the parameters from \"", first, "\" on (", bucket.last_slot - bucket.first_slot,
              " tensors) are sharded among the ranks (ZeRO stage 3) and not gathered now. Read them while a "
-             "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded. To save the model, save what Engine::gather_model() returns."));
+             "zero::GatheredParameters of them lives, or call the forward() of the module that is Sharded. To save the "
+             "model, save what Engine::gather_model() returns."));
 }
 
 void ParameterShards::prefetch(int64_t b) {
@@ -171,7 +182,8 @@ void ParameterShards::read(int64_t b, const at::Tensor& part, const at::Tensor& 
   note(b, part, done, /*writes=*/false);
 }
 
-// All reads are on one stream, and a write comes behind the read of what it writes: the last use is done after all others.
+// All reads are on one stream, and a write comes behind the read of what it writes: the last use is done after all
+// others.
 void ParameterShards::note(int64_t b, const at::Tensor& part, std::shared_ptr<const device::Event> done, bool writes) {
   std::erase_if(uses_, [](const auto& use) { return use.second.part.defined() && use.second.done->done(); });
   const auto before = uses_.find(b);
@@ -204,7 +216,8 @@ void ParameterShards::release_stepped(size_t left) {
   }
 }
 
-void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
+void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool modifies,
+                                           const std::function<void(const at::Tensor&)>& f) {
   if (!keeps_on_host(b)) {
     with_owned(b, range, modifies, f);
     return;
@@ -248,7 +261,8 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
   }
 }
 
-void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f) {
+void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies,
+                                 const std::function<void(const at::Tensor&)>& f) {
   if (is_replicated(b)) {
     const int64_t begin = layout_.buckets()[b].begin;
     f(whole_[b].slice(0, range.begin - begin, range.end - begin));
@@ -256,7 +270,9 @@ void ParameterShards::with_owned(int64_t b, const Range& range, bool modifies, c
   }
   wait_on_host(b, modifies);
   const int64_t begin = plan_.mine(b).begin;
-  store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) { f(arrays.front().slice(0, range.begin - begin, range.end - begin)); });
+  store_->use(in_store_, b, modifies, [&](const std::vector<at::Tensor>& arrays) {
+    f(arrays.front().slice(0, range.begin - begin, range.end - begin));
+  });
 }
 
 std::optional<Extent> ParameterShards::extent(int64_t b) {

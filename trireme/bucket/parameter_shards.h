@@ -21,18 +21,18 @@ namespace trireme::bucket {
 
 class StateStore;
 
-/// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from memory() to release(), and its
-/// parameters show it from publish() on. Buckets of no unit are always whole.
+/// Parameters of which only this rank's shard stays (ZeRO stage 3): a unit's bucket has memory from memory() to
+/// release(), and its parameters show it from publish() on. Buckets of no unit are always whole.
 ///
-/// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and publishing gives it
-/// memory again, so that everything that views it, autograd's saved tensors included, sees the values again. Who reads a
-/// parameter meanwhile, also while its values are on their way, gets c10::Error with a sentence that names it.
-/// Memory: numel / ranks, where the store has its arrays; buckets of no unit, and what is gathered.
+/// Parameters are views on one storage for each bucket. Releasing takes the memory away from the storage and publishing
+/// gives it memory again, so that everything that views it, autograd's saved tensors included, sees the values again.
+/// Who reads a parameter meanwhile, also while its values are on their way, gets c10::Error with a sentence that names
+/// it. Memory: numel / ranks, where the store has its arrays; buckets of no unit, and what is gathered.
 class ParameterShards {
  public:
   /// `layout` and `plan` must outlive it. The shards are one array of `store`.
-  ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device, std::shared_ptr<StateStore> store,
-                  std::shared_ptr<MemoryPool> pool);
+  ParameterShards(const FlatLayout& layout, const ShardPlan& plan, at::ScalarType type, at::Device device,
+                  std::shared_ptr<StateStore> store, std::shared_ptr<MemoryPool> pool);
   ~ParameterShards();
   ParameterShards(const ParameterShards&) = delete;
   ParameterShards& operator=(const ParameterShards&) = delete;
@@ -49,7 +49,8 @@ class ParameterShards {
   at::Tensor memory(int64_t b);
   /// Lets the parameters show the bucket's memory.
   void publish(int64_t b);
-  /// Of a bucket that has no memory and of which this rank has all: lets the parameters show `part`, its part, itself. Nothing is copied, and until release() the store keeps that memory.
+  /// Of a bucket that has no memory and of which this rank has all: lets the parameters show `part`, its part, itself.
+  /// Nothing is copied, and until release() the store keeps that memory.
   void show_part(int64_t b, const at::Tensor& part);
   /// Gives what show_part() shows memory of its own: what is changed there does not change the part.
   void detach_part(int64_t b);
@@ -67,16 +68,20 @@ class ParameterShards {
   bool keeps_on_host(int64_t b) const {
     return !is_replicated(b) && on_host_[b];
   }
-  /// The stream on which parts come from the host: one of the device for all shards, since an allocator keeps freed memory for the stream that it was taken on.
+  /// The stream on which parts come from the host: one of the device for all shards, since an allocator keeps freed
+  /// memory for the stream that it was taken on.
   c10::Stream coming_stream() const;
-  /// Copies this rank's part of the bucket, which is on the host, to `to` on the device, on the current stream. Its values stay as they are until they have been read.
+  /// Copies this rank's part of the bucket, which is on the host, to `to` on the device, on the current stream. Its
+  /// values stay as they are until they have been read.
   void copy_to_device(int64_t b, const at::Tensor& to);
-  /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who only reads them may hold
-  /// them longer.
+  /// Calls f with this rank's parameters of bucket `b`, or the part of them that is `range` of the flat buffer. Who
+  /// only reads them may hold them longer.
   void with_owned(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
-  /// The same on the device, also of a part on the host: f gets a copy, which comes on a stream of its own while earlier work runs, and, if f `modifies` it, goes back on another one
-  /// while later work runs. The host waits for nothing but the store. Memory of the device: that of three buckets' parts, until parts are used otherwise.
-  void with_owned_on_device(int64_t b, const Range& range, bool modifies, const std::function<void(const at::Tensor&)>& f);
+  /// The same on the device, also of a part on the host: f gets a copy, which comes on a stream of its own while
+  /// earlier work runs, and, if f `modifies` it, goes back on another one while later work runs. The host waits for
+  /// nothing but the store. Memory of the device: that of three buckets' parts, until parts are used otherwise.
+  void with_owned_on_device(int64_t b, const Range& range, bool modifies,
+                            const std::function<void(const at::Tensor&)>& f);
   /// Says that with_owned() of a sharded bucket is near.
   void prefetch(int64_t b);
   /// Where this rank's parameters of a sharded bucket lie in a file (StateStore::extent).
@@ -87,7 +92,7 @@ class ParameterShards {
   struct Use {
     std::shared_ptr<const device::Event> done;
     at::Tensor part; // undefined: the store knows of it
-    bool writes; // or a use before it does, which may not be done
+    bool writes;     // or a use before it does, which may not be done
   };
   // An acquired part and its copy on the device.
   struct Stepped {
@@ -110,11 +115,11 @@ class ParameterShards {
   std::shared_ptr<MemoryPool> pool_;
   std::shared_ptr<StateStore> store_;
   std::vector<bool> on_host_;
-  std::map<int64_t, Use> uses_; // by bucket
-  std::deque<Stepped> stepped_; // the oldest first
-  int64_t in_store_; // our number there
-  std::vector<at::Tensor> whole_; // by bucket, perhaps longer than it
-  std::vector<bool> is_part_; // whole_ is this rank's part, in the memory of the store
+  std::map<int64_t, Use> uses_;        // by bucket
+  std::deque<Stepped> stepped_;        // the oldest first
+  int64_t in_store_;                   // our number there
+  std::vector<at::Tensor> whole_;      // by bucket, perhaps longer than it
+  std::vector<bool> is_part_;          // whole_ is this rank's part, in the memory of the store
   std::vector<c10::Storage> storages_; // by bucket
 };
 

@@ -7,8 +7,9 @@
 
 namespace trireme::bucket {
 
-/// libtorch takes page-locked memory in powers of two, so pieces are cut from blocks that are some: of 256 MiB, or of several pieces if those are large, and of what is left
-/// at the end. Less than an eighth is lost where pieces are alike; a last piece that fits no smaller power takes up to twice its size.
+/// libtorch takes page-locked memory in powers of two, so pieces are cut from blocks that are some: of 256 MiB, or of
+/// several pieces if those are large, and of what is left at the end. Less than an eighth is lost where pieces are
+/// alike; a last piece that fits no smaller power takes up to twice its size.
 inline constexpr int64_t kPinnedBlock = int64_t{256} << 20;
 inline constexpr int64_t kPinnedAlignment = 64;
 

@@ -26,7 +26,8 @@ Window window_of(const std::string& name, const at::Tensor& tensor) {
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     last += (tensor.size(d) - 1) * tensor.stride(d);
   }
-  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset() * bytes, (last + 1) * bytes, &name, tensor.requires_grad()};
+  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset() * bytes, (last + 1) * bytes, &name,
+          tensor.requires_grad()};
 }
 
 } // namespace
@@ -45,18 +46,23 @@ void refuse_shared_memory(const NamedTensors& tensors) {
   std::vector<Window> windows;
   std::set<const void*> seen;
   for (const auto& [name, tensor] : tensors) {
-    if (tensor.defined() && tensor.has_storage() && tensor.numel() > 0 && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+    if (tensor.defined() && tensor.has_storage() && tensor.numel() > 0 &&
+        seen.insert(tensor.unsafeGetTensorImpl()).second) {
       windows.push_back(window_of(name, tensor));
     }
   }
-  std::stable_sort(windows.begin(), windows.end(),
-                   [](const Window& a, const Window& b) { return std::pair(a.storage, a.begin) < std::pair(b.storage, b.begin); });
+  std::stable_sort(windows.begin(), windows.end(), [](const Window& a, const Window& b) {
+    return std::pair(a.storage, a.begin) < std::pair(b.storage, b.begin);
+  });
   for (size_t i = 0; i < windows.size(); ++i) {
     const Window& a = windows[i];
     for (size_t j = i + 1; j < windows.size() && windows[j].storage == a.storage && windows[j].begin < a.end; ++j) {
       if (a.trained || windows[j].trained) {
-        throw InputError("model", concat('"', *a.name, "\" and \"", *windows[j].name, "\" are two tensors that share memory; training would untie them"),
-                         "Tie parameters by using one tensor or one module in both places (at::linear(x, embedding->weight)), not by set_data() or views; "
+        throw InputError("model",
+                         concat('"', *a.name, "\" and \"", *windows[j].name,
+                                "\" are two tensors that share memory; training would untie them"),
+                         "Tie parameters by using one tensor or one module in both places (at::linear(x, "
+                         "embedding->weight)), not by set_data() or views; "
                          "between layers of a pipeline with TiedLayerSpec.");
       }
     }

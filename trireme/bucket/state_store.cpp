@@ -19,7 +19,9 @@ class MemoryStore final : public KeptStore {
     Buckets buckets;
     for (const StoredArray& array : arrays) {
       buckets.resize(array.numel.size());
-      const at::Tensor whole = allocate_(std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}), array.type, device).fill_(array.initial);
+      const at::Tensor whole =
+          allocate_(std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}), array.type, device)
+              .fill_(array.initial);
       int64_t begin = 0;
       for (size_t b = 0; b < buckets.size(); ++b) {
         buckets[b].push_back(whole.slice(0, begin, begin + array.numel[b]));
@@ -42,7 +44,8 @@ bool StateStore::keep_until(int64_t, int64_t, std::shared_ptr<const device::Even
   return false;
 }
 
-void StateStore::use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f) {
+void StateStore::use(int64_t buffer, int64_t bucket, bool modifies,
+                     const std::function<void(const std::vector<at::Tensor>&)>& f) {
   const std::vector<at::Tensor>& arrays = acquire(buffer, bucket);
   try {
     f(arrays);

@@ -26,21 +26,23 @@ struct StoredArray {
   std::vector<int64_t> numel;
 };
 
-/// Where such arrays are between steps: in memory, on the host of a device, on a disk (offload/disk_store.h). A bucket's parts are used between
-/// acquire() and release(), and buckets are asked for one after the other, in an order that prefetch() can tell ahead.
+/// Where such arrays are between steps: in memory, on the host of a device, on a disk (offload/disk_store.h). A
+/// bucket's parts are used between acquire() and release(), and buckets are asked for one after the other, in an order
+/// that prefetch() can tell ahead.
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  /// Which buckets of a flat buffer on `device`, a GPU, acquire() gives in the host's memory; `numel`: the elements of each bucket's part. An optimizer steps such
-  /// buckets on the host. Asked before add() of the same buffer. Empty: none.
+  /// Which buckets of a flat buffer on `device`, a GPU, acquire() gives in the host's memory; `numel`: the elements of
+  /// each bucket's part. An optimizer steps such buckets on the host. Asked before add() of the same buffer. Empty:
+  /// none.
   virtual std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device);
-  /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number. acquire() gives them on `device`, those of
-  /// buckets on_host() there.
+  /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number.
+  /// acquire() gives them on `device`, those of buckets on_host() there.
   virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;
   /// The bucket's part of each array, flat and contiguous, to be read and written until release().
   virtual const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) = 0;
-  /// Keeps what was written to the parts of an acquired bucket; not `modified`: nothing was. While a caller still holds a
-  /// tensor of the part, its memory must not be used again.
+  /// Keeps what was written to the parts of an acquired bucket; not `modified`: nothing was. While a caller still holds
+  /// a tensor of the part, its memory must not be used again.
   virtual void release(int64_t buffer, int64_t bucket, bool modified) = 0;
   /// Says that acquire() of this bucket is near.
   virtual void prefetch(int64_t buffer, int64_t bucket) = 0;
@@ -52,16 +54,19 @@ class StateStore {
   virtual void forget(int64_t /*buffer*/, int64_t /*bucket*/) {}
   /// The first parameter of each bucket, for messages.
   virtual void name_buckets(int64_t /*buffer*/, std::vector<std::string> /*first_parameters*/) {}
-  /// Where in a file array number `array` of a bucket that is not acquired lies, whole and written, byte for byte as acquire() would give it; nullopt: nowhere. A file
-  /// that is opened by this name and read must give these bytes until the bucket is acquired again. Checkpoints then share its blocks instead of copying them, where the file
-  /// system can and the offset is a multiple of its blocks (4096 bytes, mostly); what the store writes later goes elsewhere on the disk.
+  /// Where in a file array number `array` of a bucket that is not acquired lies, whole and written, byte for byte as
+  /// acquire() would give it; nullopt: nowhere. A file that is opened by this name and read must give these bytes until
+  /// the bucket is acquired again. Checkpoints then share its blocks instead of copying them, where the file system can
+  /// and the offset is a multiple of its blocks (4096 bytes, mostly); what the store writes later goes elsewhere on the
+  /// disk.
   virtual std::optional<Extent> extent(int64_t buffer, int64_t bucket, int64_t array) {
     (void)buffer, (void)bucket, (void)array;
     return std::nullopt;
   }
-  /// Says that a device reads, or writes, the parts of a bucket, which are on its host, until `done`. Returns whether the store lets their memory be until then, longer than they are
-  /// acquired, unless somebody acquires them to change them, and whether release() of what was modified waits for it where it has to: then some buckets may be acquired at a time. Else the
-  /// caller holds tensors of them for so long, and releases what is written after it.
+  /// Says that a device reads, or writes, the parts of a bucket, which are on its host, until `done`. Returns whether
+  /// the store lets their memory be until then, longer than they are acquired, unless somebody acquires them to change
+  /// them, and whether release() of what was modified waits for it where it has to: then some buckets may be acquired
+  /// at a time. Else the caller holds tensors of them for so long, and releases what is written after it.
   virtual bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done);
   /// Calls `f` with the parts of a bucket between acquire() and release(), which also follows if `f` throws.
   void use(int64_t buffer, int64_t bucket, bool modifies, const std::function<void(const std::vector<at::Tensor>&)>& f);

@@ -51,13 +51,9 @@ struct TensorShard {
 ///         Error, the same on every rank, naming the ranks that failed, the file and the
 ///         reason; the partial folder is removed. InputError (on every rank) when shards
 ///         leave out or repeat elements. PeerError when a rank is lost.
-void save(const std::filesystem::path& root,
-          const std::string& tag,
-          const comm::Group& group,
-          const std::vector<TensorShard>& mine,
-          const nlohmann::json& state = nlohmann::json::object(),
-          const nlohmann::json& rank_state = nlohmann::json::object(),
-          const SaveOptions& options = {},
+void save(const std::filesystem::path& root, const std::string& tag, const comm::Group& group,
+          const std::vector<TensorShard>& mine, const nlohmann::json& state = nlohmann::json::object(),
+          const nlohmann::json& rank_state = nlohmann::json::object(), const SaveOptions& options = {},
           const nlohmann::json& config = nlohmann::json::object());
 
 /// "global_step<N>", the usual tag.
@@ -69,17 +65,14 @@ class Checkpoint {
   /// Opens `path`: a checkpoint folder, or the folder above.
   ///
   /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
-  /// is missing or stale or its checkpoint damaged, or a newer one was written after it, opens the newest intact one and
-  /// warns. A checkpoint that is named by path or tag is opened or refused, never
-  /// replaced by another.
-  /// Cost: with hashes, one read of all files.
-  /// Errors: InputError if no checkpoint is intact, with what is wrong with each.
-  static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "", const OpenOptions& options = {});
+  /// is missing or stale or its checkpoint damaged, or a newer one was written after it, opens the newest intact one
+  /// and warns. A checkpoint that is named by path or tag is opened or refused, never replaced by another. Cost: with
+  /// hashes, one read of all files. Errors: InputError if no checkpoint is intact, with what is wrong with each.
+  static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "",
+                         const OpenOptions& options = {});
 
   /// The same on every rank of a group: each rank hashes a part of the files, and all open the same checkpoint.
-  static Checkpoint open(const std::filesystem::path& path,
-                         const std::string& tag,
-                         const comm::Group& group,
+  static Checkpoint open(const std::filesystem::path& path, const std::string& tag, const comm::Group& group,
                          const OpenOptions& options = {});
 
   /// The folder of the checkpoint.
@@ -98,7 +91,8 @@ class Checkpoint {
   at::Tensor read(std::string_view name) const;
   /// Elements [begin, end) of the row-major tensor as a new 1-D tensor. Opens only the files that hold them.
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
-  /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it differs.
+  /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it
+  /// differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
   /// The same for a region of the tensor: elements of a box. Cost: of the elements, in however many rows they lie.
   void read_into(std::string_view name, const Region& region, at::Tensor out) const;

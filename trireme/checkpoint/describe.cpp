@@ -34,7 +34,10 @@ Json weights_json(const fs::path& path) {
       metadata[key] = value;
     }
     for (const TensorInfo& tensor : file.tensors()) {
-      tensors.push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.end - tensor.begin}});
+      tensors.push_back({{"name", tensor.name},
+                         {"dtype", tensor.dtype},
+                         {"shape", tensor.shape},
+                         {"bytes", tensor.end - tensor.begin}});
     }
   }
   out["bytes"] = bytes;
@@ -54,14 +57,19 @@ Json about_json(const About& about) {
 
 Json checkpoint_json(const fs::path& folder, bool verify_hashes) {
   const Manifest manifest = Manifest::read(folder);
-  Json out = {{"kind", "checkpoint"}, {"path", folder.string()}, {"bytes", 0}, {"ok", true}, {"about", about_json(manifest.about)}};
+  Json out = {{"kind", "checkpoint"},
+              {"path", folder.string()},
+              {"bytes", 0},
+              {"ok", true},
+              {"about", about_json(manifest.about)}};
   uint64_t bytes = 0;
   bool is_ok = true;
   Json files = Json::array();
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const ShardFile& file = manifest.files[i];
     const std::string problem = file_problem(folder, manifest, i, verify_hashes);
-    Json line = {{"name", file.name}, {"rank", file.rank}, {"bytes", file.bytes}, {"hash", file.hash}, {"ok", problem.empty()}};
+    Json line = {
+        {"name", file.name}, {"rank", file.rank}, {"bytes", file.bytes}, {"hash", file.hash}, {"ok", problem.empty()}};
     if (!problem.empty()) {
       line["problem"] = problem;
       is_ok = false;
@@ -88,7 +96,8 @@ Json checkpoint_json(const fs::path& folder, bool verify_hashes) {
 }
 
 Json checkpoints_json(const fs::path& root, bool verify_hashes) {
-  Json out = {{"kind", "checkpoints"}, {"path", root.string()}, {"latest", read_latest(root)}, {"checkpoints", Json::array()}};
+  Json out = {
+      {"kind", "checkpoints"}, {"path", root.string()}, {"latest", read_latest(root)}, {"checkpoints", Json::array()}};
   for (const FoundCheckpoint& one : list_checkpoints(root)) {
     Json found;
     try {
@@ -128,8 +137,8 @@ std::string table(const Json& tensors) {
     }
     numel += product;
     bytes += tensor["bytes"].get<double>();
-    rows.push_back({shown(tensor["name"]), printable(tensor.value("kind", "")), shown(tensor["dtype"]), concat("[", join(shape, ", "), "]"),
-                    format_bytes(tensor["bytes"].get<double>())});
+    rows.push_back({shown(tensor["name"]), printable(tensor.value("kind", "")), shown(tensor["dtype"]),
+                    concat("[", join(shape, ", "), "]"), format_bytes(tensor["bytes"].get<double>())});
   }
   std::vector<size_t> widths(5, 0);
   for (const auto& row : rows) {
@@ -163,8 +172,8 @@ std::string checkpoint_text(const Json& one) {
   }
   const Json& about = one["about"];
   std::string out =
-      concat("checkpoint ", path, "\n  tag ", shown(about["tag"]), ", step ", about["step"].get<int64_t>(),
-             ", saved ", shown(about["created"]), " by ", about["world_size"].get<int64_t>(), " rank",
+      concat("checkpoint ", path, "\n  tag ", shown(about["tag"]), ", step ", about["step"].get<int64_t>(), ", saved ",
+             shown(about["created"]), " by ", about["world_size"].get<int64_t>(), " rank",
              about["world_size"] == 1 ? "" : "s", ", ", format_bytes(one["bytes"].get<double>()), "\n");
   for (const Json& file : one["files"]) {
     out += concat("  ", shown(file["name"]), "  ", format_bytes(file["bytes"].get<double>()), "  ",
@@ -209,9 +218,13 @@ std::string text_of(const Json& found) {
   }
   if (kind == "checkpoints") {
     const std::string latest = found["latest"];
-    const bool latest_exists = std::ranges::any_of(found["checkpoints"], [&](const Json& one) { return fs::path(one["path"].get<std::string>()).filename() == latest; });
-    std::string out = concat(path, ": ", found["checkpoints"].size(), found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
-                             latest.empty() ? "missing" : latest, latest.empty() || latest_exists ? "" : ", which is not there", "\n");
+    const bool latest_exists = std::ranges::any_of(found["checkpoints"], [&](const Json& one) {
+      return fs::path(one["path"].get<std::string>()).filename() == latest;
+    });
+    std::string out = concat(path, ": ", found["checkpoints"].size(),
+                             found["checkpoints"].size() == 1 ? " checkpoint, latest " : " checkpoints, latest ",
+                             latest.empty() ? "missing" : latest,
+                             latest.empty() || latest_exists ? "" : ", which is not there", "\n");
     bool is_first = true;
     for (const Json& one : found["checkpoints"]) {
       const bool is_whole = one["ok"];
@@ -220,16 +233,17 @@ std::string text_of(const Json& found) {
         continue;
       }
       out += concat(shown(one["path"]), "  ", is_whole ? "ok" : "DAMAGED",
-                    one.contains("about")
-                        ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ", format_bytes(one["bytes"].get<double>()))
-                        : "",
+                    one.contains("about") ? concat("  step ", one["about"]["step"].get<int64_t>(), "  ",
+                                                   format_bytes(one["bytes"].get<double>()))
+                                          : "",
                     is_whole ? "" : concat(": ", first_problem(one)), "\n");
     }
     return out;
   }
   std::string out = concat(kind, " ", path, ", ", format_bytes(found["bytes"].get<double>()), "\n");
   for (const Json& file : found["files"]) {
-    out += kind == "weights" ? concat("  ", shown(file["name"]), "  ", format_bytes(file["bytes"].get<double>()), "\n") : "";
+    out += kind == "weights" ? concat("  ", shown(file["name"]), "  ", format_bytes(file["bytes"].get<double>()), "\n")
+                             : "";
   }
   for (const auto& [key, value] : found["metadata"].items()) {
     out += concat("  ", printable(key), " = ", shown(value), "\n");

@@ -29,7 +29,8 @@ std::string text_of(const at::Tensor& bytes) {
 // Point to point, so that only rank 0 ever holds the reports of a large world.
 std::vector<std::string> gather_on_rank_0(const comm::Group& group, const std::string& mine) {
   at::Tensor lengths = at::empty({group.size()}, at::kLong);
-  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), "checkpoint report sizes").wait();
+  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), "checkpoint report sizes")
+      .wait();
   if (group.rank() != 0) {
     group.send(bytes_of(mine), 0, 0, "checkpoint report").wait();
     return {};
@@ -85,12 +86,16 @@ Problem Problem::of(const std::exception& error) {
     text.pop_back();
   }
   return {text.empty() ? "unknown failure" : text, "", dynamic_cast<const InputError*>(&error) != nullptr, part,
-      dynamic_cast<const PeerError*>(&error) != nullptr};
+          dynamic_cast<const PeerError*>(&error) != nullptr};
 }
 
 nlohmann::json to_json(const Problem& problem) {
-  return problem ? nlohmann::json{{"happened", problem.happened}, {"next", problem.next}, {"input", problem.is_input},
-      {"part", problem.part}, {"peer", problem.is_peer}} : nlohmann::json();
+  return problem ? nlohmann::json{{"happened", problem.happened},
+                                  {"next", problem.next},
+                                  {"input", problem.is_input},
+                                  {"part", problem.part},
+                                  {"peer", problem.is_peer}}
+                 : nlohmann::json();
 }
 
 Problem problem_from(const nlohmann::json& json) {
@@ -98,7 +103,7 @@ Problem problem_from(const nlohmann::json& json) {
     return {};
   }
   return {json.at("happened").get<std::string>(), json.at("next").get<std::string>(), json.at("input").get<bool>(),
-      json.at("part").get<std::string>(), json.at("peer").get<bool>()};
+          json.at("part").get<std::string>(), json.at("peer").get<bool>()};
 }
 
 Problem joined(const std::vector<Problem>& of_ranks) {
@@ -109,7 +114,8 @@ Problem joined(const std::vector<Problem>& of_ranks) {
     const Problem& one = of_ranks[rank];
     if (one) {
       all.part = who.empty() ? one.part : all.part;
-      const std::string what = concat(one.part == all.part || one.part.empty() ? "" : concat('[', one.part, "] "), one.happened);
+      const std::string what =
+          concat(one.part == all.part || one.part.empty() ? "" : concat('[', one.part, "] "), one.happened);
       auto same = std::find_if(who.begin(), who.end(), [&](const auto& other) { return other.first == what; });
       if (same == who.end()) {
         same = who.insert(who.end(), {what, {}});
@@ -121,7 +127,8 @@ Problem joined(const std::vector<Problem>& of_ranks) {
     }
   }
   for (const auto& [what, ranks] : who) {
-    all.happened += concat(all.happened.empty() ? "" : "; ", of_ranks.size() > 1 ? concat(comm::name_ranks(ranks), ": ") : "", what);
+    all.happened += concat(all.happened.empty() ? "" : "; ",
+                           of_ranks.size() > 1 ? concat(comm::name_ranks(ranks), ": ") : "", what);
   }
   return all;
 }
@@ -134,8 +141,7 @@ Problem joined(const std::vector<nlohmann::json>& reports) {
   return joined(of_ranks);
 }
 
-nlohmann::json decide(const comm::Group& group,
-                      const nlohmann::json& report,
+nlohmann::json decide(const comm::Group& group, const nlohmann::json& report,
                       const std::function<nlohmann::json(const std::vector<nlohmann::json>& reports)>& on_rank_0) {
   if (group.size() == 1) {
     try {

@@ -26,14 +26,16 @@ struct Problem {
     return !happened.empty();
   }
   [[noreturn]] void raise() const;
-  /// The text of a caught exception, and its "[part]" apart. Of the file system's: what failed, where, and for a full disk the free space.
+  /// The text of a caught exception, and its "[part]" apart. Of the file system's: what failed, where, and for a full
+  /// disk the free space.
   static Problem of(const std::exception& error);
 };
 
 nlohmann::json to_json(const Problem& problem);
 Problem problem_from(const nlohmann::json& json);
 
-/// "rank 1: ...; ranks 2 and 3: ..." of the reports that carry a problem; names no rank where there is only one. It is of the first one's part; one of another part is quoted with it.
+/// "rank 1: ...; ranks 2 and 3: ..." of the reports that carry a problem; names no rank where there is only one. It is
+/// of the first one's part; one of another part is quoted with it.
 Problem joined(const std::vector<Problem>& of_ranks);
 
 /// The same of what reports have under "problem"; a report without one has none.
@@ -42,8 +44,7 @@ Problem joined(const std::vector<nlohmann::json>& reports);
 /// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision
 /// on every rank. An exception in the decision is thrown on every rank. Collective.
 /// Cost: the reports once to rank 0, the decision to every rank.
-nlohmann::json decide(const comm::Group& group,
-                      const nlohmann::json& report,
+nlohmann::json decide(const comm::Group& group, const nlohmann::json& report,
                       const std::function<nlohmann::json(const std::vector<nlohmann::json>& reports)>& on_rank_0);
 
 } // namespace trireme::checkpoint

@@ -18,14 +18,18 @@ std::vector<FileLayout::Item> ordered(const std::vector<NamedTensor>& tensors, c
   std::set<std::string_view> names{"__metadata__"};
   for (const NamedTensor& tensor : tensors) {
     if (!names.insert(tensor.name).second) {
-      throw InputError("safetensors", concat("cannot write ", file, ": the name \"", tensor.name, "\" is used twice or reserved"));
+      throw InputError("safetensors",
+                       concat("cannot write ", file, ": the name \"", tensor.name, "\" is used twice or reserved"));
     }
     if (!tensor.tensor.defined() || tensor.tensor.is_meta() != (tensor.lent.by != nullptr)) {
-      throw InputError("safetensors", concat("cannot write ", file, ": tensor \"", tensor.name, tensor.tensor.defined() ? "\" has no values" : "\" is undefined"));
+      throw InputError("safetensors", concat("cannot write ", file, ": tensor \"", tensor.name,
+                                             tensor.tensor.defined() ? "\" has no values" : "\" is undefined"));
     }
     items.push_back({&tensor, 0});
   }
-  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.tensor->tensor.element_size() > b.tensor->tensor.element_size(); });
+  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+    return a.tensor->tensor.element_size() > b.tensor->tensor.element_size();
+  });
   return items;
 }
 
@@ -41,12 +45,14 @@ void place(FileLayout& layout) {
       while (names.count(name) != 0) {
         name += '\'';
       }
-      layout.infos.push_back({name, "U8", {static_cast<int64_t>(item.padding)}, layout.bytes, layout.bytes + item.padding});
+      layout.infos.push_back(
+          {name, "U8", {static_cast<int64_t>(item.padding)}, layout.bytes, layout.bytes + item.padding});
       layout.bytes += item.padding;
     }
     const at::Tensor& tensor = item.tensor->tensor;
     const uint64_t end = layout.bytes + static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
-    layout.infos.push_back({item.tensor->name, dtype_name(tensor.scalar_type()), tensor.sizes().vec(), layout.bytes, end});
+    layout.infos.push_back(
+        {item.tensor->name, dtype_name(tensor.scalar_type()), tensor.sizes().vec(), layout.bytes, end});
     layout.bytes = end;
   }
 }
@@ -96,7 +102,8 @@ FileLayout layout_to_share(const std::vector<NamedTensor>& tensors, const std::s
     if (!whole || whole->bytes < kLeastBlocks * block) {
       for (size_t i = first; i < last; ++i) {
         layout.items[i].padding = 0;
-        at += static_cast<uint64_t>(layout.items[i].tensor->tensor.numel()) * layout.items[i].tensor->tensor.element_size();
+        at += static_cast<uint64_t>(layout.items[i].tensor->tensor.numel()) *
+              layout.items[i].tensor->tensor.element_size();
       }
       continue;
     }

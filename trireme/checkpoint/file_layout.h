@@ -21,7 +21,8 @@ struct FileLayout {
     size_t last = 0;
     /// From the first byte of the first item on.
     bucket::Extent source;
-    /// Place of that byte, counted from the end of the header. It has the same remainder by `alignment` as source.offset.
+    /// Place of that byte, counted from the end of the header. It has the same remainder by `alignment` as
+    /// source.offset.
     uint64_t begin = 0;
   };
   /// In the order of the file: larger elements first, so that every tensor is aligned.
@@ -38,8 +39,8 @@ struct FileLayout {
 /// One behind the other.
 /// Errors of both: InputError naming `file` for a name twice, an undefined tensor, a dtype without a safetensors name.
 FileLayout plain_layout(const std::vector<NamedTensor>& tensors, const std::string& file);
-/// With paddings that make shared blocks possible: of tensors that lie in files (Lender::extent), as long as a run of them is of at least 16 blocks of `block` bytes.
-/// Where there is no such run it is plain_layout().
+/// With paddings that make shared blocks possible: of tensors that lie in files (Lender::extent), as long as a run of
+/// them is of at least 16 blocks of `block` bytes. Where there is no such run it is plain_layout().
 FileLayout layout_to_share(const std::vector<NamedTensor>& tensors, const std::string& file, int64_t block);
 
 } // namespace trireme::checkpoint

@@ -26,7 +26,8 @@ bool starts_with(const std::string& text, std::string_view start) {
 
 void rename_or_throw(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
-    throw Error("checkpoint", concat("cannot rename ", from.string(), " to ", to.filename().string(), ": ", describe_write_failure(errno, from, 0)));
+    throw Error("checkpoint", concat("cannot rename ", from.string(), " to ", to.filename().string(), ": ",
+                                     describe_write_failure(errno, from, 0)));
   }
 }
 
@@ -62,7 +63,8 @@ std::string tag_problem(const std::string& tag) {
   if (tag.empty() || tag.size() > kMaxTagBytes) {
     return concat("a tag has 1 to ", kMaxTagBytes, " characters, this one has ", tag.size());
   }
-  const bool is_plain = std::all_of(tag.begin(), tag.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f && c != '/' && c != '\\'; });
+  const bool is_plain = std::all_of(tag.begin(), tag.end(),
+                                    [](unsigned char c) { return c > 0x20 && c < 0x7f && c != '/' && c != '\\'; });
   if (!is_plain || tag[0] == '.' || tag == kLatestName) {
     return "a tag becomes a folder's name: visible ASCII without '/' or space, not starting with '.', not \"latest\"";
   }
@@ -72,7 +74,8 @@ std::string tag_problem(const std::string& tag) {
 std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
   std::vector<FoundCheckpoint> found;
   std::error_code error;
-  for (auto entry = fs::directory_iterator(root, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
+  for (auto entry = fs::directory_iterator(root, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;
     if (!entry->is_directory(ignored) || (name[0] == '.' && !starts_with(name, kReplaced))) {
@@ -84,7 +87,8 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
       found.push_back({entry->path(), about});
     }
   }
-  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) { // there may be checkpoints: do not start anew over them
+  if (error && error != std::errc::no_such_file_or_directory &&
+      error != std::errc::not_a_directory) { // there may be checkpoints: do not start anew over them
     throw in_words(fs::filesystem_error("cannot list", root, error));
   }
   const auto serial = [](const FoundCheckpoint& one) { return one.about ? one.about->serial : -1; };
@@ -96,12 +100,14 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
 
 std::vector<FoundCheckpoint> list_to_open(const fs::path& root, const std::string& latest) {
   std::vector<FoundCheckpoint> all = list_checkpoints(root);
-  const auto named = std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
+  const auto named =
+      std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
   if (named != all.end()) {
     std::error_code unknown; // its times are the least
     const auto written = fs::last_write_time(root / kLatestName, unknown);
     const auto was_left = [&](const FoundCheckpoint& one) {
-      return named->about && one.about && one.about->serial > named->about->serial && fs::last_write_time(one.folder / kManifestName, unknown) > written;
+      return named->about && one.about && one.about->serial > named->about->serial &&
+             fs::last_write_time(one.folder / kManifestName, unknown) > written;
     };
     std::rotate(std::find_if_not(all.begin(), named, was_left), named, named + 1);
   }
@@ -130,7 +136,8 @@ void put_in_place(Staging& staging, const fs::path& folder) {
     const fs::path replaced = root / concat(kReplaced, folder.filename().string());
     if (fs::exists(replaced, error)) {
       if (!is_named({replaced, read_about(replaced)}, kReplaced)) {
-        throw Error("checkpoint", concat(replaced.string(), " is in the way, and no save has put it there"), "Move it away.");
+        throw Error("checkpoint", concat(replaced.string(), " is in the way, and no save has put it there"),
+                    "Move it away.");
       }
       remove_checkpoint(replaced, staging.removed());
     }

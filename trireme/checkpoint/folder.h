@@ -24,12 +24,13 @@ inline int64_t step_of(const std::string& tag) {
   return digits < tag.size() && tag.size() - digits <= 18 ? std::stoll(tag.substr(digits)) : -1;
 }
 
-/// Returns `checkpoints` in a run folder of `trireme train`; any other path, and a folder that holds checkpoints itself, unchanged.
-/// Functions that open, find or describe checkpoints look there.
+/// Returns `checkpoints` in a run folder of `trireme train`; any other path, and a folder that holds checkpoints
+/// itself, unchanged. Functions that open, find or describe checkpoints look there.
 inline std::filesystem::path checkpoints_of(const std::filesystem::path& path) {
   std::error_code error;
   const std::filesystem::path below = path / "checkpoints";
-  const bool has_its_own = std::filesystem::exists(path / kManifestName, error) || std::filesystem::exists(path / kLatestName, error);
+  const bool has_its_own =
+      std::filesystem::exists(path / kManifestName, error) || std::filesystem::exists(path / kLatestName, error);
   return !has_its_own && std::filesystem::is_directory(below, error) ? below : path;
 }
 
@@ -39,11 +40,13 @@ struct FoundCheckpoint {
   std::optional<About> about;
 };
 
-/// Lists every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError if `root` cannot be read.
+/// Lists every checkpoint in `root`, newest first, those without a readable manifest last. Errors: InputError if `root`
+/// cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 
-/// The same in the order in which they are to be opened: what `latest` names comes first, also where a person has made it name an older one. Only newer ones that were
-/// written after `latest` come before it: their saves were killed before they wrote it.
+/// The same in the order in which they are to be opened: what `latest` names comes first, also where a person has made
+/// it name an older one. Only newer ones that were written after `latest` come before it: their saves were killed
+/// before they wrote it.
 std::vector<FoundCheckpoint> list_to_open(const std::filesystem::path& root, const std::string& latest);
 
 /// The tag in root/latest, "" without a valid one.
@@ -54,12 +57,14 @@ std::string read_latest(const std::filesystem::path& root);
 /// Errors: Error with the reason, also if something else is named .old-<tag>.
 void put_in_place(Staging& staging, const std::filesystem::path& folder);
 
-/// Undoes put_in_place() as far as the disk allows: restores the earlier checkpoint in `folder` and stages the new one again.
+/// Undoes put_in_place() as far as the disk allows: restores the earlier checkpoint in `folder` and stages the new one
+/// again.
 void take_back(const Staging& staging, const std::filesystem::path& folder) noexcept;
 
 /// Removes replaced checkpoints and all but `tag` and the `keep_last` newest. Keeps damaged folders and renamed
 /// checkpoints. Never throws: warns of a checkpoint that cannot be removed.
-void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last, Staging& staging) noexcept;
+void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last,
+                Staging& staging) noexcept;
 
 /// Says what is wrong with one file of a checkpoint and names its tensors; "" if it is intact.
 /// Cost: with the hash, one read of the file.

@@ -154,7 +154,9 @@ WholeTensors gather(const comm::Group& group, const std::vector<TensorShard>& gi
     problem = send(group, mine);
   } else {
     try {
-      for_each_values(mine, [&](const TensorShard& shard, const at::Tensor& values) { put(whole.at(shard.name), region_of(shard), values); });
+      for_each_values(mine, [&](const TensorShard& shard, const at::Tensor& values) {
+        put(whole.at(shard.name), region_of(shard), values);
+      });
     } catch (const std::exception& error) {
       problem = Problem::of(error);
     }

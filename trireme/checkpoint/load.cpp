@@ -32,7 +32,8 @@ struct Checkpoint::Content {
       const ShardFile& expected = manifest.files[index];
       auto opened = std::make_shared<const Safetensors>(Safetensors::open(folder / expected.name));
       const auto id = opened->metadata().find(kSaveIdKey);
-      if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() || id->second != manifest.about.save_id) {
+      if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() ||
+          id->second != manifest.about.save_id) {
         throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"),
                          "Restore the file or use another checkpoint.");
       }
@@ -51,15 +52,17 @@ struct Checkpoint::Content {
       const Safetensors& from = file(shard.file);
       const TensorInfo& info = from.info(shard.key);
       if (info.dtype != tensor.dtype || info.numel() != shard.region.end - shard.region.begin) {
-        throw InputError("checkpoint", concat(from.path().string(), ": \"", shard.key, "\" is not the part of tensor \"", tensor.name,
-                                              "\" that the manifest says"));
+        throw InputError("checkpoint",
+                         concat(from.path().string(), ": \"", shard.key, "\" is not the part of tensor \"", tensor.name,
+                                "\" that the manifest says"));
       }
       const int64_t first = wanted.front().in_other;
       const at::Tensor source = from.range(shard.key, first, wanted.back().in_other + wanted.back().numel);
       const auto element = static_cast<int64_t>(source.element_size());
       const char* data = static_cast<const char*>(source.data_ptr());
       for (const CommonRun& run : wanted) {
-        std::memcpy(out + run.in_one * element, data + (run.in_other - first) * element, static_cast<size_t>(run.numel * element));
+        std::memcpy(out + run.in_one * element, data + (run.in_other - first) * element,
+                    static_cast<size_t>(run.numel * element));
       }
     }
   }
@@ -96,11 +99,12 @@ class Opener {
       } catch (const std::exception& error) {
         report = {{"problem", to_json(Problem::of(error))}};
       }
-      const json verdict = decide(group_, report, [](const std::vector<json>& reports) { return to_json(joined(reports)); });
+      const json verdict =
+          decide(group_, report, [](const std::vector<json>& reports) { return to_json(joined(reports)); });
       if (verdict.is_null()) {
         if (group_.rank() == 0 && !(problems.empty() && choice.at("stale").get<std::string>().empty())) {
-          log::warning("[checkpoint] ", choice.at("stale").get<std::string>(), problems, "taking ", candidate, " (step ",
-                       content->manifest.about.step, ")");
+          log::warning("[checkpoint] ", choice.at("stale").get<std::string>(), problems, "taking ", candidate,
+                       " (step ", content->manifest.about.step, ")");
         }
         return Checkpoint(content);
       }
@@ -122,7 +126,8 @@ class Opener {
     }
     if (!tag_.empty()) {
       if (!tag_problem(tag_).empty() || !is_there(path_ / tag_ / kManifestName)) {
-        throw InputError("checkpoint", concat("there is no checkpoint \"", tag_, "\" in ", path_.string()), did_you_mean(tag_, tags()));
+        throw InputError("checkpoint", concat("there is no checkpoint \"", tag_, "\" in ", path_.string()),
+                         did_you_mean(tag_, tags()));
       }
       return {{"folders", {(path_ / tag_).string()}}, {"stale", ""}};
     }
@@ -133,7 +138,9 @@ class Opener {
     const std::vector<FoundCheckpoint> all = list_to_open(path_, latest);
     for (const FoundCheckpoint& one : all) {
       is_found = is_found || one.folder.filename() == latest;
-      newer = one.about && all.front().about && one.about->serial > all.front().about->serial && newer.empty() ? one.folder.filename().string() : newer;
+      newer = one.about && all.front().about && one.about->serial > all.front().about->serial && newer.empty()
+                  ? one.folder.filename().string()
+                  : newer;
       folders.push_back(one.folder.string());
     }
     if (folders.empty()) {
@@ -143,11 +150,13 @@ class Opener {
     std::string stale;
     const std::string newest = fs::path(folders[0].get<std::string>()).filename().string();
     if (newest != latest) {
-      stale = concat((path_ / kLatestName).string(), latest.empty() ? " is missing or empty; "
-                                                     : is_found     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
-                                                                    : concat(" names ", latest, ", which is not there; "));
+      stale = concat((path_ / kLatestName).string(),
+                     latest.empty() ? " is missing or empty; "
+                     : is_found     ? concat(" names ", latest, ", and ", newest, " was saved after it; ")
+                                    : concat(" names ", latest, ", which is not there; "));
     } else if (!newer.empty()) {
-      stale = concat((path_ / kLatestName).string(), " was made to name ", latest, " after ", newer, " had been saved; ");
+      stale =
+          concat((path_ / kLatestName).string(), " was made to name ", latest, " after ", newer, " had been saved; ");
     }
     return {{"folders", folders}, {"stale", stale}};
   }
@@ -187,7 +196,8 @@ Checkpoint Checkpoint::open(const fs::path& path, const std::string& tag, const 
   return open(path, tag, comm::Group(), options);
 }
 
-Checkpoint Checkpoint::open(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options) {
+Checkpoint Checkpoint::open(const fs::path& path, const std::string& tag, const comm::Group& group,
+                            const OpenOptions& options) {
   return Opener(path, tag, group, options).open();
 }
 
@@ -215,8 +225,9 @@ const TensorEntry& Checkpoint::entry(std::string_view name) const {
   const auto found = manifest().tensors.find(name);
   if (found == manifest().tensors.end()) {
     const std::string like = nearest(name, names());
-    throw InputError("checkpoint", concat(folder().string(), " has no tensor \"", name, '"'),
-                     like.empty() ? "List them with: trireme inspect CHECKPOINT" : concat("Did you mean \"", like, "\"?"));
+    throw InputError(
+        "checkpoint", concat(folder().string(), " has no tensor \"", name, '"'),
+        like.empty() ? "List them with: trireme inspect CHECKPOINT" : concat("Did you mean \"", like, "\"?"));
   }
   return found->second;
 }
@@ -240,7 +251,8 @@ at::Tensor Checkpoint::read_range(std::string_view name, int64_t begin, int64_t 
   const TensorEntry& tensor = entry(name);
   const std::string where = concat(folder().string(), ": tensor \"", name, '"');
   if (begin < 0 || begin > end || end > tensor.numel()) {
-    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, [", begin, ", ", end, ") was asked for"));
+    throw InputError("checkpoint",
+                     concat(where, " has ", tensor.numel(), " elements, [", begin, ", ", end, ") was asked for"));
   }
   at::Tensor out = at::empty({end - begin}, scalar_type(tensor.dtype, where));
   content_->fill(tensor, {{}, {}, begin, end}, out, where);
@@ -251,8 +263,8 @@ void Checkpoint::read_into(std::string_view name, int64_t begin, at::Tensor out)
   const TensorEntry& tensor = entry(name);
   const std::string where = concat(folder().string(), ": tensor \"", name, '"');
   if (!out.is_contiguous() || begin < 0 || out.numel() > tensor.numel() || begin > tensor.numel() - out.numel()) {
-    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ", out.numel(),
-                                          " cannot be filled from element ", begin));
+    throw InputError("checkpoint", concat(where, " has ", tensor.numel(), " elements, a contiguous tensor of ",
+                                          out.numel(), " cannot be filled from element ", begin));
   }
   content_->fill(tensor, {{}, {}, begin, begin + out.numel()}, out, where);
 }

@@ -26,9 +26,14 @@ constexpr size_t kAboutMaxBytes = 8192;
 constexpr size_t kMostShown = 60; // bytes of the path to a value that is too deep
 
 json about_json(const About& about) {
-  return {{"format", kFormatName},       {"version", about.version}, {"tag", about.tag},
-          {"step", about.step},          {"serial", about.serial},   {"created", about.created},
-          {"world_size", about.world_size}, {"save_id", about.save_id}};
+  return {{"format", kFormatName},
+          {"version", about.version},
+          {"tag", about.tag},
+          {"step", about.step},
+          {"serial", about.serial},
+          {"created", about.created},
+          {"world_size", about.world_size},
+          {"save_id", about.save_id}};
 }
 
 json shard_json(const StoredShard& shard) {
@@ -48,7 +53,8 @@ class Reader {
     }
   }
   [[noreturn]] void fail(const std::string& happened) const {
-    throw InputError("checkpoint", concat(where_, ": ", happened), "The checkpoint is damaged or from another program.");
+    throw InputError("checkpoint", concat(where_, ": ", happened),
+                     "The checkpoint is damaged or from another program.");
   }
   const json& member(const char* key) const {
     const auto found = node_.find(key);
@@ -68,7 +74,8 @@ class Reader {
     return whole(member(key), key, least);
   }
   int64_t whole(const json& value, const char* key, int64_t least = 0) const {
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) ||
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) ||
         value.get<int64_t>() < least) {
       fail(concat("\"", key, "\" must be a whole number of at least ", least));
     }
@@ -102,8 +109,10 @@ About about_from(const json& node, const std::string& where) {
   About about;
   about.version = reader.whole("version", 1);
   if (about.version > kFormatVersion) {
-    throw InputError("checkpoint", concat(where, ": written in format ", about.version, ", this program reads up to ", kFormatVersion),
-                     "Update Trireme.");
+    throw InputError(
+        "checkpoint",
+        concat(where, ": written in format ", about.version, ", this program reads up to ", kFormatVersion),
+        "Update Trireme.");
   }
   about.tag = reader.text("tag");
   about.step = reader.whole("step", -1);
@@ -121,7 +130,8 @@ ShardFile file_from(const json& node, const std::string& where) {
   file.rank = static_cast<int>(reader.whole("rank"));
   file.bytes = static_cast<uint64_t>(reader.whole("bytes"));
   file.hash = reader.text("hash");
-  if (file.name.empty() || file.name[0] == '.' || file.name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
+  if (file.name.empty() || file.name[0] == '.' ||
+      file.name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
     reader.fail(concat("the file name \"", file.name, "\" points out of the folder"));
   }
   return file;
@@ -182,7 +192,9 @@ constexpr size_t kMostLevels = kMaxDepth - 2;
 
 void check_storable(const json& value, const std::string& what, size_t levels) {
   if (value.is_structured() && ++levels > kMostLevels) {
-    throw InputError("checkpoint", concat(what.substr(0, kMostShown), what.size() > kMostShown ? "..." : "", " is nested deeper than the ", kMostLevels, " levels that a checkpoint holds"),
+    throw InputError("checkpoint",
+                     concat(what.substr(0, kMostShown), what.size() > kMostShown ? "..." : "",
+                            " is nested deeper than the ", kMostLevels, " levels that a checkpoint holds"),
                      "Save it flat, or as text: dump() of a JSON, read again by parse().");
   }
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
@@ -232,9 +244,11 @@ std::string Manifest::to_text() const {
     }
     body += std::exchange(separator, ",\n");
     body += json(name).dump() + ":" +
-            json{{"kind", tensor.kind}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"shards", std::move(shards)}}.dump();
+            json{{"kind", tensor.kind}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"shards", std::move(shards)}}
+                .dump();
   }
-  body += concat("},\n\"state\":", state.dump(), ",\n\"ranks\":", json(rank_states).dump(), ",\n\"config\":", config.dump(), "}\n");
+  body += concat("},\n\"state\":", state.dump(), ",\n\"ranks\":", json(rank_states).dump(),
+                 ",\n\"config\":", config.dump(), "}\n");
   return concat(kHashStart, hash_of(body.data(), body.size()), kHashEnd, body);
 }
 
@@ -250,7 +264,8 @@ Manifest Manifest::parse(const std::string& text, const fs::path& path) {
   const std::string_view expected = view.substr(kHashStart.size(), kHashDigits);
   const std::string found = hash_of(view.data() + body_at, view.size() - body_at);
   if (found != expected) {
-    throw InputError("checkpoint", concat(where, ": hash is ", found, ", must be ", expected), "The file is damaged or was edited.");
+    throw InputError("checkpoint", concat(where, ": hash is ", found, ", must be ", expected),
+                     "The file is damaged or was edited.");
   }
   const json root = parse_strict_json(view, where);
   const Reader reader(root, where);

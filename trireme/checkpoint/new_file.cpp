@@ -30,12 +30,13 @@ NewFile::~NewFile() {
 }
 
 bool NewFile::has_room() const {
-  struct statvfs disk {};
+  struct statvfs disk{};
   return ::fstatvfs(fd_.get(), &disk) == 0 && static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize >= total_bytes_;
 }
 
 void NewFile::reserve() {
-  if (total_bytes_ > 0 && ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(total_bytes_)) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+  if (total_bytes_ > 0 && ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(total_bytes_)) != 0 &&
+      (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
     fail("write");
   }
 }
@@ -148,7 +149,8 @@ void NewFile::discard() {
 void NewFile::fail(const char* what) {
   const std::string why = describe_write_failure(errno, path_, total_bytes_); // before discard() makes room
   discard();
-  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", why), "Nothing that was there before is changed.");
+  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", why),
+              "Nothing that was there before is changed.");
 }
 
 } // namespace trireme::checkpoint

@@ -10,8 +10,8 @@
 
 namespace trireme::checkpoint {
 
-/// A file of known size that is written from front to back under a temporary name, hashed on the way, and removed again unless it is committed.
-/// Errors: Error naming the file, the reason and, for a full disk, bytes needed and free.
+/// A file of known size that is written from front to back under a temporary name, hashed on the way, and removed again
+/// unless it is committed. Errors: Error naming the file, the reason and, for a full disk, bytes needed and free.
 class NewFile {
  public:
   NewFile(const std::filesystem::path& path, uint64_t total_bytes);
@@ -24,11 +24,14 @@ class NewFile {
   }
   /// Whether the disk has room for all of it.
   bool has_room() const;
-  /// Reserves what has no place on the disk yet, so that a full disk is found before gigabytes are written. File systems without fallocate() report it at write().
+  /// Reserves what has no place on the disk yet, so that a full disk is found before gigabytes are written. File
+  /// systems without fallocate() report it at write().
   void reserve();
-  /// Says that bytes [begin, end) of the file, behind what is written so far and behind what was said before, are there already, or should be: shared blocks.
+  /// Says that bytes [begin, end) of the file, behind what is written so far and behind what was said before, are there
+  /// already, or should be: shared blocks.
   void expect_there(uint64_t begin, uint64_t end);
-  /// Where something should be there already it is read and compared, and written only if it is something else: what the disk has changed does not stay.
+  /// Where something should be there already it is read and compared, and written only if it is something else: what
+  /// the disk has changed does not stay.
   void write(const char* data, size_t bytes);
   /// Zeros, or what is there already.
   void pad(uint64_t bytes);
@@ -39,7 +42,8 @@ class NewFile {
   }
   /// Makes it durable, gives it its name, and returns the hash of all of it.
   std::string commit();
-  /// Removes the partial file first, so that "free" is right for the next attempt. `what`: "read", "write", ...; the reason is errno's.
+  /// Removes the partial file first, so that "free" is right for the next attempt. `what`: "read", "write", ...; the
+  /// reason is errno's.
   [[noreturn]] void fail(const char* what);
 
  private:

@@ -42,15 +42,18 @@ at::Tensor values_of(const Piece& piece, const at::Tensor& values) {
 
 } // namespace
 
-std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values) {
+std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind,
+                                   int64_t begin, const at::Tensor& values) {
   std::vector<TensorShard> shards;
   for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
-    shards.push_back({name, kind, tensor.global_shape(), piece.region.begin, values_of(piece, values), piece.region.box_offset, piece.region.box_size});
+    shards.push_back({name, kind, tensor.global_shape(), piece.region.begin, values_of(piece, values),
+                      piece.region.box_offset, piece.region.box_size});
   }
   return shards;
 }
 
-std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
+std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name,
+                                        const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
                                         const std::shared_ptr<Lender>& by, int64_t i) {
   const at::Tensor values = at::empty({numel}, at::TensorOptions(type).device(at::kMeta));
   std::vector<TensorShard> shards = shards_of(tensor, name, kind, begin, values);
@@ -62,7 +65,8 @@ std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const 
   return shards;
 }
 
-void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin,
+                 const at::Tensor& values) {
   for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
     saved.read_into(name, piece.region, values_of(piece, values));
   }

@@ -8,13 +8,16 @@
 
 namespace trireme::checkpoint {
 
-/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same shape, as shards of
-/// the whole tensor `name`: one, or one for each of Placement::parts that they lie in.
-std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, const at::Tensor& values);
+/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same
+/// shape, as shards of the whole tensor `name`: one, or one for each of Placement::parts that they lie in.
+std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind,
+                                   int64_t begin, const at::Tensor& values);
 /// The same of `numel` values of this type that are lent, as tensor `i` of the lender.
-std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
+std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name,
+                                        const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
                                         const std::shared_ptr<Lender>& by, int64_t i);
 /// Reads the same elements into `values`, which is contiguous.
-void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values);
+void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin,
+                 const at::Tensor& values);
 
 } // namespace trireme::checkpoint

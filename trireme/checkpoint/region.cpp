@@ -42,10 +42,12 @@ std::string text_of(const std::vector<int64_t>& numbers) {
   return text + "]";
 }
 
-/// The rows of a region that is not empty: what is contiguous in the tensor and in the region. Their starts in the tensor increase.
+/// The rows of a region that is not empty: what is contiguous in the tensor and in the region. Their starts in the
+/// tensor increase.
 class Rows {
  public:
-  Rows(const Region& region, const std::vector<int64_t>& shape) : region_(region), row_numel_(box_numel(region, shape)) {
+  Rows(const Region& region, const std::vector<int64_t>& shape)
+      : region_(region), row_numel_(box_numel(region, shape)) {
     const size_t dims = region.box_size.size();
     size_t row_dim = dims == 0 ? 0 : dims - 1;
     while (row_dim > 0 && region.box_size[row_dim] == shape[row_dim]) {
@@ -72,7 +74,8 @@ class Rows {
   int64_t last() const {
     return last_;
   }
-  /// The first of them that has elements of the tensor from `begin` on; last() without one. By division, whatever their number.
+  /// The first of them that has elements of the tensor from `begin` on; last() without one. By division, whatever their
+  /// number.
   int64_t first_from(int64_t begin) const {
     return std::clamp(starting_upto(begin - row_numel_), first_, last_);
   }
@@ -140,14 +143,16 @@ std::string region_problem(const Region& region, const std::vector<int64_t>& sha
   if (!checked_numel(shape)) {
     return concat("shape ", text_of(shape), " is negative or too large");
   }
-  if (region.box_offset.size() != region.box_size.size() || (!region.box_size.empty() && region.box_size.size() != shape.size())) {
-    return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size), " does not have the dims of shape ",
-                  text_of(shape));
+  if (region.box_offset.size() != region.box_size.size() ||
+      (!region.box_size.empty() && region.box_size.size() != shape.size())) {
+    return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size),
+                  " does not have the dims of shape ", text_of(shape));
   }
   for (size_t dim = 0; dim < region.box_size.size(); ++dim) {
     if (region.box_offset[dim] < 0 || region.box_size[dim] < 0 || region.box_size[dim] > shape[dim] ||
         region.box_offset[dim] > shape[dim] - region.box_size[dim]) {
-      return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size), " lies outside of shape ", text_of(shape));
+      return concat("box at ", text_of(region.box_offset), " of ", text_of(region.box_size), " lies outside of shape ",
+                    text_of(shape));
     }
   }
   const int64_t numel = box_numel(region, shape);
@@ -216,8 +221,8 @@ std::string coverage_problem(const std::vector<Region>& regions, const std::vect
   for (const Region& region : regions) {
     if (region.begin < region.end) {
       const bool is_whole = region.box_size.empty() || region.box_size == shape;
-      boxes[is_whole ? Box{std::vector<int64_t>(shape.size(), 0), shape} : Box{region.box_offset, region.box_size}].emplace_back(
-          region.begin, region.end);
+      boxes[is_whole ? Box{std::vector<int64_t>(shape.size(), 0), shape} : Box{region.box_offset, region.box_size}]
+          .emplace_back(region.begin, region.end);
     }
   }
   if (boxes.size() > kMaxBoxes) {
@@ -227,8 +232,9 @@ std::string coverage_problem(const std::vector<Region>& regions, const std::vect
   for (auto at = boxes.begin(); at != boxes.end(); ++at) {
     for (auto other = boxes.begin(); other != at; ++other) {
       if (overlap(at->first, other->first)) {
-        return concat("is stored twice where the boxes at ", text_of(other->first.first), " of ", text_of(other->first.second), " and at ",
-                      text_of(at->first.first), " of ", text_of(at->first.second), " overlap");
+        return concat("is stored twice where the boxes at ", text_of(other->first.first), " of ",
+                      text_of(other->first.second), " and at ", text_of(at->first.first), " of ",
+                      text_of(at->first.second), " overlap");
       }
     }
     auto& ranges = at->second;

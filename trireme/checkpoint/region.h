@@ -47,8 +47,8 @@ struct CommonRun {
   int64_t numel = 0;
 };
 
-/// What both have, in increasing order of the tensor's elements. They must be valid. Cost: O(rows of both between the first and the last common element), O(1) for
-/// boxes that are apart.
+/// What both have, in increasing order of the tensor's elements. They must be valid. Cost: O(rows of both between the
+/// first and the last common element), O(1) for boxes that are apart.
 std::vector<CommonRun> common_runs(const Region& one, const Region& other, const std::vector<int64_t>& shape);
 
 /// Says where valid regions leave out or repeat an element of the tensor; "" if every element

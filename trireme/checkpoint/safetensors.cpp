@@ -28,10 +28,12 @@ struct DtypeRow {
 };
 
 constexpr DtypeRow kDtypes[] = {
-    {"F32", at::kFloat},  {"BF16", at::kBFloat16}, {"F16", at::kHalf},  {"F64", at::kDouble},  {"I64", at::kLong},
-    {"I32", at::kInt},    {"I16", at::kShort},     {"I8", at::kChar},   {"U8", at::kByte},     {"BOOL", at::kBool},
-    {"U16", at::kUInt16}, {"U32", at::kUInt32},    {"U64", at::kUInt64}, {"C64", at::kComplexFloat},
-    {"F8_E4M3", at::kFloat8_e4m3fn}, {"F8_E5M2", at::kFloat8_e5m2},
+    {"F32", at::kFloat},           {"BF16", at::kBFloat16},    {"F16", at::kHalf},
+    {"F64", at::kDouble},          {"I64", at::kLong},         {"I32", at::kInt},
+    {"I16", at::kShort},           {"I8", at::kChar},          {"U8", at::kByte},
+    {"BOOL", at::kBool},           {"U16", at::kUInt16},       {"U32", at::kUInt32},
+    {"U64", at::kUInt64},          {"C64", at::kComplexFloat}, {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E5M2", at::kFloat8_e5m2},
 };
 
 } // namespace
@@ -42,7 +44,7 @@ struct Safetensors::File {
    public:
     explicit Mapping(const fs::path& file) {
       const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-      struct stat status {};
+      struct stat status{};
       if (fd < 0 || ::fstat(fd, &status) != 0) {
         fail(fd, file, std::strerror(errno));
       }
@@ -90,7 +92,8 @@ struct Safetensors::File {
   explicit File(const fs::path& file) : path(file), mapping(file), header(parse_header(mapping.text(), file.string())) {
     for (size_t i = 0; i < header.tensors.size(); ++i) {
       if (!index.emplace(header.tensors[i].name, i).second) {
-        throw InputError("safetensors", concat(file.string(), ": tensor \"", header.tensors[i].name, "\" appears twice"));
+        throw InputError("safetensors",
+                         concat(file.string(), ": tensor \"", header.tensors[i].name, "\" appears twice"));
       }
     }
   }
@@ -158,7 +161,8 @@ at::Tensor Safetensors::range(std::string_view name, int64_t begin, int64_t end)
   const TensorInfo& found = info(name);
   const std::string where = concat(path().string(), ": tensor \"", name, '"');
   if (begin < 0 || begin > end || end > found.numel()) {
-    throw InputError("safetensors", concat(where, " has ", found.numel(), " elements, [", begin, ", ", end, ") was asked for"));
+    throw InputError("safetensors",
+                     concat(where, " has ", found.numel(), " elements, [", begin, ", ", end, ") was asked for"));
   }
   const at::ScalarType type = scalar_type(found.dtype, where);
   if (begin == end) {
@@ -184,7 +188,8 @@ const char* dtype_name(at::ScalarType type) {
       return row.name;
     }
   }
-  throw InputError("safetensors", concat("safetensors has no dtype for ", at::toString(type)), "Convert the tensor before saving it.");
+  throw InputError("safetensors", concat("safetensors has no dtype for ", at::toString(type)),
+                   "Convert the tensor before saving it.");
 }
 
 at::ScalarType scalar_type(std::string_view dtype, const std::string& where) {

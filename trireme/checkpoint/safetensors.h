@@ -87,13 +87,14 @@ struct WrittenFile {
 /// Tensors may be on any device and need not be contiguous; larger elements are placed first
 /// so that every view is aligned. Memory: no copy of contiguous CPU tensors; 64 MiB at a time
 /// of contiguous device tensors; one whole tensor otherwise; of tensors that are lent, what one lender has at a time.
-/// Tensors that lie in a file already (Lender::extent) are not written where the file system can share their blocks; what was shared is read once and compared with what is lent: bytes
-/// that the disk has changed are written anew, with a warning. For that the header gets longer and tensors "padding@N" of bytes stand between them. Anywhere else the file is the same as of tensors in memory.
-/// The disk needs room for a copy all the same, because the owner's next write of shared blocks takes new ones.
-/// Errors: InputError for a name twice, a dtype without a safetensors name, or a tensor on the meta device that nobody lends; Error naming
+/// Tensors that lie in a file already (Lender::extent) are not written where the file system can share their blocks;
+/// what was shared is read once and compared with what is lent: bytes that the disk has changed are written anew, with
+/// a warning. For that the header gets longer and tensors "padding@N" of bytes stand between them. Anywhere else the
+/// file is the same as of tensors in memory. The disk needs room for a copy all the same, because the owner's next
+/// write of shared blocks takes new ones. Errors: InputError for a name twice, a dtype without a safetensors name, or a
+/// tensor on the meta device that nobody lends; Error naming
 ///         the file, the reason and, for a full disk, bytes needed and free. What lenders throw.
-WrittenFile write_safetensors(const std::filesystem::path& file,
-                              const std::vector<NamedTensor>& tensors,
+WrittenFile write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
 /// "F32" for at::kFloat and so on. Errors: InputError for a type that the format does not have.

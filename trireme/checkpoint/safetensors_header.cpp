@@ -124,7 +124,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
-    throw InputError("safetensors", concat(path_, ": the header is not valid JSON at byte ", position, ": ", json_reason(error)),
+    throw InputError("safetensors",
+                     concat(path_, ": the header is not valid JSON at byte ", position, ": ", json_reason(error)),
                      "The file is damaged or no safetensors file; fetch or convert it again.");
   }
 
@@ -177,11 +178,12 @@ void check_tensors(std::vector<TensorInfo>& tensors, uint64_t data_bytes, const 
     };
     const uint64_t element = dtype_bytes(tensor.dtype);
     if (element == 0) {
-      throw InputError("safetensors",
-                       concat(path, ": tensor \"", tensor.name, "\" has dtype \"", tensor.dtype, "\", which is not supported"));
+      throw InputError("safetensors", concat(path, ": tensor \"", tensor.name, "\" has dtype \"", tensor.dtype,
+                                             "\", which is not supported"));
     }
     if (tensor.begin != expected || tensor.end < tensor.begin) {
-      fail(concat("has data_offsets [", tensor.begin, ", ", tensor.end, "], they must start at ", expected, " (no holes, no overlaps)"));
+      fail(concat("has data_offsets [", tensor.begin, ", ", tensor.end, "], they must start at ", expected,
+                  " (no holes, no overlaps)"));
     }
     if (tensor.end > data_bytes) {
       fail(concat("ends at byte ", tensor.end, " of the data, but the file has only ", data_bytes, " (truncated?)"));
@@ -191,12 +193,14 @@ void check_tensors(std::vector<TensorInfo>& tensors, uint64_t data_bytes, const 
       fail("has a shape whose size overflows");
     }
     if (static_cast<uint64_t>(*numel) * element != tensor.end - tensor.begin) {
-      fail(concat("has ", tensor.end - tensor.begin, " bytes, its dtype and shape need ", static_cast<uint64_t>(*numel) * element));
+      fail(concat("has ", tensor.end - tensor.begin, " bytes, its dtype and shape need ",
+                  static_cast<uint64_t>(*numel) * element));
     }
     expected = tensor.end;
   }
   if (expected != data_bytes) {
-    throw InputError("safetensors", concat(path, ": the file has ", data_bytes, " bytes of data, its tensors account for ", expected),
+    throw InputError("safetensors",
+                     concat(path, ": the file has ", data_bytes, " bytes of data, its tensors account for ", expected),
                      "The file is damaged; fetch or write it again.");
   }
 }
@@ -205,8 +209,8 @@ void check_tensors(std::vector<TensorInfo>& tensors, uint64_t data_bytes, const 
 
 uint64_t dtype_bytes(std::string_view dtype) {
   static const std::map<std::string_view, uint64_t> bytes = {
-      {"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4},     {"I32", 4},     {"U32", 4}, {"F16", 2}, {"BF16", 2},
-      {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BOOL", 1}};
+      {"F64", 8},  {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4}, {"I32", 4},     {"U32", 4},     {"F16", 2},
+      {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"BOOL", 1}};
   const auto found = bytes.find(dtype);
   return found == bytes.end() ? 0 : found->second;
 }
@@ -214,17 +218,19 @@ uint64_t dtype_bytes(std::string_view dtype) {
 Header parse_header(std::string_view file, const std::string& path) {
   const char* const again = "The file is damaged or no safetensors file; fetch or convert it again.";
   if (file.size() < 8) {
-    throw InputError("safetensors", concat(path, " has ", file.size(), " bytes, a safetensors file has at least 8"), again);
+    throw InputError("safetensors", concat(path, " has ", file.size(), " bytes, a safetensors file has at least 8"),
+                     again);
   }
   const uint64_t length = little_endian(file);
   if (length > kMaxHeaderBytes) {
     throw InputError("safetensors",
-                     concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"), again);
+                     concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"),
+                     again);
   }
   if (length > file.size() - 8) {
-    throw InputError("safetensors",
-                     concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"),
-                     again);
+    throw InputError(
+        "safetensors",
+        concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"), again);
   }
   const std::string_view text = file.substr(8, length);
   if (text.empty() || text.front() != '{') {
@@ -232,7 +238,8 @@ Header parse_header(std::string_view file, const std::string& path) {
   }
   // nlohmann stops at a zero byte and would ignore what follows it.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
-    throw InputError("safetensors", concat(path, ": the header is not valid JSON at byte ", zero + 1, ": a zero byte"), again);
+    throw InputError("safetensors", concat(path, ": the header is not valid JSON at byte ", zero + 1, ": a zero byte"),
+                     again);
   }
   Header header;
   header.data_start = 8 + length;
@@ -242,7 +249,8 @@ Header parse_header(std::string_view file, const std::string& path) {
   return header;
 }
 
-std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata, uint64_t alignment) {
+std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata,
+                        uint64_t alignment) {
   const auto quoted = [](const std::string& text) {
     try {
       return nlohmann::json(text).dump();
@@ -267,14 +275,15 @@ std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<s
     json += "}";
   }
   for (const TensorInfo& tensor : tensors) {
-    json += concat(json.size() > 1 ? "," : "", quoted(tensor.name), ":{\"dtype\":\"", tensor.dtype, "\",\"shape\":", list(tensor.shape),
+    json += concat(json.size() > 1 ? "," : "", quoted(tensor.name), ":{\"dtype\":\"", tensor.dtype,
+                   "\",\"shape\":", list(tensor.shape),
                    ",\"data_offsets\":", list(std::vector<uint64_t>{tensor.begin, tensor.end}), "}");
   }
   json += "}";
   json.resize((8 + json.size() + alignment - 1) / alignment * alignment - 8, ' ');
   if (json.size() > kMaxHeaderBytes) {
-    throw InputError("safetensors", concat("the header of ", tensors.size(), " tensors would have ", json.size(), " bytes, at most ",
-                                           kMaxHeaderBytes, " are allowed"));
+    throw InputError("safetensors", concat("the header of ", tensors.size(), " tensors would have ", json.size(),
+                                           " bytes, at most ", kMaxHeaderBytes, " are allowed"));
   }
   std::string length;
   for (size_t i = 0; i < 8; ++i) {

@@ -23,8 +23,10 @@ struct Header {
 Header parse_header(std::string_view file, const std::string& path);
 
 /// Length, JSON and padding; the tensors' bytes follow. `tensors` must have their
-/// offsets. The tensors' bytes begin at a multiple of `alignment`. Errors: InputError for a name or a value that is not UTF-8.
-std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata, uint64_t alignment = 8);
+/// offsets. The tensors' bytes begin at a multiple of `alignment`. Errors: InputError for a name or a value that is not
+/// UTF-8.
+std::string header_text(const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata,
+                        uint64_t alignment = 8);
 
 /// Bytes of one element, 0 for a dtype that is unknown.
 uint64_t dtype_bytes(std::string_view dtype);

@@ -38,7 +38,8 @@ void write_tensor(NewFile& out, const at::Tensor& tensor) {
 /// Writes the items of a layout, from the first to the last.
 class ItemWriter {
  public:
-  ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start) : out_(out), layout_(layout), data_start_(data_start) {}
+  ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start)
+      : out_(out), layout_(layout), data_start_(data_start) {}
 
   // Shares the blocks of the runs. False: not those of the first one, so of none.
   bool share() {
@@ -63,7 +64,8 @@ class ItemWriter {
     const uint64_t begin = (first + block - 1) / block * block;
     const uint64_t end = (first + static_cast<uint64_t>(run.source.bytes)) / block * block;
     const Descriptor source(::open(run.source.file.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!source || !share_blocks(source.get(), run.source.offset + static_cast<int64_t>(begin - first), out_.descriptor(), static_cast<int64_t>(begin), static_cast<int64_t>(end - begin))) {
+    if (!source || !share_blocks(source.get(), run.source.offset + static_cast<int64_t>(begin - first),
+                                 out_.descriptor(), static_cast<int64_t>(begin), static_cast<int64_t>(end - begin))) {
       return false;
     }
     out_.expect_there(begin, end);
@@ -85,7 +87,8 @@ class ItemWriter {
         if (std::exchange(is_first, false)) {
           expect_next(first, last);
         }
-        for (; next < last && layout_.items[next].tensor->lent.by == lent.by && layout_.items[next].tensor->lent.i == i; ++next) {
+        for (; next < last && layout_.items[next].tensor->lent.by == lent.by && layout_.items[next].tensor->lent.i == i;
+             ++next) {
           write_item(next, lent_part(*layout_.items[next].tensor, values));
         }
       });
@@ -104,8 +107,9 @@ class ItemWriter {
   static at::Tensor lent_part(const NamedTensor& tensor, const at::Tensor& values) {
     const int64_t numel = tensor.tensor.numel();
     if (values.scalar_type() != tensor.tensor.scalar_type() || values.numel() < tensor.lent.first + numel) {
-      throw Error("checkpoint", concat("\"", tensor.name, "\" was said to be ", numel, ' ', tensor.tensor.scalar_type(), " from element ", tensor.lent.first, " of what was lent, ",
-                                       values.numel(), ' ', values.scalar_type()));
+      throw Error("checkpoint", concat("\"", tensor.name, "\" was said to be ", numel, ' ', tensor.tensor.scalar_type(),
+                                       " from element ", tensor.lent.first, " of what was lent, ", values.numel(), ' ',
+                                       values.scalar_type()));
     }
     return values.reshape({-1}).narrow(0, tensor.lent.first, numel);
   }
@@ -139,17 +143,21 @@ WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map
   out.write(header.data(), header.size());
   items.write();
   if (out.replaced_bytes() > 0) {
-    log::warning("[safetensors] the disk has changed bytes of ", layout.runs.front().source.file.string(), " and of others that ", file.string(), " shares: ",
-                 format_bytes(static_cast<double>(out.replaced_bytes())), " of it were written as they should be; have a look at the disk");
+    log::warning("[safetensors] the disk has changed bytes of ", layout.runs.front().source.file.string(),
+                 " and of others that ", file.string(),
+                 " shares: ", format_bytes(static_cast<double>(out.replaced_bytes())),
+                 " of it were written as they should be; have a look at the disk");
   }
   return {header.size() + layout.bytes, out.commit(), out.bytes_there()};
 }
 
 } // namespace
 
-WrittenFile write_safetensors(const fs::path& file, const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
+WrittenFile write_safetensors(const fs::path& file, const std::vector<NamedTensor>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
   const SizeSignalBlock block;
-  const Descriptor folder(::open(file.has_parent_path() ? file.parent_path().c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor folder(
+      ::open(file.has_parent_path() ? file.parent_path().c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const FileLayout layout = layout_to_share(tensors, file.string(), block_bytes(folder.get()));
   const WrittenFile written = write(file, layout, metadata);
   return written.bytes > 0 ? written : write(file, plain_layout(tensors, file.string()), metadata);

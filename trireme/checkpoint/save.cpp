@@ -36,12 +36,14 @@ void check_claim(const SaveOptions& options) {
 }
 
 // First exchange: agrees on a tag and creates the folder.
-json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options, std::optional<Staging>& staging) {
+json agree(const fs::path& root, const std::vector<json>& reports, const SaveOptions& options,
+           std::optional<Staging>& staging) {
   const std::string tag = reports[0].at("tag");
   for (size_t rank = 1; rank < reports.size(); ++rank) {
     const std::string other = reports[rank].at("tag");
     if (other != tag && options.tag_validation != TagValidation::ignore) {
-      const std::string happened = concat("rank ", rank, " saves under the tag \"", other, "\", rank 0 under \"", tag, '"');
+      const std::string happened =
+          concat("rank ", rank, " saves under the tag \"", other, "\", rank 0 under \"", tag, '"');
       if (options.tag_validation == TagValidation::fail) {
         throw InputError("checkpoint", happened, "Pass the same tag on every rank.");
       }
@@ -54,10 +56,13 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   }
   std::error_code error;
   if (options.fail_if_exists && fs::exists(root / tag, error)) {
-    throw InputError("checkpoint", concat((root / tag).string(), " exists"), "Choose another tag or allow replacing it.");
+    throw InputError("checkpoint", concat((root / tag).string(), " exists"),
+                     "Choose another tag or allow replacing it.");
   }
-  if (fs::exists(root / tag, error) && !fs::exists(root / tag / kManifestName, error) && !fs::is_empty(root / tag, error)) {
-    throw InputError("checkpoint", concat((root / tag).string(), " exists and is no checkpoint"), "Move it away or choose another tag.");
+  if (fs::exists(root / tag, error) && !fs::exists(root / tag / kManifestName, error) &&
+      !fs::is_empty(root / tag, error)) {
+    throw InputError("checkpoint", concat((root / tag).string(), " exists and is no checkpoint"),
+                     "Move it away or choose another tag.");
   }
   check_claim(options);
   About about;
@@ -71,7 +76,11 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   for (const FoundCheckpoint& one : list_checkpoints(root)) {
     about.serial = std::max(about.serial, one.about ? one.about->serial + 1 : 0);
   }
-  return {{"tag", tag}, {"step", about.step}, {"serial", about.serial}, {"world_size", about.world_size}, {"save_id", about.save_id}};
+  return {{"tag", tag},
+          {"step", about.step},
+          {"serial", about.serial},
+          {"world_size", about.world_size},
+          {"save_id", about.save_id}};
 }
 
 // Writes this rank's file and returns the place of each shard.
@@ -109,7 +118,7 @@ void remove_own_file(const fs::path& folder, int rank) noexcept {
 
 // Second exchange, after all files are written: makes the checkpoint visible.
 void commit(const fs::path& root, const json& agreed, const std::vector<json>& reports, const json& state,
-    const json& config, const SaveOptions& options, Staging& staging) {
+            const json& config, const SaveOptions& options, Staging& staging) {
   if (const Problem problem = joined(reports)) {
     problem.raise();
   }
@@ -126,7 +135,8 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
       const std::string name = file_name(static_cast<int>(rank));
       std::error_code error;
       if (fs::file_size(temporary / name, error) != report["bytes"] || error) {
-        throw Error("checkpoint", concat("rank ", rank, " wrote ", name, ", but rank 0 does not see it in ", temporary.string()),
+        throw Error("checkpoint",
+                    concat("rank ", rank, " wrote ", name, ", but rank 0 does not see it in ", temporary.string()),
                     "Save to a folder that all hosts share.");
       }
       manifest.files.push_back({name, static_cast<int>(rank), report["bytes"], report.at("hash")});
@@ -156,22 +166,15 @@ std::string step_tag(int64_t step) {
   return concat("global_step", step);
 }
 
-void save(const fs::path& root,
-          const std::string& tag,
-          const comm::Group& group,
-          const std::vector<TensorShard>& mine,
-          const json& state,
-          const json& rank_state,
-          const SaveOptions& options,
-          const json& config) {
+void save(const fs::path& root, const std::string& tag, const comm::Group& group, const std::vector<TensorShard>& mine,
+          const json& state, const json& rank_state, const SaveOptions& options, const json& config) {
   const SizeSignalBlock block;
   std::optional<Staging> staging; // rank 0's
-  const json agreed =
-      decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) {
-        check_storable(state, "state"); // before anything is written
-        check_storable(config, "config");
-        return agree(root, reports, options, staging);
-      });
+  const json agreed = decide(group, {{"tag", tag}}, [&](const std::vector<json>& reports) {
+    check_storable(state, "state"); // before anything is written
+    check_storable(config, "config");
+    return agree(root, reports, options, staging);
+  });
   const std::string common_tag = agreed.at("tag");
 
   json report;

@@ -48,8 +48,11 @@ void add_shard(TensorEntries& tensors, const json& report, size_t file, size_t r
   if (is_new) {
     tensor = given;
   } else if (tensor.kind != given.kind || tensor.dtype != given.dtype || tensor.shape != given.shape) {
-    const auto text = [](const TensorEntry& one) { return concat(one.kind, ' ', one.dtype, ' ', json(one.shape).dump()); };
-    throw InputError("checkpoint", concat("tensor \"", name, "\" is ", text(tensor), " on one rank and ", text(given), " on rank ", rank));
+    const auto text = [](const TensorEntry& one) {
+      return concat(one.kind, ' ', one.dtype, ' ', json(one.shape).dump());
+    };
+    throw InputError("checkpoint", concat("tensor \"", name, "\" is ", text(tensor), " on one rank and ", text(given),
+                                          " on rank ", rank));
   }
   StoredShard stored;
   stored.file = file;

@@ -18,7 +18,8 @@ void check_shard(const TensorShard& shard);
 /// What a rank tells rank 0 of a shard: everything but its values. `key`: its name where it is stored.
 nlohmann::json report_of(const TensorShard& shard, const std::string& key);
 
-/// Adds what `rank` reported to the tensors of all ranks. `file`: the number of its file. Errors: InputError where ranks differ in a tensor's type or shape.
+/// Adds what `rank` reported to the tensors of all ranks. `file`: the number of its file. Errors: InputError where
+/// ranks differ in a tensor's type or shape.
 void add_shard(TensorEntries& tensors, const nlohmann::json& report, size_t file, size_t rank);
 
 } // namespace trireme::checkpoint

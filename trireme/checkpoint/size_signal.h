@@ -1,8 +1,8 @@
 #pragma once
 
+#include <pthread.h>
 #include <csignal>
 #include <ctime>
-#include <pthread.h>
 
 namespace trireme::checkpoint {
 

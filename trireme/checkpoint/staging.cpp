@@ -35,14 +35,16 @@ std::string stem_of(const std::string& name) {
   }
   const std::string stem = name.substr(0, name.size() - kClaim.size());
   const std::string_view digits = std::string_view(stem).substr(stem.size() - kIdDigits);
-  const bool is_id = std::all_of(digits.begin(), digits.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  const bool is_id = std::all_of(digits.begin(), digits.end(),
+                                 [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
   return is_id && stem[stem.size() - kIdDigits - 1] == '-' ? stem : "";
 }
 
 bool is_at(int fd, const fs::path& path) {
-  struct stat opened {};
-  struct stat named {};
-  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  struct stat opened{};
+  struct stat named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
 }
 
 // Removes the claim last, so that an interrupted removal is found again.
@@ -66,10 +68,12 @@ void remove_claimed(const fs::path& stem, const fs::path& claim) noexcept {
 
 } // namespace
 
-Staging::Staging(const fs::path& root, const std::string& tag, const std::string& save_id) : stem_(folder_of(root, tag, save_id)) {
+Staging::Staging(const fs::path& root, const std::string& tag, const std::string& save_id)
+    : stem_(folder_of(root, tag, save_id)) {
   const fs::path claim = with_end(stem_, kClaim);
   const auto fail = [&](const fs::path& path) {
-    throw Error("checkpoint", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)), "Nothing that was there before is changed.");
+    throw Error("checkpoint", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)),
+                "Nothing that was there before is changed.");
   };
   // Before the lock, another save may treat the claim as that of a killed save and remove it.
   do {

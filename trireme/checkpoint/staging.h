@@ -24,7 +24,8 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   /// The folder that the ranks of a save write to.
-  static std::filesystem::path folder_of(const std::filesystem::path& root, const std::string& tag, const std::string& save_id);
+  static std::filesystem::path folder_of(const std::filesystem::path& root, const std::string& tag,
+                                         const std::string& save_id);
 
   const std::filesystem::path& folder() const {
     return stem_;
@@ -39,8 +40,8 @@ class Staging {
   int removed_ = 0;
 };
 
-/// Removes the files of killed saves: those named after a claim that is not locked, and nothing else. Removes nothing if
-/// the file system has no locks (flock).
+/// Removes the files of killed saves: those named after a claim that is not locked, and nothing else. Removes nothing
+/// if the file system has no locks (flock).
 void remove_dead_stagings(const std::filesystem::path& root);
 
 } // namespace trireme::checkpoint

@@ -30,8 +30,8 @@ fs::path choose(const fs::path& path) {
   }
   if (files.size() != 1) {
     throw InputError("safetensors",
-                     concat(path.string(), " has neither model.safetensors nor model.safetensors.index.json, and ", files.size(),
-                            " other .safetensors files"),
+                     concat(path.string(), " has neither model.safetensors nor model.safetensors.index.json, and ",
+                            files.size(), " other .safetensors files"),
                      "Name the file.");
   }
   return files.front();
@@ -39,7 +39,8 @@ fs::path choose(const fs::path& path) {
 
 // Accepts plain file names only: an index comes from the network and must not reach other folders.
 bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
 }
 
 } // namespace
@@ -57,13 +58,15 @@ WeightFiles WeightFiles::open(const fs::path& path) {
   const std::string where = weights.path_.string();
   const nlohmann::json index = parse_strict_json(read_file(weights.path_), where);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    throw InputError("safetensors", concat(where, " has no \"weight_map\" object"), "Give a model.safetensors.index.json.");
+    throw InputError("safetensors", concat(where, " has no \"weight_map\" object"),
+                     "Give a model.safetensors.index.json.");
   }
   std::map<std::string, size_t> opened;
   for (const auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || !is_plain_name(file.get<std::string>())) {
-      throw InputError("safetensors", concat(where, ": tensor \"", name, "\" must be in a file of the same folder, found ", file.dump(
-                                             -1, ' ', true, nlohmann::json::error_handler_t::replace)));
+      throw InputError("safetensors",
+                       concat(where, ": tensor \"", name, "\" must be in a file of the same folder, found ",
+                              file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
     }
     const auto [at, is_new] = opened.emplace(file.get<std::string>(), weights.files_.size());
     if (is_new) {

@@ -66,7 +66,8 @@ class Backend {
   /// Makes what messages between these need. Collective. Where nothing is needed they may be sent without it.
   virtual void open_messages(Neighbours) {}
 
-  /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned, `numel` elements of `type`.
+  /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned,
+  /// `numel` elements of `type`.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType type) {
     return allocate_host(numel, type);
   }

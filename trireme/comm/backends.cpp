@@ -16,7 +16,8 @@
 namespace trireme::comm {
 namespace {
 
-constexpr const char* kSharedMemoryNeeds = "It needs memfd_create, /proc, and no limit on files or address space (ulimit -f, -v) below this machine's memory.";
+constexpr const char* kSharedMemoryNeeds =
+    "It needs memfd_create, /proc, and no limit on files or address space (ulimit -f, -v) below this machine's memory.";
 
 bool always() {
   return true;
@@ -37,7 +38,8 @@ bool alone(const GroupSetup& setup) {
 
 std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
   if (setup.size != 1) {
-    throw InputError("comm", concat("backend \"null\" is for one rank, group \"", setup.name, "\" has ", setup.size, "."),
+    throw InputError("comm",
+                     concat("backend \"null\" is for one rank, group \"", setup.name, "\" has ", setup.size, "."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   return make_null_backend();
@@ -47,14 +49,17 @@ std::shared_ptr<Backend> connect_null(const GroupSetup& setup) {
 
 const std::vector<BackendEntry>& backends() {
   static const std::vector<BackendEntry> table = {
-      {"shm", "memory shared by ranks of one host, CPU tensors", at::kCPU, shm_available, shm_suits, connect_shm, kSharedMemoryNeeds},
-      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", at::kCPU, shm_available, hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
+      {"shm", "memory shared by ranks of one host, CPU tensors", at::kCPU, shm_available, shm_suits, connect_shm,
+       kSharedMemoryNeeds},
+      {"shm+gloo", "shared memory inside each host and TCP between hosts, CPU tensors", at::kCPU, shm_available,
+       hierarchy_suits, connect_hierarchy, kSharedMemoryNeeds},
       {"gloo", "TCP between ranks of any hosts, CPU tensors", at::kCPU, always, any_group, connect_gloo},
       {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", at::kCPU, mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
       {"nccl", "NCCL between cards, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
        "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card.", nccl_card},
-      {"staged", "pinned memory and the group's host backend, tensors of any device", std::nullopt, always, any_group, connect_staged},
+      {"staged", "pinned memory and the group's host backend, tensors of any device", std::nullopt, always, any_group,
+       connect_staged},
       {"null", "a world of one rank", at::kCPU, always, alone, connect_null},
   };
   return table;
@@ -79,7 +84,8 @@ std::string announcement(const BackendEntry& choice, at::Device device) {
   return concat(choice.name, ' ', choice.card != nullptr ? choice.card(device) : "");
 }
 
-bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup, const std::vector<std::string>& announced) {
+bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup,
+               const std::vector<std::string>& announced) {
   std::string why;
   std::map<std::pair<int, std::string>, size_t> first_on; // by host and card
   for (size_t member = 0; member < announced.size() && why.empty(); ++member) {
@@ -87,12 +93,15 @@ bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setu
     if (announced[member].substr(0, announced[member].find(' ')) != choice.name) {
       why = concat("rank ", setup.members[member], " does not use it");
     } else if (!own && choice.card != nullptr) {
-      why = concat("ranks ", setup.members[before->second], " and ", setup.members[member], " are on one GPU (", announced[member].substr(announced[member].find(' ') + 1), ')');
+      why = concat("ranks ", setup.members[before->second], " and ", setup.members[member], " are on one GPU (",
+                   announced[member].substr(announced[member].find(' ') + 1), ')');
     }
   }
   if (required && choice.card != nullptr && !why.empty()) {
-    throw InputError("comm", concat("group \"", setup.name, "\" cannot use ", choice.name, ", which was asked for: ", why, '.'),
-                     "Give each rank a GPU of its own, or set TRIREME_BACKEND (or WorldOptions::backend) to \"auto\", which goes through host memory then.");
+    throw InputError("comm",
+                     concat("group \"", setup.name, "\" cannot use ", choice.name, ", which was asked for: ", why, '.'),
+                     "Give each rank a GPU of its own, or set TRIREME_BACKEND (or WorldOptions::backend) to \"auto\", "
+                     "which goes through host memory then.");
   }
   return why.empty();
 }

@@ -19,8 +19,8 @@ struct BackendEntry {
   bool (*available)();
   /// False for groups that it cannot serve (ranks of other hosts); the same on every member.
   bool (*suits)(const GroupSetup&);
-  /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come; Trouble on every member when one of
-  /// them lacks what it needs.
+  /// Opens the group on this rank. Errors: Trouble or PeerError when a member does not come; Trouble on every member
+  /// when one of them lacks what it needs.
   std::shared_ptr<Backend> (*connect)(const GroupSetup&);
   /// What to do if it is not available().
   const char* needs = "Use \"auto\".";
@@ -36,9 +36,10 @@ const BackendEntry& find_backend(const std::string& name);
 
 /// What a member says of its choice for a device: "nccl 0000:65:00.0".
 std::string announcement(const BackendEntry& choice, at::Device device);
-/// Whether all members can use `choice`: whether each has announced it, and for a device that no other member has where the backend serves each
-/// of them to one rank only. The same on every member that chose it.
-/// Errors: InputError naming the ranks, where it is `required` (asked for by name).
-bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup, const std::vector<std::string>& announced);
+/// Whether all members can use `choice`: whether each has announced it, and for a device that no other member has where
+/// the backend serves each of them to one rank only. The same on every member that chose it. Errors: InputError naming
+/// the ranks, where it is `required` (asked for by name).
+bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup,
+               const std::vector<std::string>& announced);
 
 } // namespace trireme::comm

@@ -4,8 +4,8 @@
 
 namespace trireme::comm {
 
-/// Says what to do when only some ranks call the operations of groups of this name: errors and warnings about them say it on every rank, in place of
-/// the general advice. Thread-safe.
+/// Says what to do when only some ranks call the operations of groups of this name: errors and warnings about them say
+/// it on every rank, in place of the general advice. Thread-safe.
 void set_advice(const std::string& group, const std::string& advice);
 
 /// What set_advice() was given for groups of this name, "" for others.

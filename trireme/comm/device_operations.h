@@ -18,8 +18,8 @@ struct OpTicket {
   uint64_t record = 0;
 };
 
-/// The operations of one group that its device has not finished, as far as known. Threads that begin operations add them, the watch's
-/// thread asks the device. Thread-safe; asking holds no lock that the others need.
+/// The operations of one group that its device has not finished, as far as known. Threads that begin operations add
+/// them, the watch's thread asks the device. Thread-safe; asking holds no lock that the others need.
 class DeviceOperations {
  public:
   using Clock = std::chrono::steady_clock;
@@ -41,8 +41,9 @@ class DeviceOperations {
 
   struct Findings {
     std::vector<OpTicket> finished;
-    /// The first that the device will not finish: it says so, or has not done it for `patience`, since it was begun or since the operation
-    /// of its kind (collectives, messages) before it was finished, so that a host may run far ahead of its device.
+    /// The first that the device will not finish: it says so, or has not done it for `patience`, since it was begun or
+    /// since the operation of its kind (collectives, messages) before it was finished, so that a host may run far ahead
+    /// of its device.
     std::optional<std::pair<OpTicket, Trouble>> trouble;
   };
   /// Asks the device for each of them. One thread at a time.

@@ -36,7 +36,8 @@ class Variables {
     int value = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
     if (error != std::errc() || end != text->data() + text->size()) {
-      throw InputError("comm", concat("the environment variable ", name, " must be a whole number, it is \"", *text, "\"."),
+      throw InputError("comm",
+                       concat("the environment variable ", name, " must be a whole number, it is \"", *text, "\"."),
                        concat("Correct it, or unset it to run one rank."));
     }
     return value;
@@ -44,8 +45,9 @@ class Variables {
   int require(const std::string& name, const std::string& because) const {
     const auto value = integer(name);
     if (!value) {
-      throw InputError("comm", concat("the environment variable ", name, " is not set, but ", because, " is."),
-                       concat("Set both, or none of them for one rank; trireme launch and torchrun set all that is needed."));
+      throw InputError(
+          "comm", concat("the environment variable ", name, " is not set, but ", because, " is."),
+          concat("Set both, or none of them for one rank; trireme launch and torchrun set all that is needed."));
     }
     return *value;
   }
@@ -64,13 +66,16 @@ struct Family {
 };
 
 constexpr Family kMpiFamilies[] = {
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"MPI (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"MPI (PMIx)", "PMIX_RANK", "PMIX_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 };
 
-void read_address(const Variables& variables, const std::string& host_name, const std::string& port_name, Environment& environment) {
+void read_address(const Variables& variables, const std::string& host_name, const std::string& port_name,
+                  Environment& environment) {
   if (const auto host = variables.text(host_name)) {
     environment.host = *host;
     environment.port = variables.integer(port_name).value_or(kDefaultPort);
@@ -82,7 +87,8 @@ void read_address(const Variables& variables, const std::string& host_name, cons
   }
 }
 
-/// Whether `trireme launch` has started the launcher that started this process: what it says of its own store is not for these ranks.
+/// Whether `trireme launch` has started the launcher that started this process: what it says of its own store is not
+/// for these ranks.
 bool of_inner_launcher(const Variables& variables) {
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto of_trireme = variables.text("TRIREME_RUN_ID");
@@ -95,7 +101,8 @@ void read_plain(const Variables& variables, Environment& environment) {
   environment.size = variables.require("WORLD_SIZE", "RANK");
   environment.local_rank = variables.integer("LOCAL_RANK").value_or(-1);
   environment.local_size = variables.integer("LOCAL_WORLD_SIZE").value_or(-1);
-  environment.listen_fd = environment.rank == 0 && !of_inner_launcher(variables) ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
+  environment.listen_fd =
+      environment.rank == 0 && !of_inner_launcher(variables) ? variables.integer("TRIREME_LISTEN_FD") : std::nullopt;
   environment.store_of_agent = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto restart = variables.text("TORCHELASTIC_RESTART_COUNT");
@@ -165,10 +172,14 @@ void read_pet(const Variables& variables, Environment& environment) {
   }
   const auto ranks_a_node = variables.text("PET_NPROC_PER_NODE").value_or("1");
   if (ranks_a_node != "1" && ranks_a_node != "auto" && ranks_a_node != "cpu" && ranks_a_node != "gpu") {
-    throw InputError("comm", concat("PET_NPROC_PER_NODE=", ranks_a_node, " asks for several ranks a node, this process is only one."),
-                     "Start the program with: torchrun --no-python PROGRAM   (it reads the PET_ variables and starts the ranks)");
+    throw InputError(
+        "comm",
+        concat("PET_NPROC_PER_NODE=", ranks_a_node, " asks for several ranks a node, this process is only one."),
+        "Start the program with: torchrun --no-python PROGRAM   (it reads the PET_ variables and starts the ranks)");
   }
-  Lookup first_bound = [&](const std::string& name) { return name == "PET_NNODES" ? std::optional(bounds.front()) : variables.text(name); };
+  Lookup first_bound = [&](const std::string& name) {
+    return name == "PET_NNODES" ? std::optional(bounds.front()) : variables.text(name);
+  };
   environment.size = Variables(first_bound).integer("PET_NNODES").value_or(1);
   environment.rank = variables.integer("PET_NODE_RANK").value_or(0);
   environment.local_rank = 0;
@@ -180,8 +191,9 @@ void read_pet(const Variables& variables, Environment& environment) {
 }
 
 [[noreturn]] void refuse_tf_config(const std::string& happened) {
-  throw InputError("comm", "TF_CONFIG " + happened,
-                   R"(It should look like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}.)");
+  throw InputError(
+      "comm", "TF_CONFIG " + happened,
+      R"(It should look like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}.)");
 }
 
 void read_tf_config(const std::string& text, Environment& environment) {
@@ -194,8 +206,9 @@ void read_tf_config(const std::string& text, Environment& environment) {
       return;
     }
     const std::string my_type = config.at("task").at("type");
-    const int my_index = config.at("task").at("index").is_string() ? std::stoi(config.at("task").at("index").get<std::string>())
-                                                                    : config.at("task").at("index").get<int>();
+    const int my_index = config.at("task").at("index").is_string()
+                             ? std::stoi(config.at("task").at("index").get<std::string>())
+                             : config.at("task").at("index").get<int>();
     for (const char* type : {"chief", "master", "worker"}) {
       const auto members = config.at("cluster").find(type);
       if (members == config.at("cluster").end()) {
@@ -209,7 +222,8 @@ void read_tf_config(const std::string& text, Environment& environment) {
       }
     }
     if (!rank) {
-      refuse_tf_config(concat("says that this is task ", my_index, " of \"", my_type, "\", which is not among chief and worker."));
+      refuse_tf_config(
+          concat("says that this is task ", my_index, " of \"", my_type, "\", which is not among chief and worker."));
     }
   } catch (const std::exception& error) {
     if (dynamic_cast<const InputError*>(&error) != nullptr) {
@@ -234,17 +248,20 @@ void read_tf_config(const std::string& text, Environment& environment) {
 void check(const Environment& environment, const Variables& variables) {
   const auto& source = environment.source;
   if (environment.size < 1 || environment.size > kMostRanks) {
-    throw InputError("comm", concat("the world size must be at least 1, ", source, " says ", environment.size, "."), "Correct it.");
+    throw InputError("comm", concat("the world size must be at least 1, ", source, " says ", environment.size, "."),
+                     "Correct it.");
   }
   if (environment.rank < 0 || environment.rank >= environment.size) {
-    throw InputError("comm", concat("rank ", environment.rank, " is outside a world of ", environment.size, " (", source, ")."),
+    throw InputError("comm",
+                     concat("rank ", environment.rank, " is outside a world of ", environment.size, " (", source, ")."),
                      concat("Ranks run from 0 to ", environment.size - 1, ": correct the rank or the world size."));
   }
   const bool local_wrong = environment.local_size > environment.size || environment.local_size == 0 ||
                            (environment.local_size > 0 && environment.local_rank >= environment.local_size);
   if (local_wrong) {
-    throw InputError("comm", concat("local rank ", environment.local_rank, " of ", environment.local_size, " does not fit a world of ",
-                                    environment.size, " (", source, ")."),
+    throw InputError("comm",
+                     concat("local rank ", environment.local_rank, " of ", environment.local_size,
+                            " does not fit a world of ", environment.size, " (", source, ")."),
                      "LOCAL_RANK must be below LOCAL_WORLD_SIZE, and that not above WORLD_SIZE.");
   }
   if (environment.size == 1) {
@@ -255,10 +272,12 @@ void check(const Environment& environment, const Variables& variables) {
     if (!environment.meeting_file.empty() && environment.local_size < 0) {
       return; // the file works if all ranks share a host; no variable says otherwise
     }
-    throw InputError("comm", concat("MASTER_ADDR is not set, so ", environment.size, " ranks (", source, ") do not know where to meet."),
-                     variables.has("OMPI_COMM_WORLD_SIZE")
-                         ? "Type: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
-                         : "Set MASTER_ADDR to the host of rank 0 (127.0.0.1 for one host) and MASTER_PORT to a free port, such as 29500.");
+    throw InputError(
+        "comm",
+        concat("MASTER_ADDR is not set, so ", environment.size, " ranks (", source, ") do not know where to meet."),
+        variables.has("OMPI_COMM_WORLD_SIZE") ? "Type: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
+                                              : "Set MASTER_ADDR to the host of rank 0 (127.0.0.1 for one host) and "
+                                                "MASTER_PORT to a free port, such as 29500.");
   }
 }
 
@@ -270,8 +289,10 @@ Environment read_environment(const Lookup& lookup, const std::function<bool(int 
   Environment environment;
   const Family* mpi = nullptr;
   for (const auto& family : kMpiFamilies) {
-    // srun sets PMI_* too, but only Slurm's own variables then say where to meet, or that this is no task; Hydra sets the local ones.
-    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && slurm != SlurmPlace::none && !variables.has(family.local_size);
+    // srun sets PMI_* too, but only Slurm's own variables then say where to meet, or that this is no task; Hydra sets
+    // the local ones.
+    const bool of_srun = std::string_view(family.rank).starts_with("PMI") && slurm != SlurmPlace::none &&
+                         !variables.has(family.local_size);
     if (mpi == nullptr && variables.has(family.rank) && variables.has(family.size) && !of_srun) {
       mpi = &family;
     }
@@ -297,8 +318,9 @@ Environment read_environment(const Lookup& lookup, const std::function<bool(int 
   }
   check(environment, variables);
   if (slurm == SlurmPlace::shell && environment.source.empty() && variables.text("SLURM_NTASKS") != "1") {
-    environment.note = concat("this program is one rank alone: it was typed in a shell, which is task 0 of ", *variables.text("SLURM_NTASKS"),
-                              " (SLURM_NTASKS) of a step of Slurm. Start ranks with srun; with RANK and WORLD_SIZE set it is one of them.");
+    environment.note = concat(
+        "this program is one rank alone: it was typed in a shell, which is task 0 of ", *variables.text("SLURM_NTASKS"),
+        " (SLURM_NTASKS) of a step of Slurm. Start ranks with srun; with RANK and WORLD_SIZE set it is one of them.");
   }
   if (environment.size == 1) {
     environment.local_rank = std::max(environment.local_rank, 0);

@@ -22,7 +22,8 @@ struct Environment {
   std::optional<int> listen_fd;
   /// The store at host:port is run by torchrun's agent, so that rank 0 is a client too.
   bool store_of_agent = false;
-  /// The store at host:port is our own, of a process that outlives all ranks, so that rank 0 is a client too (horovod/elastic).
+  /// The store at host:port is our own, of a process that outlives all ranks, so that rank 0 is a client too
+  /// (horovod/elastic).
   bool store_elsewhere = false;
   /// Separates the keys of restarts and jobs that share one store.
   std::string key_prefix;
@@ -40,13 +41,13 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 /// Reads the variables of, in this order: RANK and WORLD_SIZE (trireme launch, torchrun, Kubeflow's
 /// PyTorchJob, plain shells), Open MPI, MVAPICH2, PMI and PMIx (MPICH, Intel MPI), Slurm, Kubeflow's
 /// PET_*, TF_CONFIG. The first that is set gives rank and size; none: one rank.
-/// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher. `trireme launch` leaves these two to the program and says it in
-/// TRIREME_STORE_ADDR and TRIREME_STORE_PORT. Without any of them:
-/// mpirun on one host: a file of the session; Slurm: the job's first host (127.0.0.1 when it is the only
-/// one) and port 15000 + job id modulo 10000; PET_MASTER_*; TF_CONFIG: the first task's host and port.
-/// Slurm counts only in job steps (SLURM_STEP_ID): a batch script, and what is typed in a shell that srun --pty gives, are one rank.
-/// `run_as_task`: whether this process runs as the task of Slurm with that process number; without it the kernel is asked (base/slurm.h).
-/// Pure except for its arguments. Errors: InputError naming the variable and what to set.
+/// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher. `trireme launch` leaves these two to the
+/// program and says it in TRIREME_STORE_ADDR and TRIREME_STORE_PORT. Without any of them: mpirun on one host: a file of
+/// the session; Slurm: the job's first host (127.0.0.1 when it is the only one) and port 15000 + job id modulo 10000;
+/// PET_MASTER_*; TF_CONFIG: the first task's host and port. Slurm counts only in job steps (SLURM_STEP_ID): a batch
+/// script, and what is typed in a shell that srun --pty gives, are one rank. `run_as_task`: whether this process runs
+/// as the task of Slurm with that process number; without it the kernel is asked (base/slurm.h). Pure except for its
+/// arguments. Errors: InputError naming the variable and what to set.
 Environment read_environment(const Lookup& lookup, const std::function<bool(int task)>& run_as_task = {});
 
 /// Host names of a Slurm list: "gpu[01-03,7],login" gives gpu01 gpu02 gpu03 gpu7 login.

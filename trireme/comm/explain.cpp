@@ -31,7 +31,8 @@ std::string whereabouts(const Scene& scene, int rank) {
   }
   const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
   const std::string activity = describe_activity(peer);
-  return (last == nullptr ? "has done nothing in this group" : (last->done ? "last did " : "is at ") + describe(*last)) +
+  return (last == nullptr ? "has done nothing in this group"
+                          : (last->done ? "last did " : "is at ") + describe(*last)) +
          (activity.empty() ? "" : ", and is " + activity);
 }
 
@@ -81,7 +82,8 @@ std::optional<Difference> difference(const Scene& scene, const PeerView& peer) {
   return std::nullopt;
 }
 
-/// When one rank is one operation ahead of the other from some number on: who left out what, or "". Names count too here.
+/// When one rank is one operation ahead of the other from some number on: who left out what, or "". Names count too
+/// here.
 std::string left_out(const Scene& scene, int rank, const PeerView& peer) {
   const auto same = [](const OpSummary* a, const OpSummary* b) {
     return a != nullptr && b != nullptr && a->fits(*b) && a->what == b->what;
@@ -100,7 +102,9 @@ std::string left_out(const Scene& scene, int rank, const PeerView& peer) {
     if (same(&mine, peer.progress->collective(mine.number + 1))) {
       return concat("this rank has left out ", describe(*theirs), " of rank ", rank, ": its next is ", describe(mine));
     }
-    return mine.fits(*theirs) ? concat("rank ", rank, " is at ", describe(*theirs), " where this rank is at ", describe(mine)) : "";
+    return mine.fits(*theirs)
+               ? concat("rank ", rank, " is at ", describe(*theirs), " where this rank is at ", describe(mine))
+               : "";
   }
   return "";
 }
@@ -139,7 +143,8 @@ std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
   std::vector<int> hidden;
   for (const int root : scene.graph.roots) {
     bool named = root == scene.asker.world_rank;
-    for (const auto* ranks : {&found.silent, &found.vanished, &found.failed, &found.left, &found.different, &found.absent}) {
+    for (const auto* ranks :
+         {&found.silent, &found.vanished, &found.failed, &found.left, &found.different, &found.absent}) {
       named = named || std::find(ranks->begin(), ranks->end(), root) != ranks->end();
     }
     if (!named && scene.roll_call.peers.count(root) != 0) {
@@ -151,8 +156,10 @@ std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
 
 /// Ranks that were killed, or called exit().
 std::string vanishing(const Scene& scene, const std::vector<int>& ranks) {
-  return concat(name_ranks(ranks), ranks.size() == 1 ? " has" : " have", " ended without closing ", ranks.size() == 1 ? "its world" : "their worlds", " (",
-                ranks.size() == 1 ? concat("process ", scene.roll_call.peers.at(ranks.front()).process, "; ") : "", each(scene, ranks), ")");
+  return concat(name_ranks(ranks), ranks.size() == 1 ? " has" : " have", " ended without closing ",
+                ranks.size() == 1 ? "its world" : "their worlds", " (",
+                ranks.size() == 1 ? concat("process ", scene.roll_call.peers.at(ranks.front()).process, "; ") : "",
+                each(scene, ranks), ")");
 }
 
 /// "does not answer any more" with what the kernel says, where it says something; ranks that have ended.
@@ -163,11 +170,12 @@ std::string silence(const Scene& scene, const std::vector<int>& ranks) {
   }
   const bool known = ranks.size() == 1 && !first.state.empty();
   return concat(name_ranks(ranks), ranks.size() == 1 ? " does" : " do", " not answer any more: ",
-                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable", " (",
-                each(scene, ranks), ")");
+                known ? concat("its process ", first.process, ' ', first.state) : "killed, stopped or unreachable",
+                " (", each(scene, ranks), ")");
 }
 
-/// What to do about the calls of this operation's group, or of one that ranks wait in meanwhile; "" if no group has an advice of its own.
+/// What to do about the calls of this operation's group, or of one that ranks wait in meanwhile; "" if no group has an
+/// advice of its own.
 std::string own_advice(const Scene& scene) {
   std::string advice = advice_for(scene.asker.group);
   for (const auto& [rank, wait] : scene.graph.waits) {
@@ -177,16 +185,25 @@ std::string own_advice(const Scene& scene) {
 }
 
 PeerError without_store(const std::string& head, const RollCall& roll_call) {
-  const std::string host = roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ") : "the host of the meeting point ";
-  const std::string look = concat("Look at the output of ", roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher");
+  const std::string host = roll_call.store_host >= 0
+                               ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ")
+                               : "the host of the meeting point ";
+  const std::string look = concat("Look at the output of ",
+                                  roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher");
   if (roll_call.store_host_left) {
-    return PeerError("comm", concat(head, host, "has ended without an error."), "Every rank must take the same number of steps: look for a shorter data set or an early return there.");
+    return PeerError(
+        "comm", concat(head, host, "has ended without an error."),
+        "Every rank must take the same number of steps: look for a shorter data set or an early return there.");
   }
   if (roll_call.store_host_state == kProcessEnded) {
-    return PeerError("comm", concat(head, host, "has ended without closing its world."), look + "; restart from the last checkpoint.");
+    return PeerError("comm", concat(head, host, "has ended without closing its world."),
+                     look + "; restart from the last checkpoint.");
   }
-  return PeerError("comm", concat(head, host, "does not answer any more (",
-                                  roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable" : "its process " + roll_call.store_host_state, ")."),
+  return PeerError("comm",
+                   concat(head, host, "does not answer any more (",
+                          roll_call.store_host_state.empty() ? "ended, killed, stopped or unreachable"
+                                                             : "its process " + roll_call.store_host_state,
+                          ")."),
                    look + "; restart from the last checkpoint.");
 }
 
@@ -194,17 +211,19 @@ PeerError without_store(const std::string& head, const RollCall& roll_call) {
 
 PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& trouble, const RollCall& roll_call) {
   const double seconds = static_cast<double>(asker.waited.count()) / 1000;
-  const std::string head =
-      concat(describe(op), " in group \"", asker.group, "\" ",
-             trouble.kind == Trouble::Kind::deadline    ? concat("is not done after ", format_seconds(seconds))
-             : trouble.kind == Trouble::Kind::on_device ? concat("is not done by its device after ", format_seconds(seconds))
-                                                        : std::string("failed"),
-             " on rank ", asker.world_rank, " of ", asker.world_size, ": ");
+  const std::string head = concat(
+      describe(op), " in group \"", asker.group, "\" ",
+      trouble.kind == Trouble::Kind::deadline    ? concat("is not done after ", format_seconds(seconds))
+      : trouble.kind == Trouble::Kind::on_device ? concat("is not done by its device after ", format_seconds(seconds))
+                                                 : std::string("failed"),
+      " on rank ", asker.world_rank, " of ", asker.world_size, ": ");
   if (trouble.kind == Trouble::Kind::mismatch && op.is_message()) {
-    return PeerError("comm", concat(head, trouble.happened, "."), "Both ranks must send and receive tensors of the same size and type in the same order.");
+    return PeerError("comm", concat(head, trouble.happened, "."),
+                     "Both ranks must send and receive tensors of the same size and type in the same order.");
   }
   if (trouble.kind == Trouble::Kind::by_device) {
-    return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."), "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
+    return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."),
+                     "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
   }
   if (!roll_call.store_answers) {
     return without_store(head, roll_call);
@@ -225,33 +244,43 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
   for (const int rank : hidden_culprits(scene, found)) {
     const PeerView& peer = roll_call.peers.at(rank);
     const std::string activity = describe_activity(peer);
-    causes.push_back(!peer.answered && !peer.left
-                         ? silence(scene, {rank})
-                         : concat("rank ", rank, " holds up the others, it is ", activity.empty() ? "in no operation" : activity));
-    advise_calls(concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
+    causes.push_back(!peer.answered && !peer.left ? silence(scene, {rank})
+                                                  : concat("rank ", rank, " holds up the others, it is ",
+                                                           activity.empty() ? "in no operation" : activity));
+    advise_calls(
+        concat("Look at what rank ", rank, " is doing; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }
   if (!scene.graph.circle.empty()) {
     causes.push_back(name_ranks(scene.graph.circle) + " wait for each other");
-    const bool messages = std::ranges::any_of(scene.graph.circle, [&](int rank) { return scene.graph.waits.at(rank).op.is_message(); });
-    advise_calls(messages ? "Let one of them send before it receives, or use the asynchronous calls and wait afterwards."
-                          : "They wait in different groups: all ranks must call the operations of all groups in the same order. Look for an if, a return or an exception that only some ranks meet.");
+    const bool messages =
+        std::ranges::any_of(scene.graph.circle, [&](int rank) { return scene.graph.waits.at(rank).op.is_message(); });
+    advise_calls(messages
+                     ? "Let one of them send before it receives, or use the asynchronous calls and wait afterwards."
+                     : "They wait in different groups: all ranks must call the operations of all groups in the same "
+                       "order. Look for an if, a return or an exception that only some ranks meet.");
   }
   if (!found.vanished.empty()) {
     causes.push_back(vanishing(scene, found.vanished));
-    advise(concat("Look at the output of ", name_ranks(found.vanished), ": a process that was killed, for a lack of memory perhaps, or that called exit(). Restart from the last checkpoint."));
+    advise(concat("Look at the output of ", name_ranks(found.vanished),
+                  ": a process that was killed, for a lack of memory perhaps, or that called exit(). Restart from the "
+                  "last checkpoint."));
   }
   if (!found.silent.empty()) {
     causes.push_back(silence(scene, found.silent));
     const PeerView& first = roll_call.peers.at(found.silent.front());
     const bool stopped = first.state.find("is stopped (") == 0;
-    advise(stopped ? concat("kill -CONT ", first.process, " lets it run again; this job has to restart from the last checkpoint.")
+    advise(stopped ? concat("kill -CONT ", first.process,
+                            " lets it run again; this job has to restart from the last checkpoint.")
                    : concat("Look at the output of ", name_ranks(found.silent),
                             " and for a lack of memory on that host; restart from the last checkpoint."));
   }
   for (const int rank : found.different) {
     const Difference two = *difference(scene, roll_call.peers.at(rank));
-    causes.push_back(concat("rank ", rank, " called ", with_type(two.theirs), " where this rank called ", with_type(two.mine)));
-    advise_calls("All ranks of a group must call the same operations with the same sizes in the same order: look at what differs between them.");
+    causes.push_back(
+        concat("rank ", rank, " called ", with_type(two.theirs), " where this rank called ", with_type(two.mine)));
+    advise_calls(
+        "All ranks of a group must call the same operations with the same sizes in the same order: look at what "
+        "differs between them.");
   }
   for (const auto& [rank, peer] : roll_call.peers) {
     // Names alone prove nothing: they count where something is known to be wrong between these two ranks.
@@ -261,34 +290,43 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     }
     if (const std::string skip = suspect ? left_out(scene, rank, peer) : ""; !skip.empty()) {
       causes.push_back(skip);
-      advise_calls("All ranks of a group must call the same operations in the same order: look for an if, a return or an exception "
-             "that only some ranks meet.");
+      advise_calls(
+          "All ranks of a group must call the same operations in the same order: look for an if, a return or an "
+          "exception "
+          "that only some ranks meet.");
     }
   }
   for (const int rank : found.failed) {
     const PeerView& peer = roll_call.peers.at(rank);
-    causes.push_back(concat("rank ", rank, peer.left ? " has ended with an error: " : " reports: ", shorten(peer.error)));
+    causes.push_back(
+        concat("rank ", rank, peer.left ? " has ended with an error: " : " reports: ", shorten(peer.error)));
     const std::string same = advice_in(peer.error);
     advise(same.empty() ? concat("Look at the output of rank ", rank, "; restart from the last checkpoint.") : same);
   }
   if (!found.left.empty()) {
-    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have", " ended without an error (",
-                            each(scene, found.left), ")"));
-    advise_calls("Every rank must take the same number of steps: look for a shorter data set or an early return there.");
+    causes.push_back(concat(name_ranks(found.left), found.left.size() == 1 ? " has" : " have",
+                            " ended without an error (", each(scene, found.left), ")"));
+    advise_calls(
+        "Every rank must take the same number of steps: look for a shorter data set or an early return there.");
   }
   if (!found.absent.empty()) {
     causes.push_back(concat(name_ranks(found.absent), found.absent.size() == 1 ? " has" : " have", " not come (",
                             each(scene, found.absent), ")"));
-    advise_calls(concat("Look at what ", name_ranks(found.absent),
-                  found.absent.size() == 1 ? " is" : " are", " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
+    advise_calls(concat("Look at what ", name_ranks(found.absent), found.absent.size() == 1 ? " is" : " are",
+                        " doing instead; if it only needs longer, set TRIREME_TIMEOUT to more seconds."));
   }
   if (causes.empty() && trouble.kind == Trouble::Kind::on_device) {
     causes.push_back("all ranks have begun it and answer, so a kernel before it or the link between the devices hangs");
-    advise("Look at the devices (nvidia-smi, the kernel's log for Xid); if a step only needs longer, set TRIREME_TIMEOUT to more seconds.");
+    advise(
+        "Look at the devices (nvidia-smi, the kernel's log for Xid); if a step only needs longer, set TRIREME_TIMEOUT "
+        "to more seconds.");
   }
   if (causes.empty()) {
-    causes.push_back(concat("all ranks have come and answer, so a connection is broken or too slow (", shorten(trouble.happened), ")"));
-    advise("Check the network between the hosts; restart from the last checkpoint, or set TRIREME_TIMEOUT to more seconds.");
+    causes.push_back(concat("all ranks have come and answer, so a connection is broken or too slow (",
+                            shorten(trouble.happened), ")"));
+    advise(
+        "Check the network between the hosts; restart from the last checkpoint, or set TRIREME_TIMEOUT to more "
+        "seconds.");
   }
   return PeerError("comm", head + join(causes, "; ") + ".", next);
 }

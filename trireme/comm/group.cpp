@@ -126,7 +126,9 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   state->check(ticket);
   try {
     const bool nothing_to_move = bytes == 0 && call.op != kBarrier;
-    auto pending = nothing_to_move ? nullptr : start(state->routes().of(call.tensor.defined() ? call.tensor.device() : at::Device(at::kCPU)));
+    auto pending = nothing_to_move
+                       ? nullptr
+                       : start(state->routes().of(call.tensor.defined() ? call.tensor.device() : at::Device(at::kCPU)));
     if (!pending) {
       state->succeeded(ticket);
       return Work();
@@ -146,7 +148,8 @@ const char* detail_of(ReduceOp op) {
 [[noreturn]] void refuse(const Group::State& state, const char* op, std::string_view what, const std::string& happened,
                          const std::string& next) {
   throw Error("comm",
-              concat(op, what.empty() ? "" : concat(" \"", what, "\""), " in group \"", state.name(), "\": ", happened), next);
+              concat(op, what.empty() ? "" : concat(" \"", what, "\""), " in group \"", state.name(), "\": ", happened),
+              next);
 }
 
 void check_tensor(const Group::State& state, const char* op, std::string_view what, const at::Tensor& tensor) {
@@ -154,7 +157,8 @@ void check_tensor(const Group::State& state, const char* op, std::string_view wh
     refuse(state, op, what, "the tensor is undefined.", "Give a tensor that has memory.");
   }
   if (!tensor.is_contiguous()) {
-    refuse(state, op, what, "the tensor is not contiguous in memory.", "Pass tensor.contiguous(), or a view of a flat buffer.");
+    refuse(state, op, what, "the tensor is not contiguous in memory.",
+           "Pass tensor.contiguous(), or a view of a flat buffer.");
   }
   if (!state.routes().moves(tensor.device().type())) {
     refuse(state, op, what, concat("the tensor is on ", tensor.device().str(), ", which no backend here moves."),
@@ -163,20 +167,24 @@ void check_tensor(const Group::State& state, const char* op, std::string_view wh
 }
 
 /// `whole` must have size() times the elements of `part`.
-void check_pair(const Group::State& state, const char* op, std::string_view what, const at::Tensor& whole, const at::Tensor& part,
-                int64_t times) {
+void check_pair(const Group::State& state, const char* op, std::string_view what, const at::Tensor& whole,
+                const at::Tensor& part, int64_t times) {
   check_tensor(state, op, what, whole);
   check_tensor(state, op, what, part);
   if (whole.scalar_type() != part.scalar_type()) {
-    refuse(state, op, what, concat("input and output have different types (", c10::toString(whole.scalar_type()), ", ",
-                                   c10::toString(part.scalar_type()), ")."),
+    refuse(state, op, what,
+           concat("input and output have different types (", c10::toString(whole.scalar_type()), ", ",
+                  c10::toString(part.scalar_type()), ")."),
            "Convert one of them.");
   }
   if (whole.device() != part.device()) {
-    refuse(state, op, what, concat("input and output are on different devices (", whole.device(), ", ", part.device(), ")."), "Move one of them with tensor.to().");
+    refuse(state, op, what,
+           concat("input and output are on different devices (", whole.device(), ", ", part.device(), ")."),
+           "Move one of them with tensor.to().");
   }
   if (whole.numel() != part.numel() * times) {
-    refuse(state, op, what, concat("the whole must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
+    refuse(state, op, what,
+           concat("the whole must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
            "Pad the buffer to a multiple of the group's size.");
   }
 }
@@ -194,7 +202,8 @@ void check_rank(const Group::State& state, const char* op, std::string_view what
 } // namespace
 
 Group::Group()
-    : state_(std::make_shared<State>("self", "self", std::vector<int>{0}, std::make_unique<Routes>(make_null_backend()), std::chrono::milliseconds(0), nullptr, 1)) {}
+    : state_(std::make_shared<State>("self", "self", std::vector<int>{0}, std::make_unique<Routes>(make_null_backend()),
+                                     std::chrono::milliseconds(0), nullptr, 1)) {}
 
 Group::Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -232,7 +241,8 @@ Work Group::reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op, std::stri
 
 Work Group::all_gather(at::Tensor out, at::Tensor in, std::string_view what) const {
   check_pair(*state_, "all_gather", what, out, in, size());
-  return run(state_, {"all_gather", out, out.scalar_type(), what}, [&](Backend& backend) { return backend.all_gather(std::move(out), std::move(in)); });
+  return run(state_, {"all_gather", out, out.scalar_type(), what},
+             [&](Backend& backend) { return backend.all_gather(std::move(out), std::move(in)); });
 }
 
 Work Group::broadcast(at::Tensor tensor, int root, std::string_view what) const {
@@ -252,19 +262,22 @@ Work Group::all_to_all(at::Tensor out, at::Tensor in, std::string_view what) con
   if (in.data_ptr() == out.data_ptr() && in.numel() != 0 && size() > 1) {
     refuse(*state_, "all_to_all", what, "input and output are the same memory.", "Give it a second buffer.");
   }
-  return run(state_, {"all_to_all", in, in.scalar_type(), what}, [&](Backend& backend) { return backend.all_to_all(std::move(out), std::move(in)); });
+  return run(state_, {"all_to_all", in, in.scalar_type(), what},
+             [&](Backend& backend) { return backend.all_to_all(std::move(out), std::move(in)); });
 }
 
 Work Group::send(at::Tensor tensor, int to, int tag, std::string_view what) const {
   check_tensor(*state_, "send", what, tensor);
   check_rank(*state_, "send", what, to, true);
-  return run(state_, {kSend, tensor, tensor.scalar_type(), what, to}, [&](Backend& backend) { return backend.send(std::move(tensor), to, tag); });
+  return run(state_, {kSend, tensor, tensor.scalar_type(), what, to},
+             [&](Backend& backend) { return backend.send(std::move(tensor), to, tag); });
 }
 
 Work Group::recv(at::Tensor tensor, int from, int tag, std::string_view what) const {
   check_tensor(*state_, "recv", what, tensor);
   check_rank(*state_, "recv", what, from, true);
-  return run(state_, {"recv", tensor, tensor.scalar_type(), what, from}, [&](Backend& backend) { return backend.recv(std::move(tensor), from, tag); });
+  return run(state_, {"recv", tensor, tensor.scalar_type(), what, from},
+             [&](Backend& backend) { return backend.recv(std::move(tensor), from, tag); });
 }
 
 Work Group::barrier(std::string_view what) const {
@@ -276,7 +289,8 @@ void Group::open(at::Device device, Neighbours neighbours) const {
     return;
   }
   if (!state_->routes().moves(device.type())) {
-    refuse(*state_, "open", "", concat("no backend here moves tensors on ", device.str(), "."), "`trireme doctor` lists the backends and what they need.");
+    refuse(*state_, "open", "", concat("no backend here moves tensors on ", device.str(), "."),
+           "`trireme doctor` lists the backends and what they need.");
   }
   const char* const detail = neighbours == Neighbours::none ? "" : neighbours == Neighbours::chain ? "chain" : "ring";
   const auto ticket = state_->begin("open", 0, at::kByte, device.str(), -1, detail);
@@ -309,7 +323,8 @@ void Group::report_failure(const std::string& why) const {
 }
 
 at::Tensor Group::allocate(int64_t numel, at::ScalarType type, at::Device device) const {
-  return device.is_cpu() ? state_->routes().host().allocate(numel, type) : at::empty({numel}, at::TensorOptions(type).device(device));
+  return device.is_cpu() ? state_->routes().host().allocate(numel, type)
+                         : at::empty({numel}, at::TensorOptions(type).device(device));
 }
 
 int64_t Group::bytes_sent() const {

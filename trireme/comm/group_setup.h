@@ -40,8 +40,8 @@ struct GroupSetup {
   bool one_host() const;
 };
 
-/// Sends `mine` to the other members under `key` and returns what each has sent, in order of ranks. Use a key once in a group.
-/// Errors: Trouble when a member does not answer in time.
+/// Sends `mine` to the other members under `key` and returns what each has sent, in order of ranks. Use a key once in a
+/// group. Errors: Trouble when a member does not answer in time.
 std::vector<std::string> exchange(GroupSetup& setup, const std::string& key, const std::string& mine);
 
 } // namespace trireme::comm

@@ -26,7 +26,8 @@ int64_t coarse_now_ns() {
 
 /// A hash of what the ranks have to agree on.
 int64_t signature(const OpSummary& op) {
-  return static_cast<int64_t>(fnv1a(concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)));
+  return static_cast<int64_t>(
+      fnv1a(concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)));
 }
 
 /// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.
@@ -43,8 +44,16 @@ bool same(const OpSummary& a, const OpSummary& b) {
 
 Group::State::State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
                     std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open)
-    : name_(std::move(name)), kept_name_(keep_name(name_)), key_(std::move(key)), members_(std::move(members)), routes_(std::move(routes)), timeout_(timeout),
-      watch_(std::move(watch)), world_size_(world_size), open_(std::move(open)), checks_(env::flag("TRIREME_CHECK")) {}
+    : name_(std::move(name)),
+      kept_name_(keep_name(name_)),
+      key_(std::move(key)),
+      members_(std::move(members)),
+      routes_(std::move(routes)),
+      timeout_(timeout),
+      watch_(std::move(watch)),
+      world_size_(world_size),
+      open_(std::move(open)),
+      checks_(env::flag("TRIREME_CHECK")) {}
 
 Group::State::~State() {
   if (reporter_.joinable()) {
@@ -52,8 +61,8 @@ Group::State::~State() {
   }
 }
 
-Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
-                                         const char* detail) {
+Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what,
+                                         int peer, const char* detail) {
   Ticket ticket;
   {
     const std::lock_guard lock(mutex_);
@@ -62,10 +71,12 @@ Group::State::Ticket Group::State::begin(const char* op, int64_t bytes, at::Scal
                   "Keep the World alive until the last operation: create it first in main() and close it last.");
     }
     if (!broken_.empty()) {
-      throw PeerError("comm", concat(op, " in group \"", name_, "\" cannot run, the group has failed before: ", broken_));
+      throw PeerError("comm",
+                      concat(op, " in group \"", name_, "\" cannot run, the group has failed before: ", broken_));
     }
     const int64_t number = (peer < 0 ? progress_.collectives : progress_.messages) + 1;
-    ticket.op = {number, op, bytes, c10::toString(dtype), std::string(what), peer < 0 ? -1 : members_[peer], false, detail};
+    ticket.op = {number, op,    bytes, c10::toString(dtype), std::string(what), peer < 0 ? -1 : members_[peer],
+                 false,  detail};
     progress_.note(ticket.op);
     changed();
   }
@@ -119,7 +130,8 @@ void Group::State::give_up(const GroupProgress::Waiting& wait, double limit) {
   const std::lock_guard lock(mutex_);
   if (op != nullptr && op->number == wait.number && op->is_message() == wait.message && !over()) {
     const auto kind = wait.on_device ? Trouble::Kind::on_device : Trouble::Kind::deadline;
-    start_report({*op, Trouble(kind, "not done in time"), std::chrono::milliseconds(static_cast<int64_t>(wait.seconds * 1000)), limit});
+    start_report({*op, Trouble(kind, "not done in time"),
+                  std::chrono::milliseconds(static_cast<int64_t>(wait.seconds * 1000)), limit});
   }
 }
 
@@ -140,7 +152,8 @@ void Group::State::report(const Failure& failure) noexcept {
       watch_->fail_groups(error->what());
     }
   } catch (const std::exception& error) {
-    log::error(describe(failure.op), " in group \"", name_, "\": ", failure.trouble.happened, ", and no report can be made: ", error.what());
+    log::error(describe(failure.op), " in group \"", name_, "\": ", failure.trouble.happened,
+               ", and no report can be made: ", error.what());
     interrupt();
   }
 }
@@ -187,7 +200,8 @@ std::optional<PeerError> Group::State::explained(const Failure& failure) {
       return first_error_->second;
     }
     if (!broken_.empty()) {
-      return PeerError("comm", concat(describe(op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
+      return PeerError("comm",
+                       concat(describe(op), " in group \"", name_, "\" failed, as an operation before it: ", broken_));
     }
   }
   const bool late = trouble.kind == Trouble::Kind::deadline || trouble.kind == Trouble::Kind::on_device;
@@ -242,8 +256,8 @@ std::optional<Hang> Group::State::hang(const Asker& asker, const OpSummary& op, 
   hang.alone = !roll_call.store_answers;
   const std::string after = format_seconds(static_cast<double>(asker.waited.count()) / 1000);
   hang.text = hang_text(ranks, asker.world_rank,
-                        concat(describe(op), " in group \"", name_, "\" is not done after ", after, " on rank ", asker.world_rank,
-                               " of ", world_size_));
+                        concat(describe(op), " in group \"", name_, "\" is not done after ", after, " on rank ",
+                               asker.world_rank, " of ", world_size_));
   hang.printer = asker.world_rank;
   for (const auto& [rank, view] : ranks) {
     hang.printer = view.answered && !view.left ? std::min(hang.printer, rank) : hang.printer;
@@ -265,7 +279,8 @@ void Group::State::check(const Ticket& ticket) {
     }
     for (int rank = 0; rank < size(); ++rank) {
       if (all.data_ptr<int64_t>()[rank] != mine) {
-        throw Trouble(Trouble::Kind::mismatch, concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
+        throw Trouble(Trouble::Kind::mismatch,
+                      concat("rank ", members_[rank], " called another operation (TRIREME_CHECK)"));
       }
     }
   } catch (const Trouble& trouble) {
@@ -321,18 +336,20 @@ std::optional<GroupProgress::Waiting> Group::State::waiting() const {
   }
   if (const auto oldest = device_operations_.oldest()) {
     const auto& [op, since] = *oldest;
-    return GroupProgress::Waiting{op.number, op.is_message(), std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
+    return GroupProgress::Waiting{op.number, op.is_message(),
+                                  std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
   }
   return std::nullopt;
 }
 
-// Groups with different members may be named alike: the key has the numbers of the group and of those it was made from, "tie/0.1.2",
-// which all members of these count.
+// Groups with different members may be named alike: the key has the numbers of the group and of those it was made from,
+// "tie/0.1.2", which all members of these count.
 Group Group::State::open(const std::vector<int>& ranks, const std::string& name) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      throw Error("comm", concat("group \"", name, "\" asked of a closed world."), "Make groups before World::close().");
+      throw Error("comm", concat("group \"", name, "\" asked of a closed world."),
+                  "Make groups before World::close().");
     }
   }
   return open_ ? open_(ranks, name, concat(name, key_.substr(key_.rfind('/')), '.', ++opened_)) : Group();

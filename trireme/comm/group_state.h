@@ -41,7 +41,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
 
   using Ticket = OpTicket;
   /// Numbers and records an operation. Errors: PeerError when the group has failed before, Error when it is closed.
-  Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer, const char* detail);
+  Ticket begin(const char* op, int64_t bytes, at::ScalarType dtype, std::string_view what, int peer,
+               const char* detail);
   /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts. Throws what failed() returns.
   void check(const Ticket& ticket);
   void succeeded(const Ticket& ticket);
@@ -53,7 +54,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
   /// Reports that this rank fails for a reason of its own.
   void report_failure(const std::string& why);
-  /// Of an operation that was dropped without wait(), when its end has been waited for: whether it failed is not known, and is not reported.
+  /// Of an operation that was dropped without wait(), when its end has been waited for: whether it failed is not known,
+  /// and is not reported.
   void abandoned(const Ticket& ticket);
 
   const std::string& key() const override {
@@ -100,11 +102,12 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     Trouble trouble;
     /// How long it has lasted.
     std::chrono::milliseconds waited;
-    /// Above 0: given up by the watch, and a failure only if judge() still finds it hopeless. A rank may have come since.
+    /// Above 0: given up by the watch, and a failure only if judge() still finds it hopeless. A rank may have come
+    /// since.
     double limit = 0;
   };
-  /// Explains and reports on a thread of its own what the watch has found, and ends all groups of this rank: the watch's thread collects the answers
-  /// of the other ranks. With the lock held.
+  /// Explains and reports on a thread of its own what the watch has found, and ends all groups of this rank: the
+  /// watch's thread collects the answers of the other ranks. With the lock held.
   void start_report(const Failure& failure);
   void report(const Failure& failure) noexcept;
   /// nullopt: it is not hopeless.

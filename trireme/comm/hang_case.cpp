@@ -34,8 +34,7 @@ void HangCase::open(Store& store, const Hang& hang) {
   }
   const std::string folder = folder_for_dumps();
   remove_hang_dumps(folder);
-  const nlohmann::json report = {
-      {"folder", folder}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
+  const nlohmann::json report = {{"folder", folder}, {"text", hang.text}, {"printer", hang.printer}, {"from", rank_}};
   store.set(kReport, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 

@@ -19,8 +19,8 @@ struct Hang {
   bool alone = false;
 };
 
-/// Handles a hang on one rank. If several ranks notice it, the first report counts; every rank writes its dump, one prints the report.
-/// Internal to Watch, whose thread makes all calls except attend_alone().
+/// Handles a hang on one rank. If several ranks notice it, the first report counts; every rank writes its dump, one
+/// prints the report. Internal to Watch, whose thread makes all calls except attend_alone().
 class HangCase {
  public:
   using View = std::function<PeerView()>;

@@ -104,10 +104,12 @@ std::string describe_rank(int rank, const PeerView& view) {
   }
   const std::string activity = describe_activity(view);
   if (!view.answered) {
-    text += view.vanished()     ? concat(" has ended without closing its world (process ", view.process, ')')
+    text += view.vanished()      ? concat(" has ended without closing its world (process ", view.process, ')')
             : view.state.empty() ? " does not answer (killed, stopped or unreachable)"
-                                 : concat(" does not answer: its process ", view.process > 0 ? concat(view.process, ' ') : "", view.state);
-    return text + "; it was " + (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
+                                 : concat(" does not answer: its process ",
+                                          view.process > 0 ? concat(view.process, ' ') : "", view.state);
+    return text + "; it was " +
+           (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
   }
   return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
 }
@@ -165,8 +167,11 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
                      const PeerView& own) {
   auto threads = nlohmann::json::array();
   for (const ThreadStack& stack : capture_stacks()) {
-    threads.push_back(
-        {{"thread", stack.thread}, {"main", stack.main}, {"name", stack.name}, {"state", stack.state}, {"stack", stack.frames}});
+    threads.push_back({{"thread", stack.thread},
+                       {"main", stack.main},
+                       {"name", stack.name},
+                       {"state", stack.state},
+                       {"stack", stack.frames}});
   }
   const nlohmann::json dump = {
       {"format", kFormat},
@@ -248,11 +253,13 @@ nlohmann::json describe_hang_json(const fs::path& path) {
   // The first report also has something about silent ranks; reports of all ranks have more.
   constexpr std::string_view kBegin = "hang report: ";
   const bool complete = silent.empty() && report.compare(0, kBegin.size(), kBegin) == 0;
-  std::string text = complete ? hang_text(views, from, report.substr(kBegin.size(), report.find('\n') - kBegin.size())) : report;
+  std::string text =
+      complete ? hang_text(views, from, report.substr(kBegin.size(), report.find('\n') - kBegin.size())) : report;
   for (const auto& [rank, view] : views) {
     text += "\n  dump of " + describe_rank(rank, view);
   }
-  text += silent.empty() ? "\n" : concat("\n  no dump of ", name_ranks(silent), ": dead, stopped, or on another host\n");
+  text +=
+      silent.empty() ? "\n" : concat("\n  no dump of ", name_ranks(silent), ": dead, stopped, or on another host\n");
   all["report"] = text;
   return all;
 }

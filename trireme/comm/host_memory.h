@@ -10,8 +10,8 @@ namespace trireme::comm {
 /// asks the kernel for them: an optimizer step on it is about 10 % faster.
 at::Tensor allocate_host(int64_t numel, at::ScalarType type);
 
-/// Bytes of this process's memory that other ranks see. The resident set includes only the pages that were touched. 0 if
-/// nothing is shared. Cost: a system call.
+/// Bytes of this process's memory that other ranks see. The resident set includes only the pages that were touched. 0
+/// if nothing is shared. Cost: a system call.
 int64_t own_shared_bytes();
 
 } // namespace trireme::comm

@@ -9,8 +9,8 @@
 namespace trireme::comm {
 
 /// Finds ranks that ended without leaving: the store saw the connection of their watch thread end, because the
-/// process was killed or because its host is silent (store::kSilence). Each rank registers a last will with the store; a
-/// store without last wills (torchrun's agent) reports no such rank.
+/// process was killed or because its host is silent (store::kSilence). Each rank registers a last will with the store;
+/// a store without last wills (torchrun's agent) reports no such rank.
 class LastWills {
  public:
   LastWills(int rank, int size) : rank_(rank), size_(size) {}
@@ -25,7 +25,8 @@ class LastWills {
   };
   /// Cost: one round trip, one more when somebody has gone. Leaves this rank's will the first time.
   Seen look(Store& store);
-  /// Removes this rank's will: it leaves normally. The host of the store says that it does, because afterwards nobody can be asked.
+  /// Removes this rank's will: it leaves normally. The host of the store says that it does, because afterwards nobody
+  /// can be asked.
   void take_back(Store& store, bool is_host);
 
  private:

@@ -15,7 +15,8 @@ bool will_never_come(const PeerView& view) {
   return !view.answered || view.left || !view.error.empty();
 }
 
-/// The ranks that `from` waits for, directly or through others, itself only if they wait for it. Follows the waits that `counts` accepts.
+/// The ranks that `from` waits for, directly or through others, itself only if they wait for it. Follows the waits that
+/// `counts` accepts.
 template <typename Counts>
 std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
   std::set<int> seen;
@@ -36,11 +37,13 @@ std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
   return seen;
 }
 
-/// Whether all that have joined this operation and not finished it wait for long, too: one that has just come may be about to.
+/// Whether all that have joined this operation and not finished it wait for long, too: one that has just come may be
+/// about to.
 bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Wait& own, int rank, double seconds) {
   for (const int member : ranks.at(rank).groups.at(own.key).members) {
     const auto view = ranks.find(member);
-    const auto theirs = view == ranks.end() ? std::map<std::string, GroupView>::const_iterator() : view->second.groups.find(own.key);
+    const auto theirs =
+        view == ranks.end() ? std::map<std::string, GroupView>::const_iterator() : view->second.groups.find(own.key);
     if (view == ranks.end() || theirs == view->second.groups.end()) {
       continue;
     }
@@ -69,7 +72,8 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
   const auto blocks = [&](const Wait& wait) { return lasts(wait) && !wait.on_device; };
   const auto is_stuck = [&](int rank) {
     const auto wait = waits.find(rank);
-    return wait != waits.end() && lasts(wait->second) && wait->second.for_ranks.empty() && all_wait_for_long(ranks, wait->second, rank, seconds);
+    return wait != waits.end() && lasts(wait->second) && wait->second.for_ranks.empty() &&
+           all_wait_for_long(ranks, wait->second, rank, seconds);
   };
 
   const std::set<int> awaited = reached(waits, from, lasts);
@@ -83,7 +87,8 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
     all_wait = all_wait && wait != waits.end() && lasts(wait->second);
     threads_wait = threads_wait || (wait != waits.end() && blocks(wait->second));
     // Threads that wait for each other. Where a device waits, a thread may be on its way.
-    hopeless = hopeless || (wait != waits.end() && blocks(wait->second) && reached(waits, rank, blocks).count(rank) != 0);
+    hopeless =
+        hopeless || (wait != waits.end() && blocks(wait->second) && reached(waits, rank, blocks).count(rank) != 0);
   }
   const bool devices_only = all_wait && !threads_wait;
   if (hopeless || devices_only) {

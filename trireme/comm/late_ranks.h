@@ -20,11 +20,12 @@ struct Outlook {
   std::vector<int> late = {};
 };
 
-/// Judges the operation that rank `from` waits for in group `key`. A wait counts when it has lasted `seconds`: a shorter one may be over by now.
+/// Judges the operation that rank `from` waits for in group `key`. A wait counts when it has lasted `seconds`: a
+/// shorter one may be over by now.
 ///
-/// hopeless: it waits, directly or through other ranks, for a rank that does not answer, has ended or has failed; or for a rank that waits in an
-/// operation that all have joined, as long as all others in it; or ranks wait for each other.
-/// Pure.
+/// hopeless: it waits, directly or through other ranks, for a rank that does not answer, has ended or has failed; or
+/// for a rank that waits in an operation that all have joined, as long as all others in it; or ranks wait for each
+/// other. Pure.
 Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string& key, double seconds);
 
 } // namespace trireme::comm

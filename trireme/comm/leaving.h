@@ -41,8 +41,8 @@ class Leaving {
     return others_;
   }
 
-  /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is useless. Now and
-  /// then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
+  /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is
+  /// useless. Now and then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
   bool step(int64_t left, const std::set<int>& dead, bool failed);
 
  private:

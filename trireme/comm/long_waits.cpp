@@ -57,7 +57,8 @@ void LongWaits::step(Store& store, const View& view) {
   std::vector<Look> answered;
   {
     const std::lock_guard lock(mutex_);
-    const auto first = std::stable_partition(looks_.begin(), looks_.end(), [](const Look& look) { return !look.question->answered; });
+    const auto first =
+        std::stable_partition(looks_.begin(), looks_.end(), [](const Look& look) { return !look.question->answered; });
     answered.assign(std::make_move_iterator(first), std::make_move_iterator(looks_.end()));
     looks_.erase(first, looks_.end());
   }
@@ -75,7 +76,8 @@ void LongWaits::look(Store& store) {
     const auto times = static_cast<int64_t>(wait.seconds / period);
     const auto before = due_.find(name);
     due[name] = times;
-    if ((before != due_.end() && before->second >= times) || store.add(concat("late/look/", name, '/', times), 1) != 1) {
+    if ((before != due_.end() && before->second >= times) ||
+        store.add(concat("late/look/", name, '/', times), 1) != 1) {
       continue;
     }
     std::vector<int> all(static_cast<size_t>(size_));
@@ -102,25 +104,30 @@ void LongWaits::conclude(Store& store, const Look& look, const View& view) const
       now.seconds = wait->seconds;
       group->give_up(now, in_seconds(limits_.warn_after));
     }
-  } else if (outlook.kind == Outlook::Kind::late && store.add(concat("late/operation/", name_of(look.key, look.wait)), 1) == 1) {
+  } else if (outlook.kind == Outlook::Kind::late &&
+             store.add(concat("late/operation/", name_of(look.key, look.wait)), 1) == 1) {
     warn_once(store, what_they_do(ranks, outlook.late), ranks, describe_late(look, ranks, outlook.late));
   }
 }
 
-std::string LongWaits::describe_late(const Look& look, const std::map<int, PeerView>& ranks, const std::vector<int>& late) const {
+std::string LongWaits::describe_late(const Look& look, const std::map<int, PeerView>& ranks,
+                                     const std::vector<int>& late) const {
   const Wait wait = *wait_in(ranks, rank_, look.key);
-  std::string text = concat(describe(wait.op), " in group \"", wait.group, "\" is not done after ", format_seconds(wait.seconds), " on rank ", rank_, " of ", size_,
-                            ": it waits for ", name_ranks(late), late.size() == 1 ? ", which is late" : ", which are late");
+  std::string text = concat(describe(wait.op), " in group \"", wait.group, "\" is not done after ",
+                            format_seconds(wait.seconds), " on rank ", rank_, " of ", size_, ": it waits for ",
+                            name_ranks(late), late.size() == 1 ? ", which is late" : ", which are late");
   for (size_t shown = 0; shown < std::min(late.size(), kNamedRanks); ++shown) {
     text += "\n  " + describe_rank(late[shown], ranks.at(late[shown]));
   }
-  text += concat("\n  It goes on until ", format_seconds(in_seconds(limits_.end)),
-                 " have passed. TRIREME_TIMEOUT=SECONDS changes that, TRIREME_WARN_AFTER=SECONDS when this warning comes.");
+  text +=
+      concat("\n  It goes on until ", format_seconds(in_seconds(limits_.end)),
+             " have passed. TRIREME_TIMEOUT=SECONDS changes that, TRIREME_WARN_AFTER=SECONDS when this warning comes.");
   const std::string advice = advice_for(wait.group);
   return text + (advice.empty() ? "" : "\n  " + advice);
 }
 
-void LongWaits::warn_once(Store& store, const std::string& key, const std::map<int, PeerView>& ranks, const std::string& text) const {
+void LongWaits::warn_once(Store& store, const std::string& key, const std::map<int, PeerView>& ranks,
+                          const std::string& text) const {
   if (store.add(key, 1) != 1) {
     return;
   }

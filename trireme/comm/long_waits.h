@@ -24,24 +24,28 @@ struct WaitLimits {
   bool gives_up = false;
 };
 
-/// Looks at operations that wait for long: a roll call shows whether ranks are late, which is a warning, or no rank will come, which ends them.
+/// Looks at operations that wait for long: a roll call shows whether ranks are late, which is a warning, or no rank
+/// will come, which ends them.
 ///
-/// Of the ranks that wait in one collective the first one asks; the others ask when as much time has passed again and it has not. A warning comes once for
-/// an operation, and once for what a rank is late with; the lowest rank that answers prints it, which is the one that launchers show.
-/// Cost: a few requests for each operation that lasts so long, one roll call of all ranks, and both again each `warn_after`.
-/// Internal to Watch, whose thread makes all calls.
+/// Of the ranks that wait in one collective the first one asks; the others ask when as much time has passed again and
+/// it has not. A warning comes once for an operation, and once for what a rank is late with; the lowest rank that
+/// answers prints it, which is the one that launchers show. Cost: a few requests for each operation that lasts so long,
+/// one roll call of all ranks, and both again each `warn_after`. Internal to Watch, whose thread makes all calls.
 class LongWaits {
  public:
   using View = std::function<PeerView()>;
 
-  LongWaits(int rank, int size, WaitLimits limits, const WatchedGroups& groups, RollCalls& roll_calls, std::mutex& mutex)
+  LongWaits(int rank, int size, WaitLimits limits, const WatchedGroups& groups, RollCalls& roll_calls,
+            std::mutex& mutex)
       : rank_(rank), size_(size), limits_(limits), groups_(groups), roll_calls_(roll_calls), mutex_(mutex) {}
 
-  /// Asks about the operations that have waited for long, and judges the answers that are there. `view`: this rank's own.
+  /// Asks about the operations that have waited for long, and judges the answers that are there. `view`: this rank's
+  /// own.
   void step(Store& store, const View& view);
 
   /// Once for all ranks with the same `key`: lets the lowest of the `ranks` that answer print the warning.
-  void warn_once(Store& store, const std::string& key, const std::map<int, PeerView>& ranks, const std::string& text) const;
+  void warn_once(Store& store, const std::string& key, const std::map<int, PeerView>& ranks,
+                 const std::string& text) const;
   /// Prints the warnings that this rank is asked to print. Call it when the pulse has changed.
   void print_warnings(Store& store);
 

@@ -45,9 +45,11 @@ std::string private_folder() {
   const char* temporary = std::getenv("TMPDIR");
   const std::string folder = concat(temporary != nullptr ? temporary : "/tmp", "/trireme-", getuid());
   const int code = mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
-  struct stat status {};
+  struct stat status{};
   if (lstat(folder.c_str(), &status) != 0) {
-    throw Error("comm", concat("cannot make the folder ", folder, " for what the ranks of this host tell each other: ", std::strerror(code), "."),
+    throw Error("comm",
+                concat("cannot make the folder ", folder,
+                       " for what the ranks of this host tell each other: ", std::strerror(code), "."),
                 "Set TMPDIR to a folder of yours, the same for all ranks.");
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != getuid() || (status.st_mode & 077) != 0) {
@@ -60,9 +62,10 @@ std::string private_folder() {
 /// The text of a file of this user that nobody else may read, "" for any other.
 std::string read_private(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat status {};
+  struct stat status{};
   char text[512];
-  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0) {
+  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid() ||
+      (status.st_mode & 077) != 0) {
     return "";
   }
   const ssize_t size = ::read(file.get(), text, sizeof(text));
@@ -77,15 +80,16 @@ std::string meeting_path(const std::string& file) {
 
 std::string meeting_path(const store::Endpoint& endpoint, const std::string& job) {
   // The same port of another network (of a container), or of another address, is that of another job.
-  struct stat network {};
+  struct stat network{};
   ::stat("/proc/self/ns/net", &network);
   const std::string of_job = job.empty() ? "" : concat("-", std::hex, fnv1a(job)); // a name may hold any character
   return concat(private_folder(), "/port-", network.st_ino, "-", endpoint.host, "-", endpoint.port, of_job);
 }
 
 PublishedMeeting::PublishedMeeting(std::string path, const MeetingNote& note) : path_(std::move(path)) {
-  write_file_atomically(path_, concat(note.endpoint.host, " ", note.endpoint.port, " ", getpid(), " ", start_time(getpid()), " ",
-                                     note.secret.empty() ? kNone : note.secret.hex(), "\n"));
+  write_file_atomically(
+      path_, concat(note.endpoint.host, " ", note.endpoint.port, " ", getpid(), " ", start_time(getpid()), " ",
+                    note.secret.empty() ? kNone : note.secret.hex(), "\n"));
 }
 
 PublishedMeeting::~PublishedMeeting() {
@@ -100,7 +104,8 @@ std::optional<MeetingNote> find_meeting(const std::string& path) {
   pid_t writer = 0;
   std::string writer_start;
   std::string secret;
-  if (!(words >> note.endpoint.host >> note.endpoint.port >> writer >> writer_start >> secret) || start_time(writer) != writer_start) {
+  if (!(words >> note.endpoint.host >> note.endpoint.port >> writer >> writer_start >> secret) ||
+      start_time(writer) != writer_start) {
     return std::nullopt;
   }
   if (secret != kNone) {
@@ -119,8 +124,9 @@ MeetingNote read_meeting(const std::string& path, std::chrono::steady_clock::tim
       return *note;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
-      throw PeerError("comm", concat("rank 0 has not written ", path, ", where the ranks of this host meet."),
-                      "Look at the output of rank 0; with ranks on several hosts set MASTER_ADDR and MASTER_PORT (mpirun -x ...).");
+      throw PeerError(
+          "comm", concat("rank 0 has not written ", path, ", where the ranks of this host meet."),
+          "Look at the output of rank 0; with ranks on several hosts set MASTER_ADDR and MASTER_PORT (mpirun -x ...).");
     }
     std::this_thread::sleep_for(kRetry);
   }

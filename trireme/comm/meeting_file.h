@@ -10,20 +10,20 @@
 
 namespace trireme::comm {
 
-/// What rank 0 writes to a file for the other ranks of its host: where it listens, which mpirun does not tell them, and the
-/// secret that it made if the job has none. Only this user can read the file (0600).
+/// What rank 0 writes to a file for the other ranks of its host: where it listens, which mpirun does not tell them, and
+/// the secret that it made if the job has none. Only this user can read the file (0600).
 struct MeetingNote {
   store::Endpoint endpoint;
   store::Secret secret;
 };
 
-/// The file's path from Environment::meeting_file: a path, or "parent" for a file in the user's private folder (0700) below the
-/// temporary one, named after the common parent process and its start time.
-/// Errors: Error when that folder cannot be made or is not the user's own.
+/// The file's path from Environment::meeting_file: a path, or "parent" for a file in the user's private folder (0700)
+/// below the temporary one, named after the common parent process and its start time. Errors: Error when that folder
+/// cannot be made or is not the user's own.
 std::string meeting_path(const std::string& file);
 
-/// The path for a job whose ranks know where to meet, in the same folder: named after the address in numbers, the port, their
-/// network namespace and the job. Errors: as above.
+/// The path for a job whose ranks know where to meet, in the same folder: named after the address in numbers, the port,
+/// their network namespace and the job. Errors: as above.
 std::string meeting_path(const store::Endpoint& endpoint, const std::string& job);
 
 /// Writes the file atomically and removes it when destroyed. Errors: Error.
@@ -43,8 +43,8 @@ class PublishedMeeting {
   std::string path_;
 };
 
-/// Returns nullopt if there is no file, if its writer has ended (an earlier job was killed), or if it is not a private file of
-/// this user.
+/// Returns nullopt if there is no file, if its writer has ended (an earlier job was killed), or if it is not a private
+/// file of this user.
 std::optional<MeetingNote> find_meeting(const std::string& path);
 
 /// Polls for the file. Errors: PeerError if it does not appear in time.

@@ -4,7 +4,8 @@
 
 namespace trireme::comm {
 
-Opening::Opening(std::string key, std::string name, std::vector<int> members) : key_(std::move(key)), name_(std::move(name)), members_(std::move(members)) {}
+Opening::Opening(std::string key, std::string name, std::vector<int> members)
+    : key_(std::move(key)), name_(std::move(name)), members_(std::move(members)) {}
 
 GroupProgress Opening::progress() const {
   GroupProgress progress;

@@ -9,7 +9,8 @@
 
 namespace trireme::comm {
 
-/// A group that is being opened, while this rank waits for its members: to the watch it is an operation, which the members that are not here have not joined.
+/// A group that is being opened, while this rank waits for its members: to the watch it is an operation, which the
+/// members that are not here have not joined.
 class Opening : public Watched {
  public:
   /// `key`: the same on all members, unique in the world. Members are world ranks.

@@ -84,9 +84,11 @@ nlohmann::json to_json(const GroupProgress& progress) {
   for (const auto& op : progress.recent) {
     recent.push_back({op.number, op.op, op.bytes, op.dtype, op.what, op.peer, op.done, op.detail});
   }
-  nlohmann::json json = {{"collectives", progress.collectives}, {"messages", progress.messages}, {"recent", std::move(recent)}};
+  nlohmann::json json = {
+      {"collectives", progress.collectives}, {"messages", progress.messages}, {"recent", std::move(recent)}};
   if (progress.waiting) {
-    json["waiting"] = {progress.waiting->number, progress.waiting->message, progress.waiting->seconds, progress.waiting->on_device};
+    json["waiting"] = {progress.waiting->number, progress.waiting->message, progress.waiting->seconds,
+                       progress.waiting->on_device};
   }
   return json;
 }
@@ -106,14 +108,18 @@ GroupProgress progress_from_json(const nlohmann::json& json) {
   }
   if (json.contains("waiting")) {
     const auto& waiting = json.at("waiting");
-    progress.waiting = {whole_number(waiting.at(0)), waiting.at(1), waiting.at(2), waiting.size() > 3 && waiting.at(3).get<bool>()};
+    progress.waiting = {whole_number(waiting.at(0)), waiting.at(1), waiting.at(2),
+                        waiting.size() > 3 && waiting.at(3).get<bool>()};
   }
   return progress;
 }
 
 nlohmann::json to_json(const PeerView& view) {
-  nlohmann::json json = {
-      {"left", view.left}, {"error", view.error}, {"process", view.process}, {"place", view.place}, {"stack", view.stack}};
+  nlohmann::json json = {{"left", view.left},
+                         {"error", view.error},
+                         {"process", view.process},
+                         {"place", view.place},
+                         {"stack", view.stack}};
   auto& groups = json["groups"] = nlohmann::json::object();
   for (const auto& [key, group] : view.groups) {
     groups[key] = to_json(group.progress);
@@ -124,7 +130,8 @@ nlohmann::json to_json(const PeerView& view) {
   for (const auto& thread : view.notes) {
     auto notes = nlohmann::json::array();
     for (const auto& note : thread.notes) {
-      notes.push_back({{"what", note.what}, {"number", note.number}, {"detail", note.detail}, {"seconds", note.seconds}});
+      notes.push_back(
+          {{"what", note.what}, {"number", note.number}, {"detail", note.detail}, {"seconds", note.seconds}});
     }
     threads.push_back({{"thread", thread.thread}, {"main", thread.main}, {"notes", std::move(notes)}});
   }

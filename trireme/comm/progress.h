@@ -73,7 +73,8 @@ struct GroupProgress {
   const OpSummary* awaited() const;
 };
 
-/// Reads an integer that fits into int64_t. Throws nlohmann's type_error for anything else, even if get() would convert it.
+/// Reads an integer that fits into int64_t. Throws nlohmann's type_error for anything else, even if get() would convert
+/// it.
 int64_t whole_number(const nlohmann::json& json);
 
 nlohmann::json to_json(const GroupProgress& progress);
@@ -117,7 +118,8 @@ struct PeerView {
 nlohmann::json to_json(const PeerView& view);
 PeerView view_from_json(const nlohmann::json& json);
 
-/// What a rank reported last about its work: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" if nothing.
+/// What a rank reported last about its work: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" if
+/// nothing.
 std::string describe_activity(const PeerView& view);
 
 struct RollCall {

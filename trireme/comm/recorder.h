@@ -30,9 +30,11 @@ struct Record {
   std::string what;
   /// Group rank of the other side of a send or recv, else -1.
   int peer = -1;
-  /// Becomes `done` or `failed` when a thread waits; for an operation of a device when the watch sees that it is finished.
+  /// Becomes `done` or `failed` when a thread waits; for an operation of a device when the watch sees that it is
+  /// finished.
   OpState state = OpState::queued;
-  /// Microseconds since the process's recorder started; 0 before the event. Finished is what the host has not to wait for any more.
+  /// Microseconds since the process's recorder started; 0 before the event. Finished is what the host has not to wait
+  /// for any more.
   int64_t queued_us = 0;
   int64_t finished_us = 0;
 };
@@ -60,7 +62,8 @@ class Recorder {
   int64_t begin_us() const {
     return begin_us_;
   }
-  /// {"operations": [{"group":, "number":, "op":, "bytes":, "dtype":, "what":, "state":, "queued_us":, "finished_us":}, ...]}
+  /// {"operations": [{"group":, "number":, "op":, "bytes":, "dtype":, "what":, "state":, "queued_us":, "finished_us":},
+  /// ...]}
   nlohmann::json json() const;
 
  private:

@@ -32,7 +32,9 @@ kernels::Element element_of(at::ScalarType type, const char* op, const char* car
 }
 
 kernels::Combine combine_of(ReduceOp op) {
-  return op == ReduceOp::sum ? kernels::Combine::sum : op == ReduceOp::max ? kernels::Combine::max : kernels::Combine::min;
+  return op == ReduceOp::sum   ? kernels::Combine::sum
+         : op == ReduceOp::max ? kernels::Combine::max
+                               : kernels::Combine::min;
 }
 
 void combine_slices(const at::Tensor& out, const at::Tensor& parts, kernels::Element element, ReduceOp op) {

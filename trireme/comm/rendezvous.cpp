@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using store::Endpoint;
 
-/// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more, so it comes first.
+/// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more,
+/// so it comes first.
 constexpr milliseconds kAfterOperations{1000};
 
 /// Ranks of a job come within seconds of each other.
@@ -65,21 +66,27 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
       problem = plain_text(error);
     }
   }
-  throw PeerError("comm", concat("the store of torchrun's agent on ", place.endpoint.host, ":", place.endpoint.port, " cannot be reached (", problem, ")."),
-                  "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started this process, otherwise look at its output.");
+  throw PeerError("comm",
+                  concat("the store of torchrun's agent on ", place.endpoint.host, ":", place.endpoint.port,
+                         " cannot be reached (", problem, ")."),
+                  "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started "
+                  "this process, otherwise look at its output.");
 }
 
-/// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a network there is none.
+/// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a
+/// network there is none.
 store::SecretSource secret_of(const Place& place) {
   return store::SecretSource([&place](int socket) {
     if (place.secret.empty() && store::peer_on_loopback(socket)) {
       const std::string file = meeting_path({store::peer_name(socket), place.endpoint.port}, place.job);
       const auto note = find_meeting(file);
       if (!note || note->secret.empty()) {
-        throw store::ConnectError(store::ConnectError::Reason::wrong_secret,
-                                  concat("the secret is wrong: this rank was given none, and rank 0 has left none in ", file, "."),
-                                  "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same TRIREME_SECRET_FILE. If another "
-                                  "job meets there, choose another MASTER_PORT.");
+        throw store::ConnectError(
+            store::ConnectError::Reason::wrong_secret,
+            concat("the secret is wrong: this rank was given none, and rank 0 has left none in ", file, "."),
+            "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same "
+            "TRIREME_SECRET_FILE. If another "
+            "job meets there, choose another MASTER_PORT.");
       }
       return note->secret; // not kept: the next attempt may meet another server
     }
@@ -93,12 +100,15 @@ Store open_store(Place& place, const Environment& environment, Clock::time_point
     return open_agent_store(place, std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), patience);
   }
   try {
-    return Store(handle_of(store::Client::connect(place.endpoint, secret_of(place), place.job, deadline, patience)), place.prefix);
+    return Store(handle_of(store::Client::connect(place.endpoint, secret_of(place), place.job, deadline, patience)),
+                 place.prefix);
   } catch (const store::ConnectError& error) {
     if (error.reason == store::ConnectError::Reason::nobody) {
-      throw PeerError("comm", concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened.substr(0, error.happened.size() - 1),
-                                     ", so rank 0 has not come."),
-                      "Start rank 0 too, with the same MASTER_ADDR and MASTER_PORT, and see that no firewall is between the hosts.");
+      throw PeerError("comm",
+                      concat("rank ", environment.rank, " of ", environment.size, ": ",
+                             error.happened.substr(0, error.happened.size() - 1), ", so rank 0 has not come."),
+                      "Start rank 0 too, with the same MASTER_ADDR and MASTER_PORT, and see that no firewall is "
+                      "between the hosts.");
     }
     const std::string happened = concat("rank ", environment.rank, " of ", environment.size, ": ", error.happened);
     if (error.exit_code() == 2) {
@@ -131,8 +141,8 @@ int open_door(const Environment& environment, Endpoint& endpoint) {
   return listening;
 }
 
-/// Leaves for the other ranks of this host what they were not told: where to meet, and the secret, which is made here where none
-/// came: otherwise every user of this host could join. Nothing when they know all.
+/// Leaves for the other ranks of this host what they were not told: where to meet, and the secret, which is made here
+/// where none came: otherwise every user of this host could join. Nothing when they know all.
 PublishedMeeting leave_note(int listening, const Environment& environment, Place& place) {
   const bool made = place.secret.empty() && store::bound_to_loopback(listening);
   const bool address_unknown = environment.host.empty() && !environment.listen_fd;
@@ -142,18 +152,23 @@ PublishedMeeting leave_note(int listening, const Environment& environment, Place
   if (made) {
     place.secret = store::Secret::random();
   }
-  return {address_unknown ? meeting_path(environment.meeting_file) : meeting_path({store::bound_host(listening), place.endpoint.port}, place.job),
+  return {address_unknown ? meeting_path(environment.meeting_file)
+                          : meeting_path({store::bound_host(listening), place.endpoint.port}, place.job),
           MeetingNote{place.endpoint, made ? place.secret : store::Secret()}};
 }
 
 /// Says what a person may not have meant.
 void check_door(int listening, const Environment& environment, const Place& place) {
   if (place.secret.empty()) {
-    log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port, " without a secret: whoever reaches that port can join the job. "
-                 "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes with mode 0600.");
+    log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port,
+                 " without a secret: whoever reaches that port can join the job. "
+                 "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes "
+                 "with mode 0600.");
   }
-  if (store::bound_to_loopback(listening) && !store::is_loopback(place.endpoint.host) && environment.local_size >= 0 && environment.local_size < environment.size) {
-    log::warning("MASTER_ADDR=", place.endpoint.host, " is a loopback address on this host (see /etc/hosts), so ranks on other hosts cannot come. "
+  if (store::bound_to_loopback(listening) && !store::is_loopback(place.endpoint.host) && environment.local_size >= 0 &&
+      environment.local_size < environment.size) {
+    log::warning("MASTER_ADDR=", place.endpoint.host,
+                 " is a loopback address on this host (see /etc/hosts), so ranks on other hosts cannot come. "
                  "Set it to the address under which they reach this host.");
   }
 }
@@ -181,8 +196,11 @@ void claim(Store& store, const Environment& environment) {
   const std::string rank = std::to_string(environment.rank);
   const int64_t claims = store.add("claim/" + rank, 1);
   if (claims > 1) {
-    throw InputError("comm", concat("two processes claim to be rank ", rank, " of ", environment.size, " (", environment.source, ")."),
-                     "Give every process its own rank, or start them with trireme launch; if an old job still runs, choose another MASTER_PORT.");
+    throw InputError(
+        "comm",
+        concat("two processes claim to be rank ", rank, " of ", environment.size, " (", environment.source, ")."),
+        "Give every process its own rank, or start them with trireme launch; if an old job still runs, choose another "
+        "MASTER_PORT.");
   }
   store.set("here/" + rank, concat(environment.size, " ", store::host_identity()));
 }
@@ -201,8 +219,9 @@ std::vector<std::string> hosts_of(Store& store, const Environment& environment) 
   for (const auto& here : store.find_all(here_keys(environment))) {
     const size_t space = here ? here->find(' ') : 0;
     if (here && here->substr(0, space) != std::to_string(environment.size)) {
-      throw InputError("comm", concat("rank ", hosts.size(), " says the world has ", here->substr(0, space), " ranks, rank ", environment.rank, " says ",
-                                      environment.size, "."),
+      throw InputError("comm",
+                       concat("rank ", hosts.size(), " says the world has ", here->substr(0, space), " ranks, rank ",
+                              environment.rank, " says ", environment.size, "."),
                        "Start all ranks with the same WORLD_SIZE.");
     }
     hosts.push_back(here ? here->substr(space + 1) : "");
@@ -229,12 +248,17 @@ void say_who_is_missing(Store& store, const Environment& environment, const Plac
   }
   const bool slurm = environment.source == "Slurm";
   const std::string who = missing.size() <= kNamedRanks ? name_ranks(missing) : concat(missing.size(), " ranks");
-  log::warning("rank 0 of ", environment.size, environment.source.empty() ? "" : concat(" (", environment.source, slurm ? ": SLURM_PROCID and SLURM_NTASKS)" : ")"),
-               " waits for ", who, " at ", place.endpoint.host, ":", place.endpoint.port, ", for ", format_seconds(static_cast<double>(timeout.count()) / 1000), " in all.",
+  log::warning("rank 0 of ", environment.size,
+               environment.source.empty()
+                   ? ""
+                   : concat(" (", environment.source, slurm ? ": SLURM_PROCID and SLURM_NTASKS)" : ")"),
+               " waits for ", who, " at ", place.endpoint.host, ":", place.endpoint.port, ", for ",
+               format_seconds(static_cast<double>(timeout.count()) / 1000), " in all.",
                slurm ? " To train alone, unset SLURM_STEP_ID; srun starts ranks." : "");
 }
 
-void wait_for_all(Store& store, const Environment& environment, const Place& place, Clock::time_point deadline, milliseconds timeout) {
+void wait_for_all(Store& store, const Environment& environment, const Place& place, Clock::time_point deadline,
+                  milliseconds timeout) {
   const auto wait_until = [&](Clock::time_point until) {
     const auto left = std::chrono::duration_cast<milliseconds>(std::min(until, deadline) - Clock::now());
     return store.wait(here_keys(environment), std::max(left, milliseconds(1)));
@@ -250,10 +274,12 @@ void wait_for_all(Store& store, const Environment& environment, const Place& pla
     return;
   }
   const std::vector<int> missing = missing_ranks(store, environment);
-  throw PeerError("comm", concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
-                                 format_seconds(static_cast<double>(timeout.count()) / 1000), "; ", environment.size - missing.size(), " of ",
-                                 environment.size, " ranks are here."),
-                  "Look at the output of the missing ones, or whether they were started at all; TRIREME_TIMEOUT sets the seconds to wait.");
+  throw PeerError("comm",
+                  concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
+                         format_seconds(static_cast<double>(timeout.count()) / 1000), "; ",
+                         environment.size - missing.size(), " of ", environment.size, " ranks are here."),
+                  "Look at the output of the missing ones, or whether they were started at all; TRIREME_TIMEOUT sets "
+                  "the seconds to wait.");
 }
 
 } // namespace

@@ -33,7 +33,8 @@ int64_t raise_pulse(Store& store) {
   return store.add("pulse", 1);
 }
 
-std::shared_ptr<RollCalls::Question> RollCalls::add(const std::vector<int>& ranks, const std::string& key, Clock::time_point deadline, bool stacks) {
+std::shared_ptr<RollCalls::Question> RollCalls::add(const std::vector<int>& ranks, const std::string& key,
+                                                    Clock::time_point deadline, bool stacks) {
   auto question = std::make_shared<Question>();
   question->key = key;
   question->stacks = stacks;

@@ -40,7 +40,8 @@ class RollCalls {
       : rank_(rank), store_host_(store_host), mutex_(mutex), changed_(changed) {}
 
   /// Asks these ranks, but not this one, about group `key`. With the mutex held.
-  std::shared_ptr<Question> add(const std::vector<int>& ranks, const std::string& key, Clock::time_point deadline, bool stacks);
+  std::shared_ptr<Question> add(const std::vector<int>& ranks, const std::string& key, Clock::time_point deadline,
+                                bool stacks);
   /// With the mutex held.
   bool empty() const {
     return questions_.empty();

@@ -7,15 +7,18 @@
 
 namespace trireme::comm {
 
-/// The environment of a world of the members of a round, who connect through the store where they have met. `source`: who they are, for messages.
-inline Environment environment_of(const store::Round& round, const store::MeetingOptions& meeting, const std::string& source) {
+/// The environment of a world of the members of a round, who connect through the store where they have met. `source`:
+/// who they are, for messages.
+inline Environment environment_of(const store::Round& round, const store::MeetingOptions& meeting,
+                                  const std::string& source) {
   Environment environment;
   environment.rank = round.rank;
   environment.size = round.size;
   environment.host = meeting.store.host;
   environment.port = meeting.store.port;
   environment.store_elsewhere = true;
-  environment.key_prefix = concat(meeting.training == 1 ? "" : concat("training ", meeting.training, "/"), "round ", round.number, "/");
+  environment.key_prefix =
+      concat(meeting.training == 1 ? "" : concat("training ", meeting.training, "/"), "round ", round.number, "/");
   environment.job = meeting.job;
   environment.source = source;
   return environment;

@@ -4,9 +4,11 @@
 
 namespace trireme::comm {
 
-Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices) : host_(std::move(host)), devices_(std::move(devices)) {}
+Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices)
+    : host_(std::move(host)), devices_(std::move(devices)) {}
 
-// Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one thread at a time.
+// Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one
+// thread at a time.
 Backend& Routes::of_device(at::Device device) {
   {
     const std::lock_guard lock(mutex_);

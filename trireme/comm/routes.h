@@ -10,8 +10,9 @@
 
 namespace trireme::comm {
 
-/// The backends of one group: one for tensors on the host, and one for each kind of device. Every member opens a device's backend
-/// at the same operation, with the first tensor on it or by Group::open(); a job on the CPU opens none.
+/// The backends of one group: one for tensors on the host, and one for each kind of device. Every member opens a
+/// device's backend at the same operation, with the first tensor on it or by Group::open(); a job on the CPU opens
+/// none.
 class Routes {
  public:
   /// Gets the device of the first tensor: the backend serves that kind of device.

@@ -11,14 +11,18 @@ auto reach(const char* what, const Call& call) {
   try {
     return call();
   } catch (const std::exception& error) {
-    throw PeerError("comm", concat("the meeting point of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
-                    "The process that hosts it (rank 0, or the torchrun agent) has ended or is stopped: look at its output and its state.");
+    throw PeerError(
+        "comm",
+        concat("the meeting point of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
+        "The process that hosts it (rank 0, or the torchrun agent) has ended or is stopped: look at its output and its "
+        "state.");
   }
 }
 
 } // namespace
 
-Store::Store(std::shared_ptr<Handle> handle, std::string prefix) : handle_(std::move(handle)), prefix_(std::move(prefix)) {}
+Store::Store(std::shared_ptr<Handle> handle, std::string prefix)
+    : handle_(std::move(handle)), prefix_(std::move(prefix)) {}
 
 void Store::set(const std::string& key, const std::string& value) {
   reach("set", [&] { handle_->set(prefix_ + key, value); });
@@ -41,7 +45,9 @@ bool Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds
 }
 
 bool Store::last_will(const std::string& key, const std::string& value, const std::string& counter) {
-  return reach("last will", [&] { return handle_->last_will(key.empty() ? "" : prefix_ + key, value, counter.empty() ? "" : prefix_ + counter); });
+  return reach("last will", [&] {
+    return handle_->last_will(key.empty() ? "" : prefix_ + key, value, counter.empty() ? "" : prefix_ + counter);
+  });
 }
 
 Store Store::scoped(const std::string& prefix) const {

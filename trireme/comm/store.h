@@ -14,7 +14,8 @@ namespace trireme::comm {
 /// A view on the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent) under a key prefix;
 /// copies share the connection, and calls of several threads take turns.
 /// Cost: one round trip to the host of the store for each call, two with torchrun's agent.
-/// Errors: PeerError when the store cannot be reached, or does not answer for one second more than the world's time-out.
+/// Errors: PeerError when the store cannot be reached, or does not answer for one second more than the world's
+/// time-out.
 class Store {
  public:
   struct Handle;
@@ -30,8 +31,8 @@ class Store {
   /// Blocks until all keys are set; returns false if they are not after `timeout`.
   bool wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   /// Makes the host set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if the
-  /// process is killed or its host is cut off (store::kSilence). The last call counts; an empty key removes the will. Returns false
-  /// if the store does not support it (torchrun's agent).
+  /// process is killed or its host is cut off (store::kSilence). The last call counts; an empty key removes the will.
+  /// Returns false if the store does not support it (torchrun's agent).
   bool last_will(const std::string& key, const std::string& value, const std::string& counter = "");
 
   /// The same store with `prefix` before every key.

@@ -34,7 +34,8 @@ class ClientStore : public c10d::Store {
     client_->set(key, view(value));
   }
   using c10d::Store::compareSet;
-  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected, const std::vector<uint8_t>& desired) override {
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
     return bytes_of(client_->compare_set(key, view(expected), view(desired)));
   }
   std::vector<uint8_t> get(const std::string& key) override {
@@ -59,7 +60,8 @@ class ClientStore : public c10d::Store {
     // c10d's "no timeout" is zero.
     const auto patience = timeout == kNoTimeout ? milliseconds(std::chrono::hours(24 * 365)) : timeout;
     if (!client_->wait(keys, patience)) {
-      C10_THROW_ERROR(DistStoreError, concat("wait timeout after ", timeout.count(), " ms for ", keys.size(), " keys, the first of them ", keys.front()));
+      C10_THROW_ERROR(DistStoreError, concat("wait timeout after ", timeout.count(), " ms for ", keys.size(),
+                                             " keys, the first of them ", keys.front()));
     }
   }
   void append(const std::string& key, const std::vector<uint8_t>& value) override {

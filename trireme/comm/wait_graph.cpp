@@ -11,8 +11,8 @@
 namespace trireme::comm {
 namespace {
 
-/// Whether a member waits in the group itself, and so does its part of what all have joined. Devices wait for each other without a thread: that counts
-/// where the operation asked about is one of a device.
+/// Whether a member waits in the group itself, and so does its part of what all have joined. Devices wait for each
+/// other without a thread: that counts where the operation asked about is one of a device.
 bool waits_here(const PeerView& view, const GroupView& group, bool devices_count) {
   const auto& waiting = group.progress.waiting;
   return view.answered && waiting && (devices_count || !waiting->on_device);
@@ -23,9 +23,10 @@ bool comes_before(const GroupProgress::Waiting& a, const GroupProgress::Waiting&
   return a.on_device != b.on_device ? b.on_device : a.seconds < b.seconds;
 }
 
-/// Who has not come to this collective; where all have, who has not finished it and does or awaits something else now: over shared memory the bytes
-/// move only while a thread waits for them.
-std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group, int self) {
+/// Who has not come to this collective; where all have, who has not finished it and does or awaits something else now:
+/// over shared memory the bytes move only while a thread waits for them.
+std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group,
+                         int self) {
   const int64_t number = group.progress.waiting->number;
   const bool on_device = group.progress.waiting->on_device;
   std::vector<int> absent;
@@ -70,8 +71,12 @@ std::optional<Wait> wait_in(const std::map<int, PeerView>& ranks, int rank, cons
   }
   const GroupView& group = found->second;
   const OpSummary& op = *group.progress.awaited();
-  return Wait{group.name, op, group.progress.waiting->seconds, group.progress.waiting->on_device,
-              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, key, group, rank), key};
+  return Wait{group.name,
+              op,
+              group.progress.waiting->seconds,
+              group.progress.waiting->on_device,
+              op.is_message() ? std::vector<int>{op.peer} : missing(ranks, key, group, rank),
+              key};
 }
 
 WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
@@ -103,8 +108,10 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
   };
   visit(visit, from);
   if (graph.roots.empty()) {
-    // Where some of a circle wait with a thread and the others with their device only, the threads of the others are busy with something else.
-    std::ranges::copy_if(graph.circle, std::back_inserter(graph.roots), [&](int rank) { return graph.waits.at(rank).on_device; });
+    // Where some of a circle wait with a thread and the others with their device only, the threads of the others are
+    // busy with something else.
+    std::ranges::copy_if(graph.circle, std::back_inserter(graph.roots),
+                         [&](int rank) { return graph.waits.at(rank).on_device; });
     if (graph.roots.size() == graph.circle.size()) {
       graph.roots.clear();
     }
@@ -117,7 +124,8 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
 }
 
 std::string describe(const Wait& wait) {
-  return concat("waits ", format_seconds(wait.seconds), wait.on_device ? " on its device in " : " in ", describe(wait.op), " of group \"", wait.group, '"',
+  return concat("waits ", format_seconds(wait.seconds), wait.on_device ? " on its device in " : " in ",
+                describe(wait.op), " of group \"", wait.group, '"',
                 wait.for_ranks.empty() || wait.op.is_message() ? "" : " for " + name_ranks(wait.for_ranks));
 }
 

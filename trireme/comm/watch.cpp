@@ -41,7 +41,11 @@ constexpr milliseconds kNews{300};
 class Watch::Loop : public std::enable_shared_from_this<Loop> {
  public:
   Loop(Store store, int rank, int size, int store_host, WaitLimits limits)
-      : store_(std::move(store)), rank_(rank), size_(size), store_host_(store_host), long_waits_(rank, size, limits, groups_, roll_calls_, mutex_) {}
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        store_host_(store_host),
+        long_waits_(rank, size, limits, groups_, roll_calls_, mutex_) {}
 
   void start() {
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
@@ -70,7 +74,10 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (!ended_ && !store_lost_) {
       question = roll_calls_.add(ranks, key, Clock::now() + patience, stacks);
       wake_.notify_all();
-      const auto waited = [&] { return changed_.wait_until(lock, question->deadline + milliseconds(300), [&] { return question->answered || ended_; }); };
+      const auto waited = [&] {
+        return changed_.wait_until(lock, question->deadline + milliseconds(300),
+                                   [&] { return question->answered || ended_; });
+      };
       while (!waited() && Clock::now() < question->deadline + (hang_case_.busy() ? kLongestDump : milliseconds(0))) {
         changed_.wait_for(lock, milliseconds(20));
       }
@@ -118,8 +125,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     groups_.fail(why);
   }
 
-  /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and has
-  /// written its dump then.
+  /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and
+  /// has written its dump then.
   void wait_for_news(std::unique_lock<std::mutex>& lock, const std::vector<int>& silent) {
     const auto over = [&] { return ended_ || store_lost_ || stopping_; };
     if (error_.empty() || !silent.empty()) {
@@ -139,7 +146,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     std::unique_lock lock(mutex_);
     leaving_.begin(error_.empty() || rank_ == store_host_, Clock::now() + (error_.empty() ? patience : kReadMyError));
     wake_.notify_all();
-    changed_.wait_until(lock, leaving_.deadline() + kStuckStore, [&] { return leaving_.done() || ended_ || store_lost_; });
+    changed_.wait_until(lock, leaving_.deadline() + kStuckStore,
+                        [&] { return leaving_.done() || ended_ || store_lost_; });
   }
 
  private:
@@ -317,7 +325,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     if (!counted_) {
       publish();
-      wills_.take_back(store_, rank_ == store_host_ && !with_error); // first: a rank that is killed here must not count twice
+      wills_.take_back(store_,
+                       rank_ == store_host_ && !with_error); // first: a rank that is killed here must not count twice
       store_.add("left", 1);
       counted_ = true;
     }
@@ -339,7 +348,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     std::string what;
     {
       const std::lock_guard lock(mutex_);
-      if (warned_of_ends_ || warn_after.count() == 0 || !error_.empty() || Clock::now() < leaving_.since() + warn_after || leaving_.others().empty()) {
+      if (warned_of_ends_ || warn_after.count() == 0 || !error_.empty() ||
+          Clock::now() < leaving_.since() + warn_after || leaving_.others().empty()) {
         return;
       }
       ranks = leaving_.others();
@@ -356,7 +366,8 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       const double seconds = static_cast<double>(long_waits_.limits().end.count()) / 1000;
       ranks[rank_] = view();
       long_waits_.warn_once(store_, "late/ends", ranks,
-                            concat("rank ", rank_, " has ended its work and waits for ", name_ranks(late), " to end too (", what, "), for ", format_seconds(seconds), " in all"));
+                            concat("rank ", rank_, " has ended its work and waits for ", name_ranks(late),
+                                   " to end too (", what, "), for ", format_seconds(seconds), " in all"));
     }
   }
 

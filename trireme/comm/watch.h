@@ -18,10 +18,11 @@ namespace trireme::comm {
 ///
 /// A thread with its own store connection publishes the progress of all groups and this process's notes (base/notes.h)
 /// when they change, at most every 200 ms. As often it checks for roll calls and failures of other ranks. If a member
-/// fails, or its connection to the store ends because it was killed or its host is silent (store::kSilence), the groups that
-/// it is in are interrupted. Operations that wait for long are looked at (long_waits.h). As often it asks devices for operations that no thread waits for (Watched::follow_device). In a hang every rank first writes its dump (hang_report.h), and one of them prints the report.
-/// Cost: five small round trips a second to the store, none per operation.
-/// Never throws because the store is gone: the roll call says so.
+/// fails, or its connection to the store ends because it was killed or its host is silent (store::kSilence), the groups
+/// that it is in are interrupted. Operations that wait for long are looked at (long_waits.h). As often it asks devices
+/// for operations that no thread waits for (Watched::follow_device). In a hang every rank first writes its dump
+/// (hang_report.h), and one of them prints the report. Cost: five small round trips a second to the store, none per
+/// operation. Never throws because the store is gone: the roll call says so.
 class Watch {
  public:
   Watch(Store store, int rank, int size, int store_host, WaitLimits limits = {});
@@ -33,7 +34,8 @@ class Watch {
 
   /// Asks these ranks for their progress in group `key`. Returns when all have
   /// answered, or shortly after `patience`. `stacks`: with the stacks of their main threads.
-  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience, bool stacks = false);
+  RollCall roll_call(const std::vector<int>& ranks, const std::string& key, std::chrono::milliseconds patience,
+                     bool stacks = false);
 
   /// Tells all ranks that this one has failed, and which ranks did not answer it. With `hang`, returns when the
   /// dump of this rank is written. If several ranks notice a hang, the first report counts.

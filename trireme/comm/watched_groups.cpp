@@ -61,7 +61,8 @@ void WatchedGroups::fail(const std::string& why) const {
 
 void WatchedGroups::interrupt(const std::set<int>& ranks) const {
   for (const auto& group : live()) {
-    if (std::any_of(group->members().begin(), group->members().end(), [&](int rank) { return ranks.count(rank) != 0; })) {
+    if (std::any_of(group->members().begin(), group->members().end(),
+                    [&](int rank) { return ranks.count(rank) != 0; })) {
       group->interrupt();
     }
   }

@@ -26,7 +26,8 @@ class Watched {
   virtual int64_t version() const = 0;
   /// progress().waiting, without the cost of the rest.
   virtual std::optional<GroupProgress::Waiting> waiting() const = 0;
-  /// Ends the operation that waits, unless judge() with this limit (late_ranks.h) finds that it is hopeless no more. Returns at once.
+  /// Ends the operation that waits, unless judge() with this limit (late_ranks.h) finds that it is hopeless no more.
+  /// Returns at once.
   virtual void give_up(const GroupProgress::Waiting& wait, double limit) = 0;
   /// Asks the device for operations that no thread waits for, and reports those that it does not finish.
   virtual void follow_device() = 0;

@@ -6,7 +6,8 @@
 
 namespace trireme::comm {
 
-/// Tells whether a device has finished an operation, for the watch: it keeps no tensor alive, and any thread may ask at any time.
+/// Tells whether a device has finished an operation, for the watch: it keeps no tensor alive, and any thread may ask at
+/// any time.
 class DeviceMark {
  public:
   virtual ~DeviceMark() = default;
@@ -27,8 +28,8 @@ class Pending {
   virtual void wait() = 0;
   /// Whether it is finished, on the device too.
   virtual bool done() = 0;
-  /// Null for an operation that is finished when wait() returns, and for one of a device that has not been given to it yet. Asked for when it has begun
-  /// and, if null, again after wait().
+  /// Null for an operation that is finished when wait() returns, and for one of a device that has not been given to it
+  /// yet. Asked for when it has begun and, if null, again after wait().
   virtual std::shared_ptr<DeviceMark> mark() {
     return nullptr;
   }
@@ -59,7 +60,8 @@ class Work {
   std::shared_ptr<Pending> pending_;
 };
 
-/// Returns a Work whose first wait() waits for `work` and then calls f(): to convert a result, or to wait for another Work.
+/// Returns a Work whose first wait() waits for `work` and then calls f(): to convert a result, or to wait for another
+/// Work.
 Work then(Work work, std::function<void()> f);
 
 } // namespace trireme::comm

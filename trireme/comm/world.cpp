@@ -56,11 +56,14 @@ std::optional<milliseconds> seconds_from(const char* variable, const std::string
 
 std::optional<milliseconds> timeout_of(const WorldOptions& options) {
   return options.timeout ? options.timeout
-                         : seconds_from("TRIREME_TIMEOUT", "Unset it for 30 minutes while the ranks that are late live, and 60 seconds where no rank will come.");
+                         : seconds_from("TRIREME_TIMEOUT",
+                                        "Unset it for 30 minutes while the ranks that are late live, and 60 seconds "
+                                        "where no rank will come.");
 }
 
 WaitLimits limits_of(const WorldOptions& options, std::optional<milliseconds> timeout) {
-  const auto from_environment = options.warn_after ? std::nullopt : seconds_from("TRIREME_WARN_AFTER", "Unset it for 60 seconds.");
+  const auto from_environment =
+      options.warn_after ? std::nullopt : seconds_from("TRIREME_WARN_AFTER", "Unset it for 60 seconds.");
   const milliseconds end = timeout.value_or(kEnd);
   const milliseconds warn_after = options.warn_after.value_or(from_environment.value_or(kWarnAfter));
   return {.end = end, .warn_after = warn_after < end ? warn_after : milliseconds(0), .gives_up = !timeout};
@@ -73,7 +76,7 @@ std::string backend_from(const WorldOptions& options) {
 /// gloo writes to sockets in a way that raises SIGPIPE when the peer has just died, which would end this
 /// process without a word. Left ignored: gloo's threads may outlive the world after a failure.
 void ignore_broken_pipes() {
-  struct sigaction current {};
+  struct sigaction current{};
   if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
     signal(SIGPIPE, SIG_IGN);
   }
@@ -84,8 +87,11 @@ void ignore_broken_pipes() {
 class World::Impl {
  public:
   Impl(Environment environment, const WorldOptions& options)
-      : environment_(std::move(environment)), given_timeout_(timeout_of(options)), limits_(limits_of(options, given_timeout_)),
-        backend_(backend_from(options)), exceptions_at_start_(std::uncaught_exceptions()) {
+      : environment_(std::move(environment)),
+        given_timeout_(timeout_of(options)),
+        limits_(limits_of(options, given_timeout_)),
+        backend_(backend_from(options)),
+        exceptions_at_start_(std::uncaught_exceptions()) {
     log::set_rank(environment_.rank, environment_.size);
     if (!environment_.note.empty()) {
       log::info(environment_.note);
@@ -97,7 +103,8 @@ class World::Impl {
     if (environment_.size > 1) {
       ignore_broken_pipes();
       meeting_ = std::make_unique<Meeting>(meet(environment_, patience()));
-      watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size, meeting_->store_host, limits_);
+      watch_ = std::make_shared<Watch>(meeting_->watch_store, environment_.rank, environment_.size,
+                                       meeting_->store_host, limits_);
     }
     std::vector<int> all(environment_.size);
     std::iota(all.begin(), all.end(), 0);
@@ -112,8 +119,9 @@ class World::Impl {
     const auto open_another = [this](const auto&... args) { return open(args...); };
     const auto place = std::find(ranks.begin(), ranks.end(), environment_.rank);
     if (place == ranks.end() || ranks.size() == 1) {
-      return keep(std::make_shared<Group::State>(name, key, std::vector<int>{environment_.rank}, std::make_unique<Routes>(make_null_backend()), limits_.end,
-                                                 nullptr, environment_.size, open_another));
+      return keep(std::make_shared<Group::State>(name, key, std::vector<int>{environment_.rank},
+                                                 std::make_unique<Routes>(make_null_backend()), limits_.end, nullptr,
+                                                 environment_.size, open_another));
     }
     GroupSetup setup{.name = name,
                      .store = meeting_->store.scoped("group/" + key + "/"),
@@ -131,7 +139,8 @@ class World::Impl {
       refuse_to_open(setup, all);
     }
     auto routes = std::make_unique<Routes>(connect(setup, candidates(setup, at::kCPU)), device_routes(setup));
-    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_, environment_.size, open_another);
+    auto state = std::make_shared<Group::State>(name, key, ranks, std::move(routes), limits_.end, watch_,
+                                                environment_.size, open_another);
     watch_->add(state);
     return keep(std::move(state));
   }
@@ -191,15 +200,16 @@ class World::Impl {
     int before_ = 0;
   };
 
-  /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those that suit.
+  /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those
+  /// that suit.
   std::vector<const BackendEntry*> candidates(const GroupSetup& setup, at::DeviceType device) const {
     if (backend_ != "auto" && moves(find_backend(backend_), device)) {
       return {&find_backend(backend_)};
     }
     std::vector<const BackendEntry*> found;
     for (const auto& entry : backends()) {
-      // A device's backend is taken where it is there, because no other rank can tell what happens on opening it; the next is for
-      // devices that have none.
+      // A device's backend is taken where it is there, because no other rank can tell what happens on opening it; the
+      // next is for devices that have none.
       if (moves(entry, device) && entry.suits(setup) && (device == at::kCPU || (found.empty() && entry.available()))) {
         found.push_back(&entry);
       }
@@ -207,15 +217,20 @@ class World::Impl {
     return found;
   }
 
-  /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the same device, which
-  /// that backend may refuse: an error where it was asked for by name. It also tells a member that does not come from one that cannot connect.
+  /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the
+  /// same device, which that backend may refuse: an error where it was asked for by name. It also tells a member that
+  /// does not come from one that cannot connect.
   const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
-    if (const Gathered all = gather(setup, setup.store.prefix()); !all.missing.empty()) { // the operation that opens the backend says who is missing
+    if (const Gathered all = gather(setup, setup.store.prefix());
+        !all.missing.empty()) { // the operation that opens the backend says who is missing
       throw Trouble(all.in_time ? Trouble::Kind::lost : Trouble::Kind::deadline, "a member did not come");
     }
-    const bool fits = suits_all(*choice, backend_ == choice->name, setup, exchange(setup, "come", announcement(*choice, setup.device)));
-    if (!fits && setup.rank == 0 && choice->card != nullptr && reported_.insert(concat(choice->name, " does not fit")).second) {
-      log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name, " needs a device of its own for each rank, and is not there for every rank");
+    const bool fits = suits_all(*choice, backend_ == choice->name, setup,
+                                exchange(setup, "come", announcement(*choice, setup.device)));
+    if (!fits && setup.rank == 0 && choice->card != nullptr &&
+        reported_.insert(concat(choice->name, " does not fit")).second) {
+      log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name,
+                   " needs a device of its own for each rank, and is not there for every rank");
     }
     return fits ? choice : &find_backend("staged");
   }
@@ -255,13 +270,16 @@ class World::Impl {
       } catch (const Trouble& trouble) {
         if (entry != candidates.back()) {
           if (setup.rank == 0 && reported_.insert(concat(entry->name, trouble.happened)).second) {
-            log::warning("group \"", setup.name, "\" cannot use ", entry->name, " and goes on with the next backend: ", trouble.happened);
+            log::warning("group \"", setup.name, "\" cannot use ", entry->name,
+                         " and goes on with the next backend: ", trouble.happened);
           }
           continue;
         }
-        throw PeerError("comm", concat("group \"", setup.name, "\" (world ranks ", name_ranks(setup.members).substr(6), ") could not be connected over ",
-                                       entry->name, ": ", trouble.happened, "."),
-                        "Look at the output of the other ranks; between hosts check GLOO_SOCKET_IFNAME and the firewall.");
+        throw PeerError(
+            "comm",
+            concat("group \"", setup.name, "\" (world ranks ", name_ranks(setup.members).substr(6),
+                   ") could not be connected over ", entry->name, ": ", trouble.happened, "."),
+            "Look at the output of the other ranks; between hosts check GLOO_SOCKET_IFNAME and the firewall.");
       }
     }
     throw Error("comm", concat("no backend suits group \"", setup.name, "\"."));
@@ -280,7 +298,8 @@ class World::Impl {
     double seconds = 0;
   };
 
-  /// Waits for every member, so that a missing one is named instead of a broken handshake, and a late one is waited for. `key` is unique.
+  /// Waits for every member, so that a missing one is named instead of a broken handshake, and a late one is waited
+  /// for. `key` is unique.
   Gathered gather(GroupSetup& setup, const std::string& key) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) {
@@ -299,7 +318,8 @@ class World::Impl {
         break;
       }
     }
-    Gathered all{.in_time = opening->over(), .seconds = opening->over() ? opening->seconds() : static_cast<double>(limits_.end.count()) / 1000};
+    Gathered all{.in_time = opening->over(),
+                 .seconds = opening->over() ? opening->seconds() : static_cast<double>(limits_.end.count()) / 1000};
     for (int rank = 0; rank < setup.size; ++rank) {
       if (!setup.store.find(keys[rank])) {
         all.missing.push_back(setup.members[rank]);
@@ -316,9 +336,11 @@ class World::Impl {
       const PeerView peer = found == roll_call.peers.end() ? PeerView() : found->second;
       causes.push_back(concat("rank ", rank, peer.left || peer.vanished() ? " has ended" : " has not come"));
     }
-    throw PeerError("comm", concat("group \"", setup.name, "\" is not open after ", format_seconds(all.seconds), " on rank ", environment_.rank, " of ",
-                                   environment_.size, ": ", join(causes, ", "), "."),
-                    "Every rank of the world must make the same groups in the same order; look at the output of the missing ones.");
+    throw PeerError(
+        "comm",
+        concat("group \"", setup.name, "\" is not open after ", format_seconds(all.seconds), " on rank ",
+               environment_.rank, " of ", environment_.size, ": ", join(causes, ", "), "."),
+        "Every rank of the world must make the same groups in the same order; look at the output of the missing ones.");
   }
 
   Group keep(std::shared_ptr<Group::State> state) {

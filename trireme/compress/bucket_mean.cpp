@@ -42,7 +42,8 @@ void clear_dead(at::Tensor numbers, const at::Tensor& alive) {
   const auto* const flags = alive.const_data_ptr<uint8_t>();
   auto* const values = numbers.mutable_data_ptr<float>();
   const auto count = static_cast<size_t>(numbers.numel());
-  for (const uint8_t* dead = flags; (dead = static_cast<const uint8_t*>(std::memchr(dead, 0, static_cast<size_t>(flags + count - dead)))) != nullptr;) {
+  for (const uint8_t* dead = flags; (dead = static_cast<const uint8_t*>(std::memchr(
+                                         dead, 0, static_cast<size_t>(flags + count - dead)))) != nullptr;) {
     for (; dead != flags + count && *dead == 0; ++dead) {
       values[dead - flags] = 0;
     }
@@ -51,7 +52,8 @@ void clear_dead(at::Tensor numbers, const at::Tensor& alive) {
 
 class Compressed final : public BucketMean {
  public:
-  Compressed(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) : place_(std::move(place)), compressor_(std::move(compressor)), mine_(whole().mine()) {}
+  Compressed(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor)
+      : place_(std::move(place)), compressor_(std::move(compressor)), mine_(whole().mine()) {}
 
   void start(const at::Tensor& x, const LeftOut& left_out) override {
     x_ = x;
@@ -106,7 +108,8 @@ class Compressed final : public BucketMean {
     place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
       visit(error_name(place_), place_.tensor(slot), 0, part(errors_.worker, in_bucket));
       if (const comm::Stretch here = overlap(in_bucket, mine_); here.count() > 0) {
-        visit("server_error", place_.tensor(slot), here.begin - in_bucket.begin, part(errors_.server, here, mine_.begin));
+        visit("server_error", place_.tensor(slot), here.begin - in_bucket.begin,
+              part(errors_.server, here, mine_.begin));
       }
     });
   }
@@ -158,7 +161,9 @@ class Compressed final : public BucketMean {
         stretches.push_back(in_bucket);
       }
     });
-    return stretches.empty() ? nullptr : std::make_shared<comm::CompressedAllReduce>(place_.ranks, compressor_, place_.numel(), std::move(stretches));
+    return stretches.empty() ? nullptr
+                             : std::make_shared<comm::CompressedAllReduce>(place_.ranks, compressor_, place_.numel(),
+                                                                           std::move(stretches));
   }
 
   BucketPlace place_;
@@ -166,7 +171,7 @@ class Compressed final : public BucketMean {
   comm::Stretch mine_; // the range whose mean this rank makes
   comm::ErrorFeedback errors_;
   std::shared_ptr<comm::CompressedAllReduce> of_all_; // parameters
-  std::shared_ptr<comm::CompressedAllReduce> round_; // the present
+  std::shared_ptr<comm::CompressedAllReduce> round_;  // the present
   bool turned_ = false;
   at::Tensor x_;
   int64_t sent_ = 0;
@@ -174,7 +179,8 @@ class Compressed final : public BucketMean {
 
 class LowRank final : public BucketMean {
  public:
-  LowRank(BucketPlace place, int64_t rank) : place_(std::move(place)), rank_(rank), mean_(place_.ranks, place_.numel(), matrices(), rank) {}
+  LowRank(BucketPlace place, int64_t rank)
+      : place_(std::move(place)), rank_(rank), mean_(place_.ranks, place_.numel(), matrices(), rank) {}
 
   void start(const at::Tensor& x, const LeftOut& left_out) override {
     x_ = x;
@@ -222,7 +228,8 @@ class LowRank final : public BucketMean {
       const comm::FlatMatrix matrix = matrix_of(slot, in_bucket);
       if (is_compressed(matrix)) {
         const bucket::TensorInfo right = of_part(place_.tensor(slot), {matrix.columns, rank_});
-        visit(name_of_part(concat("power_sgd_", place_.ranks.rank()), place_.tensor(slot)), right, 0, state_.right.slice(0, begin, begin + right.numel()));
+        visit(name_of_part(concat("power_sgd_", place_.ranks.rank()), place_.tensor(slot)), right, 0,
+              state_.right.slice(0, begin, begin + right.numel()));
         begin += right.numel();
       }
     });

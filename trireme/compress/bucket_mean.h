@@ -34,22 +34,25 @@ struct BucketPlace {
   }
 };
 
-/// The mean over the ranks of one number for each element of a bucket, compressed, with the errors that are made good in the next round. Scales
-/// and largest elements are of one parameter; gaps between parameters are not sent. Among one rank nothing is exchanged or lost.
-/// Of all ranks the rounds and their steps are the same, in the same order.
+/// The mean over the ranks of one number for each element of a bucket, compressed, with the errors that are made good
+/// in the next round. Scales and largest elements are of one parameter; gaps between parameters are not sent. Among one
+/// rank nothing is exchanged or lost. Of all ranks the rounds and their steps are the same, in the same order.
 class BucketMean {
  public:
   virtual ~BucketMean() = default;
-  /// What the round leaves out: a parameter's number in the buffer -> whether its numbers, and its errors, stay as they are.
+  /// What the round leaves out: a parameter's number in the buffer -> whether its numbers, and its errors, stay as they
+  /// are.
   using LeftOut = std::function<bool(int64_t parameter)>;
 
-  /// Takes in `x`, fp32 [numel of the bucket], and starts the round; `x` belongs to it until finish(), which makes it the mean.
+  /// Takes in `x`, fp32 [numel of the bucket], and starts the round; `x` belongs to it until finish(), which makes it
+  /// the mean.
   virtual void start(const at::Tensor& x, const LeftOut& left_out) = 0;
   /// Between them, when other rounds have been started: half of the way. May be left out.
   virtual void turn() {}
   virtual void finish() = 0;
 
-  /// Whether a round may also be one without a tensor of its own, by the functions of comm::CompressedAllReduce, which see the elements of what is not left out.
+  /// Whether a round may also be one without a tensor of its own, by the functions of comm::CompressedAllReduce, which
+  /// see the elements of what is not left out.
   virtual bool by_stretches() const {
     return false;
   }
@@ -64,7 +67,8 @@ class BucketMean {
   virtual void clear_errors(const at::Tensor& alive) = 0;
   /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
   virtual void scale_errors(const at::Tensor& factor) = 0;
-  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and "power_sgd_R", by name_of_part().
+  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and
+  /// "power_sgd_R", by name_of_part().
   virtual void for_each_state(const parallel::GradientSync::Visit& visit) = 0;
 };
 
@@ -73,7 +77,8 @@ std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<c
 std::unique_ptr<BucketMean> power_sgd_mean(BucketPlace place, int64_t rank);
 std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompressionOptions& options);
 
-/// What a state of `tensor` is called that each tensor rank, and each tile, has for its own part: "state" of a whole parameter, "state.64_0" of the box at [64, 0].
+/// What a state of `tensor` is called that each tensor rank, and each tile, has for its own part: "state" of a whole
+/// parameter, "state.64_0" of the box at [64, 0].
 std::string name_of_part(const std::string& state, const bucket::TensorInfo& tensor);
 /// That state, for GradientSync::for_each_state(): of these sizes, which have no place in the whole parameter.
 bucket::TensorInfo of_part(const bucket::TensorInfo& tensor, std::vector<int64_t> sizes);

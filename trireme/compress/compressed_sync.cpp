@@ -4,9 +4,9 @@
 #include <trireme/base/log.h>
 #include <trireme/optim/shard_check.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <set>
@@ -26,7 +26,8 @@ void CompressedSync::attach(const std::vector<bucket::FlatParameters*>& buffers)
     }
   }
   numbers_.resize(places_.size());
-  // Tensor ranks may have parts of different sizes, and stages other layers: all of them count, so that all decide alike at a load.
+  // Tensor ranks may have parts of different sizes, and stages other layers: all of them count, so that all decide
+  // alike at a load.
   const at::Tensor cut = torch::full({1}, most_divided(), torch::kInt64);
   everyone_.all_reduce(cut, comm::ReduceOp::max, "parts of parameters").wait();
   cut_ = cut.item<int64_t>();
@@ -81,7 +82,8 @@ kernels::MomentumArgs CompressedSync::gradient_args(const BucketPlace& place, do
 }
 
 comm::AddNumbers CompressedSync::adder(const kernels::MomentumArgs& args) {
-  return [args](int64_t begin, int64_t end, float* to) { kernels::active_kernels().add_momentum(args, begin, end, to); };
+  return
+      [args](int64_t begin, int64_t end, float* to) { kernels::active_kernels().add_momentum(args, begin, end, to); };
 }
 
 at::Tensor CompressedSync::finished(size_t number, const uint8_t* exponents) const {
@@ -105,7 +107,8 @@ void CompressedSync::start(size_t number) {
   }
 }
 
-// Each half of a round travels while something is computed: the first while the next bucket is compressed, the second while the one before is stepped.
+// Each half of a round travels while something is computed: the first while the next bucket is compressed, the second
+// while the one before is stepped.
 void CompressedSync::exchange_until(size_t finished) {
   const torch::NoGradGuard no_grad;
   while (finished_ < finished) {
@@ -143,7 +146,9 @@ void CompressedSync::begin_step() {
 
 void CompressedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
   if (gradients_stay()) {
-    const auto found = std::find_if(places_.begin(), places_.end(), [&](const BucketPlace& one) { return one.flat == &buffer && one.bucket == bucket; });
+    const auto found = std::find_if(places_.begin(), places_.end(), [&](const BucketPlace& one) {
+      return one.flat == &buffer && one.bucket == bucket;
+    });
     const auto number = static_cast<size_t>(found - places_.begin());
     exchange_until(number + 1);
   }
@@ -162,7 +167,8 @@ bool CompressedSync::end_step(bool taken) {
 
 double CompressedSync::plain_bytes(const BucketPlace& place) const {
   const int ranks = place.ranks.size();
-  const auto bytes = static_cast<double>(place.numel() * static_cast<int64_t>(c10::elementSize(plain_->travel(*place.flat))));
+  const auto bytes =
+      static_cast<double>(place.numel() * static_cast<int64_t>(c10::elementSize(plain_->travel(*place.flat))));
   return (is_sharded(place) ? 1 : 2) * bytes * (ranks - 1) / ranks;
 }
 
@@ -175,8 +181,10 @@ void CompressedSync::report() const {
     sent += means_[i]->sent();
   }
   if (sent > 0) {
-    log_first(concat("a rank sent ", sent, " bytes, compressed, in step ", values_->steps(), " where gradients take ", static_cast<int64_t>(plain), ", ",
-                     static_cast<double>(static_cast<int64_t>(10 * plain / static_cast<double>(sent))) / 10, " times as many"));
+    log_first(concat("a rank sent ", sent, " bytes, compressed, in step ", values_->steps(), " where gradients take ",
+                     static_cast<int64_t>(plain), ", ",
+                     static_cast<double>(static_cast<int64_t>(10 * plain / static_cast<double>(sent))) / 10,
+                     " times as many"));
   }
 }
 
@@ -200,9 +208,11 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
   if (state.at("ranks") != own.at("ranks")) {
     return concat("is from ", state.at("ranks").get<int64_t>(), " data ranks, this run has ", group().size());
   }
-  // Of before these were saved: errors of all ranks of a group that is not the data group were there only where no tensor ranks were.
+  // Of before these were saved: errors of all ranks of a group that is not the data group were there only where no
+  // tensor ranks were.
   const bool is_old = !state.contains("groups");
-  const nlohmann::json groups = is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json::array({own.at("ranks")}));
+  const nlohmann::json groups =
+      is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json::array({own.at("ranks")}));
   const auto sizes = [](const nlohmann::json& of) {
     std::string text;
     for (const nlohmann::json& one : of) {
@@ -211,7 +221,8 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
     return text;
   };
   if (groups != own.at("groups")) {
-    return concat("is from a run that added gradients up among ", sizes(groups), " ranks, this one does so among ", sizes(own.at("groups")));
+    return concat("is from a run that added gradients up among ", sizes(groups), " ranks, this one does so among ",
+                  sizes(own.at("groups")));
   }
   return cut ? other_cut(state) : "";
 }
@@ -219,7 +230,9 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
 std::string CompressedSync::other_cut(const nlohmann::json& state) const {
   const auto own = layout().at("cut").get<int64_t>();
   const int64_t theirs = state.value("cut", own);
-  return theirs == own ? "" : concat("is from ", theirs, theirs == 1 ? " tensor rank" : " tensor ranks", ", this run has ", own);
+  return theirs == own
+             ? ""
+             : concat("is from ", theirs, theirs == 1 ? " tensor rank" : " tensor ranks", ", this run has ", own);
 }
 
 void CompressedSync::forget_errors() {

@@ -13,11 +13,14 @@
 
 namespace trireme::compress {
 
-/// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks agree on something else by compressed
-/// means, a bucket at a time. In its other steps another sync does everything, to the bit.
+/// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks
+/// agree on something else by compressed means, a bucket at a time. In its other steps another sync does everything, to
+/// the bit.
 ///
-/// A bucket's messages travel to those who add them up while the next bucket's are made, and from them while the bucket before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the
-/// first is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into the errors. The first such step says what it sent.
+/// A bucket's messages travel to those who add them up while the next bucket's are made, and from them while the bucket
+/// before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the first
+/// is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into
+/// the errors. The first such step says what it sent.
 class CompressedSync : public parallel::GradientSync {
  public:
   double scale() const override {
@@ -48,7 +51,8 @@ class CompressedSync : public parallel::GradientSync {
   }
 
  protected:
-  /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: of log lines, "1-bit Adam".
+  /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: of log lines, "1-bit
+  /// Adam".
   CompressedSync(std::unique_ptr<parallel::AllReduceSync> plain, comm::Group everyone, std::string name);
 
   // What a kind of such steps is.
@@ -60,7 +64,8 @@ class CompressedSync : public parallel::GradientSync {
   virtual at::Tensor numbers_of(size_t number) = 0;
   /// What the mean is for.
   virtual void take(size_t number, const at::Tensor& mean) = 0;
-  /// The same two by mean(number)'s functions, which saves memory's bandwidth: starts the round, or says that it has to be by a tensor.
+  /// The same two by mean(number)'s functions, which saves memory's bandwidth: starts the round, or says that it has to
+  /// be by a tensor.
   virtual bool start_by_stretches(size_t /*number*/, const BucketMean::LeftOut& /*left_out*/) {
     return false;
   }
@@ -97,7 +102,8 @@ class CompressedSync : public parallel::GradientSync {
   }
   /// All elements of a bucket, of which each rank has what it owns.
   at::Tensor gathered(const BucketPlace& place, const at::Tensor& own) const;
-  /// This rank's gradient of a bucket with the step's factors, and `factor`: the mean over the ranks is the gradient of the step. A copy, fp32.
+  /// This rank's gradient of a bucket with the step's factors, and `factor`: the mean over the ranks is the gradient of
+  /// the step. A copy, fp32.
   at::Tensor own_gradient(const BucketPlace& place, double factor = 1) const;
   /// What it multiplies the gradient by.
   double gradient_factor(const BucketPlace& place, double factor = 1) const {
@@ -106,16 +112,19 @@ class CompressedSync : public parallel::GradientSync {
   /// The same for mean(number).start(), which reads the flat buffer; on the CPU.
   kernels::MomentumArgs gradient_args(const BucketPlace& place, double factor = 1) const;
   static comm::AddNumbers adder(const kernels::MomentumArgs& args);
-  /// What mean(number).finish() gives, multiplied by powers of two (exponents as Units has them) unless they are null: [numel of the bucket], fp32.
+  /// What mean(number).finish() gives, multiplied by powers of two (exponents as Units has them) unless they are null:
+  /// [numel of the bucket], fp32.
   at::Tensor finished(size_t number, const uint8_t* exponents = nullptr) const;
   /// Bytes of a bucket's gradients, as the plain sync sends them.
   double plain_bytes(const BucketPlace& place) const;
   /// Starts and ends the rounds of all buckets, three at a time.
   void exchange_all();
   void log_first(const std::string& line) const;
-  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the most divided parameter of all ranks is "cut".
+  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the
+  /// most divided parameter of all ranks is "cut".
   nlohmann::json layout() const;
-  /// How the run that saved `state` had it otherwise, so that what each rank has left over cannot be used: "" if it did not. `cut`: parts count too.
+  /// How the run that saved `state` had it otherwise, so that what each rank has left over cannot be used: "" if it did
+  /// not. `cut`: parts count too.
   std::string other_layout(const nlohmann::json& state, bool cut = false) const;
   /// The same of parts alone.
   std::string other_cut(const nlohmann::json& state) const;
@@ -136,7 +145,7 @@ class CompressedSync : public parallel::GradientSync {
   int64_t cut_ = 1;
   std::vector<std::unique_ptr<BucketMean>> means_;
   std::vector<at::Tensor> numbers_; // on their way; undefined: by stretches
-  size_t started_ = 0; // in the present step
+  size_t started_ = 0;              // in the present step
   size_t turned_ = 0;
   size_t finished_ = 0;
   bool reported_ = false;

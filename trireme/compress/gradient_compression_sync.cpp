@@ -2,8 +2,8 @@
 
 #include <trireme/base/error.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <utility>
 
@@ -14,7 +14,8 @@ constexpr const char* kGradientCompression = "gradient_compression";
 
 } // namespace
 
-GradientCompressionSync::GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options, comm::Group everyone)
+GradientCompressionSync::GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain,
+                                                 const GradientCompressionOptions& options, comm::Group everyone)
     : CompressedSync(std::move(plain), std::move(everyone), "gradient compression"), options_(options) {}
 
 std::unique_ptr<BucketMean> GradientCompressionSync::make_mean(const BucketPlace& place) const {
@@ -45,7 +46,10 @@ void GradientCompressionSync::step_ended(bool) {
 nlohmann::json GradientCompressionSync::state() const {
   using Kind = GradientCompressionOptions::Kind;
   nlohmann::json state = layout();
-  state.update({{"kind", kGradientCompression}, {"by", GradientCompressionOptions::name(options_.kind)}, {"rank", options_.kind == Kind::power_sgd ? options_.rank : 0}, {"begun", gradients_stay()}});
+  state.update({{"kind", kGradientCompression},
+                {"by", GradientCompressionOptions::name(options_.kind)},
+                {"rank", options_.kind == Kind::power_sgd ? options_.rank : 0},
+                {"begun", gradients_stay()}});
   return state;
 }
 
@@ -54,18 +58,22 @@ bool GradientCompressionSync::fits(const nlohmann::json& state) const {
     return false;
   }
   const nlohmann::json own = GradientCompressionSync::state();
-  return state.at("by") == own.at("by") && state.at("rank") == own.at("rank") && other_layout(state, options_.kind == GradientCompressionOptions::Kind::power_sgd).empty();
+  return state.at("by") == own.at("by") && state.at("rank") == own.at("rank") &&
+         other_layout(state, options_.kind == GradientCompressionOptions::Kind::power_sgd).empty();
 }
 
 void GradientCompressionSync::load_state(const nlohmann::json& state, int64_t steps) {
   steps_ = steps;
   forget_errors();
-  if (state.is_object() && state.value("kind", "") == kGradientCompression && state.at("begun").get<bool>() && !fits(state)) {
+  if (state.is_object() && state.value("kind", "") == kGradientCompression && state.at("begun").get<bool>() &&
+      !fits(state)) {
     const auto ranks = state.at("ranks").get<int64_t>();
     const std::string other = ranks == group().size() ? other_layout(state, true) : "";
-    log_first(concat("the checkpoint ", other.empty() ? concat("is from ", ranks, " data ranks that compressed by ", state.at("by").get<std::string>(), ", this run has ", group().size(), " and ",
-                                                               GradientCompressionOptions::name(options_.kind))
-                                                      : other,
+    log_first(concat("the checkpoint ",
+                     other.empty() ? concat("is from ", ranks, " data ranks that compressed by ",
+                                            state.at("by").get<std::string>(), ", this run has ", group().size(),
+                                            " and ", GradientCompressionOptions::name(options_.kind))
+                                   : other,
                      "; the errors of compression begin at zero"));
   }
 }

@@ -8,15 +8,18 @@
 
 namespace trireme::compress {
 
-/// The mean of the gradients, compressed with error feedback, for any optimizer, from some step on. Each rank adds its own gradient to its errors, and what the ranks
-/// agree on is the gradient of the step (bucket::SteppedValues::give_gradient). ZeRO stage 1: the same, to the bit.
+/// The mean of the gradients, compressed with error feedback, for any optimizer, from some step on. Each rank adds its
+/// own gradient to its errors, and what the ranks agree on is the gradient of the step
+/// (bucket::SteppedValues::give_gradient). ZeRO stage 1: the same, to the bit.
 ///
-/// Memory for n parameters and N ranks: 4n (1 + 1/N) bytes of errors (PowerSGD: 4n), and the messages; 4n more with an optimizer that needs all gradients first (LAMB).
-/// Cost: comm::Compressor's and comm::PowerSgd's, once a step, not while backward runs.
-/// Source: Karimireddy et al. 2019, arXiv:1901.09847 (error feedback with any compressor); comm/compressed names those of the compressors.
+/// Memory for n parameters and N ranks: 4n (1 + 1/N) bytes of errors (PowerSGD: 4n), and the messages; 4n more with an
+/// optimizer that needs all gradients first (LAMB). Cost: comm::Compressor's and comm::PowerSgd's, once a step, not
+/// while backward runs. Source: Karimireddy et al. 2019, arXiv:1901.09847 (error feedback with any compressor);
+/// comm/compressed names those of the compressors.
 class GradientCompressionSync final : public CompressedSync {
  public:
-  GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options, comm::Group everyone);
+  GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options,
+                          comm::Group everyone);
 
   bool gradients_stay() const override {
     return steps_ >= options_.start_step;

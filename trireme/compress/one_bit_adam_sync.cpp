@@ -4,9 +4,9 @@
 #include <trireme/comm/compressed/compressor.h>
 #include <trireme/kernels/kernels.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -19,11 +19,16 @@ using Values = bucket::SteppedValues::Values;
 
 } // namespace
 
-OneBitAdamSync::OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options, comm::Group everyone)
-    : OneBitAdamSync(std::move(plain), {"one_bit_adam", "1-bit Adam", options.beta1, options.eps}, WarmUp(options.freeze_step, options.beta2), std::move(everyone)) {}
+OneBitAdamSync::OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options,
+                               comm::Group everyone)
+    : OneBitAdamSync(std::move(plain), {"one_bit_adam", "1-bit Adam", options.beta1, options.eps},
+                     WarmUp(options.freeze_step, options.beta2), std::move(everyone)) {}
 
-OneBitAdamSync::OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const MomentumOptions& options, WarmUp warm_up, comm::Group everyone)
-    : CompressedSync(std::move(plain), std::move(everyone), options.name), options_(options), warm_up_(std::move(warm_up)) {}
+OneBitAdamSync::OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const MomentumOptions& options,
+                               WarmUp warm_up, comm::Group everyone)
+    : CompressedSync(std::move(plain), std::move(everyone), options.name),
+      options_(options),
+      warm_up_(std::move(warm_up)) {}
 
 void OneBitAdamSync::attach(const std::vector<bucket::FlatParameters*>& buffers) {
   CompressedSync::attach(buffers);
@@ -38,7 +43,8 @@ std::unique_ptr<BucketMean> OneBitAdamSync::make_mean(const BucketPlace& place) 
 void OneBitAdamSync::step_ended(bool taken) {
   if (taken && !frozen_at_ && warm_up_.ends_after(values().steps(), [this] { return norm_of_second_moments(); })) {
     freeze(values().steps());
-    log_first(concat("the second moments stay as they are after step ", *frozen_at_, "; from the next one on ranks exchange momenta of one bit an element"));
+    log_first(concat("the second moments stay as they are after step ", *frozen_at_,
+                     "; from the next one on ranks exchange momenta of one bit an element"));
   }
 }
 
@@ -52,7 +58,8 @@ double OneBitAdamSync::norm_of_second_moments() const {
   const at::Tensor sum = torch::zeros({1}, torch::kFloat64);
   for (const BucketPlace& place : places()) {
     const double holders = is_sharded(place) ? 1 : place.ranks.size();
-    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) { sum.add_(of.states[1].sum(torch::kFloat64).cpu(), 1 / holders); });
+    values().with_values(place.buffer, place.bucket, Access::read_all,
+                         [&](const Values& of) { sum.add_(of.states[1].sum(torch::kFloat64).cpu(), 1 / holders); });
   }
   everyone().all_reduce(sum, comm::ReduceOp::sum, "second moments").wait();
   return sum.item<double>();
@@ -78,7 +85,9 @@ void OneBitAdamSync::before_exchange() {
   int64_t dead = 0;
   for (size_t i = 0; i < places().size(); ++i) {
     const BucketPlace& place = places()[i];
-    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) { first_[i] = is_sharded(place) ? gathered(place, of.states[0]) : at::Tensor(); });
+    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) {
+      first_[i] = is_sharded(place) ? gathered(place, of.states[0]) : at::Tensor();
+    });
     dead += units_[i].dead_count();
   }
   if (dead > 0) {
@@ -93,7 +102,8 @@ at::Tensor OneBitAdamSync::numbers_of(size_t number) {
   if (first_[number].defined()) {
     moment.add_(first_[number], beta1());
   } else {
-    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) { moment.add_(of.states[0], beta1()); });
+    values().with_values(place.buffer, place.bucket, Access::read_all,
+                         [&](const Values& of) { moment.add_(of.states[0], beta1()); });
   }
   units_[number].divide(moment);
   return moment;
@@ -175,7 +185,9 @@ bool OneBitAdamSync::is_own(const nlohmann::json& state) const {
 
 nlohmann::json OneBitAdamSync::state() const {
   nlohmann::json state = layout();
-  state.update({{"kind", options_.kind}, {"frozen_at", frozen_at_ ? nlohmann::json(*frozen_at_) : nlohmann::json(nullptr)}, {"warm_up", warm_up_.state()}});
+  state.update({{"kind", options_.kind},
+                {"frozen_at", frozen_at_ ? nlohmann::json(*frozen_at_) : nlohmann::json(nullptr)},
+                {"warm_up", warm_up_.state()}});
   return state;
 }
 
@@ -184,8 +196,10 @@ bool OneBitAdamSync::errors_fit(const nlohmann::json& state) const {
 }
 
 void OneBitAdamSync::load_state(const nlohmann::json& state, int64_t /*steps*/) {
-  frozen_at_ = is_own(state) && !state.at("frozen_at").is_null() ? std::optional(state.at("frozen_at").get<int64_t>()) : std::nullopt;
-  values().hold(frozen_at_ ? bucket::HeldMoments{.first = true, .second = true, .second_steps = frozen_at_} : bucket::HeldMoments());
+  frozen_at_ = is_own(state) && !state.at("frozen_at").is_null() ? std::optional(state.at("frozen_at").get<int64_t>())
+                                                                 : std::nullopt;
+  values().hold(frozen_at_ ? bucket::HeldMoments{.first = true, .second = true, .second_steps = frozen_at_}
+                           : bucket::HeldMoments());
   warm_up_.load_state(is_own(state) ? state.at("warm_up") : nlohmann::json());
   made_ = false;
   forget_errors();

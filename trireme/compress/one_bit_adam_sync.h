@@ -12,24 +12,28 @@
 
 namespace trireme::compress {
 
-/// 1-bit Adam. Until the end of the warm-up (WarmUp) another sync does everything, and it is Adam to the bit. After it the second moment stays as it is:
-/// each rank moves the first moment by its own gradient, m + (1 - beta1)(g - m), the ranks agree on the mean of these by
-/// comm::CompressedAllReduce with signs, and all step with it. What compression leaves out goes into the next step's.
+/// 1-bit Adam. Until the end of the warm-up (WarmUp) another sync does everything, and it is Adam to the bit. After it
+/// the second moment stays as it is: each rank moves the first moment by its own gradient, m + (1 - beta1)(g - m), the
+/// ranks agree on the mean of these by comm::CompressedAllReduce with signs, and all step with it. What compression
+/// leaves out goes into the next step's.
 ///
-/// What travels is in Units. (In the paper and in DeepSpeed the moment travels as it is; biases of keys of a small GPT then came to 900 in 40 steps.)
+/// What travels is in Units. (In the paper and in DeepSpeed the moment travels as it is; biases of keys of a small GPT
+/// then came to 900 in 40 steps.)
 ///
-/// ZeRO stage 1: the same, to the bit. Each rank has all of the first moment besides, because it is what moves and travels; second moments and masters stay shared, and stepped parameters travel as ZeRO sends them.
+/// ZeRO stage 1: the same, to the bit. Each rank has all of the first moment besides, because it is what moves and
+/// travels; second moments and masters stay shared, and stepped parameters travel as ZeRO sends them.
 ///
-/// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements that had no gradient in the
-/// whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for NaN see the ranks' own gradients
-/// (GradientSync::gradients_stay): all are scaled by one factor before they enter the moment, so that neither enters the errors.
-/// Memory, besides Adam's, for n parameters and N ranks, from the end of the warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages and
-/// n of exponents; with ZeRO n first moments of 4 bytes.
-/// Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step.
-/// Source: Tang et al. 2021, arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
+/// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements
+/// that had no gradient in the whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for
+/// NaN see the ranks' own gradients (GradientSync::gradients_stay): all are scaled by one factor before they enter the
+/// moment, so that neither enters the errors. Memory, besides Adam's, for n parameters and N ranks, from the end of the
+/// warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages and n of exponents; with ZeRO n first moments of
+/// 4 bytes. Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step. Source: Tang et al. 2021,
+/// arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
 class OneBitAdamSync : public CompressedSync {
  public:
-  OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options, comm::Group everyone);
+  OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options,
+                 comm::Group everyone);
 
   /// The last step of the warm-up; absent: it is not over.
   const std::optional<int64_t>& frozen_at() const {
@@ -54,7 +58,8 @@ class OneBitAdamSync : public CompressedSync {
     double eps = 0;
   };
   /// `warm_up` says when momenta begin to travel.
-  OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const MomentumOptions& options, WarmUp warm_up, comm::Group everyone);
+  OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const MomentumOptions& options, WarmUp warm_up,
+                 comm::Group everyone);
 
   std::unique_ptr<BucketMean> make_mean(const BucketPlace& place) const override;
   void before_exchange() override;
@@ -98,8 +103,8 @@ class OneBitAdamSync : public CompressedSync {
   MomentumOptions options_;
   WarmUp warm_up_;
   std::optional<int64_t> frozen_at_;
-  bool made_ = false; // what follows
-  std::vector<Units> units_; // of each bucket
+  bool made_ = false;             // what follows
+  std::vector<Units> units_;      // of each bucket
   std::vector<at::Tensor> first_; // the first moments of a bucket, where the optimizer does not have all of them
 };
 

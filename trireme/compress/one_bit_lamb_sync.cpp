@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -25,8 +25,11 @@ at::Tensor column(const at::Tensor& of_parameters, Coefficient which) {
 
 } // namespace
 
-OneBitLambSync::OneBitLambSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitLambOptions& options, comm::Group everyone)
-    : OneBitAdamSync(std::move(plain), {"one_bit_lamb", "1-bit LAMB", options.beta1, options.eps}, WarmUp(options.freeze_step, options.beta2), std::move(everyone)), options_(options) {}
+OneBitLambSync::OneBitLambSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitLambOptions& options,
+                               comm::Group everyone)
+    : OneBitAdamSync(std::move(plain), {"one_bit_lamb", "1-bit LAMB", options.beta1, options.eps},
+                     WarmUp(options.freeze_step, options.beta2), std::move(everyone)),
+      options_(options) {}
 
 void OneBitLambSync::attach(const std::vector<bucket::FlatParameters*>& buffers) {
   OneBitAdamSync::attach(buffers);
@@ -37,7 +40,8 @@ void OneBitLambSync::attach(const std::vector<bucket::FlatParameters*>& buffers)
 void OneBitLambSync::begin_coefficients() {
   coefficients_.clear();
   for (const bucket::FlatParameters* const buffer : buffers_) {
-    const at::Tensor& begun = coefficients_.emplace_back(torch::zeros({buffer->count(), coefficients}, at::TensorOptions(torch::kFloat32).device(buffer->device())));
+    const at::Tensor& begun = coefficients_.emplace_back(
+        torch::zeros({buffer->count(), coefficients}, at::TensorOptions(torch::kFloat32).device(buffer->device())));
     column(begun, factor).fill_(1);
   }
   coefficients_are_elsewhere_ = false;
@@ -52,7 +56,8 @@ comm::Stretch OneBitLambSync::share(const BucketPlace& place) const {
   return {std::min(place.ranks.rank() * each, place.numel()), std::min((place.ranks.rank() + 1) * each, place.numel())};
 }
 
-void OneBitLambSync::for_each_part(const BucketPlace& place, const std::function<void(const bucket::Slot&, const comm::Stretch&)>& f) const {
+void OneBitLambSync::for_each_part(const BucketPlace& place,
+                                   const std::function<void(const bucket::Slot&, const comm::Stretch&)>& f) const {
   const comm::Stretch here = share(place);
   place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
     if (const comm::Stretch mine = overlap(in_bucket, here); mine.count() > 0) {
@@ -64,7 +69,9 @@ void OneBitLambSync::for_each_part(const BucketPlace& place, const std::function
 void OneBitLambSync::make_fresh() {
   fresh_.clear();
   for (const BucketPlace& place : places()) {
-    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) { fresh_.push_back(part(of.states[1], share(place), owned(place).begin).clone()); });
+    values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) {
+      fresh_.push_back(part(of.states[1], share(place), owned(place).begin).clone());
+    });
   }
 }
 
@@ -163,7 +170,9 @@ void OneBitLambSync::set_ratios(size_t first, size_t last) {
   for (size_t i = first; i < last; ++i) {
     const BucketPlace& place = places()[i];
     const int64_t begin = owned(place).begin;
-    const auto root = [&](const at::Tensor& square) { return options_.eps_inside_sqrt ? square.add(options_.eps).sqrt_() : square.sqrt().add_(options_.eps); };
+    const auto root = [&](const at::Tensor& square) {
+      return options_.eps_inside_sqrt ? square.add(options_.eps).sqrt_() : square.sqrt().add_(options_.eps);
+    };
     values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) {
       for_each_part(place, [&](const bucket::Slot& slot, const comm::Stretch& mine) {
         const at::Tensor second = part(of.states[1], mine, begin);
@@ -173,7 +182,8 @@ void OneBitLambSync::set_ratios(size_t first, size_t last) {
         of_parameter.select(0, 0).add_(update.to(torch::kFloat64).square_().sum());
         update.add_(part(of.parameters, mine, begin), values().rates(buffer, slot.tensor).weight_decay);
         of_parameter.select(0, 1).add_(update.to(torch::kFloat64).square_().sum());
-        const at::Tensor ratio = frozen.div(root(part(fresh_[i], mine, share(place).begin))).masked_fill_(second.eq(0), 0);
+        const at::Tensor ratio =
+            frozen.div(root(part(fresh_[i], mine, share(place).begin))).masked_fill_(second.eq(0), 0);
         const at::Tensor most = largest.select(0, slot.tensor);
         most.copy_(at::maximum(most, ratio.max().to(torch::kFloat64)));
       });
@@ -184,10 +194,13 @@ void OneBitLambSync::set_ratios(size_t first, size_t last) {
   ranks.all_reduce(largest, comm::ReduceOp::max, "changes of second moments").wait();
   const at::Tensor norms = squares.sqrt();
   const at::Tensor whole = norms.select(1, 1);
-  const at::Tensor share_of_it = at::where(whole.gt(0), norms.select(1, 0).div(whole).clamp_max_(1), torch::ones_like(whole));
+  const at::Tensor share_of_it =
+      at::where(whole.gt(0), norms.select(1, 0).div(whole).clamp_max_(1), torch::ones_like(whole));
   const at::Tensor before = column(kept, factor).to(torch::kFloat64);
   at::Tensor now = largest.mul(share_of_it).add_(1 - share_of_it).clamp_(options_.factor_min, options_.factor_max);
-  now = at::maximum(at::minimum(now, before.mul(1 + options_.factor_threshold)), before.mul(1 - options_.factor_threshold)).to(torch::kFloat32);
+  now = at::maximum(at::minimum(now, before.mul(1 + options_.factor_threshold)),
+                    before.mul(1 - options_.factor_threshold))
+            .to(torch::kFloat32);
   column(kept, factor).copy_(at::where(steps_here(buffer), now, column(kept, factor)));
   const at::Tensor exact = kept.to(torch::kFloat64);
   values().set_trust_ratios(buffer, column(exact, average).div(column(exact, weight)).mul_(column(exact, factor)));
@@ -211,19 +224,23 @@ void OneBitLambSync::for_each_state(const nlohmann::json& state, const Visit& vi
   const bool has_fresh = !state.at("frozen_at").is_null();
   const std::string other = other_cut(state);
   if (has_fresh && !other.empty()) { // averages of the parts' ratios, which say nothing of other parts
-    throw InputError("engine", concat("1-bit LAMB compresses already, and the checkpoint ", other), "Continue with as many tensor ranks, or start from the weights alone with model.init_from.");
+    throw InputError("engine", concat("1-bit LAMB compresses already, and the checkpoint ", other),
+                     "Continue with as many tensor ranks, or start from the weights alone with model.init_from.");
   }
   for (size_t i = 0; i < places().size(); ++i) {
     const BucketPlace& place = places()[i];
     const comm::Stretch here = share(place);
-    const at::Tensor fresh = fresh_.empty() ? torch::zeros({here.count()}, at::TensorOptions(torch::kFloat32).device(place.flat->device())) : fresh_[i]; // the shape is asked for before a load
+    const at::Tensor fresh =
+        fresh_.empty() ? torch::zeros({here.count()}, at::TensorOptions(torch::kFloat32).device(place.flat->device()))
+                       : fresh_[i]; // the shape is asked for before a load
     for_each_part(place, [&](const bucket::Slot& slot, const comm::Stretch& mine) {
       const int64_t begin = mine.begin - (slot.begin - place.layout().begin);
       if (has_fresh) {
         visit("exp_avg_sq_fresh", place.tensor(slot), begin, part(fresh, mine, here.begin));
       }
       if (begin == 0 && other.empty()) {
-        visit(name_of_part("lamb_coefficients", place.tensor(slot)), of_part(place.tensor(slot), {coefficients}), 0, coefficients_[static_cast<size_t>(place.buffer)].select(0, slot.tensor));
+        visit(name_of_part("lamb_coefficients", place.tensor(slot)), of_part(place.tensor(slot), {coefficients}), 0,
+              coefficients_[static_cast<size_t>(place.buffer)].select(0, slot.tensor));
       }
     });
   }

@@ -27,7 +27,9 @@ at::Tensor inverse_power(const at::Tensor& exponents) {
 void scale_here(const at::Tensor& exponents, bool inverse, const at::Tensor& numbers) {
   const auto* const from = exponents.const_data_ptr<uint8_t>();
   auto* const to = numbers.mutable_data_ptr<float>();
-  at::parallel_for(0, numbers.numel(), kGrain, [&](int64_t begin, int64_t end) { kernels::active_kernels().scale_by_powers(from + begin, end - begin, inverse, to + begin); });
+  at::parallel_for(0, numbers.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    kernels::active_kernels().scale_by_powers(from + begin, end - begin, inverse, to + begin);
+  });
 }
 
 } // namespace

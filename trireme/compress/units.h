@@ -9,10 +9,12 @@
 
 namespace trireme::compress {
 
-/// Units of the numbers that travel: the powers of two at or below the roots of second moments. Signs give all elements of a stretch one magnitude, and Adam
-/// divides by that root, so elements with small gradients would step too far; in these units all have about one size. Dividing and multiplying are exact.
+/// Units of the numbers that travel: the powers of two at or below the roots of second moments. Signs give all elements
+/// of a stretch one magnitude, and Adam divides by that root, so elements with small gradients would step too far; in
+/// these units all have about one size. Dividing and multiplying are exact.
 ///
-/// Kept as exponents, 1 byte an element: uint8, as fp32 has them. 0: dead, an element whose second moment is 0, of which nothing travels.
+/// Kept as exponents, 1 byte an element: uint8, as fp32 has them. 0: dead, an element whose second moment is 0, of
+/// which nothing travels.
 class Units {
  public:
   /// Without units: of nothing.

@@ -7,7 +7,8 @@
 
 namespace trireme::compress {
 
-WarmUp::WarmUp(std::optional<int64_t> steps, double beta2) : steps_(steps), between_(std::max<int64_t>(1, std::llround(1 / (1 - beta2)))) {}
+WarmUp::WarmUp(std::optional<int64_t> steps, double beta2)
+    : steps_(steps), between_(std::max<int64_t>(1, std::llround(1 / (1 - beta2)))) {}
 
 bool WarmUp::ends_after(int64_t step, const std::function<double()>& norm) {
   if (steps_) {

@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/types.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,8 +19,10 @@ using Values = bucket::SteppedValues::Values;
 
 } // namespace
 
-ZeroOneAdamSync::ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options, comm::Group everyone, bool alone)
-    : OneBitAdamSync(std::move(plain), {"zero_one_adam", "0/1 Adam", options.beta1, options.eps}, WarmUp(options.var_freeze_step, options.beta2), std::move(everyone)),
+ZeroOneAdamSync::ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain,
+                                 const optim::ZeroOneAdamOptions& options, comm::Group everyone, bool alone)
+    : OneBitAdamSync(std::move(plain), {"zero_one_adam", "0/1 Adam", options.beta1, options.eps},
+                     WarmUp(options.var_freeze_step, options.beta2), std::move(everyone)),
       options_(options),
       intervals_(options),
       may_be_alone_(alone && group().size() > 1) {}
@@ -39,7 +41,10 @@ void ZeroOneAdamSync::attach_values(bucket::SteppedValues& values) {
 // Of the next step.
 void ZeroOneAdamSync::choose_kind() {
   const int64_t step = steps_ + 1;
-  const Kind before = std::exchange(kind_, !intervals_.is_frozen_in(step) ? (intervals_.moves_in(step) ? Kind::variance : Kind::gradients) : may_be_alone_ ? Kind::alone : Kind::momenta);
+  const Kind before = std::exchange(kind_, !intervals_.is_frozen_in(step)
+                                               ? (intervals_.moves_in(step) ? Kind::variance : Kind::gradients)
+                                           : may_be_alone_ ? Kind::alone
+                                                           : Kind::momenta);
   const int64_t moves = std::max<int64_t>(1, intervals_.moves());
   switch (kind_) {
     case Kind::variance:
@@ -100,7 +105,10 @@ bool ZeroOneAdamSync::is_left_out(const BucketPlace& place, int64_t parameter) c
 }
 
 at::Tensor ZeroOneAdamSync::denominator(const at::Tensor& second) const {
-  const double correction = options_.bias_correction ? 1 - std::pow(values().beta2().value_or(options_.beta2), static_cast<double>(std::max<int64_t>(1, intervals_.moves()))) : 1;
+  const double correction = options_.bias_correction
+                                ? 1 - std::pow(values().beta2().value_or(options_.beta2),
+                                               static_cast<double>(std::max<int64_t>(1, intervals_.moves())))
+                                : 1;
   return second.div(correction).sqrt_().add_(options_.eps);
 }
 
@@ -115,7 +123,10 @@ at::Tensor ZeroOneAdamSync::numbers_of(size_t number) {
   } else {
     values().with_values(place.buffer, place.bucket, Access::read_all, [&](const Values& of) {
       numbers = start_[number].clone();
-      place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) { part(numbers, in_bucket).mul_(own_ways_[static_cast<size_t>(place.buffer)][static_cast<size_t>(slot.tensor)].kept); });
+      place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
+        part(numbers, in_bucket)
+            .mul_(own_ways_[static_cast<size_t>(place.buffer)][static_cast<size_t>(slot.tensor)].kept);
+      });
       numbers.sub_(of.parameters).mul_(denominator(of.states[1]));
     });
   }
@@ -166,7 +177,8 @@ void ZeroOneAdamSync::take_by_stretches(size_t number) {
     OneBitAdamSync::take_by_stretches(number);
     return;
   }
-  values().give_gradient(places()[number].buffer, places()[number].bucket, finished(number, units(number).exponents().const_data_ptr<uint8_t>()));
+  values().give_gradient(places()[number].buffer, places()[number].bucket,
+                         finished(number, units(number).exponents().const_data_ptr<uint8_t>()));
   clear_dead_errors(number);
   has_errors_ = true;
 }
@@ -183,14 +195,17 @@ void ZeroOneAdamSync::begin_round() {
 void ZeroOneAdamSync::keep_start(size_t number) {
   if (!start_[number].defined()) {
     const BucketPlace& place = places()[number];
-    values().with_values(place.buffer, place.bucket, Access::read, [&](const Values& of) { start_[number] = of.parameters.clone(); });
+    values().with_values(place.buffer, place.bucket, Access::read,
+                         [&](const Values& of) { start_[number] = of.parameters.clone(); });
   }
 }
 
 void ZeroOneAdamSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
   if (kind_ == Kind::alone) {
     const torch::NoGradGuard no_grad;
-    const auto found = std::find_if(places().begin(), places().end(), [&](const BucketPlace& one) { return one.flat == &buffer && one.bucket == bucket; });
+    const auto found = std::find_if(places().begin(), places().end(), [&](const BucketPlace& one) {
+      return one.flat == &buffer && one.bucket == bucket;
+    });
     const auto number = static_cast<size_t>(found - places().begin());
     keep_start(number);
     if (units(number).some_dead()) {
@@ -222,7 +237,8 @@ void ZeroOneAdamSync::step_ended(bool taken) {
   if (steps_ == options_.var_freeze_step) {
     forget_errors();
     has_errors_ = false;
-    log_first(concat("the second moments stay as they are after step ", steps_, may_be_alone_ ? "; the ranks step by themselves and meet in some steps" : ""));
+    log_first(concat("the second moments stay as they are after step ", steps_,
+                     may_be_alone_ ? "; the ranks step by themselves and meet in some steps" : ""));
   }
   choose_kind();
 }

@@ -9,24 +9,30 @@
 
 namespace trireme::compress {
 
-/// 0/1 Adam: no warm-up, but ever fewer steps in which gradients travel as they are. A step is one of four kinds (Intervals says which):
+/// 0/1 Adam: no warm-up, but ever fewer steps in which gradients travel as they are. A step is one of four kinds
+/// (Intervals says which):
 ///
 ///   variance   gradients are summed by another sync, and both moments move: AdamW
-///   gradients  the ranks agree on the mean gradient by signs with error feedback; it moves the first moment, the second stays
-///   alone      after var_freeze_step each rank steps by itself: nothing travels. In the last step of a round they meet: with x the parameters, y those at the
-///              beginning of the round, d = sqrt(v) + eps, each has u = (D y - x) d, the sum of lr times its momenta (D: what decay has left of y). They agree on the
-///              mean of u by signs with error feedback; x = D y - u / d, and the first moment is u over the sum of lr: on all ranks the same bits
+///   gradients  the ranks agree on the mean gradient by signs with error feedback; it moves the first moment, the
+///   second stays alone      after var_freeze_step each rank steps by itself: nothing travels. In the last step of a
+///   round they meet: with x the parameters, y those at the
+///              beginning of the round, d = sqrt(v) + eps, each has u = (D y - x) d, the sum of lr times its momenta
+///              (D: what decay has left of y). They agree on the mean of u by signs with error feedback; x = D y - u /
+///              d, and the first moment is u over the sum of lr: on all ranks the same bits
 ///   momenta    the same where ranks may not be alone (ZeRO stage 1, local_step_clipper 1): OneBitAdamSync's steps
 ///
-/// Adam's bias corrections hold: that of the second moment counts its moves. What travels is in Units; when these change, errors follow. Errors begin at zero after
-/// var_freeze_step. Elements whose second moment is 0 do not move until it is not. A rank that skips a step of a round counts with what it has.
-/// Memory, besides Adam's, for n parameters and N ranks: 4n (1 + 1/N) bytes of errors, n of exponents, n/4 of messages; once ranks step alone 4n where the round began.
-/// Cost: 8n bytes and more in the first kind, n/4 in the second and at meetings (times (N - 1)/N), where ranks also exchange 32 bytes a parameter.
-/// Source: Lu et al. 2022, arXiv:2202.06009, algorithm 1; DeepSpeed's ZeroOneAdam, whose names and defaults the options have.
+/// Adam's bias corrections hold: that of the second moment counts its moves. What travels is in Units; when these
+/// change, errors follow. Errors begin at zero after var_freeze_step. Elements whose second moment is 0 do not move
+/// until it is not. A rank that skips a step of a round counts with what it has. Memory, besides Adam's, for n
+/// parameters and N ranks: 4n (1 + 1/N) bytes of errors, n of exponents, n/4 of messages; once ranks step alone 4n
+/// where the round began. Cost: 8n bytes and more in the first kind, n/4 in the second and at meetings (times (N -
+/// 1)/N), where ranks also exchange 32 bytes a parameter. Source: Lu et al. 2022, arXiv:2202.06009, algorithm 1;
+/// DeepSpeed's ZeroOneAdam, whose names and defaults the options have.
 class ZeroOneAdamSync final : public OneBitAdamSync {
  public:
   /// `alone`: ranks may step by themselves.
-  ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options, comm::Group everyone, bool alone);
+  ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options,
+                  comm::Group everyone, bool alone);
 
   const comm::Group& step_group() const override {
     return kind_ == Kind::alone ? alone_ : group();
@@ -68,7 +74,7 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
   enum class Kind { variance, gradients, momenta, alone };
   // Of a parameter, since the round began.
   struct Way {
-    double kept = 1; // D
+    double kept = 1;  // D
     double rates = 0; // the sum of lr
   };
 
@@ -95,16 +101,16 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
   Intervals intervals_;
   bool may_be_alone_;
   comm::Group alone_;
-  int64_t steps_ = 0; // of the run, skipped ones too
+  int64_t steps_ = 0;          // of the run, skipped ones too
   Kind kind_ = Kind::variance; // of the next step
   bool has_errors_ = false;
   bool units_made_ = false; // of the second moments as they are
   bool meeting_ = false;
   bool equal_ = true;
   std::vector<bucket::FlatParameters*> buffers_;
-  std::vector<at::Tensor> start_; // of each bucket, where the round began; undefined: it has not
+  std::vector<at::Tensor> start_;          // of each bucket, where the round began; undefined: it has not
   std::vector<std::vector<Way>> own_ways_; // by buffer and parameter
-  std::vector<std::vector<Way>> ways_; // their means, in a meeting
+  std::vector<std::vector<Way>> ways_;     // their means, in a meeting
   double exposed_ = 0;
 };
 

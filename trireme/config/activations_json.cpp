@@ -17,7 +17,8 @@ constexpr double kMostBytes = 1e18;
 
 // "1.5GB", "512 MiB", "1000000", 1000000.
 int64_t read_bytes(const JsonNode& node) {
-  constexpr const char* kNext = "Write a number of bytes, or one with a unit in quotes: \"2GB\", \"1.5GiB\", \"800MB\".";
+  constexpr const char* kNext =
+      "Write a number of bytes, or one with a unit in quotes: \"2GB\", \"1.5GiB\", \"800MB\".";
   if (node.kind() != JsonNode::Kind::string) {
     const int64_t bytes = node.as_integer();
     if (bytes < 1) {
@@ -31,8 +32,16 @@ int64_t read_bytes(const JsonNode& node) {
   const auto [stopped, error] = std::from_chars(text.data(), end, number);
   std::string unit = lower(std::string_view(stopped, static_cast<size_t>(end - stopped)));
   unit.erase(0, unit.find_first_not_of(' ') == std::string::npos ? 0 : unit.find_first_not_of(' '));
-  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {
-      {{"", 1}, {"b", 1}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}}};
+  constexpr std::array<std::pair<std::string_view, double>, 10> kUnits = {{{"", 1},
+                                                                           {"b", 1},
+                                                                           {"kb", 1e3},
+                                                                           {"mb", 1e6},
+                                                                           {"gb", 1e9},
+                                                                           {"tb", 1e12},
+                                                                           {"kib", 0x1p10},
+                                                                           {"mib", 0x1p20},
+                                                                           {"gib", 0x1p30},
+                                                                           {"tib", 0x1p40}}};
   for (const auto& [name, bytes] : kUnits) {
     if (error == std::errc() && unit == name && number > 0 && number * bytes >= 1 && number * bytes <= kMostBytes) {
       return static_cast<int64_t>(std::llround(number * bytes));
@@ -72,7 +81,8 @@ activations::Options read_activations(const Values& values) {
     }
     out.memory_budget = read_bytes(*budget);
   } else if (out.automatic) {
-    values.node().fail("policy auto chooses within a memory_budget, and there is none", "Say what the activations of a rank may take: \"memory_budget\": \"2GB\".");
+    values.node().fail("policy auto chooses within a memory_budget, and there is none",
+                       "Say what the activations of a rank may take: \"memory_budget\": \"2GB\".");
   }
   out.layers = values.get("layers", out.layers);
   if (const JsonNode* const layers = values.find("layers")) {
@@ -88,7 +98,8 @@ activations::Options read_activations(const Values& values) {
   }
   out.nvme_path = values.get("nvme_path", out.nvme_path);
   if (out.nvme_path.empty() && out.uses_nvme()) {
-    values.node().fail("activations are to go to files, and there is no nvme_path", "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
+    values.node().fail("activations are to go to files, and there is no nvme_path",
+                       "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   out.inputs_to_host = values.get("cpu_checkpointing", out.inputs_to_host);
   out.shares_inputs = values.get("partition_activations", out.shares_inputs);
@@ -98,11 +109,16 @@ activations::Options read_activations(const Values& values) {
 
 nlohmann::ordered_json to_json(const activations::Options& options) {
   using nlohmann::ordered_json;
-  const auto text = [](const std::string& value) { return value.empty() ? ordered_json(nullptr) : ordered_json(value); };
+  const auto text = [](const std::string& value) {
+    return value.empty() ? ordered_json(nullptr) : ordered_json(value);
+  };
   ordered_json out;
-  out["policy"] = options.automatic ? ordered_json("auto") : options.policy ? ordered_json(activations::name_of(*options.policy)) : ordered_json(nullptr);
+  out["policy"] = options.automatic ? ordered_json("auto")
+                  : options.policy  ? ordered_json(activations::name_of(*options.policy))
+                                    : ordered_json(nullptr);
   out["memory_budget"] = options.automatic ? ordered_json(concat(options.memory_budget, 'B')) : ordered_json(nullptr);
-  out["choices"] = options.choices.empty() ? ordered_json(nullptr) : ordered_json(activations::to_words(options.choices));
+  out["choices"] =
+      options.choices.empty() ? ordered_json(nullptr) : ordered_json(activations::to_words(options.choices));
   out["layers"] = text(options.layers);
   out["nvme_path"] = text(options.nvme_path);
   out["cpu_checkpointing"] = options.inputs_to_host;

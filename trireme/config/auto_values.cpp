@@ -61,7 +61,8 @@ class Filler {
 
   // Numbers decide over "auto"; without any, the micro-batch is the Trainer's.
   void fill_batch() {
-    if (!is_given(engine_.at(kTrainBatch)) && !is_given(engine_.at(kMicroBatch)) && (is_auto(engine_.at(kTrainBatch)) || is_auto(engine_.at(kMicroBatch)))) {
+    if (!is_given(engine_.at(kTrainBatch)) && !is_given(engine_.at(kMicroBatch)) &&
+        (is_auto(engine_.at(kTrainBatch)) || is_auto(engine_.at(kMicroBatch)))) {
       if (engine_.at(kMicroBatch) == nullptr) {
         engine_.set(kMicroBatch, "\"auto\"");
       }

@@ -27,9 +27,9 @@ struct AutoValues {
   std::optional<int64_t> hidden = std::nullopt;
 };
 
-/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay; that of bf16.enabled
-/// is resolved by the engine, which measures.
-/// Errors: InputError for total_num_steps without AutoValues::steps.
+/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay;
+/// that of bf16.enabled is resolved by the engine, which measures. Errors: InputError for total_num_steps without
+/// AutoValues::steps.
 void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes);
 
 } // namespace trireme::config

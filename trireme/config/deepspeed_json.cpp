@@ -38,7 +38,8 @@ void check_common_mistakes(const JsonNode& node) {
     }
   }
   if (const JsonNode* old = enabled("bfloat16"); old != nullptr && enabled("bf16") != nullptr) {
-    old->fail(concat("bfloat16 is another name of bf16, which is enabled as well, at ", enabled("bf16")->where()), "Keep one of the two.");
+    old->fail(concat("bfloat16 is another name of bf16, which is enabled as well, at ", enabled("bf16")->where()),
+              "Keep one of the two.");
   }
 }
 
@@ -77,7 +78,9 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
   const std::string op = values.get<std::string>("gradient_allreduce_op", "mean");
   out.op = op == "sum" ? parallel::DataParallelOptions::Op::sum : parallel::DataParallelOptions::Op::mean;
   const auto& names = parallel::DataParallelOptions::kAlgorithmNames;
-  out.algorithm = static_cast<parallel::DataParallelOptions::Algorithm>(std::find(names.begin(), names.end(), values.get<std::string>("gradient_allreduce_algorithm", names.front())) - names.begin());
+  out.algorithm = static_cast<parallel::DataParallelOptions::Algorithm>(
+      std::find(names.begin(), names.end(), values.get<std::string>("gradient_allreduce_algorithm", names.front())) -
+      names.begin());
 
   const JsonNode* elements = values.section("zero_optimization").find("reduce_bucket_size");
   if (elements != nullptr) {
@@ -113,8 +116,10 @@ void check_partition(const JsonNode& node, const std::string& partition) {
     } catch (const std::regex_error& error) {
       node.fail(concat("the regular expression is wrong: ", error.what()));
     }
-  } else if (const std::vector<std::string> methods = {"parameters", "uniform", "profile", "memory"}; std::ranges::find(methods, partition) == methods.end()) {
-    node.fail(concat("there is no partition \"", partition, '"'), "It is one of parameters, uniform, profile, memory, best, or type:REGEX.");
+  } else if (const std::vector<std::string> methods = {"parameters", "uniform", "profile", "memory"};
+             std::ranges::find(methods, partition) == methods.end()) {
+    node.fail(concat("there is no partition \"", partition, '"'),
+              "It is one of parameters, uniform, profile, memory, best, or type:REGEX.");
   }
 }
 
@@ -171,7 +176,9 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   }
   out.every = values.get<int64_t>("every", 0);
   const auto outer = values.get<std::string>("outer_optimizer", "none");
-  out.outer = outer == "slowmo" ? Options::Outer::slowmo : outer == "nesterov" ? Options::Outer::nesterov : Options::Outer::none;
+  out.outer = outer == "slowmo"     ? Options::Outer::slowmo
+              : outer == "nesterov" ? Options::Outer::nesterov
+                                    : Options::Outer::none;
   if (out.outer == Options::Outer::slowmo) {
     out.outer_lr = 1;
     out.outer_momentum = 0.5;
@@ -181,7 +188,8 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   }
   for (const char* key : {"outer_lr", "outer_momentum"}) {
     if (const JsonNode* found = values.find(key); found != nullptr && out.outer == Options::Outer::none) {
-      found->fail("there is no outer optimizer that it could be of", "Write \"outer_optimizer\": \"nesterov\" or \"slowmo\", or leave it out.");
+      found->fail("there is no outer optimizer that it could be of",
+                  "Write \"outer_optimizer\": \"nesterov\" or \"slowmo\", or leave it out.");
     }
   }
   out.outer_lr = values.get("outer_lr", out.outer_lr);
@@ -189,10 +197,15 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   out.start_step = values.get("start_step", out.start_step);
   out.elastic = values.get("elastic", out.elastic);
   if (out.elastic && out.start_step > 0) {
-    values.find("start_step")->fail(concat("is ", out.start_step, ", with \"elastic\": replicas that come and go never add up gradients"), "Leave it out; a run without the section can make the first steps, and this one resume from its checkpoint.");
+    values.find("start_step")
+        ->fail(concat("is ", out.start_step, ", with \"elastic\": replicas that come and go never add up gradients"),
+               "Leave it out; a run without the section can make the first steps, and this one resume from its "
+               "checkpoint.");
   }
   const auto states = values.get<std::string>("states", "maintain");
-  out.states = states == "average" ? Options::States::average : states == "reset" ? Options::States::reset : Options::States::maintain;
+  out.states = states == "average" ? Options::States::average
+               : states == "reset" ? Options::States::reset
+                                   : Options::States::maintain;
   return out;
 }
 
@@ -208,7 +221,8 @@ std::optional<int64_t> read_shard_size(const Values& zero, int stage) {
   }
   const JsonNode& node = *zero.find("mics_shard_size");
   if (size < 2) {
-    node.fail(concat("so many ranks hold one copy together: at least 2, found ", size), "Leave it out (-1) to shard among all ranks; \"stage\": 0 shards nothing.");
+    node.fail(concat("so many ranks hold one copy together: at least 2, found ", size),
+              "Leave it out (-1) to shard among all ranks; \"stage\": 0 shards nothing.");
   }
   if (stage == 0) {
     node.fail("nothing is sharded with \"stage\": 0", "Say a stage from 1 to 3, or leave it out.");
@@ -220,7 +234,9 @@ zero::ZeroOptions read_zero(const Values& zero) {
   zero::ZeroOptions out;
   out.stage = static_cast<int>(zero.get<int64_t>("stage", 0));
   out.shard_size = read_shard_size(zero, out.stage);
-  out.param_persistence_threshold = zero.get(name_of(zero, "stage3_param_persistence_threshold", "param_persistence_threshold"), out.param_persistence_threshold);
+  out.param_persistence_threshold =
+      zero.get(name_of(zero, "stage3_param_persistence_threshold", "param_persistence_threshold"),
+               out.param_persistence_threshold);
   out.model_persistence_threshold = zero.get("stage3_model_persistence_threshold", out.model_persistence_threshold);
   out.prefetch_elements = zero.maybe<int64_t>(name_of(zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"));
   out.max_live_elements = zero.maybe<int64_t>(name_of(zero, "stage3_max_live_parameters", "max_live_parameters"));

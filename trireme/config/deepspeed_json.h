@@ -4,7 +4,6 @@
 #include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
 
-
 namespace trireme::config {
 
 /// Reads a DeepSpeed configuration. docs/configuration.md lists how each key is treated:

@@ -27,7 +27,9 @@ ordered_json layer_specs(const tensor::TensorParallelKeys& keys) {
   ordered_json out = ordered_json::array();
   for (const tensor::SplitRule& rule : keys.rules) {
     const bool gathers = rule.kind == Kind::column_gathered;
-    ordered_json spec = {{"patterns", {rule.pattern}}, {"partition_type", tensor::kind_name(gathers ? Kind::column : rule.kind)}, {"gather_output", gathers}};
+    ordered_json spec = {{"patterns", {rule.pattern}},
+                         {"partition_type", tensor::kind_name(gathers ? Kind::column : rule.kind)},
+                         {"gather_output", gathers}};
     if (rule.blocks > 1) {
       spec["shape"] = {rule.blocks, -1};
     }
@@ -53,7 +55,8 @@ ordered_json compression_json(const compress::GradientCompressionOptions& option
   if (!options.on()) {
     return nullptr;
   }
-  ordered_json out = {{"kind", compress::GradientCompressionOptions::name(options.kind)}, {"start_step", options.start_step}};
+  ordered_json out = {{"kind", compress::GradientCompressionOptions::name(options.kind)},
+                      {"start_step", options.start_step}};
   using Kind = compress::GradientCompressionOptions::Kind;
   if (options.kind == Kind::power_sgd) {
     out["rank"] = options.rank;
@@ -93,26 +96,35 @@ ordered_json to_json(const EngineConfig& config) {
         {"seed_layers", pipeline.seed_layers},
         {"activation_checkpoint_interval", pipeline.activation_checkpoint_interval}}},
       {"activation_checkpointing", to_json(config.activations)},
-      {"tensor_parallel", {{"autotp_size", config.tensor_parallel.size}, {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain}, {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
+      {"tensor_parallel",
+       {{"autotp_size", config.tensor_parallel.size},
+        {"tp_grain_size", config.tensor_parallel.rules.empty() ? 1 : config.tensor_parallel.rules.front().grain},
+        {"partition_config", {{"layer_specs", layer_specs(config.tensor_parallel)}}}}},
       {"step_in_backward", config.step_in_backward},
       {"parameter_averaging", averaging_json(config.averaging)},
       {"gradient_compression", compression_json(config.compression)},
-      {"zero_optimization", {{"stage", config.zero.stage},
-         {"reduce_bucket_size", data.bucket_bytes / 4},
-         {"stage3_prefetch_bucket_size", config.zero.prefetch_elements ? nlohmann::ordered_json(*config.zero.prefetch_elements) : nlohmann::ordered_json(nullptr)},
-         {"stage3_max_live_parameters", config.zero.max_live_elements ? nlohmann::ordered_json(*config.zero.max_live_elements) : nlohmann::ordered_json(nullptr)},
-         {"mics_shard_size", config.zero.shard_size.value_or(-1)},
-         {"offload_optimizer", to_json(config.offload.optimizer)},
-         {"offload_param", to_json(config.offload.parameters)},
-         {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
-         {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
+      {"zero_optimization",
+       {{"stage", config.zero.stage},
+        {"reduce_bucket_size", data.bucket_bytes / 4},
+        {"stage3_prefetch_bucket_size", config.zero.prefetch_elements
+                                            ? nlohmann::ordered_json(*config.zero.prefetch_elements)
+                                            : nlohmann::ordered_json(nullptr)},
+        {"stage3_max_live_parameters", config.zero.max_live_elements
+                                           ? nlohmann::ordered_json(*config.zero.max_live_elements)
+                                           : nlohmann::ordered_json(nullptr)},
+        {"mics_shard_size", config.zero.shard_size.value_or(-1)},
+        {"offload_optimizer", to_json(config.offload.optimizer)},
+        {"offload_param", to_json(config.offload.parameters)},
+        {"stage3_param_persistence_threshold", config.zero.param_persistence_threshold},
+        {"stage3_model_persistence_threshold", config.zero.model_persistence_threshold}}},
       {"aio", to_json(config.offload.aio)},
       {"prescale_gradients", data.prescale_gradients},
       {"broadcast_buffers", data.broadcast_buffers},
       {"sync_batch_norm", data.sync_batch_norm},
       {"gradient_predivide_factor", data.gradient_predivide_factor},
       {"gradient_allreduce_op", data.op == parallel::DataParallelOptions::Op::sum ? "sum" : "mean"},
-      {"gradient_allreduce_algorithm", parallel::DataParallelOptions::kAlgorithmNames[static_cast<size_t>(data.algorithm)]},
+      {"gradient_allreduce_algorithm",
+       parallel::DataParallelOptions::kAlgorithmNames[static_cast<size_t>(data.algorithm)]},
       {"dataloader_drop_last", config.dataloader_drop_last},
       {"steps_per_print", or_null(config.steps_per_print)},
       {"wall_clock_breakdown", config.wall_clock_breakdown},

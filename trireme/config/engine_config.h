@@ -54,7 +54,8 @@ struct EngineConfig {
   parallel::DataParallelOptions data_parallel;
   /// Replicas that step by themselves and meet every few steps.
   parallel::AveragingOptions averaging;
-  /// Parameter servers instead of ranks that exchange gradients. Not in the JSON; a run file sets it from parallel.sync.
+  /// Parameter servers instead of ranks that exchange gradients. Not in the JSON; a run file sets it from
+  /// parallel.sync.
   parallel::ServerOptions server;
   /// The mean of gradients by compressed messages, whatever the optimizer.
   compress::GradientCompressionOptions compression;
@@ -67,7 +68,8 @@ struct EngineConfig {
   bool uses_files() const {
     return offload.uses_files() || activations.uses_nvme();
   }
-  /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need all gradients first.
+  /// Steps a bucket as soon as its gradients are final, while backward computes the rest. Not with options that need
+  /// all gradients first.
   bool step_in_backward = false;
   /// Types of parameters, gradients and communication; the loss scale.
   precision::PrecisionOptions precision;

@@ -62,14 +62,17 @@ void check_choice(const JsonNode& node, std::string_view path) {
 // DeepSpeed uses its default for an "auto" that was not filled in; a key without effect may keep it.
 void check_auto(const JsonNode& node, const ValueType& type, Verdict verdict) {
   if (!type.or_auto && verdict != Verdict::no_effect) {
-    node.fail("\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows what it stands for",
-              concat("Write ", type.describe(), ", or leave the key out."));
+    node.fail(
+        "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows "
+        "what it stands for",
+        concat("Write ", type.describe(), ", or leave the key out."));
   }
 }
 
 bool holds_text(const ValueType& type) {
   using Type = ValueType::Kind;
-  return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths || type.kind == Type::bytes;
+  return type.kind == Type::text || type.kind == Type::texts || type.kind == Type::path || type.kind == Type::paths ||
+         type.kind == Type::bytes;
 }
 
 // What a value of type "objects" holds.
@@ -280,12 +283,14 @@ void forgive_what_is_off(JsonNode& engine, std::vector<std::string>& notes) {
   for (const Section& section : all_sections()) {
     JsonNode* node = section.gated ? engine.at(section.path.substr(top.size())) : nullptr;
     const JsonNode* gate = node != nullptr && node->is_object() ? node->find(section.keys.front().name) : nullptr;
-    if (gate == nullptr || gate->is_null() || !asks_for_nothing(*gate, section.keys.front(), ValueType::parse(section.keys.front().type))) {
+    if (gate == nullptr || gate->is_null() ||
+        !asks_for_nothing(*gate, section.keys.front(), ValueType::parse(section.keys.front().type))) {
       continue;
     }
     std::vector<std::string> wrong;
     for (const auto& [name, value] : node->members()) {
-      const auto key = std::find_if(section.keys.begin(), section.keys.end(), [&, &n = name](const Key& k) { return k.name == n; });
+      const auto key =
+          std::find_if(section.keys.begin(), section.keys.end(), [&, &n = name](const Key& k) { return k.name == n; });
       std::string why = key == section.keys.end() && !ObjectReader::is_note(name) ? "unknown key" : "";
       if (key != section.keys.end() && !value.is_null()) {
         try {
@@ -295,7 +300,8 @@ void forgive_what_is_off(JsonNode& engine, std::vector<std::string>& notes) {
         }
       }
       if (!why.empty()) {
-        notes.push_back(concat(value.where(), ": ", value.path(), " has no effect: ", why, ", and the section is switched off."));
+        notes.push_back(
+            concat(value.where(), ": ", value.path(), " has no effect: ", why, ", and the section is switched off."));
         wrong.push_back(name);
       }
     }

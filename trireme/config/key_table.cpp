@@ -48,7 +48,8 @@ std::string_view verdict_name(Verdict verdict) {
 const std::vector<Section>& all_sections() {
   static const std::vector<Section> sections = [] {
     std::vector<Section> out;
-    for (auto part : {run_sections(), engine_sections(), optimizer_sections(), zero_sections(), precision_sections(), later_sections()}) {
+    for (auto part : {run_sections(), engine_sections(), optimizer_sections(), zero_sections(), precision_sections(),
+                      later_sections()}) {
       std::move(part.begin(), part.end(), std::back_inserter(out));
     }
     return out;
@@ -86,13 +87,13 @@ ValueType ValueType::parse(std::string_view text) {
     name.remove_suffix(5);
   }
   static const std::vector<std::pair<std::string_view, Kind>> kinds = {
-      {"bool", Kind::boolean},  {"text", Kind::text},
-      {"texts", Kind::texts},   {"path", Kind::path},
-      {"paths", Kind::paths},   {"reals", Kind::reals},
-      {"bytes", Kind::bytes},
-      {"object", Kind::object}, {"objects", Kind::objects}, {"object_or_path", Kind::object_or_path},
-      {"int", Kind::integer},   {"real", Kind::real},
-      {"word", Kind::word},     {"choice", Kind::choice},
+      {"bool", Kind::boolean},    {"text", Kind::text},
+      {"texts", Kind::texts},     {"path", Kind::path},
+      {"paths", Kind::paths},     {"reals", Kind::reals},
+      {"bytes", Kind::bytes},     {"object", Kind::object},
+      {"objects", Kind::objects}, {"object_or_path", Kind::object_or_path},
+      {"int", Kind::integer},     {"real", Kind::real},
+      {"word", Kind::word},       {"choice", Kind::choice},
       {"switch", Kind::switch_}};
   const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& entry) { return entry.first == name; });
   if (found == kinds.end()) {
@@ -166,7 +167,8 @@ Verdict verdict_of_section(std::string_view path) {
       continue;
     }
     first = first == nullptr ? &section : first;
-    if (std::any_of(section.keys.begin(), section.keys.end(), [](const Key& key) { return key.verdict == Verdict::honoured; })) {
+    if (std::any_of(section.keys.begin(), section.keys.end(),
+                    [](const Key& key) { return key.verdict == Verdict::honoured; })) {
       return Verdict::honoured;
     }
   }

@@ -27,10 +27,15 @@ std::string folder_of(const Values& section, Place place) {
     return folder;
   }
   if (folder.empty()) {
-    section.find("device")->fail("files need a folder, and there is no \"nvme_path\" beside it", "Write \"nvme_path\": \"/a/folder/on/a/disk\".");
+    section.find("device")->fail("files need a folder, and there is no \"nvme_path\" beside it",
+                                 "Write \"nvme_path\": \"/a/folder/on/a/disk\".");
   }
   if (folder == "auto") {
-    section.find("nvme_path")->fail("\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows which disk is meant", "Write the folder.");
+    section.find("nvme_path")
+        ->fail(
+            "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing "
+            "knows which disk is meant",
+            "Write the folder.");
   }
   return folder;
 }
@@ -38,13 +43,17 @@ std::string folder_of(const Values& section, Place place) {
 int64_t buffers_of(const Values& section, Place place, int64_t usual) {
   const int64_t count = section.get("buffer_count", usual);
   if (place == Place::nvme && count < kLeastBuffers) {
-    section.find("buffer_count")->fail(concat("one bucket is read and one written while one is used: at least ", kLeastBuffers, " buffers, found ", count), concat("Write ", usual, ", or leave it out."));
+    section.find("buffer_count")
+        ->fail(concat("one bucket is read and one written while one is used: at least ", kLeastBuffers,
+                      " buffers, found ", count),
+               concat("Write ", usual, ", or leave it out."));
   }
   return count;
 }
 
 // What only files have, where the section asks for memory.
-void note_what_files_need(const Values& section, Place place, std::initializer_list<const char*> keys, std::vector<std::string>& notes) {
+void note_what_files_need(const Values& section, Place place, std::initializer_list<const char*> keys,
+                          std::vector<std::string>& notes) {
   std::vector<std::string> found;
   for (const char* key : keys) {
     if (place == Place::host && section.find(key) != nullptr) {
@@ -52,7 +61,8 @@ void note_what_files_need(const Values& section, Place place, std::initializer_l
     }
   }
   if (!found.empty()) {
-    notes.push_back(concat(section.node().where(), ": ", section.node().path(), ": ", join(found, ", "), found.size() == 1 ? " has" : " have", " no effect: the device is \"cpu\", not \"nvme\"."));
+    notes.push_back(concat(section.node().where(), ": ", section.node().path(), ": ", join(found, ", "),
+                           found.size() == 1 ? " has" : " have", " no effect: the device is \"cpu\", not \"nvme\"."));
   }
 }
 
@@ -70,7 +80,8 @@ offload::OptimizerOptions read_optimizer_place(const Values& section, std::vecto
   out.fast_init = section.get("fast_init", out.fast_init);
   out.ratio = section.get("ratio", out.ratio);
   out.delayed_update = section.get("delayed_update", out.delayed_update);
-  note_what_files_need(section, out.place, {"nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"}, notes);
+  note_what_files_need(section, out.place,
+                       {"nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"}, notes);
   return out;
 }
 
@@ -81,8 +92,9 @@ offload::ParameterOptions read_parameter_place(const Values& section, int zero_s
     return out;
   }
   if (zero_stage < 3) {
-    section.find("device")->fail(concat("parameters are in parts, which can be elsewhere, at \"stage\": 3, and the stage is ", zero_stage),
-                                 "Say \"stage\": 3, or leave offload_param out; offload_optimizer works at every stage.");
+    section.find("device")->fail(
+        concat("parameters are in parts, which can be elsewhere, at \"stage\": 3, and the stage is ", zero_stage),
+        "Say \"stage\": 3, or leave offload_param out; offload_optimizer works at every stage.");
   }
   out.nvme_path = folder_of(section, out.place);
   out.buffer_count = buffers_of(section, out.place, out.buffer_count);
@@ -96,8 +108,11 @@ aio::Options read_aio(const Values& section) {
   aio::Options out;
   out.block_size = section.get("block_size", out.block_size);
   if (out.block_size % aio::kAlignment != 0) {
-    const int64_t near = std::max<int64_t>(1, (out.block_size + aio::kAlignment / 2) / aio::kAlignment) * aio::kAlignment;
-    section.find("block_size")->fail(concat("direct transfers are multiples of ", aio::kAlignment, " bytes, found ", out.block_size), concat("Write ", near, '.'));
+    const int64_t near =
+        std::max<int64_t>(1, (out.block_size + aio::kAlignment / 2) / aio::kAlignment) * aio::kAlignment;
+    section.find("block_size")
+        ->fail(concat("direct transfers are multiples of ", aio::kAlignment, " bytes, found ", out.block_size),
+               concat("Write ", near, '.'));
   }
   if (out.block_size > aio::kMostBlockBytes) {
     section.find("block_size")->fail(concat("must be at most ", aio::kMostBlockBytes, ", found ", out.block_size));
@@ -115,7 +130,8 @@ ordered_json path_or_null(const std::string& path) {
 
 } // namespace
 
-offload::Options read_offload(const Values& engine, int zero_stage, bool moves_activations, std::vector<std::string>& notes) {
+offload::Options read_offload(const Values& engine, int zero_stage, bool moves_activations,
+                              std::vector<std::string>& notes) {
   const Values zero = engine.section("zero_optimization");
   const Values section = engine.section("aio");
   offload::Options out;
@@ -123,20 +139,18 @@ offload::Options read_offload(const Values& engine, int zero_stage, bool moves_a
   out.parameters = read_parameter_place(zero.section("offload_param"), zero_stage, notes);
   out.aio = read_aio(section);
   if (section.present() && !out.uses_files() && !moves_activations && to_json(out.aio) != to_json(aio::Options())) {
-    notes.push_back(concat(section.node().where(), ": aio has no effect: nothing is kept in files, which \"device\": \"nvme\" in an offload section does, or \"nvme\" in activation_checkpointing."));
+    notes.push_back(concat(section.node().where(),
+                           ": aio has no effect: nothing is kept in files, which \"device\": \"nvme\" in an offload "
+                           "section does, or \"nvme\" in activation_checkpointing."));
   }
   return out;
 }
 
 ordered_json to_json(const offload::OptimizerOptions& options) {
-  return {{"device", offload::word(options.place)},
-          {"nvme_path", path_or_null(options.nvme_path)},
-          {"buffer_count", options.buffer_count},
-          {"pin_memory", options.pin_memory},
-          {"pipeline_read", options.pipeline_read},
-          {"pipeline_write", options.pipeline_write},
-          {"fast_init", options.fast_init},
-          {"ratio", options.ratio},
+  return {{"device", offload::word(options.place)},  {"nvme_path", path_or_null(options.nvme_path)},
+          {"buffer_count", options.buffer_count},    {"pin_memory", options.pin_memory},
+          {"pipeline_read", options.pipeline_read},  {"pipeline_write", options.pipeline_write},
+          {"fast_init", options.fast_init},          {"ratio", options.ratio},
           {"delayed_update", options.delayed_update}};
 }
 

@@ -115,13 +115,16 @@ void read_rmsprop(const Values& values, optim::RmspropOptions& out) {
 // DeepSpeed's fp32_optimizer_states says with true and false what our state_dtype says by name.
 void read_state_type(const Values& values, OptimizerOptions& out) {
   const std::string name = values.get<std::string>("state_dtype", "fp32");
-  out.state_type = name == "int8" ? optim::StateType::int8 : name == "bf16" ? optim::StateType::bf16 : optim::StateType::fp32;
+  out.state_type = name == "int8"   ? optim::StateType::int8
+                   : name == "bf16" ? optim::StateType::bf16
+                                    : optim::StateType::fp32;
   if (!std::holds_alternative<optim::AdamOptions>(out.rule)) {
     return;
   }
   const auto fp32 = values.maybe<bool>("fp32_optimizer_states");
   if (fp32 && values.find("state_dtype") != nullptr && *fp32 != (out.state_type == optim::StateType::fp32)) {
-    values.find("fp32_optimizer_states")->fail(concat("contradicts ", values.find("state_dtype")->where(), ", where state_dtype is ", name));
+    values.find("fp32_optimizer_states")
+        ->fail(concat("contradicts ", values.find("state_dtype")->where(), ", where state_dtype is ", name));
   }
   if (fp32 && !*fp32 && out.state_type == optim::StateType::fp32) {
     out.state_type = optim::StateType::bf16;
@@ -207,10 +210,12 @@ std::optional<OptimizerOptions> read_optimizer(const JsonNode* section) {
   } else if (type == "ZeroOneAdam") {
     read(optim::ZeroOneAdamOptions(), read_zero_one_adam);
   } else {
-    read(optim::AdamOptions(), [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
+    read(optim::AdamOptions(),
+         [&](const Values& given, optim::AdamOptions& options) { read_adam(given, *section, type, options); });
   }
   read_state_type(values, out);
-  out.decay_rule = values.get<std::string>("weight_decay_rule", "all") == "matrices" ? optim::DecayRule::matrices : optim::DecayRule::all;
+  out.decay_rule = values.get<std::string>("weight_decay_rule", "all") == "matrices" ? optim::DecayRule::matrices
+                                                                                     : optim::DecayRule::all;
   return out;
 }
 
@@ -269,7 +274,9 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
   }
   ordered_json params = {{"lr", optimizer->lr()}};
   const auto betas = [](const auto& o) { return ordered_json::array({o.beta1, o.beta2}); };
-  const auto freeze_step = [](const auto& o) { return o.freeze_step ? ordered_json(*o.freeze_step) : ordered_json("auto"); };
+  const auto freeze_step = [](const auto& o) {
+    return o.freeze_step ? ordered_json(*o.freeze_step) : ordered_json("auto");
+  };
   const auto write = [&](const char* type, const ordered_json& own) {
     params.update(own);
     return type;
@@ -277,7 +284,10 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
   const char* const type = std::visit(
       Overloaded{
           [&](const optim::SgdOptions& o) {
-            return write("SGD", {{"momentum", o.momentum}, {"dampening", o.dampening}, {"weight_decay", o.weight_decay}, {"nesterov", o.nesterov}});
+            return write("SGD", {{"momentum", o.momentum},
+                                 {"dampening", o.dampening},
+                                 {"weight_decay", o.weight_decay},
+                                 {"nesterov", o.nesterov}});
           },
           [&](const optim::LambOptions& o) {
             return write("Lamb", {{"betas", betas(o)},
@@ -288,15 +298,28 @@ ordered_json to_json(const std::optional<OptimizerOptions>& optimizer) {
                                   {"min_coeff", o.min_coeff},
                                   {"eps_inside_sqrt", o.eps_inside_sqrt}});
           },
-          [&](const optim::LionOptions& o) { return write("Lion", {{"betas", betas(o)}, {"weight_decay", o.weight_decay}}); },
+          [&](const optim::LionOptions& o) {
+            return write("Lion", {{"betas", betas(o)}, {"weight_decay", o.weight_decay}});
+          },
           [&](const optim::AdagradOptions& o) {
-            return write("Adagrad", {{"lr_decay", o.lr_decay}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"initial_accumulator_value", o.initial_accumulator_value}});
+            return write("Adagrad", {{"lr_decay", o.lr_decay},
+                                     {"eps", o.eps},
+                                     {"weight_decay", o.weight_decay},
+                                     {"initial_accumulator_value", o.initial_accumulator_value}});
           },
           [&](const optim::RmspropOptions& o) {
-            return write("RMSprop", {{"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}, {"centered", o.centered}});
+            return write("RMSprop", {{"alpha", o.alpha},
+                                     {"eps", o.eps},
+                                     {"weight_decay", o.weight_decay},
+                                     {"momentum", o.momentum},
+                                     {"centered", o.centered}});
           },
           [&](const optim::OneBitAdamOptions& o) {
-            return write("OneBitAdam", {{"betas", betas(o)}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"bias_correction", o.bias_correction}, {"freeze_step", freeze_step(o)}});
+            return write("OneBitAdam", {{"betas", betas(o)},
+                                        {"eps", o.eps},
+                                        {"weight_decay", o.weight_decay},
+                                        {"bias_correction", o.bias_correction},
+                                        {"freeze_step", freeze_step(o)}});
           },
           [&](const optim::OneBitLambOptions& o) {
             return write("OneBitLamb", {{"betas", betas(o)},

@@ -78,7 +78,8 @@ std::string default_text(const Key& key) {
 std::string sentence(std::string_view text) {
   std::string out(text);
   const std::string_view word = text.substr(0, text.find(' '));
-  const bool is_name = word.substr(0, word.size() - 1).find_first_of("._") != std::string_view::npos || word.ends_with(':') || word.ends_with(',');
+  const bool is_name = word.substr(0, word.size() - 1).find_first_of("._") != std::string_view::npos ||
+                       word.ends_with(':') || word.ends_with(',');
   if (!is_name) {
     out[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(out[0])));
   }

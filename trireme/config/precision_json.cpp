@@ -43,13 +43,15 @@ void read_loss_scale(const Values& fp16, precision::LossScaleOptions& out) {
 // Checked only if the loss is scaled: files often keep settings that nothing uses.
 void check_loss_scale(const Values& fp16, const precision::LossScaleOptions& options) {
   if (options.loss_scale > kLargestScale) {
-    fp16.find("loss_scale")->fail(concat(options.loss_scale, " times a loss is infinite in fp32"), "Write 0 for a dynamic scale.");
+    fp16.find("loss_scale")
+        ->fail(concat(options.loss_scale, " times a loss is infinite in fp32"), "Write 0 for a dynamic scale.");
   }
   const double first = std::ldexp(1.0, static_cast<int>(options.initial_scale_power));
   if (options.loss_scale == 0 && options.min_loss_scale > first) {
     fp16.find("min_loss_scale")
-        ->fail(concat(options.min_loss_scale, " is more than the first scale, ", first, " (2 to the initial_scale_power)"),
-               "Lower it, or raise initial_scale_power.");
+        ->fail(
+            concat(options.min_loss_scale, " is more than the first scale, ", first, " (2 to the initial_scale_power)"),
+            "Lower it, or raise initial_scale_power.");
   }
 }
 
@@ -57,9 +59,9 @@ void check_autocast(const Values& autocast, const Values& fp16, const Values& bf
   for (const Values* other : {&fp16, &bf16}) {
     if (is_enabled(autocast) && is_enabled(*other)) {
       const JsonNode& enabled = *other->find("enabled");
-      autocast.find("enabled")
-          ->fail(concat("autocast casts fp32 parameters, but ", enabled.path(), " at ", enabled.where(), " makes them lower already"),
-                 "Enable one of the two.");
+      autocast.find("enabled")->fail(concat("autocast casts fp32 parameters, but ", enabled.path(), " at ",
+                                            enabled.where(), " makes them lower already"),
+                                     "Enable one of the two.");
     }
   }
 }
@@ -97,7 +99,8 @@ PrecisionOptions read_precision(const Values& engine) {
   out.grad_accumulation = type_of(types.get<std::string>("grad_accum_dtype", "fp32"));
   if (out.grad_accumulation == Type::fp16 && out.compute != Type::fp16) {
     types.find("grad_accum_dtype")
-        ->fail(concat("gradients of ", precision::type_name(out.compute), " have a wider range than fp16, where their sum is infinite"),
+        ->fail(concat("gradients of ", precision::type_name(out.compute),
+                      " have a wider range than fp16, where their sum is infinite"),
                "Write \"fp32\", or enable fp16.");
   }
   return out;
@@ -113,11 +116,13 @@ void write_precision(const PrecisionOptions& options, ordered_json& out) {
                  {"hysteresis", scale.hysteresis},
                  {"consecutive_hysteresis", scale.consecutive_hysteresis},
                  {"min_loss_scale", scale.min_loss_scale}};
-  out["bf16"] = {{"enabled", options.bf16_if_faster ? ordered_json("auto") : ordered_json(options.compute == Type::bf16)},
-                 {"check_grad_overflow", options.check_grad_overflow}};
+  out["bf16"] = {
+      {"enabled", options.bf16_if_faster ? ordered_json("auto") : ordered_json(options.compute == Type::bf16)},
+      {"check_grad_overflow", options.check_grad_overflow}};
   out["torch_autocast"] = {{"enabled", options.autocast}, {"dtype", precision::type_name(options.autocast_type)}};
   const auto& communication = options.communication;
-  out["communication_data_type"] = communication ? ordered_json(precision::type_name(*communication)) : ordered_json(nullptr);
+  out["communication_data_type"] =
+      communication ? ordered_json(precision::type_name(*communication)) : ordered_json(nullptr);
   out["data_types"] = {{"grad_accum_dtype", precision::type_name(options.grad_accumulation)}};
 }
 

@@ -7,8 +7,9 @@
 
 namespace trireme::config {
 
-/// Reads fp16, bf16, torch_autocast, communication_data_type and data_types of DeepSpeed's configuration, after check_keys().
-/// Errors: InputError for settings that contradict each other or are out of range; "file:line:column: key.path: ...".
+/// Reads fp16, bf16, torch_autocast, communication_data_type and data_types of DeepSpeed's configuration, after
+/// check_keys(). Errors: InputError for settings that contradict each other or are out of range; "file:line:column:
+/// key.path: ...".
 precision::PrecisionOptions read_precision(const Values& engine);
 
 /// The section "bf16", or "bfloat16" in older files: the enabled one.

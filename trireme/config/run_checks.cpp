@@ -46,16 +46,21 @@ void check_size(const JsonNode& root, const models::GptOptions& gpt) {
   constexpr int64_t kMostLayers = 100'000;
   constexpr double kMostNumbers = 1e15; // in all parameters, or of a sample in one tensor
   const auto real = [](int64_t number) { return static_cast<double>(number); };
-  const double parameters = 12 * real(gpt.layers) * real(gpt.hidden) * real(gpt.hidden) + (real(gpt.vocab_size) + real(gpt.sequence_length)) * real(gpt.hidden);
-  const double sample = real(gpt.sequence_length) * std::max({real(gpt.heads) * real(gpt.sequence_length), 4 * real(gpt.hidden), real(gpt.vocab_size)});
+  const double parameters = 12 * real(gpt.layers) * real(gpt.hidden) * real(gpt.hidden) +
+                            (real(gpt.vocab_size) + real(gpt.sequence_length)) * real(gpt.hidden);
+  const double sample = real(gpt.sequence_length) * std::max({real(gpt.heads) * real(gpt.sequence_length),
+                                                              4 * real(gpt.hidden), real(gpt.vocab_size)});
   if (gpt.layers > kMostLayers) {
     place(root, "model", "layers").fail(concat(gpt.layers, " layers are more than ", kMostLayers));
   }
   if (parameters > kMostNumbers) {
-    root.find("model")->fail(concat("it would have ", parameters, " parameters, more than ", kMostNumbers), "Check hidden, layers and vocab_size.");
+    root.find("model")->fail(concat("it would have ", parameters, " parameters, more than ", kMostNumbers),
+                             "Check hidden, layers and vocab_size.");
   }
   if (sample > kMostNumbers) {
-    place(root, "model", "sequence_length").fail(concat("a sample of ", gpt.sequence_length, " tokens makes tensors of ", sample, " numbers, more than ", kMostNumbers));
+    place(root, "model", "sequence_length")
+        .fail(concat("a sample of ", gpt.sequence_length, " tokens makes tensors of ", sample, " numbers, more than ",
+                     kMostNumbers));
   }
 }
 
@@ -105,21 +110,29 @@ void check_split(const JsonNode& root, RunConfig& run) {
   const ParallelConfig& parallel = run.parallel;
   const bool ring = parallel.context_kind == context::Kind::ring;
   // `parts`: who or what shares the model's.
-  const auto divides = [&](const char* axis, int64_t divisor, const std::string& parts, const char* what, int64_t size) {
+  const auto divides = [&](const char* axis, int64_t divisor, const std::string& parts, const char* what,
+                           int64_t size) {
     if (size % divisor != 0) {
       place(root, "parallel", axis)
-          .fail(concat(parts, " cannot share ", size, " evenly, ", named(place(root, "model", what))), concat("Choose another number of ranks, or a model.", what, " that ", divisor, " divides."));
+          .fail(concat(parts, " cannot share ", size, " evenly, ", named(place(root, "model", what))),
+                concat("Choose another number of ranks, or a model.", what, " that ", divisor, " divides."));
     }
   };
   const std::string context_ranks = concat(parallel.context, " context ranks");
   const std::string tensor_ranks = concat(parallel.tensor, " tensor ranks");
-  const std::string of_both = parallel.tensor == 1 ? context_ranks : parallel.context == 1 ? tensor_ranks : concat(parallel.context, " context x ", tensor_ranks);
+  const std::string of_both = parallel.tensor == 1    ? context_ranks
+                              : parallel.context == 1 ? tensor_ranks
+                                                      : concat(parallel.context, " context x ", tensor_ranks);
   divides("tensor", parallel.tensor, tensor_ranks, "heads", gpt.heads);
   if (parallel.tensor > 1 && gpt.vocab_size > 0 && gpt.vocab_size < parallel.tensor) {
-    place(root, "parallel", "tensor").fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size), "Choose fewer tensor ranks.");
+    place(root, "parallel", "tensor")
+        .fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size),
+              "Choose fewer tensor ranks.");
   }
   if (parallel.context > 1 && ring) { // zig-zag: a piece from the front and one from the end
-    divides("context", 2 * parallel.context, concat("the ", 2 * parallel.context, " pieces of ", context_ranks, ", two each in a ring,"), "sequence_length", gpt.sequence_length);
+    divides("context", 2 * parallel.context,
+            concat("the ", 2 * parallel.context, " pieces of ", context_ranks, ", two each in a ring,"),
+            "sequence_length", gpt.sequence_length);
   } else if (parallel.context > 1) {
     divides("context", parallel.context, context_ranks, "sequence_length", gpt.sequence_length);
     divides("context", parallel.context * parallel.tensor, of_both, "heads", gpt.heads);
@@ -128,7 +141,8 @@ void check_split(const JsonNode& root, RunConfig& run) {
     divides("sequence_parallel", parallel.tensor * parallel.context, of_both, "sequence_length", gpt.sequence_length);
   } else if (parallel.sequence_parallel) {
     const JsonNode& key = place(root, "parallel", "sequence_parallel");
-    run.notes.push_back(concat(key.where(), ": ", key.path(), " has no effect: there is one tensor rank (parallel.tensor)"));
+    run.notes.push_back(
+        concat(key.where(), ": ", key.path(), " has no effect: there is one tensor rank (parallel.tensor)"));
   }
 }
 
@@ -142,11 +156,18 @@ void check_tensor_parallel(const JsonNode& root, const JsonNode& engine, const R
   const JsonNode* const autotp = keys.find("autotp_size");
   const JsonNode& key = autotp != nullptr && autotp->as_integer() > 1 ? *autotp : *keys.find("tp_size");
   const bool gpt = run.model.kind == ModelConfig::Kind::gpt;
-  const char* const next = gpt ? "Leave engine.tensor_parallel out, and say in parallel.tensor how many ranks share each layer." : "Leave engine.tensor_parallel out.";
+  const char* const next =
+      gpt ? "Leave engine.tensor_parallel out, and say in parallel.tensor how many ranks share each layer."
+          : "Leave engine.tensor_parallel out.";
   if (run.parallel.tensor > 1) {
-    key.fail(concat("this splits the weights of a C++ program's own model, and the layers of this run's gpt are split already, ", named(place(root, "parallel", "tensor"))), next);
+    key.fail(concat("this splits the weights of a C++ program's own model, and the layers of this run's gpt are split "
+                    "already, ",
+                    named(place(root, "parallel", "tensor"))),
+             next);
   }
-  key.fail(concat("this splits the weights of a C++ program's own model, and the run has a ", gpt ? "gpt" : "cnn", ", ", named(place(root, "model", "type"))), next);
+  key.fail(concat("this splits the weights of a C++ program's own model, and the run has a ", gpt ? "gpt" : "cnn", ", ",
+                  named(place(root, "model", "type"))),
+           next);
 }
 
 // The last step is saved, and only what the replicas agree on can be.
@@ -158,23 +179,28 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   const bool in_short = run.parallel.sync.kind == "local_sgd";
   const JsonNode& section = in_short ? *root.find("parallel")->find("sync") : *engine.find("parameter_averaging");
   const auto refuse = [&](const std::string& what, const std::string& next) {
-    section.fail(concat("replicas that step by themselves cannot have ", what), concat(next, ", or leave ", section.path(), " out."));
+    section.fail(concat("replicas that step by themselves cannot have ", what),
+                 concat(next, ", or leave ", section.path(), " out."));
   };
   if (run.engine.zero.stage > 0) {
     refuse(concat("ZeRO stage ", run.engine.zero.stage, ", which shards what they have whole"), "Use stage 0");
   }
   if (run.parallel.context > 1) {
-    refuse(concat(run.parallel.context, " context ranks, who share the tokens of a sample and so step together"), "Use one context rank");
+    refuse(concat(run.parallel.context, " context ranks, who share the tokens of a sample and so step together"),
+           "Use one context rank");
   }
   if (run.parallel.sequence_parallel && run.parallel.tensor > 1) {
-    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", "Switch sequence_parallel off");
+    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step",
+           "Switch sequence_parallel off");
   }
   const JsonNode& key = section.find("every") != nullptr ? *section.find("every") : *section.find("kind");
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {
       place(root, "training", name)
-          .fail(concat(steps, " is not a multiple of ", every, ", ", named(key), ": between two meetings replicas differ, and there is no one model to save or evaluate"),
-                concat("Write ", steps > every ? concat(steps / every * every, " or ") : "", (steps / every + 1) * every, '.'));
+          .fail(concat(steps, " is not a multiple of ", every, ", ", named(key),
+                       ": between two meetings replicas differ, and there is no one model to save or evaluate"),
+                concat("Write ", steps > every ? concat(steps / every * every, " or ") : "",
+                       (steps / every + 1) * every, '.'));
     }
   };
   meets("steps", run.training.steps);
@@ -182,14 +208,17 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   if (run.engine.averaging.elastic) { // between two meetings a replica knows nothing of the others
     meets("eval_every", run.training.eval_every);
     if (run.parallel.ranks_of_replica() > 1) {
-      section.find("elastic")->fail(concat("a replica that comes and goes is one process, and here it has ", run.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"), "Leave those at 1.");
+      section.find("elastic")->fail(concat("a replica that comes and goes is one process, and here it has ",
+                                           run.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"),
+                                    "Leave those at 1.");
     }
   }
 }
 
 // The same of ranks that step by themselves with 0/1 Adam.
 void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
-  const auto* const adam = run.engine.optimizer ? std::get_if<optim::ZeroOneAdamOptions>(&run.engine.optimizer->rule) : nullptr;
+  const auto* const adam =
+      run.engine.optimizer ? std::get_if<optim::ZeroOneAdamOptions>(&run.engine.optimizer->rule) : nullptr;
   if (adam == nullptr) {
     return;
   }
@@ -203,11 +232,14 @@ void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfi
       ++next;
     }
     place(root, "training", name)
-        .fail(concat("step ", step, " is between two meetings of ranks that step by themselves, ", named(key), ": they differ and cannot be saved"),
-              concat("They meet in step ", next, "; every ", adam->local_interval(step), " steps there. \"local_step_clipper\": 1 lets them meet in every step."));
+        .fail(concat("step ", step, " is between two meetings of ranks that step by themselves, ", named(key),
+                     ": they differ and cannot be saved"),
+              concat("They meet in step ", next, "; every ", adam->local_interval(step),
+                     " steps there. \"local_step_clipper\": 1 lets them meet in every step."));
   };
   meets("steps", run.training.steps);
-  for (int64_t step = run.training.checkpoint_every; run.training.checkpoint_every > 0 && step < run.training.steps; step += run.training.checkpoint_every) {
+  for (int64_t step = run.training.checkpoint_every; run.training.checkpoint_every > 0 && step < run.training.steps;
+       step += run.training.checkpoint_every) {
     meets("checkpoint_every", step);
   }
 }
@@ -224,7 +256,9 @@ void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& ru
   count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
   for (const char* axis : {"tensor", "context"}) {
     if ((*axis == 't' ? run.parallel.tensor : run.parallel.context) > 1) {
-      place(root, "parallel", axis).fail(concat("a cnn cannot be split so, ", named(place(root, "model", "type"))), "Use a gpt, or leave the key out.");
+      place(root, "parallel", axis)
+          .fail(concat("a cnn cannot be split so, ", named(place(root, "model", "type"))),
+                "Use a gpt, or leave the key out.");
     }
   }
   if (run.parallel.pipe > 1) {
@@ -233,9 +267,11 @@ void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& ru
               "Use a gpt, or a layer list in C++ as examples/alexnet_pipeline does.");
   }
   if (run.builds_layers() && run.parallel.pipe == 1) {
-    engine.find("pipeline")->fail(concat("a cnn is a model in one piece, it has no layers to ", run.pipeline.seed_layers ? "seed" : "recompute", " one by one, ",
-                                         named(place(root, "model", "type"))),
-                                  "Leave seed_layers and activation_checkpoint_interval out, or use a gpt.");
+    engine.find("pipeline")
+        ->fail(concat("a cnn is a model in one piece, it has no layers to ",
+                      run.pipeline.seed_layers ? "seed" : "recompute", " one by one, ",
+                      named(place(root, "model", "type"))),
+               "Leave seed_layers and activation_checkpoint_interval out, or use a gpt.");
   }
   if (run.model.cnn.side % 4 != 0) {
     place(root, "model", "side")
@@ -256,7 +292,8 @@ void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run
               "Add it, or leave eval_every out.");
   }
   if (!device::is_choice(run.training.device)) {
-    place(root, "training", "device").fail(concat('"', run.training.device, "\" is not a device that can be asked for"), device::kChoices);
+    place(root, "training", "device")
+        .fail(concat('"', run.training.device, "\" is not a device that can be asked for"), device::kChoices);
   }
   if (!data.validation.empty() && data.validation_fraction > 0) {
     place(root, "data", "validation_fraction")
@@ -376,7 +413,10 @@ ordered_json write_sync(const SyncConfig& sync) {
   } else if (sync.kind == "server") {
     using Mode = parallel::ServerOptions::Mode;
     const parallel::ServerOptions& server = sync.server;
-    out.update({{"servers", server.servers}, {"mode", parallel::ServerOptions::name(server.mode)}, {"transport", sync.transport}, {"snapshot_every", server.snapshot_every}});
+    out.update({{"servers", server.servers},
+                {"mode", parallel::ServerOptions::name(server.mode)},
+                {"transport", sync.transport},
+                {"snapshot_every", server.snapshot_every}});
     if (!server.sparse_rows.empty()) {
       out["sparse_rows"] = server.sparse_rows;
     }

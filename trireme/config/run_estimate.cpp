@@ -45,30 +45,34 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   models::GptOptions gpt = run.model.gpt;
   gpt.vocab_size = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
   if (gpt.vocab_size == 0) {
-    throw InputError("estimate", "the model takes the size of its vocabulary from its tokenizer", "Say it: --set model.vocab_size=50257");
+    throw InputError("estimate", "the model takes the size of its vocabulary from its tokenizer",
+                     "Say it: --set model.vocab_size=50257");
   }
   return estimate::gpt(gpt, conditions);
 }
 
 void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
-  out.state_bytes = options.state_type == optim::StateType::fp32 ? 4 : options.state_type == optim::StateType::bf16 ? 2 : 1;
+  out.state_bytes = options.state_type == optim::StateType::fp32   ? 4
+                    : options.state_type == optim::StateType::bf16 ? 2
+                                                                   : 1;
   out.parameter_norms = options.needs_norms();
   const auto set = [&](const char* name, int states) {
     out.optimizer = name;
     out.states = states;
   };
-  std::visit(Overloaded{
-                 [&](const optim::AdamOptions&) { set("adam", 2); },
-                 [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
-                 [&](const optim::ZeroOneAdamOptions&) { set("adam", 3); },
-                 [&](const optim::OneBitLambOptions&) { set("lamb", 3); },
-                 [&](const optim::LambOptions&) { set("lamb", 2); },
-                 [&](const optim::LionOptions&) { set("lion", 1); },
-                 [&](const optim::AdagradOptions&) { set("adagrad", 1); },
-                 [&](const optim::RmspropOptions& o) { set("rmsprop", 1 + (o.momentum > 0 ? 1 : 0) + (o.centered ? 1 : 0)); },
-                 [&](const optim::SgdOptions& o) { set("sgd", o.momentum > 0 ? 1 : 0); },
-             },
-             options.rule);
+  std::visit(
+      Overloaded{
+          [&](const optim::AdamOptions&) { set("adam", 2); },
+          [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
+          [&](const optim::ZeroOneAdamOptions&) { set("adam", 3); },
+          [&](const optim::OneBitLambOptions&) { set("lamb", 3); },
+          [&](const optim::LambOptions&) { set("lamb", 2); },
+          [&](const optim::LionOptions&) { set("lion", 1); },
+          [&](const optim::AdagradOptions&) { set("adagrad", 1); },
+          [&](const optim::RmspropOptions& o) { set("rmsprop", 1 + (o.momentum > 0 ? 1 : 0) + (o.centered ? 1 : 0)); },
+          [&](const optim::SgdOptions& o) { set("sgd", o.momentum > 0 ? 1 : 0); },
+      },
+      options.rule);
 }
 
 bool is_zero_one(const EngineConfig& engine) {
@@ -78,7 +82,8 @@ bool is_zero_one(const EngineConfig& engine) {
 // The 1-bit optimizers send signs.
 void set_compression(const EngineConfig& engine, Run& out) {
   const auto& rule = engine.optimizer_or_adamw().rule;
-  out.compresses_momenta = std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
+  out.compresses_momenta =
+      std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
   out.compression = engine.compression;
   if (out.compresses_momenta || is_zero_one(engine)) {
     out.compression.kind = compress::GradientCompressionOptions::Kind::sign;
@@ -88,12 +93,15 @@ void set_compression(const EngineConfig& engine, Run& out) {
 
 void note_compression(const EngineConfig& engine, RunEstimate& out) {
   if (is_zero_one(engine)) {
-    out.notes.push_back("ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not meet nothing is sent");
+    out.notes.push_back(
+        "ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not "
+        "meet nothing is sent");
   }
 }
 
 // Does what pipeline::make_partition() does with the real layers.
-std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts, std::vector<std::string>& notes) {
+std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts,
+                               std::vector<std::string>& notes) {
   const pipeline::PipelineOptions& options = run.pipeline;
   constexpr std::string_view kType = "type:";
   const bool by_type = options.partition.compare(0, kType.size(), kType) == 0;
@@ -101,7 +109,8 @@ std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& mode
     return pipeline::uniform(std::ssize(model.layers), parts, options.allow_empty_stages);
   }
   if (options.partition == "profile" || options.partition == "memory") {
-    notes.push_back(concat("partition \"", options.partition, "\" measures layers at the start; the estimate cuts them by parameters"));
+    notes.push_back(concat("partition \"", options.partition,
+                           "\" measures layers at the start; the estimate cuts them by parameters"));
   }
   std::vector<double> costs;
   for (const estimate::Layer& layer : model.layers) {
@@ -126,10 +135,13 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   e.activations = run.engine.activations;
   e.recompute_interval = e.layer_list ? options.activation_checkpoint_interval : 0;
   if (e.layer_list && e.activations.policy) {
-    e.recompute_interval = activations::recomputes(*e.activations.policy) ? std::max<int64_t>(1, e.recompute_interval) : 0;
+    e.recompute_interval =
+        activations::recomputes(*e.activations.policy) ? std::max<int64_t>(1, e.recompute_interval) : 0;
   }
   if (e.activations.automatic && e.tensor_ranks * e.context_ranks > 1) {
-    out.notes.push_back("activation_checkpointing.policy is auto: a layer that is recomputed sends its messages to tensor and context ranks twice, and they are counted once");
+    out.notes.push_back(
+        "activation_checkpointing.policy is auto: a layer that is recomputed sends its messages to tensor and context "
+        "ranks twice, and they are counted once");
   }
   if (e.stages == 1) {
     e.bounds = {0, std::ssize(e.model.layers)};
@@ -137,7 +149,8 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
     return;
   }
   e.bounds = bounds_of(run, e.model, e.stages * e.chunks, out.notes);
-  const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation), static_cast<int>(e.chunks)};
+  const pipeline::ScheduleShape shape{static_cast<int>(e.stages), static_cast<int>(e.accumulation),
+                                      static_cast<int>(e.chunks)};
   e.splits_backward = options.schedule == pipeline::ScheduleKind::zero_bubble;
   e.in_flight.clear();
   for (const pipeline::Program& program : pipeline::make_programs(options.schedule, shape)) {
@@ -155,7 +168,9 @@ void set_offload(const RunConfig& run, RunEstimate& out) {
   out.run.on_device = run.training.device.starts_with("cuda");
   const auto note = [&](const char* section, offload::Place place) {
     if (place == offload::Place::host && !out.run.on_device) {
-      out.notes.push_back(concat(section, " to the host changes nothing for ranks that train on the CPU; of a GPU: --set training.device=cuda"));
+      out.notes.push_back(
+          concat(section,
+                 " to the host changes nothing for ranks that train on the CPU; of a GPU: --set training.device=cuda"));
     }
   };
   note("offload_optimizer", run.engine.offload.optimizer.place);
@@ -173,7 +188,8 @@ void check_offload(const RunConfig& run, RunEstimate& out) {
   if (!e.moves_parameters() && !e.moves_states()) {
     return;
   }
-  const bool has_units = e.layer_list || std::any_of(e.model.layers.begin(), e.model.layers.end(), [](const estimate::Layer& layer) { return layer.is_unit; });
+  const bool has_units = e.layer_list || std::any_of(e.model.layers.begin(), e.model.layers.end(),
+                                                     [](const estimate::Layer& layer) { return layer.is_unit; });
   if (e.moves_parameters() && !has_units) {
     out.notes.push_back("offload_param moves nothing: the model is in one piece, and no module of it is sharded");
   }
@@ -201,12 +217,14 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-// Texts lie in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped: their pages are the system's.
+// Texts lie in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped:
+// their pages are the system's.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   const int64_t batches = run.data.prefetch + 2;
   if (run.data.kind == data::DataOptions::Kind::images) {
     const models::CnnOptions& cnn = run.model.cnn;
-    return size_of(run.data.train) + size_of(run.data.validation) + batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
+    return size_of(run.data.train) + size_of(run.data.validation) +
+           batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
   }
   const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.model.gpt.sequence_length;
   if (run.data.kind == data::DataOptions::Kind::tokens) {
@@ -219,7 +237,10 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
 // As ranks find in their first steps.
 void check_choices(const Run& e) {
   if (const std::string why = estimate::why_other_parts(e); !why.empty()) {
-    throw InputError("activations", why, e.activations.choices.empty() ? "Name one of them, or leave layers out, so that all are parts." : "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+    throw InputError("activations", why,
+                     e.activations.choices.empty()
+                         ? "Name one of them, or leave layers out, so that all are parts."
+                         : "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
   }
 }
 
@@ -242,14 +263,17 @@ std::string note_on_absent_data(const RunConfig& run) {
     return "";
   }
   std::vector<std::string> missing;
-  for (const auto* files : {&run.data.train, &run.data.train_labels, &run.data.validation, &run.data.validation_labels}) {
+  for (const auto* files :
+       {&run.data.train, &run.data.train_labels, &run.data.validation, &run.data.validation_labels}) {
     for (const auto& file : *files) {
       if (std::find(run.absent_files.begin(), run.absent_files.end(), file) != run.absent_files.end()) {
         missing.push_back(file.string());
       }
     }
   }
-  return missing.empty() ? "" : concat("there is no file ", join(missing, ", "), ": the memory of what is in ", missing.size() == 1 ? "it" : "them", " is not counted");
+  return missing.empty() ? ""
+                         : concat("there is no file ", join(missing, ", "), ": the memory of what is in ",
+                                  missing.size() == 1 ? "it" : "them", " is not counted");
 }
 
 void set_engine(const EngineConfig& engine, estimate::Run& out) {
@@ -279,7 +303,8 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   e.stages = run.parallel.pipe;
   e.layer_list = run.builds_layers();
   if (ranks < 1 || ranks % run.parallel.ranks_of_replica() != 0) {
-    throw InputError("estimate", concat(ranks, " ranks cannot be divided among the ", run.parallel.ranks_of_replica(), " ranks of a replica (pipe * context * tensor)"));
+    throw InputError("estimate", concat(ranks, " ranks cannot be divided among the ", run.parallel.ranks_of_replica(),
+                                        " ranks of a replica (pipe * context * tensor)"));
   }
   e.data_ranks = ranks / run.parallel.ranks_of_replica();
   e.tensor_ranks = run.parallel.tensor;
@@ -297,20 +322,30 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   }
   if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.gradient_ranks()) {
     if (e.gradient_ranks() % *size != 0) {
-      throw InputError("estimate", concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"), "It has to divide their number.");
+      throw InputError(
+          "estimate",
+          concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"),
+          "It has to divide their number.");
     }
     e.shard_size = size;
   }
   if (e.parameter_norms && e.tensor_ranks > 1) {
-    throw InputError("estimate", concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks, " tensor ranks has a part."), "Use AdamW, or leave parallel.tensor out.");
+    throw InputError("estimate",
+                     concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks,
+                            " tensor ranks has a part."),
+                     "Use AdamW, or leave parallel.tensor out.");
   }
   note_compression(run.engine, out);
   using DataParallel = parallel::DataParallelOptions;
-  if (const auto algorithm = run.engine.data_parallel.algorithm; algorithm != DataParallel::Algorithm::backend && e.gradient_ranks() > 1) {
-    out.notes.push_back(concat("the traffic of gradients is that of the backend; gradient_allreduce_algorithm \"", DataParallel::kAlgorithmNames[static_cast<size_t>(algorithm)], "\" may send more from some ranks"));
+  if (const auto algorithm = run.engine.data_parallel.algorithm;
+      algorithm != DataParallel::Algorithm::backend && e.gradient_ranks() > 1) {
+    out.notes.push_back(concat("the traffic of gradients is that of the backend; gradient_allreduce_algorithm \"",
+                               DataParallel::kAlgorithmNames[static_cast<size_t>(algorithm)],
+                               "\" may send more from some ranks"));
   }
   if (e.averages() && e.averaging.start_step > 0) {
-    out.notes.push_back(concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
+    out.notes.push_back(
+        concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
   e.data_bytes = data_bytes(run, e);
   if (std::string note = note_on_absent_data(run); !note.empty()) {

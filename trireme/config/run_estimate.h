@@ -15,14 +15,16 @@ struct RunEstimate {
   std::vector<std::string> notes;
 };
 
-/// What an engine's configuration alone decides of a run: types, optimizer, ZeRO, buckets, offload. A model's shape and the ranks are the caller's.
+/// What an engine's configuration alone decides of a run: types, optimizer, ZeRO, buckets, offload. A model's shape and
+/// the ranks are the caller's.
 void set_engine(const EngineConfig& engine, estimate::Run& out);
 
 /// A note on data files that do not exist and would count in an estimate (Files::may_be_absent); empty: there are none.
 std::string note_on_absent_data(const RunConfig& run);
 
 /// Describes the run on `ranks` ranks. `vocab_size` is used for a model that takes its tokenizer's.
-/// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, and for a vocabulary of unknown size.
+/// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, and for a vocabulary of
+/// unknown size.
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size = 0);
 
 } // namespace trireme::config

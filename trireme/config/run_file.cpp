@@ -132,8 +132,10 @@ SyncConfig read_sync(const Values& values) {
   out.kind = values.get("kind", out.kind);
   const auto only_for = [&](const char* kind, std::initializer_list<const char*> keys) {
     for (const char* key : keys) {
-      if (const JsonNode* found = values.find(key); found != nullptr && found->kind() != JsonNode::Kind::null && out.kind != kind) {
-        found->fail(concat("it is of the kind \"", kind, "\", and the kind is \"", out.kind, '"'), "Leave it out, or choose that kind.");
+      if (const JsonNode* found = values.find(key);
+          found != nullptr && found->kind() != JsonNode::Kind::null && out.kind != kind) {
+        found->fail(concat("it is of the kind \"", kind, "\", and the kind is \"", out.kind, '"'),
+                    "Leave it out, or choose that kind.");
       }
     }
   };
@@ -146,15 +148,21 @@ SyncConfig read_sync(const Values& values) {
     parallel::ServerOptions& server = out.server;
     server.servers = values.maybe<int64_t>("servers").value_or(1);
     const std::string mode = values.maybe<std::string>("mode").value_or("sync");
-    server.mode = mode == "async" ? Mode::async : mode == "stale" ? Mode::stale : mode == "hybrid" ? Mode::hybrid : Mode::sync;
+    server.mode = mode == "async"    ? Mode::async
+                  : mode == "stale"  ? Mode::stale
+                  : mode == "hybrid" ? Mode::hybrid
+                                     : Mode::sync;
     server.staleness = values.maybe<int64_t>("staleness").value_or(server.staleness);
     server.timeout_s = values.maybe<double>("timeout_s").value_or(server.timeout_s);
     server.snapshot_every = values.maybe<int64_t>("snapshot_every").value_or(server.snapshot_every);
     server.sparse_rows = values.patterns("sparse_rows");
     out.transport = values.maybe<std::string>("transport").value_or(out.transport);
     const auto only_in = [&](const char* key, Mode wanted) {
-      if (const JsonNode* found = values.find(key); found != nullptr && found->kind() != JsonNode::Kind::null && server.mode != wanted) {
-        found->fail(concat("it is of the mode \"", parallel::ServerOptions::name(wanted), "\", and the mode is \"", mode, '"'), "Leave it out, or choose that mode.");
+      if (const JsonNode* found = values.find(key);
+          found != nullptr && found->kind() != JsonNode::Kind::null && server.mode != wanted) {
+        found->fail(
+            concat("it is of the mode \"", parallel::ServerOptions::name(wanted), "\", and the mode is \"", mode, '"'),
+            "Leave it out, or choose that mode.");
       }
     };
     only_in("staleness", Mode::stale);
@@ -170,12 +178,15 @@ void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) 
     return;
   }
   const JsonNode& kind = *root.find("parallel")->find("sync")->find("kind");
-  if (const JsonNode* averaging = engine.find("parameter_averaging"); averaging != nullptr && averaging->kind() != JsonNode::Kind::null) {
+  if (const JsonNode* averaging = engine.find("parameter_averaging");
+      averaging != nullptr && averaging->kind() != JsonNode::Kind::null) {
     averaging->fail(concat("parallel.sync is of the kind \"", sync.kind, "\" already"), "Leave one of them out.");
   }
   if (sync.kind == "server") {
     if (out.parallel.ranks_of_replica() > 1) {
-      kind.fail(concat("a worker of parameter servers is one process, and a replica has ", out.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"), "Leave those at 1.");
+      kind.fail(concat("a worker of parameter servers is one process, and a replica has ",
+                       out.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"),
+                "Leave those at 1.");
     }
     out.engine.server = sync.server;
     return;
@@ -196,7 +207,8 @@ ParallelConfig read_parallel(const Values& values) {
   out.tensor = values.get("tensor", out.tensor);
   out.context = values.get("context", out.context);
   out.sequence_parallel = values.get("sequence_parallel", out.sequence_parallel);
-  out.context_kind = values.get<std::string>("context_kind", "ring") == "ulysses" ? context::Kind::ulysses : context::Kind::ring;
+  out.context_kind =
+      values.get<std::string>("context_kind", "ring") == "ulysses" ? context::Kind::ulysses : context::Kind::ring;
   const JsonNode* data = values.find("data");
   if (data != nullptr && data->kind() != JsonNode::Kind::string) {
     out.data = data->as_integer();
@@ -272,16 +284,21 @@ void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& o
   const bool said = Values(&root, "").section("parallel").find("pipe") != nullptr;
   const JsonNode* stages = Values(&engine, "engine").section("pipeline").find("stages");
   if (said && out.engine.pipeline.stages && pipeline.stages != parallel.pipe) {
-    throw InputError("config", concat(stages->where(), ": ", stages->path(), " is ", pipeline.stages, " but parallel.pipe is ", parallel.pipe),
-                     "Leave one of the two away.");
+    throw InputError(
+        "config",
+        concat(stages->where(), ": ", stages->path(), " is ", pipeline.stages, " but parallel.pipe is ", parallel.pipe),
+        "Leave one of the two away.");
   }
   parallel.pipe = said ? parallel.pipe : pipeline.stages;
   pipeline.stages = static_cast<int>(parallel.pipe);
   pipeline.schedule = pipeline::parse_schedule(parallel.schedule);
-  pipeline.chunks = static_cast<int>(parallel.chunks.value_or(parallel.schedule == "interleaved" && parallel.pipe > 1 ? 2 : 1));
+  pipeline.chunks =
+      static_cast<int>(parallel.chunks.value_or(parallel.schedule == "interleaved" && parallel.pipe > 1 ? 2 : 1));
   if (pipeline.chunks > 1 && pipeline.schedule == pipeline::ScheduleKind::zero_bubble) {
     const JsonNode* chunks = Values(&root, "").section("parallel").find("chunks");
-    throw InputError("config", concat(chunks->where(), ": ", chunks->path(), ": \"zero-bubble\" has one part of the model on each stage, not ", pipeline.chunks),
+    throw InputError("config",
+                     concat(chunks->where(), ": ", chunks->path(),
+                            ": \"zero-bubble\" has one part of the model on each stage, not ", pipeline.chunks),
                      "Leave chunks out, or choose \"interleaved\".");
   }
   if (pipeline.chunks > 1 && pipeline.schedule == pipeline::ScheduleKind::one_f_one_b) {
@@ -299,8 +316,7 @@ AutoValues auto_values(const RunConfig& run) {
   return out;
 }
 
-RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
-               Files files) {
+RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides, Files files) {
   RunConfig out;
   const JsonNode separate = apply_overrides(root, Paths(folder, nullptr), overrides);
   check_keys(root, "", "", out.notes); // not the engine's, read_deepspeed() does that
@@ -323,8 +339,12 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
   out.data.drop_last = out.engine.dataloader_drop_last;
   out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;
-  for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path, &out.engine.activations.nvme_path}) {
-    *folder = folder->empty() ? *folder : fs::absolute(*folder).lexically_normal().string(); // from the working directory on, once for all ranks
+  for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path,
+                              &out.engine.activations.nvme_path}) {
+    *folder =
+        folder->empty()
+            ? *folder
+            : fs::absolute(*folder).lexically_normal().string(); // from the working directory on, once for all ranks
   }
   out.resolved = write_out(out);
   return out;

@@ -32,7 +32,8 @@ struct SyncConfig {
   std::optional<std::string> outer;
   std::optional<bool> elastic;
   parallel::ServerOptions server;
-  /// What servers and workers speak: what stands before "://" in the addresses of the servers that trireme train starts ("tcp", "grpc", "grpcs").
+  /// What servers and workers speak: what stands before "://" in the addresses of the servers that trireme train starts
+  /// ("tcp", "grpc", "grpcs").
   std::string transport = "tcp";
 };
 
@@ -93,7 +94,8 @@ struct RunConfig {
   EngineConfig engine;
   /// How a gpt is built where builds_layers(), from `parallel`, engine.pipeline and the seed.
   pipeline::PipelineOptions pipeline;
-  /// Whether the model is built as a list of layers: for several stages, or because layers are recomputed or seeded one by one.
+  /// Whether the model is built as a list of layers: for several stages, or because layers are recomputed or seeded one
+  /// by one.
   bool builds_layers() const {
     return pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 || pipeline.seed_layers;
   }
@@ -120,7 +122,8 @@ enum class Files { must_exist, may_be_absent };
 /// exist there is looked up in the working directory.
 /// Errors: InputError naming file, line, column and key, or both keys when two values contradict
 /// each other.
-RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {}, Files files = Files::must_exist);
+RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {},
+                        Files files = Files::must_exist);
 
 /// Reads a run file's content, with paths relative to `folder`; for the `resolved`
 /// configuration of a checkpoint, whose files may be absent.

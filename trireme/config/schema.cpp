@@ -105,7 +105,8 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
 // Values other than texts may be "auto" if the table says so or the key has no effect.
 bool may_be_auto(const ValueType& type, Verdict verdict) {
   using Kind = ValueType::Kind;
-  const bool value = type.is_number() || type.kind == Kind::boolean || type.kind == Kind::reals || type.kind == Kind::word;
+  const bool value =
+      type.is_number() || type.kind == Kind::boolean || type.kind == Kind::reals || type.kind == Kind::word;
   return value && (type.or_auto || verdict == Verdict::no_effect);
 }
 
@@ -114,8 +115,7 @@ ordered_json key_schema(const Section& section, const Key& key) {
   const ValueType type = ValueType::parse(key.type);
   const bool has_section = type.kind == ValueType::Kind::object && find_section(path, "") != nullptr;
   const bool must_be_no_op = (key.verdict == Verdict::not_yet || key.verdict == Verdict::refused) && !has_section &&
-                                type.kind != ValueType::Kind::switch_ &&
-                                !(section.gated && &key != &section.keys.front());
+                             type.kind != ValueType::Kind::switch_ && !(section.gated && &key != &section.keys.front());
   ordered_json out;
   out["description"] = description(key);
   if (must_be_no_op) {

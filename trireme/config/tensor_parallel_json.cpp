@@ -10,8 +10,11 @@ using Kind = tensor::SplitRule::Kind;
 // [blocks, -1]
 int64_t read_blocks(const JsonNode& node) {
   const auto number = [&](size_t i) { return node.elements().at(i).as_real(); };
-  if (node.elements().size() != 2 || number(0) < 1 || number(0) != static_cast<double>(static_cast<int64_t>(std::clamp(number(0), 1.0, 1e6))) || number(1) != -1) {
-    node.fail("this shape is not understood", "Write [N, -1] for rows that are N equal blocks. Blocks that differ (grouped-query attention) need a layer each.");
+  if (node.elements().size() != 2 || number(0) < 1 ||
+      number(0) != static_cast<double>(static_cast<int64_t>(std::clamp(number(0), 1.0, 1e6))) || number(1) != -1) {
+    node.fail("this shape is not understood",
+              "Write [N, -1] for rows that are N equal blocks. Blocks that differ (grouped-query attention) need a "
+              "layer each.");
   }
   return static_cast<int64_t>(number(0));
 }
@@ -20,7 +23,10 @@ void read_spec(const JsonNode& node, int64_t grain, std::vector<tensor::SplitRul
   const Values values(&node, "engine.tensor_parallel.partition_config.layer_specs");
   const auto type = values.get<std::string>("partition_type", "column");
   tensor::SplitRule rule;
-  rule.kind = type == "row" ? Kind::row : type == "vocabulary" ? Kind::vocabulary : type == "skip" ? Kind::skip : Kind::column;
+  rule.kind = type == "row"          ? Kind::row
+              : type == "vocabulary" ? Kind::vocabulary
+              : type == "skip"       ? Kind::skip
+                                     : Kind::column;
   rule.grain = grain;
   const auto only_of_columns = [&](const char* key) {
     if (rule.kind != Kind::column) {
@@ -35,8 +41,11 @@ void read_spec(const JsonNode& node, int64_t grain, std::vector<tensor::SplitRul
     only_of_columns("shape");
     rule.blocks = read_blocks(*shape);
   }
-  if (const JsonNode* dim = values.find("partition_dim"); dim != nullptr && dim->as_integer() != (rule.kind == Kind::row ? 1 : 0)) {
-    dim->fail(concat("partition_type \"", type, "\" splits dim ", rule.kind == Kind::row ? 1 : 0, " of a weight [out, in]"), "Leave it out.");
+  if (const JsonNode* dim = values.find("partition_dim");
+      dim != nullptr && dim->as_integer() != (rule.kind == Kind::row ? 1 : 0)) {
+    dim->fail(
+        concat("partition_type \"", type, "\" splits dim ", rule.kind == Kind::row ? 1 : 0, " of a weight [out, in]"),
+        "Leave it out.");
   }
   for (const std::string& pattern : values.patterns("patterns")) {
     rule.pattern = pattern;
@@ -51,7 +60,9 @@ tensor::TensorParallelKeys read_tensor_parallel(const Values& values) {
   const auto autotp = values.get<int64_t>("autotp_size", 0);
   const auto tp = values.get<int64_t>("tp_size", 1);
   if (autotp > 1 && tp > 1 && autotp != tp) {
-    values.find("tp_size")->fail(concat("autotp_size is ", autotp, ", which means the same, at ", values.find("autotp_size")->where()), "Keep one of the two.");
+    values.find("tp_size")->fail(
+        concat("autotp_size is ", autotp, ", which means the same, at ", values.find("autotp_size")->where()),
+        "Keep one of the two.");
   }
   out.size = std::max({autotp, tp, int64_t{1}});
   const Values partition = values.section("partition_config");
@@ -67,7 +78,9 @@ tensor::TensorParallelKeys read_tensor_parallel(const Values& values) {
   }
   if (out.size > 1 && out.rules.empty()) {
     values.find(autotp > 1 ? "autotp_size" : "tp_size")
-        ->fail("nothing says which weights are split", "Write partition_config.layer_specs for a model of your own; the gpt of a run file is split by parallel.tensor.");
+        ->fail("nothing says which weights are split",
+               "Write partition_config.layer_specs for a model of your own; the gpt of a run file is split by "
+               "parallel.tensor.");
   }
   return out;
 }

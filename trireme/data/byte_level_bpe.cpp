@@ -131,8 +131,11 @@ void ByteLevelBpe::encode_piece(std::string_view piece, WordCache& cache, std::v
     const std::string_view word = piece.substr(at, end - at);
     at = end;
     if (word.size() > kMostBytesOfAWord) {
-      throw InputError("tokenizer", concat("the text has a word of ", word.size(), " bytes, and ", source_, " takes words of up to ", kMostBytesOfAWord),
-                       use_regex_ ? "Look whether this is text: words end at white space." : "This tokenizer takes a text as one word: encode it in parts.");
+      throw InputError("tokenizer",
+                       concat("the text has a word of ", word.size(), " bytes, and ", source_, " takes words of up to ",
+                              kMostBytesOfAWord),
+                       use_regex_ ? "Look whether this is text: words end at white space."
+                                  : "This tokenizer takes a text as one word: encode it in parts.");
     }
     const auto [found, is_new] = cache.words.try_emplace(word);
     if (is_new) {
@@ -152,8 +155,9 @@ void ByteLevelBpe::start_symbols(std::string_view word, std::vector<int32_t>& ou
   for (const char c : word) {
     const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
     if (id < 0 && unk_id_ < 0) {
-      throw InputError("tokenizer", concat(source_, " has no token for byte ", static_cast<int>(static_cast<unsigned char>(c)),
-                                           " in \"", word.substr(0, 60), "\", and no unknown token"),
+      throw InputError("tokenizer",
+                       concat(source_, " has no token for byte ", static_cast<int>(static_cast<unsigned char>(c)),
+                              " in \"", word.substr(0, 60), "\", and no unknown token"),
                        "Train the tokenizer with all 256 bytes in its initial alphabet.");
     }
     if (id >= 0 || !fuse_unk_ || !after_unknown) {

@@ -96,6 +96,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& file
 /// Reads GPT-2's pair of files: {"token": id, ...} and one merge "a b" per line. No space is put before
 /// the text; "<|endoftext|>" in the vocabulary is a special token, as in Hugging Face's GPT2TokenizerFast.
 /// Errors: InputError with file and line.
-std::unique_ptr<Tokenizer> read_vocab_and_merges(const std::filesystem::path& vocab, const std::filesystem::path& merges);
+std::unique_ptr<Tokenizer> read_vocab_and_merges(const std::filesystem::path& vocab,
+                                                 const std::filesystem::path& merges);
 
 } // namespace trireme::data

@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kSupported =
-    "Supported: model BPE, pre-tokenizer ByteLevel, no normalizer, decoder ByteLevel (what GPT-2 and its relatives have).";
+    "Supported: model BPE, pre-tokenizer ByteLevel, no normalizer, decoder ByteLevel (what GPT-2 and its relatives "
+    "have).";
 
 [[noreturn]] void fail(const std::string& where, const std::string& happened, const std::string& next = "") {
   throw InputError("tokenizer", concat(where, ": ", happened), next);
@@ -125,9 +126,9 @@ void refuse_unless_empty(ObjectReader& model, const char* key, const char* why) 
   if (node == nullptr || node->is_null()) {
     return;
   }
-  const bool empty = node->kind() == JsonNode::Kind::string ? node->as_string().empty()
-      : node->kind() == JsonNode::Kind::boolean             ? !node->as_bool()
-                                                            : node->as_real() == 0;
+  const bool empty = node->kind() == JsonNode::Kind::string    ? node->as_string().empty()
+                     : node->kind() == JsonNode::Kind::boolean ? !node->as_bool()
+                                                               : node->as_real() == 0;
   if (!empty) {
     fail(node->where(), concat(key, ' ', node->plain().dump(), " is not supported: ", why), kSupported);
   }
@@ -204,8 +205,9 @@ void read_added_tokens(const JsonNode* node, ModelBuilder& builder) {
       fail(entry.where(), concat("the added token \"", token.content, "\" appears twice"));
     }
     if (id != expected) {
-      fail(entry.where(), concat("the added token \"", token.content, "\" has the id ", id, ", but ",
-                                 in_model ? "the vocabulary gives it " : "its place gives it ", expected),
+      fail(entry.where(),
+           concat("the added token \"", token.content, "\" has the id ", id, ", but ",
+                  in_model ? "the vocabulary gives it " : "its place gives it ", expected),
            "Save the file again with Hugging Face tokenizers and see which id the model was trained with.");
     }
     token.id = static_cast<int32_t>(id);

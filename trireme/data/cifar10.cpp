@@ -36,14 +36,17 @@ Cifar10::Cifar10(const Options& options) {
     std::string content = read_file(path);
     const auto bytes = static_cast<int64_t>(content.size());
     if (bytes == 0 || bytes % kRecord != 0) {
-      throw InputError("data", concat(file, " has ", bytes, " bytes, not a multiple of ", kRecord, " (1 of label and 3072 of image)"),
-                       "It is cut off or not CIFAR-10's binary version; fetch or copy it again.");
+      throw InputError(
+          "data",
+          concat(file, " has ", bytes, " bytes, not a multiple of ", kRecord, " (1 of label and 3072 of image)"),
+          "It is cut off or not CIFAR-10's binary version; fetch or copy it again.");
     }
     for (int64_t record = 0; record < bytes / kRecord; ++record) {
       const int label = static_cast<unsigned char>(content[static_cast<size_t>(record * kRecord)]);
       if (label >= kClasses) {
-        throw InputError("data", concat(file, ": the label of image ", record, " is ", label, ", CIFAR-10 has 0 to ", kClasses - 1),
-                         "It is damaged or not CIFAR-10's binary version (CIFAR-100 has two bytes of label).");
+        throw InputError(
+            "data", concat(file, ": the label of image ", record, " is ", label, ", CIFAR-10 has 0 to ", kClasses - 1),
+            "It is damaged or not CIFAR-10's binary version (CIFAR-100 has two bytes of label).");
       }
     }
     records_ = records_.empty() ? std::move(content) : records_ + content;
@@ -75,7 +78,8 @@ Batch Cifar10::get_part(std::span<const int64_t> indices, Part part) const {
   Batch batch;
   batch.samples = static_cast<int64_t>(indices.size());
   if (part != Part::targets) {
-    auto* value = batch.inputs.emplace_back(at::empty({batch.samples, kChannels, kSide, kSide}, at::kFloat)).mutable_data_ptr<float>();
+    auto* value = batch.inputs.emplace_back(at::empty({batch.samples, kChannels, kSide, kSide}, at::kFloat))
+                      .mutable_data_ptr<float>();
     for (const int64_t index : indices) {
       const unsigned char* from = record(index) + 1;
       for (const auto& levels : levels_) {

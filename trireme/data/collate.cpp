@@ -7,7 +7,8 @@ namespace {
 
 class Collated : public Dataset {
  public:
-  Collated(std::shared_ptr<const Dataset> dataset, Collate collate) : dataset_(std::move(dataset)), collate_(std::move(collate)) {}
+  Collated(std::shared_ptr<const Dataset> dataset, Collate collate)
+      : dataset_(std::move(dataset)), collate_(std::move(collate)) {}
   int64_t size() const override {
     return dataset_->size();
   }

@@ -63,7 +63,8 @@ std::vector<FetchedFile> promised(const fs::path& folder) {
   for (const std::string& line : split(read_file(folder / kSumsFile), '\n')) {
     const std::string name = line.size() > 66 ? line.substr(66) : "";
     std::error_code error;
-    const uint64_t bytes = name.find('/') == std::string::npos && !name.empty() ? fs::file_size(folder / name, error) : 0;
+    const uint64_t bytes =
+        name.find('/') == std::string::npos && !name.empty() ? fs::file_size(folder / name, error) : 0;
     if (!name.empty() && !error) {
       files.push_back({name, bytes, line.substr(0, 64)});
     } else if (!line.empty()) {
@@ -78,7 +79,8 @@ std::optional<std::vector<FetchedFile>> present(const fs::path& folder, const st
   std::vector<std::string> names;
   for (const FetchedFile& file : expected) {
     std::error_code error;
-    if (!fs::is_regular_file(folder / file.name, error) || fs::file_size(folder / file.name, error) != file.bytes || error) {
+    if (!fs::is_regular_file(folder / file.name, error) || fs::file_size(folder / file.name, error) != file.bytes ||
+        error) {
       return std::nullopt;
     }
     names.push_back(file.name);
@@ -113,9 +115,11 @@ std::optional<std::vector<fs::path>> sources_in(const FetchSet& set, const fs::p
 
 std::vector<fs::path> unpack(const FetchSet& set, const fs::path& package, const fs::path& temporary) {
   const fs::path root = make_folder(temporary / "package");
-  const CommandResult result = run_command({"dpkg-deb", "--extract", fs::absolute(package).string(), root.string()}, temporary);
+  const CommandResult result =
+      run_command({"dpkg-deb", "--extract", fs::absolute(package).string(), root.string()}, temporary);
   if (result.exit_code != 0) {
-    throw InputError("data", concat("cannot unpack ", package.string(), ": ", complaint(result)), "Download the package again.");
+    throw InputError("data", concat("cannot unpack ", package.string(), ": ", complaint(result)),
+                     "Download the package again.");
   }
   const auto sources = sources_in(set, root / set.package_folder);
   if (!sources) {
@@ -126,24 +130,29 @@ std::vector<fs::path> unpack(const FetchSet& set, const fs::path& package, const
 }
 
 std::vector<fs::path> download(const FetchSet& set, const fs::path& temporary) {
-  const std::string by_hand = concat("Get the package ", set.data.package, " another way (on Debian or Ubuntu: sudo apt-get update, ",
-                                     "then sudo apt-get install ", set.data.package, "; or its .deb from a Debian mirror) and ",
-                                     "run: trireme data fetch ", set.data.name, " --from PATH");
+  const std::string by_hand =
+      concat("Get the package ", set.data.package, " another way (on Debian or Ubuntu: sudo apt-get update, ",
+             "then sudo apt-get install ", set.data.package, "; or its .deb from a Debian mirror) and ",
+             "run: trireme data fetch ", set.data.name, " --from PATH");
   const fs::path folder = make_folder(temporary / "download");
   std::optional<CommandResult> result;
   try {
     result = run_command({"apt-get", "--quiet", "download", set.data.package}, folder);
   } catch (const CommandMissing&) {
-    throw Error("data", concat("the data set ", set.data.name, " comes in the Debian package ", set.data.package,
-                               ", and this system has no apt-get to download it"), by_hand);
+    throw Error("data",
+                concat("the data set ", set.data.name, " comes in the Debian package ", set.data.package,
+                       ", and this system has no apt-get to download it"),
+                by_hand);
   }
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (result->exit_code == 0 && entry.path().extension() == ".deb") {
       return unpack(set, entry.path(), temporary);
     }
   }
-  throw Error("data", concat("apt-get cannot download ", set.data.package, " (exit status ", result->exit_code, "): ",
-                             complaint(*result)), by_hand);
+  throw Error("data",
+              concat("apt-get cannot download ", set.data.package, " (exit status ", result->exit_code,
+                     "): ", complaint(*result)),
+              by_hand);
 }
 
 std::vector<fs::path> sources_from(const FetchSet& set, const fs::path& from, const fs::path& temporary) {
@@ -158,18 +167,25 @@ std::vector<fs::path> sources_from(const FetchSet& set, const fs::path& from, co
       return *sources;
     }
   }
-  throw InputError("data", concat(from.string(), fs::exists(from) ? " has no " : " does not exist; needed: ", join(set.sources, ", ")),
-                   concat("Give the .deb of ", set.data.package, ", the folder it was unpacked to, or the folder with these files."));
+  throw InputError(
+      "data",
+      concat(from.string(), fs::exists(from) ? " has no " : " does not exist; needed: ", join(set.sources, ", ")),
+      concat("Give the .deb of ", set.data.package,
+             ", the folder it was unpacked to, or the folder with these files."));
 }
 
 void compare(const FetchSet& set, const std::vector<FetchedFile>& files, const std::string& source) {
   for (const FetchedFile& known : set.known) {
-    const auto found = std::find_if(files.begin(), files.end(), [&](const FetchedFile& file) { return file.name == known.name; });
+    const auto found =
+        std::find_if(files.begin(), files.end(), [&](const FetchedFile& file) { return file.name == known.name; });
     if (found == files.end() || found->sha256 != known.sha256) {
-      const std::string got = found == files.end() ? "there is no such file" : concat("got ", found->sha256, " (", found->bytes, " bytes)");
-      throw InputError("data", concat(set.data.name, " from ", source, ": ", known.name, " is not the expected one: expected SHA-256 ",
-                                      known.sha256, " (", known.bytes, " bytes), ", got),
-                       "The package may have been updated. Give another copy with --from PATH, or take this one with --no-check.");
+      const std::string got =
+          found == files.end() ? "there is no such file" : concat("got ", found->sha256, " (", found->bytes, " bytes)");
+      throw InputError(
+          "data",
+          concat(set.data.name, " from ", source, ": ", known.name, " is not the expected one: expected SHA-256 ",
+                 known.sha256, " (", known.bytes, " bytes), ", got),
+          "The package may have been updated. Give another copy with --from PATH, or take this one with --no-check.");
     }
   }
 }
@@ -233,7 +249,8 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
   }
 
   // Absolute: programs run inside of it.
-  const ScratchFolder scratch(make_scratch_folder(concat('.', name, ".fetch"), result.folder.parent_path(), "Choose another folder with --out."));
+  const ScratchFolder scratch(make_scratch_folder(concat('.', name, ".fetch"), result.folder.parent_path(),
+                                                  "Choose another folder with --out."));
   std::vector<fs::path> sources;
   if (!options.from.empty()) {
     sources = sources_from(set, options.from, scratch.path);

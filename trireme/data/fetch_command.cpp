@@ -112,7 +112,8 @@ CommandResult run_command(const std::vector<std::string>& arguments, const std::
     if (!std::filesystem::is_directory(folder)) {
       throw Error("data", concat("the folder ", folder.string(), " to run ", arguments[0], " in does not exist"));
     }
-    throw CommandMissing("data", concat("the program ", arguments[0], " is not installed"), "Install it, or see that PATH has its folder.");
+    throw CommandMissing("data", concat("the program ", arguments[0], " is not installed"),
+                         "Install it, or see that PATH has its folder.");
   }
   if (code != 0) {
     throw Error("data", concat("cannot start ", arguments[0], ": ", std::strerror(code)));

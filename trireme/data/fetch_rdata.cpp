@@ -132,7 +132,9 @@ struct Inflated {
 
 // Unpacks the zlib stream that `packed` begins with, and says how long it was.
 Inflated inflate_first(std::string_view packed, size_t most_bytes, const std::string& source) {
-  const auto fail = [&](const std::string& happened) { throw InputError("data", concat(source, ": ", happened), kAdvice); };
+  const auto fail = [&](const std::string& happened) {
+    throw InputError("data", concat(source, ": ", happened), kAdvice);
+  };
   z_stream stream{};
   if (inflateInit(&stream) != Z_OK) {
     throw Error("data", "zlib cannot start; is there memory left?");
@@ -160,7 +162,8 @@ Inflated inflate_first(std::string_view packed, size_t most_bytes, const std::st
       return result;
     }
     if (code != Z_OK && code != Z_BUF_ERROR) {
-      fail(concat("compressed data are damaged near byte ", result.consumed, " (", stream.msg == nullptr ? zError(code) : stream.msg, ")"));
+      fail(concat("compressed data are damaged near byte ", result.consumed, " (",
+                  stream.msg == nullptr ? zError(code) : stream.msg, ")"));
     }
     if (taken == 0 && made == 0) {
       fail(concat("compressed data end too early, after ", result.consumed, " bytes"));
@@ -181,7 +184,8 @@ std::vector<std::vector<std::string>> read_rdb(std::string_view bytes, const std
     const size_t length = big_endian(bytes.substr(at, 4));
     const Inflated block = inflate_first(bytes.substr(at + 4), std::min(length, kMostBlockBytes), place);
     if (block.content.size() != length) {
-      throw InputError("data", concat(place, ": holds ", block.content.size(), " bytes, its head says ", length), kAdvice);
+      throw InputError("data", concat(place, ": holds ", block.content.size(), " bytes, its head says ", length),
+                       kAdvice);
     }
     blocks.push_back(BlockReader(block.content, place).strings());
     at += 4 + block.consumed;

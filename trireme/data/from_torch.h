@@ -46,13 +46,15 @@ class FromTorch : public Dataset {
   static int64_t size_of(TorchDataset& dataset) {
     const std::optional<size_t> size = dataset.size();
     if (!size) {
-      throw InputError("data", "from_torch() got a dataset that does not know its size", "Give it size(), or pass batches to train_batch(next) from a torch::data loader.");
+      throw InputError("data", "from_torch() got a dataset that does not know its size",
+                       "Give it size(), or pass batches to train_batch(next) from a torch::data loader.");
     }
     return static_cast<int64_t>(*size);
   }
   template <typename Target>
   static constexpr bool has_target() {
-    static_assert(std::convertible_to<Target, at::Tensor> || std::same_as<Target, torch::data::example::NoTarget>, "from_torch(): the target of a sample is a tensor, or there is none");
+    static_assert(std::convertible_to<Target, at::Tensor> || std::same_as<Target, torch::data::example::NoTarget>,
+                  "from_torch(): the target of a sample is a tensor, or there is none");
     return std::convertible_to<Target, at::Tensor>;
   }
   // What a transform has collated, or single samples.
@@ -85,10 +87,12 @@ class FromTorch : public Dataset {
   int64_t size_;
 };
 
-/// Makes training data of a torch::data dataset: one of your own, of libtorch's, or with transforms (`.map(Normalize<>(...)).map(Stack<>())`). The engine's
-/// loader shuffles, shares the samples out among the ranks and keeps the place in checkpoints.
+/// Makes training data of a torch::data dataset: one of your own, of libtorch's, or with transforms
+/// (`.map(Normalize<>(...)).map(Stack<>())`). The engine's loader shuffles, shares the samples out among the ranks and
+/// keeps the place in checkpoints.
 ///
-///   options.training_data = trireme::data::from_torch(torch::data::datasets::MNIST("data").map(torch::data::transforms::Stack<>()));
+///   options.training_data =
+///   trireme::data::from_torch(torch::data::datasets::MNIST("data").map(torch::data::transforms::Stack<>()));
 ///
 /// Samples are tensors, with or without a target. Transforms that draw random numbers draw in the loader's thread.
 /// Errors: InputError for a dataset that does not know its size.

@@ -63,19 +63,24 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
     if (status == Z_STREAM_END) {
       const std::string_view rest = content.substr(used);
       if (!is_gzip(rest)) {
-        if (const size_t strange = rest.find_first_not_of('\0'); strange != std::string_view::npos) { // NULs are padding by custom
-          throw InputError("data", concat(source, " is damaged: what begins at byte ", used + strange, " is neither gzip nor padding"),
-                           "Fetch or copy it again.");
+        if (const size_t strange = rest.find_first_not_of('\0');
+            strange != std::string_view::npos) { // NULs are padding by custom
+          throw InputError(
+              "data",
+              concat(source, " is damaged: what begins at byte ", used + strange, " is neither gzip nor padding"),
+              "Fetch or copy it again.");
         }
         break;
       }
       inflateReset(stream.get());
     } else if (status == Z_BUF_ERROR) { // there is room, so the input is at its end
-      throw InputError("data", concat(source, " ends in the middle of its gzip stream, after ", content.size(), " bytes"),
+      throw InputError("data",
+                       concat(source, " ends in the middle of its gzip stream, after ", content.size(), " bytes"),
                        "It is cut off; fetch or copy it again.");
     } else if (status != Z_OK) {
-      throw InputError("data", concat(source, " is damaged: ", stream->msg == nullptr ? "not a gzip stream" : stream->msg,
-                                      " near byte ", used),
+      throw InputError("data",
+                       concat(source, " is damaged: ", stream->msg == nullptr ? "not a gzip stream" : stream->msg,
+                              " near byte ", used),
                        "Fetch or copy it again.");
     }
   }

@@ -45,8 +45,9 @@ void check_magic(std::string_view head, char num_dims, const std::string& file) 
     next = num_dims == 3 ? "It has labels: were the files of images and labels exchanged?"
                          : "It has images: were the files of images and labels exchanged?";
   }
-  throw InputError("data", concat(file, " begins with ", found.empty() ? "nothing" : hex(found),
-                                  ", IDX ", num_dims == 3 ? "images" : "labels", " begin with ", hex({wanted, 4})),
+  throw InputError("data",
+                   concat(file, " begins with ", found.empty() ? "nothing" : hex(found), ", IDX ",
+                          num_dims == 3 ? "images" : "labels", " begin with ", hex({wanted, 4})),
                    next);
 }
 
@@ -58,7 +59,8 @@ Idx read_idx(const fs::path& path, char num_dims) {
   const std::string head = packed ? gunzip(content, head_bytes, file) : content.substr(0, head_bytes);
   check_magic(head, num_dims, file);
   if (head.size() < head_bytes) {
-    throw InputError("data", concat(file, " ends within its header of ", head_bytes, " bytes"), "It is cut off; fetch or copy it again.");
+    throw InputError("data", concat(file, " ends within its header of ", head_bytes, " bytes"),
+                     "It is cut off; fetch or copy it again.");
   }
   Idx idx;
   size_t expected = 1;
@@ -82,8 +84,9 @@ Idx read_idx(const fs::path& path, char num_dims) {
   }
   if (content.size() != head_bytes + expected) {
     const size_t found = content.size() - head_bytes;
-    throw InputError("data", concat(file, " holds ", packed && found > expected ? "at least " : "", found,
-                                    " bytes after its header, which says ", product, " = ", expected),
+    throw InputError("data",
+                     concat(file, " holds ", packed && found > expected ? "at least " : "", found,
+                            " bytes after its header, which says ", product, " = ", expected),
                      "It is cut off or damaged; fetch or copy it again.");
   }
   idx.elements = std::move(content.erase(0, head_bytes));
@@ -94,8 +97,9 @@ Idx read_idx(const fs::path& path, char num_dims) {
 
 IdxImages::IdxImages(const Options& options) : levels_(256) {
   if (options.images.empty() || options.images.size() != options.labels.size()) {
-    throw InputError("data", concat(options.images.size(), " files of images and ", options.labels.size(), " of labels are named"),
-                     "Each file of images needs its file of labels, in the same order.");
+    throw InputError(
+        "data", concat(options.images.size(), " files of images and ", options.labels.size(), " of labels are named"),
+        "Each file of images needs its file of labels, in the same order.");
   }
   if (!(options.std > 0) || !std::isfinite(options.std) || !std::isfinite(options.mean)) {
     throw InputError("data", concat("pixels cannot be normalised with mean ", options.mean, " and std ", options.std),
@@ -111,21 +115,23 @@ IdxImages::IdxImages(const Options& options) : levels_(256) {
     Idx images = read_idx(options.images[i], 3);
     const Idx labels = read_idx(options.labels[i], 1);
     if (images.dims[0] != labels.dims[0]) {
-      throw InputError("data", concat(images_file, " has ", images.dims[0], " images, ", labels_file, " has ", labels.dims[0], " labels"));
+      throw InputError("data", concat(images_file, " has ", images.dims[0], " images, ", labels_file, " has ",
+                                      labels.dims[0], " labels"));
     }
     const auto height = static_cast<int64_t>(images.dims[1]);
     const auto width = static_cast<int64_t>(images.dims[2]);
     if (i > 0 && (height != height_ || width != width_)) {
-      throw InputError("data", concat(images_file, " has images of ", height, " x ", width,
-                                      ", the files before it of ", height_, " x ", width_));
+      throw InputError("data", concat(images_file, " has images of ", height, " x ", width, ", the files before it of ",
+                                      height_, " x ", width_));
     }
     height_ = height;
     width_ = width;
     for (size_t n = 0; n < labels.elements.size() && options.classes > 0; ++n) {
       const int64_t label = static_cast<unsigned char>(labels.elements[n]);
       if (label >= options.classes) {
-        throw InputError("data", concat(labels_file, ": label ", n, " is ", label, ", there are ", options.classes, " classes (0 to ",
-                                        options.classes - 1, ')'),
+        throw InputError("data",
+                         concat(labels_file, ": label ", n, " is ", label, ", there are ", options.classes,
+                                " classes (0 to ", options.classes - 1, ')'),
                          "Raise the model's classes.");
       }
     }
@@ -149,7 +155,8 @@ Batch IdxImages::get_part(std::span<const int64_t> indices, Part part) const {
   batch.samples = static_cast<int64_t>(indices.size());
   if (part != Part::targets) {
     const auto area = static_cast<size_t>(height_ * width_);
-    const at::Tensor& input_BCHW = batch.inputs.emplace_back(at::empty({batch.samples, 1, height_, width_}, at::kFloat));
+    const at::Tensor& input_BCHW =
+        batch.inputs.emplace_back(at::empty({batch.samples, 1, height_, width_}, at::kFloat));
     auto* pixel = input_BCHW.mutable_data_ptr<float>();
     for (const int64_t index : indices) {
       const auto* from = reinterpret_cast<const unsigned char*>(pixels_.data()) + static_cast<size_t>(index) * area;

@@ -21,10 +21,13 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
   for (auto* tensors : {&batch.inputs, &batch.targets}) {
     for (at::Tensor& tensor : *tensors) {
       if (!tensor.defined() || tensor.dim() < 1 || tensor.size(0) != rows) {
-        throw Error("data", concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
-                    concat("Dataset: ", dataset.describe()));
+        throw Error(
+            "data",
+            concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
+            concat("Dataset: ", dataset.describe()));
       }
-      tensor = pin && tensor.is_cpu() ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
+      tensor =
+          pin && tensor.is_cpu() ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
     }
   }
   batch.samples = micro_batch.samples;
@@ -37,9 +40,15 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
 /// Makes the rest of one epoch's micro-batches in a thread, at most `depth` ahead.
 class DataLoader::Prefetcher {
  public:
-  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth, Part part, bool pin)
-      : dataset_(std::move(dataset)), sampler_(std::move(sampler)), per_rank_(per_rank), depth_(static_cast<size_t>(depth)),
-        part_(part), pin_(pin), thread_([this] { work(); }) {}
+  Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth,
+             Part part, bool pin)
+      : dataset_(std::move(dataset)),
+        sampler_(std::move(sampler)),
+        per_rank_(per_rank),
+        depth_(static_cast<size_t>(depth)),
+        part_(part),
+        pin_(pin),
+        thread_([this] { work(); }) {}
 
   ~Prefetcher() {
     {
@@ -107,8 +116,14 @@ class DataLoader::Prefetcher {
   std::thread thread_;
 };
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch, Part part, bool pin)
-    : dataset_(std::move(dataset)), sampler_(std::move(sampler)), micro_batch_size_(micro_batch_size), prefetch_(prefetch), part_(part), pin_(pin) {
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size,
+                       int64_t prefetch, Part part, bool pin)
+    : dataset_(std::move(dataset)),
+      sampler_(std::move(sampler)),
+      micro_batch_size_(micro_batch_size),
+      prefetch_(prefetch),
+      part_(part),
+      pin_(pin) {
   if (dataset_ == nullptr) {
     throw InputError("data", "a loader needs a dataset, got none");
   }
@@ -184,8 +199,9 @@ RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader))
 void RepeatingLoader::check_epoch() const {
   if (loader_.batches_per_epoch() == 0) {
     const auto replicas = loader_.sampler().options().replicas;
-    throw InputError("data", concat(loader_.sampler().length(), " samples are fewer than one micro-batch of all ranks: ",
-                                    loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
+    throw InputError("data",
+                     concat(loader_.sampler().length(), " samples are fewer than one micro-batch of all ranks: ",
+                            loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
                      "Use a smaller micro-batch, more data, or drop_last: false.");
   }
 }

@@ -25,8 +25,8 @@ class DataLoader : public Stateful {
   /// Prefetches `prefetch` micro-batches; 0: `next` makes each one, without a thread.
   /// `pin`: the tensors are in pinned memory, from which a GPU copies them while it computes.
   /// Errors: InputError for a micro-batch size below 1, a negative prefetch, or a sampler of another size.
-  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size, int64_t prefetch = 2, Part part = Part::all,
-             bool pin = false);
+  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size,
+             int64_t prefetch = 2, Part part = Part::all, bool pin = false);
   ~DataLoader() override;
   DataLoader(DataLoader&&) noexcept;
   DataLoader& operator=(DataLoader&&) noexcept;

@@ -20,8 +20,11 @@ std::string source_name(const std::vector<fs::path>& files) {
 std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& name, int64_t vocab_size) {
   std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(name);
   if (vocab_size > 0 && tokenizer->vocab_size() > vocab_size) {
-    throw InputError("data", concat("the tokenizer ", tokenizer->describe(), " has ", tokenizer->vocab_size(), " tokens,"
-                                    " the model's vocab_size is ", vocab_size),
+    throw InputError("data",
+                     concat("the tokenizer ", tokenizer->describe(), " has ", tokenizer->vocab_size(),
+                            " tokens,"
+                            " the model's vocab_size is ",
+                            vocab_size),
                      concat("Set the model's vocab_size to ", tokenizer->vocab_size(), " or more."));
   }
   return tokenizer;
@@ -57,12 +60,14 @@ Datasets open_text(const DataOptions& options) {
   } else {
     const size_t start = validation_start(text, options.validation_fraction);
     held_out = text.substr(start);
-    held_out_name = concat("the validation part (validation_fraction ", options.validation_fraction, ") of ", source_name(options.train));
+    held_out_name = concat("the validation part (validation_fraction ", options.validation_fraction, ") of ",
+                           source_name(options.train));
     text.resize(start);
   }
   result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
   const Tokenizer& tokenizer = *result.tokenizer;
-  const auto train = std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));
+  const auto train =
+      std::make_shared<TextDataset>(text, tokenizer, options.sequence_length, source_name(options.train));
   auto scored = train;
   if (!held_out.empty()) {
     scored = std::make_shared<TextDataset>(held_out, tokenizer, options.sequence_length, held_out_name);
@@ -108,10 +113,11 @@ std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split sp
   return split == Split::train ? std::move(datasets.train) : std::move(datasets.validation);
 }
 
-DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split, int64_t micro_batch_size,
-                       int64_t rank, int64_t replicas) {
+DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split,
+                       int64_t micro_batch_size, int64_t rank, int64_t replicas) {
   if (dataset == nullptr) {
-    throw InputError("data", "there is no validation data to read", "Set data.validation, or for text data.validation_fraction.");
+    throw InputError("data", "there is no validation data to read",
+                     "Set data.validation, or for text data.validation_fraction.");
   }
   SamplerOptions order{.shuffle = false, .drop_last = false, .seed = options.seed, .rank = rank, .replicas = replicas};
   if (split == Split::train) {

@@ -25,12 +25,13 @@ struct Datasets {
   /// Text only: bytes a token of the validation text, else of the train text; a loss in nats a token
   /// divided by it is in nats a byte.
   std::optional<double> bytes_per_token;
-  /// Text only: the loss, in nats, of predicting each validation (else train) byte from its frequency in the train text.
+  /// Text only: the loss, in nats, of predicting each validation (else train) byte from its frequency in the train
+  /// text.
   std::optional<double> unigram_entropy_per_byte;
 };
 
-/// Opens the files of both splits; text is read and tokenized once, tokens are compared with the vocabulary once: this share of them.
-/// Errors: InputError naming the file or option.
+/// Opens the files of both splits; text is read and tokenized once, tokens are compared with the vocabulary once: this
+/// share of them. Errors: InputError naming the file or option.
 Datasets make_datasets(const DataOptions& options, Share checked = {});
 
 /// Opens one split's files; null for validation data that the options do not name.
@@ -38,7 +39,7 @@ std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split sp
 
 /// Makes the loader of a split for one of `replicas` ranks: the train split as the options say, the
 /// validation split in order, to its end, the last micro-batch filled up.
-DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split, int64_t micro_batch_size,
-                       int64_t rank = 0, int64_t replicas = 1);
+DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split,
+                       int64_t micro_batch_size, int64_t rank = 0, int64_t replicas = 1);
 
 } // namespace trireme::data

@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 
 using Largest = std::vector<std::atomic<int64_t>>;
 
-// One for each file, as it is now, and each width. Of a file that has just been written another write may leave the same time: its own.
+// One for each file, as it is now, and each width. Of a file that has just been written another write may leave the
+// same time: its own.
 std::shared_ptr<Largest> known_of(const struct stat& status, int64_t token_bytes, size_t blocks) {
   constexpr time_t kSettled = 2;
   const auto fresh = [&] {
@@ -39,8 +40,10 @@ std::shared_ptr<Largest> known_of(const struct stat& status, int64_t token_bytes
   static std::mutex mutex;
   static std::map<std::array<int64_t, 8>, std::shared_ptr<Largest>> files;
   const auto number = [](auto value) { return static_cast<int64_t>(value); };
-  const std::array<int64_t, 8> key = {number(status.st_dev),          number(status.st_ino),          number(status.st_size), number(status.st_mtim.tv_sec),
-                                      number(status.st_mtim.tv_nsec), number(status.st_ctim.tv_sec), number(status.st_ctim.tv_nsec), token_bytes};
+  const std::array<int64_t, 8> key = {number(status.st_dev),          number(status.st_ino),
+                                      number(status.st_size),         number(status.st_mtim.tv_sec),
+                                      number(status.st_mtim.tv_nsec), number(status.st_ctim.tv_sec),
+                                      number(status.st_ctim.tv_nsec), token_bytes};
   const std::lock_guard lock(mutex);
   std::shared_ptr<Largest>& known = files[key];
   known = known ? known : fresh();
@@ -52,7 +55,7 @@ std::shared_ptr<Largest> known_of(const struct stat& status, int64_t token_bytes
 MappedTokens::MappedTokens(fs::path path, int64_t first_token, int64_t token_bytes)
     : path_(std::move(path)), first_token_(first_token), token_bytes_(token_bytes == 0 ? 2 : token_bytes) {
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat status {};
+  struct stat status{};
   if (fd < 0 || ::fstat(fd, &status) != 0) {
     fail(fd, std::strerror(errno), "Check the path.");
   }
@@ -78,8 +81,11 @@ MappedTokens::MappedTokens(fs::path path, int64_t first_token, int64_t token_byt
       refuse_other_formats();
     }
     if (bytes_ % static_cast<size_t>(token_bytes_) != 0) {
-      fail(-1, token_bytes_ == 2 ? concat("it is ", bytes_, " bytes long, an odd number") : concat("it is ", bytes_, " bytes long, no multiple of ", token_bytes_),
-           concat("Tokens are ", token_bytes_, " bytes each (uint", 8 * token_bytes_, "); the file is cut off or another format."));
+      fail(-1,
+           token_bytes_ == 2 ? concat("it is ", bytes_, " bytes long, an odd number")
+                             : concat("it is ", bytes_, " bytes long, no multiple of ", token_bytes_),
+           concat("Tokens are ", token_bytes_, " bytes each (uint", 8 * token_bytes_,
+                  "); the file is cut off or another format."));
     }
   } catch (...) {
     ::munmap(address, bytes_);
@@ -100,15 +106,19 @@ void MappedTokens::refuse_other_formats() const {
     fail(-1, concat("it is packed with ", packing), concat("Unpack it; files of tokens are read in place.", kGoOn));
   }
   if (head.starts_with("\x93NUMPY")) {
-    fail(-1, "it begins with the header of a .npy file", concat("Write the tokens alone: np.load(FILE).astype(np.uint16).tofile(NEW).", kGoOn));
+    fail(-1, "it begins with the header of a .npy file",
+         concat("Write the tokens alone: np.load(FILE).astype(np.uint16).tofile(NEW).", kGoOn));
   }
   const int64_t suggested = suggested_token_bytes({data_, std::min(bytes_, kLooked)});
   if (suggested == 4) {
-    fail(-1, "every second 16-bit value is 0 or close to it, so these are probably 32-bit tokens", concat("Set data.token_bytes to 4 if they are.", kGoOn));
+    fail(-1, "every second 16-bit value is 0 or close to it, so these are probably 32-bit tokens",
+         concat("Set data.token_bytes to 4 if they are.", kGoOn));
   }
   if (suggested == 8) {
     fail(-1, "three of four 16-bit values are 0 or close to it, so these are probably 64-bit tokens",
-         concat("Convert them if they are: np.fromfile(FILE, np.int64).astype(np.uint16).tofile(NEW), or np.uint32 and data.token_bytes 4.", kGoOn));
+         concat("Convert them if they are: np.fromfile(FILE, np.int64).astype(np.uint16).tofile(NEW), or np.uint32 and "
+                "data.token_bytes 4.",
+                kGoOn));
   }
 }
 
@@ -131,7 +141,9 @@ std::span<const unsigned char> MappedTokens::block(int64_t index) const {
 int64_t MappedTokens::largest_in(int64_t index, int64_t next) const {
   std::atomic<int64_t>& known = (*largest_)[static_cast<size_t>(index)];
   if (known < 0) {
-    const auto advise = [](std::span<const unsigned char> part, int advice) { ::madvise(const_cast<unsigned char*>(part.data()), part.size(), advice); };
+    const auto advise = [](std::span<const unsigned char> part, int advice) {
+      ::madvise(const_cast<unsigned char*>(part.data()), part.size(), advice);
+    };
     if (next < num_blocks()) {
       advise(block(next), MADV_WILLNEED);
     }

@@ -40,7 +40,8 @@ class MappedTokens {
   int64_t num_blocks() const {
     return (static_cast<int64_t>(bytes_) + kBlockBytes - 1) / kBlockBytes;
   }
-  /// The largest token of a block. Reads it once in the life of the process, unless the file changes; `next` is the block to be read after it (past the end: none).
+  /// The largest token of a block. Reads it once in the life of the process, unless the file changes; `next` is the
+  /// block to be read after it (past the end: none).
   int64_t largest_in(int64_t block, int64_t next) const;
 
  private:

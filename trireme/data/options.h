@@ -9,7 +9,8 @@ namespace trireme::data {
 
 /// The data of a run: files, how they become samples, and their order.
 struct DataOptions {
-  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX (MNIST) files.
+  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX
+  /// (MNIST) files.
   enum class Kind { tokens, text, images };
   Kind kind = Kind::text;
 
@@ -21,7 +22,8 @@ struct DataOptions {
   // tokens, text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
-  /// A token of at least this value is refused; 0: the tokenizer's size, if there is one. A tokenizer must not be larger.
+  /// A token of at least this value is refused; 0: the tokenizer's size, if there is one. A tokenizer must not be
+  /// larger.
   int64_t vocab_size = 0;
 
   // tokens

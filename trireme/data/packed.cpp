@@ -16,13 +16,22 @@ struct Packing {
 };
 
 // gzip's third byte is its method, and there is one: files of numbers begin with the first two by chance more often.
-constexpr Packing kPackings[] = {{"\x1f\x8b\x08", "gzip", "gunzip"},        {"BZh", "bzip2", "bunzip2"},    {{"\xFD" "7zXZ\0", 6}, "xz", "unxz"},
-                                 {"\x28\xB5\x2F\xFD", "zstd", "unzstd"}, {"PK\x03\x04", "zip", "unzip"}, {"7z\xBC\xAF\x27\x1C", "7z", "7z x"}};
+constexpr Packing kPackings[] = {{"\x1f\x8b\x08", "gzip", "gunzip"},
+                                 {"BZh", "bzip2", "bunzip2"},
+                                 {{"\xFD"
+                                   "7zXZ\0",
+                                   6},
+                                  "xz",
+                                  "unxz"},
+                                 {"\x28\xB5\x2F\xFD", "zstd", "unzstd"},
+                                 {"PK\x03\x04", "zip", "unzip"},
+                                 {"7z\xBC\xAF\x27\x1C", "7z", "7z x"}};
 constexpr std::string_view kBlockOfBzip2 = "1AY&SY"; // pi; after "BZh" and a digit, so that a text may begin with BZh
 
 const Packing* find_packing(std::string_view head) {
   for (const Packing& packing : kPackings) {
-    if (head.starts_with(packing.magic) && (packing.name != "bzip2" || head.substr(std::min<size_t>(4, head.size())).starts_with(kBlockOfBzip2))) {
+    if (head.starts_with(packing.magic) &&
+        (packing.name != "bzip2" || head.substr(std::min<size_t>(4, head.size())).starts_with(kBlockOfBzip2))) {
       return &packing;
     }
   }

@@ -26,7 +26,8 @@ int64_t global_size(int64_t per_rank, int64_t replicas) {
 const nlohmann::json& member(const nlohmann::json& state, const char* key) {
   const auto found = state.find(key);
   if (found == state.end()) {
-    throw InputError("data", concat("the saved data position has no \"", key, '"'), "It is damaged or of another version.");
+    throw InputError("data", concat("the saved data position has no \"", key, '"'),
+                     "It is damaged or of another version.");
   }
   return *found;
 }
@@ -34,7 +35,8 @@ const nlohmann::json& member(const nlohmann::json& state, const char* key) {
 int64_t integer(const nlohmann::json& state, const char* key) {
   const auto& value = member(state, key);
   if (!value.is_number_integer()) {
-    throw InputError("data", concat("the saved data position's \"", key, "\" is ", value.dump(), ", a whole number is needed"));
+    throw InputError("data",
+                     concat("the saved data position's \"", key, "\" is ", value.dump(), ", a whole number is needed"));
   }
   return value.get<int64_t>();
 }
@@ -53,7 +55,9 @@ DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options) : s
     options_.shuffle = false;
     order_ = own_order(epoch_);
     if (*own_order(epoch_) != *order_) {
-      throw InputError("data", "the own order of the samples is another one each time it is asked for, so that no checkpoint could go on with it",
+      throw InputError("data",
+                       "the own order of the samples is another one each time it is asked for, so that no checkpoint "
+                       "could go on with it",
                        "Make it from the number of the epoch and a fixed seed, as data::permutation() does.");
     }
   }
@@ -61,9 +65,11 @@ DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options) : s
 
 std::shared_ptr<const std::vector<int64_t>> DistributedSampler::own_order(int64_t epoch) const {
   auto order = std::make_shared<const std::vector<int64_t>>(options_.order(epoch));
-  const auto wrong = std::find_if(order->begin(), order->end(), [this](int64_t sample) { return sample < 0 || sample >= size_; });
+  const auto wrong =
+      std::find_if(order->begin(), order->end(), [this](int64_t sample) { return sample < 0 || sample >= size_; });
   if (wrong != order->end()) {
-    throw InputError("data", concat("the own order of epoch ", epoch, " has sample ", *wrong, " at place ", wrong - order->begin(), ", the dataset has samples 0 to ", size_ - 1));
+    throw InputError("data", concat("the own order of epoch ", epoch, " has sample ", *wrong, " at place ",
+                                    wrong - order->begin(), ", the dataset has samples 0 to ", size_ - 1));
   }
   return order;
 }
@@ -124,7 +130,7 @@ int64_t DistributedSampler::at(int64_t position) {
 }
 
 nlohmann::json DistributedSampler::state() const {
-  nlohmann::json state = {{"kind", kKind},     {"size", size_},   {"shuffle", options_.shuffle},
+  nlohmann::json state = {{"kind", kKind},         {"size", size_},   {"shuffle", options_.shuffle},
                           {"seed", options_.seed}, {"epoch", epoch_}, {"position", position_}};
   if (options_.order) {
     state["order"] = fingerprint_of(*order_);
@@ -164,12 +170,14 @@ void DistributedSampler::load_state(const nlohmann::json& state) {
     loaded.start_epoch(epoch);
   }
   if (own && state["order"] != fingerprint_of(*loaded.order_)) {
-    throw InputError("data", concat("the saved data position is for another order of epoch ", epoch, " than the program's own order gives now"),
+    throw InputError("data",
+                     concat("the saved data position is for another order of epoch ", epoch,
+                            " than the program's own order gives now"),
                      "Make it from the same data and the number of the epoch alone, or start without --resume.");
   }
   if (position < 0 || position > loaded.length() || epoch < 0) {
-    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position,
-                                    ", is outside the ", loaded.length(), " samples"));
+    throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position, ", is outside the ",
+                                    loaded.length(), " samples"));
   }
   loaded.position_ = position;
   *this = std::move(loaded);

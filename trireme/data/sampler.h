@@ -27,13 +27,14 @@ struct SamplerOptions {
 /// Chooses the next samples of this rank. Positions count global samples, not those of a rank.
 ///
 /// An epoch has every sample once, in order or permuted by (seed, epoch), the same on all
-/// platforms; or the samples of SamplerOptions::order. A global micro-batch is positions [p, p + per_rank * replicas) of it; rank r
-/// takes p + r, p + r + replicas, ...; then p moves on by all of them. The state is therefore the
-/// same on every rank, and a state saved by n ranks continues on m ranks without a repeat or a gap.
-/// Every rank gets the same number of micro-batches, so that no rank waits forever.
+/// platforms; or the samples of SamplerOptions::order. A global micro-batch is positions [p, p + per_rank * replicas)
+/// of it; rank r takes p + r, p + r + replicas, ...; then p moves on by all of them. The state is therefore the same on
+/// every rank, and a state saved by n ranks continues on m ranks without a repeat or a gap. Every rank gets the same
+/// number of micro-batches, so that no rank waits forever.
 ///
 /// Cost: 8 bytes a sample while shuffling, built at an epoch's first `next`; else none.
-/// Errors: InputError for no samples, a rank outside [0, replicas), or a custom order with an unknown sample or that changes between calls.
+/// Errors: InputError for no samples, a rank outside [0, replicas), or a custom order with an unknown sample or that
+/// changes between calls.
 class DistributedSampler : public Stateful {
  public:
   explicit DistributedSampler(int64_t size, SamplerOptions options = {});

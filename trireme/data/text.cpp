@@ -50,8 +50,9 @@ Batch TextDataset::get_part(std::span<const int64_t> indices, Part part) const {
 }
 
 std::string TextDataset::describe() const {
-  return concat("text: ", format_count(static_cast<double>(num_tokens())), " tokens of ", format_bytes(static_cast<double>(num_bytes_)),
-                " in ", format_count(static_cast<double>(size_)), " samples of ", sequence_length_, " (", source_, ')');
+  return concat("text: ", format_count(static_cast<double>(num_tokens())), " tokens of ",
+                format_bytes(static_cast<double>(num_bytes_)), " in ", format_count(static_cast<double>(size_)),
+                " samples of ", sequence_length_, " (", source_, ')');
 }
 
 double TextDataset::bytes_per_token() const {
@@ -61,7 +62,8 @@ double TextDataset::bytes_per_token() const {
 double TextDataset::unigram_entropy_per_byte(const TextDataset& train) const {
   double nats = 0;
   for (size_t byte = 0; byte < byte_counts_.size(); ++byte) {
-    const double probability = static_cast<double>(train.byte_counts_[byte] + 1) / static_cast<double>(train.num_bytes_ + 256);
+    const double probability =
+        static_cast<double>(train.byte_counts_[byte] + 1) / static_cast<double>(train.num_bytes_ + 256);
     nats -= static_cast<double>(byte_counts_[byte]) * std::log(probability);
   }
   return nats / static_cast<double>(num_bytes_);

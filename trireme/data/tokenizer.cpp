@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kChoices =
-    "Give \"bytes\", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt (or encoder.json and vocab.bpe).";
+    "Give \"bytes\", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt (or encoder.json and "
+    "vocab.bpe).";
 
 bool is_file(const fs::path& path) {
   std::error_code error;
@@ -46,7 +47,9 @@ std::unique_ptr<Tokenizer> from_file(const fs::path& file) {
         return read_vocab_and_merges(file, file.parent_path() / merges);
       }
     }
-    throw InputError("tokenizer", concat(file.string(), " needs its merges, there is no merges.txt or vocab.bpe beside it"), kChoices);
+    throw InputError("tokenizer",
+                     concat(file.string(), " needs its merges, there is no merges.txt or vocab.bpe beside it"),
+                     kChoices);
   }
   return read_tokenizer_json(file);
 }
@@ -89,8 +92,10 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (comma != std::string::npos && is_file(spec.substr(0, comma)) && is_file(spec.substr(comma + 1))) {
     return read_vocab_and_merges(spec.substr(0, comma), spec.substr(comma + 1));
   }
-  throw InputError("tokenizer", concat('"', spec, "\" is neither a known tokenizer nor a file or folder. ", did_you_mean(spec, {"bytes"})),
-                   kChoices);
+  throw InputError(
+      "tokenizer",
+      concat('"', spec, "\" is neither a known tokenizer nor a file or folder. ", did_you_mean(spec, {"bytes"})),
+      kChoices);
 }
 
 } // namespace trireme::data

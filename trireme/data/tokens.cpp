@@ -17,7 +17,8 @@ constexpr int64_t kMost16Bit = 65536;
 
 } // namespace
 
-TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequence_length, int64_t vocab_size, int64_t token_bytes)
+TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequence_length, int64_t vocab_size,
+                             int64_t token_bytes)
     : sequence_length_(sequence_length), vocab_size_(vocab_size), token_bytes_(token_bytes) {
   if (files.empty()) {
     throw InputError("data", "no files of tokens are named");
@@ -30,10 +31,14 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
     num_tokens_ += files_.back()->num_tokens();
   }
   if (token_bytes == 0 && vocab_size > kMost16Bit) {
-    throw InputError("data", concat(files[0].string(), " is read as 16-bit tokens, which are below ", kMost16Bit, ", and the vocabulary has ", vocab_size),
-                     concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ", kMost16Bit, " or set data.token_bytes to 2."));
+    throw InputError("data",
+                     concat(files[0].string(), " is read as 16-bit tokens, which are below ", kMost16Bit,
+                            ", and the vocabulary has ", vocab_size),
+                     concat("Set data.token_bytes to 4 if the files have 32-bit tokens, else lower vocab_size to ",
+                            kMost16Bit, " or set data.token_bytes to 2."));
   }
-  size_ = count_windows(num_tokens_, sequence_length, files.size() == 1 ? files[0].string() : concat(files.size(), " files together"));
+  size_ = count_windows(num_tokens_, sequence_length,
+                        files.size() == 1 ? files[0].string() : concat(files.size(), " files together"));
 }
 
 TokensDataset::~TokensDataset() = default;
@@ -57,7 +62,9 @@ void TokensDataset::read(int64_t start, std::span<int64_t> out) const {
 }
 
 void TokensDataset::refuse(const MappedTokens& file, int64_t position, int64_t token) const {
-  throw InputError("data", concat(file.path().string(), ": token ", position, " is ", token, ", the vocabulary has ", vocab_size_, " (0 to ", vocab_size_ - 1, ')'),
+  throw InputError("data",
+                   concat(file.path().string(), ": token ", position, " is ", token, ", the vocabulary has ",
+                          vocab_size_, " (0 to ", vocab_size_ - 1, ')'),
                    concat("Raise the model's vocab_size or make the tokens with the right tokenizer.",
                           token_bytes_ == 4 ? " If these are 16-bit tokens, leave data.token_bytes out." : ""));
 }
@@ -80,7 +87,8 @@ void TokensDataset::check(Share share) const {
       const int64_t length = file->tokens_per_block();
       const int64_t end = std::min((block + 1) * length, file->num_tokens());
       for (int64_t start = block * length; start < end; start += std::ssize(part)) { // throws at the first one
-        read(file->first_token() + start, std::span(part).first(static_cast<size_t>(std::min<int64_t>(std::ssize(part), end - start))));
+        read(file->first_token() + start,
+             std::span(part).first(static_cast<size_t>(std::min<int64_t>(std::ssize(part), end - start))));
       }
     }
     before += file->num_blocks();
@@ -93,12 +101,14 @@ Batch TokensDataset::get(std::span<const int64_t> indices) const {
 
 Batch TokensDataset::get_part(std::span<const int64_t> indices, Part part) const {
   check_indices(indices, size_);
-  return gather_windows(indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); }, part);
+  return gather_windows(
+      indices, sequence_length_, [this](int64_t start, std::span<int64_t> out) { read(start, out); }, part);
 }
 
 std::string TokensDataset::describe() const {
-  return concat("tokens: ", format_count(static_cast<double>(num_tokens_)), " in ", format_count(static_cast<double>(size_)),
-                " samples of ", sequence_length_, " (", files_[0]->path().filename().string(),
+  return concat("tokens: ", format_count(static_cast<double>(num_tokens_)), " in ",
+                format_count(static_cast<double>(size_)), " samples of ", sequence_length_, " (",
+                files_[0]->path().filename().string(),
                 files_.size() == 1 ? "" : concat(" and ", files_.size() - 1, " more"), ')');
 }
 

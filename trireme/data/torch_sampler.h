@@ -4,9 +4,9 @@
 #include <trireme/data/sampler.h>
 
 #include <ATen/core/ivalue.h>
-#include <nlohmann/json.hpp>
 #include <torch/data/samplers/base.h>
 #include <torch/serialize/archive.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -27,19 +27,20 @@ namespace trireme::data {
 /// Each pass over the loader is one epoch with its own order. Every rank gets the
 /// same number of batches; surplus samples are left out.
 ///
-/// A loader keeps a copy. Copies, and what was moved from, share one place: save(), load() and set_epoch() of any of them are the loader's. One loader at a time
-/// reads by it; another one needs a sampler that is made for it.
+/// A loader keeps a copy. Copies, and what was moved from, share one place: save(), load() and set_epoch() of any of
+/// them are the loader's. One loader at a time reads by it; another one needs a sampler that is made for it.
 ///
-/// After load() the next pass continues where save() was called, also in the middle of an epoch. The position counts the batches
-/// that the loader requested: a loader without workers those that the loop has got, one with workers a few more. There a loop counts its batches and resumes
-/// by start_at().
+/// After load() the next pass continues where save() was called, also in the middle of an epoch. The position counts
+/// the batches that the loader requested: a loader without workers those that the loop has got, one with workers a few
+/// more. There a loop counts its batches and resumes by start_at().
 class TorchSampler : public torch::data::samplers::Sampler<> {
  public:
   TorchSampler(int64_t size, int64_t rank, int64_t replicas, SamplerOptions options = {})
       : place_(std::make_shared<Place>(DistributedSampler(size, with_place(options, rank, replicas)))) {}
   /// For this rank of `world` (comm::World or comm::Group).
   template <typename Ranks>
-  TorchSampler(int64_t size, const Ranks& ranks, SamplerOptions options = {}) : TorchSampler(size, ranks.rank(), ranks.size(), options) {}
+  TorchSampler(int64_t size, const Ranks& ranks, SamplerOptions options = {})
+      : TorchSampler(size, ranks.rank(), ranks.size(), options) {}
   TorchSampler(const TorchSampler&) = default; // moves are copies
   TorchSampler& operator=(const TorchSampler&) = default;
   ~TorchSampler() override = default;
@@ -58,7 +59,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   /// Errors: InputError when another copy has begun a pass since this one's reset().
   std::optional<std::vector<size_t>> next(size_t batch_size) override {
     if (place_->reader != nullptr && place_->reader != this) {
-      throw InputError("data", "two loaders read by copies of one trireme::TorchSampler at the same time", "Make a TorchSampler for each loader.");
+      throw InputError("data", "two loaders read by copies of one trireme::TorchSampler at the same time",
+                       "Make a TorchSampler for each loader.");
     }
     const auto batch = place_->sampler.next(static_cast<int64_t>(batch_size));
     if (!batch) {
@@ -68,8 +70,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     return std::vector<size_t>(batch->indices.begin(), batch->indices.end());
   }
 
-  /// The next pass is this epoch, also after save() and load(). As in PyTorch it may be said before each pass, also after load(): the epoch that was loaded goes
-  /// on in its middle.
+  /// The next pass is this epoch, also after save() and load(). As in PyTorch it may be said before each pass, also
+  /// after load(): the epoch that was loaded goes on in its middle.
   void set_epoch(int64_t epoch) {
     if (epoch < 0) {
       throw InputError("data", concat("set_epoch(", epoch, ")"), "Epochs count from 0.");
@@ -84,7 +86,9 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     DistributedSampler sampler = place_->sampler;
     sampler.start_epoch(std::max<int64_t>(epoch, 0));
     if (epoch < 0 || batches < 0 || batch_size < 1 || batches > sampler.micro_batches_per_epoch(batch_size)) {
-      throw InputError("data", concat("start_at(epoch ", epoch, ", ", batches, " batches of ", batch_size, ") of ", sampler.length(), " samples for ", sampler.options().replicas, " ranks"),
+      throw InputError("data",
+                       concat("start_at(epoch ", epoch, ", ", batches, " batches of ", batch_size, ") of ",
+                              sampler.length(), " samples for ", sampler.options().replicas, " ranks"),
                        "Count the batches of this epoch only.");
     }
     for (int64_t i = 0; i < batches; ++i) {
@@ -98,7 +102,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
 
   void save(torch::serialize::OutputArchive& archive) const override {
     const bool within = place_->within_pass || (place_->begun && !place_->ended);
-    const nlohmann::json state = {{"sampler", place_->sampler.state()}, {"passes", place_->passes}, {"ended", place_->ended}, {"within", within}};
+    const nlohmann::json state = {
+        {"sampler", place_->sampler.state()}, {"passes", place_->passes}, {"ended", place_->ended}, {"within", within}};
     archive.write(kState, c10::IValue(state.dump()));
   }
   /// Errors: InputError for an archive of another sampler, or of other data.
@@ -129,8 +134,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
 
     DistributedSampler sampler;
     int64_t passes = 0;
-    bool ended = false; // the pass has given all it has
-    bool begun = false; // the sampler is in a pass of this process, and nobody has said another epoch since
+    bool ended = false;       // the pass has given all it has
+    bool begun = false;       // the sampler is in a pass of this process, and nobody has said another epoch since
     bool within_pass = false; // the next pass begins where the sampler is
     const TorchSampler* reader = nullptr; // that has begun the pass; only compared
   };

@@ -17,8 +17,9 @@ int64_t count_windows(int64_t tokens, int64_t sequence_length, const std::string
   }
   const int64_t samples = (tokens - 1) / sequence_length;
   if (tokens < 1 || samples < 1) {
-    throw InputError("data", concat(source, " has ", tokens, " tokens; one sample of sequence_length ", sequence_length, " needs ",
-                                    sequence_length, " + 1"),
+    throw InputError("data",
+                     concat(source, " has ", tokens, " tokens; one sample of sequence_length ", sequence_length,
+                            " needs ", sequence_length, " + 1"),
                      "Use a shorter sequence_length or more data.");
   }
   return samples;

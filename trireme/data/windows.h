@@ -14,8 +14,8 @@ namespace trireme::data {
 /// Errors: InputError naming `source` for a length below 1 or fewer than L + 1 tokens.
 int64_t count_windows(int64_t tokens, int64_t sequence_length, const std::string& source);
 
-/// Stacks samples of a sequence of tokens: one int64 input and one target [B, L], the target one token later; or only one of them.
-/// `read` fills its second argument with the tokens that begin at its first.
+/// Stacks samples of a sequence of tokens: one int64 input and one target [B, L], the target one token later; or only
+/// one of them. `read` fills its second argument with the tokens that begin at its first.
 Batch gather_windows(std::span<const int64_t> indices, int64_t sequence_length,
                      const std::function<void(int64_t, std::span<int64_t>)>& read, Part part = Part::all);
 

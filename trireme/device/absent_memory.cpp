@@ -6,10 +6,11 @@
 namespace trireme::device {
 namespace {
 
-/// Takes back what release_data_and_set_meta_custom_data_ptr_error_msg_() has said. Until libtorch 2.11 nothing public does; an explicit instantiation may name the private flag.
+/// Takes back what release_data_and_set_meta_custom_data_ptr_error_msg_() has said. Until libtorch 2.11 nothing public
+/// does; an explicit instantiation may name the private flag.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
 void allow(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::*refuses>
+template <bool c10::StorageImpl::* refuses>
 struct Reading {
   friend void allow(c10::StorageImpl& storage) {
     storage.*refuses = false;
@@ -39,8 +40,10 @@ void allow_reading(const c10::Storage& storage) {
 }
 
 void take_memory(at::Tensor tensor, const std::string& why) {
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), at::DataPtr(nullptr, tensor.device()), nullptr, /*resizable=*/false);
-  tensor.set_data(at::empty({0}, tensor.options().requires_grad(false)).set_(storage, 0, tensor.sizes(), c10::contiguous_strides(tensor.sizes())));
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.nbytes(), at::DataPtr(nullptr, tensor.device()),
+                             nullptr, /*resizable=*/false);
+  tensor.set_data(at::empty({0}, tensor.options().requires_grad(false))
+                      .set_(storage, 0, tensor.sizes(), c10::contiguous_strides(tensor.sizes())));
   drop_memory(storage, tensor.device(), why);
 }
 

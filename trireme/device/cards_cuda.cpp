@@ -9,7 +9,8 @@
 namespace trireme::device {
 namespace {
 
-/// From "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...": the first word of digits and points; "" where it is not known.
+/// From "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...": the first word of digits and
+/// points; "" where it is not known.
 std::string kernel_module() {
   std::ifstream in("/proc/driver/nvidia/version");
   for (std::string word; in >> word;) {
@@ -30,7 +31,8 @@ Cards cuda_cards() noexcept {
       return found;
     }
     const std::string module = kernel_module();
-    found.driver = concat("CUDA ", version / 1000, '.', version % 1000 / 10, module.empty() ? "" : ", driver " + module);
+    found.driver =
+        concat("CUDA ", version / 1000, '.', version % 1000 / 10, module.empty() ? "" : ", driver " + module);
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) {
       (void)cudaGetLastError(); // nobody else shall meet it

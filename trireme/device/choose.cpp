@@ -11,7 +11,9 @@ namespace trireme::device {
 namespace {
 
 [[noreturn]] void refuse_missing(const std::string& asked, int there) {
-  throw InputError("device", concat("device \"", asked, "\" was asked for, and libtorch sees ", there == 0 ? "no GPU" : concat(there, there == 1 ? " GPU" : " GPUs")),
+  throw InputError("device",
+                   concat("device \"", asked, "\" was asked for, and libtorch sees ",
+                          there == 0 ? "no GPU" : concat(there, there == 1 ? " GPU" : " GPUs")),
                    "Say \"auto\" or \"cpu\", or look at `trireme doctor`, the driver and CUDA_VISIBLE_DEVICES.");
 }
 
@@ -52,8 +54,10 @@ c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, in
     refuse_missing(asked, gpus);
   }
   if (local_size > gpus) {
-    throw InputError("device", concat("this host has ", local_size, " ranks and libtorch sees ", gpus, gpus == 1 ? " GPU" : " GPUs"),
-                     concat("Start at most ", gpus, gpus == 1 ? " rank" : " ranks", " on it, or say \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
+    throw InputError(
+        "device", concat("this host has ", local_size, " ranks and libtorch sees ", gpus, gpus == 1 ? " GPU" : " GPUs"),
+        concat("Start at most ", gpus, gpus == 1 ? " rank" : " ranks",
+               " on it, or say \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

@@ -1,8 +1,8 @@
 #include <trireme/device/host_scalars.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
-#include <ATen/core/grad_mode.h>
 
 namespace trireme::device {
 
@@ -46,7 +46,8 @@ at::Tensor scalar_on(at::Device device, const at::Tensor& scalar) {
   if (scalar.device() == device) {
     return scalar;
   }
-  return scalar.is_cpu() ? at::full(scalar.sizes(), scalar.item(), scalar.options().device(device)) : scalar.to(device, /*non_blocking=*/true);
+  return scalar.is_cpu() ? at::full(scalar.sizes(), scalar.item(), scalar.options().device(device))
+                         : scalar.to(device, /*non_blocking=*/true);
 }
 
 void add_scalar(at::Tensor& sum, const at::Tensor& value) {

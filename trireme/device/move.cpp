@@ -14,14 +14,17 @@ void move(at::Tensor tensor, const std::string& name, at::Device device) {
     return;
   }
   if (!has_memory(tensor)) {
-    throw InputError("device", concat("\"", name, "\" is sharded on ", tensor.device(), ", and the engine trains on ", device), "Make zero::Init with that device.");
+    throw InputError("device",
+                     concat("\"", name, "\" is sharded on ", tensor.device(), ", and the engine trains on ", device),
+                     "Make zero::Init with that device.");
   }
   tensor.mutable_grad() = at::Tensor();
   const at::Tensor there = tensor.detach().to(device);
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (impl->has_compatible_shallow_copy_type(there.key_set())) {
     tensor.set_data(there);
-  } else { // libtorch lists the kinds of device whose tensors may take each other's place, and leaves out those registered from outside
+  } else { // libtorch lists the kinds of device whose tensors may take each other's place, and leaves out those
+           // registered from outside
     impl->shallow_copy_from(there.getIntrusivePtr());
   }
 }

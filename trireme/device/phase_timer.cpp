@@ -49,7 +49,8 @@ bool PhaseTimer::passed(const Step& step) const {
   if (newest && !step.stretches.empty() && step.waits == host_waits()) {
     return false;
   }
-  return std::all_of(step.stretches.begin(), step.stretches.end(), [](const Stretch& one) { return one.begin.done() && one.end.done(); });
+  return std::all_of(step.stretches.begin(), step.stretches.end(),
+                     [](const Stretch& one) { return one.begin.done() && one.end.done(); });
 }
 
 double PhaseTimer::seconds() {
@@ -69,7 +70,8 @@ double PhaseTimer::seconds() {
 }
 
 void PhaseTimer::free(Step& step) {
-  spare_.insert(spare_.end(), std::make_move_iterator(step.stretches.begin()), std::make_move_iterator(step.stretches.end()));
+  spare_.insert(spare_.end(), std::make_move_iterator(step.stretches.begin()),
+                std::make_move_iterator(step.stretches.end()));
   step = {};
 }
 

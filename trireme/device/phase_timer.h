@@ -9,12 +9,12 @@
 
 namespace trireme::device {
 
-/// How long a device takes for one phase of a step, the sum over the phase's stretches. A stretch goes from where the device comes past
-/// its begin on the current stream to where it comes past its end: while it lasts, the stream may also wait for launches of the host or
-/// for other streams.
+/// How long a device takes for one phase of a step, the sum over the phase's stretches. A stretch goes from where the
+/// device comes past its begin on the current stream to where it comes past its end: while it lasts, the stream may
+/// also wait for launches of the host or for other streams.
 ///
-/// The host never waits for a time: it is read when the device is known to be done. Cost: two events a stretch, which are used again.
-/// One thread at a time.
+/// The host never waits for a time: it is read when the device is known to be done. Cost: two events a stretch, which
+/// are used again. One thread at a time.
 class PhaseTimer {
  public:
   /// On the CPU every time is 0.
@@ -29,8 +29,9 @@ class PhaseTimer {
   /// Forgets the stretches of a step that is not ended.
   void drop();
 
-  /// Seconds of the newest step that ended and that the device is done with; 0 before there is one. The step that ended last is looked
-  /// at only if the host has waited for the device since its last stretch: asking earlier would be in vain.
+  /// Seconds of the newest step that ended and that the device is done with; 0 before there is one. The step that ended
+  /// last is looked at only if the host has waited for the device since its last stretch: asking earlier would be in
+  /// vain.
   double seconds();
 
  private:

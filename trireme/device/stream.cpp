@@ -42,7 +42,9 @@ at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device
 // Allocators of pinned memory give whole pages, and a little more may be twice as much: they round up to powers of two.
 at::Tensor pinned_pages(int64_t bytes, at::DeviceType device) {
   constexpr int64_t kPage = 4096;
-  const auto to_page = [](const at::Tensor& memory) { return (kPage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % kPage)) % kPage; };
+  const auto to_page = [](const at::Tensor& memory) {
+    return (kPage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % kPage)) % kPage;
+  };
   at::Tensor memory = pinned_host(bytes, at::kByte, device);
   if (to_page(memory) > 0) {
     memory = pinned_host(bytes + kPage, at::kByte, device);
@@ -58,7 +60,8 @@ c10::Stream KeptStreams::on(at::Device device) {
   const std::lock_guard lock(mutex_);
   auto found = streams_.find(there);
   if (found == streams_.end()) {
-    found = streams_.emplace(there, interface_of(there.type()).getStreamFromGlobalPool(there, /*isHighPriority=*/false)).first;
+    found = streams_.emplace(there, interface_of(there.type()).getStreamFromGlobalPool(there, /*isHighPriority=*/false))
+                .first;
   }
   return found->second;
 }

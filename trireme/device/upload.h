@@ -11,10 +11,10 @@
 
 namespace trireme::device {
 
-/// Copies batches to the device on a stream of its own, so that the copy of the next micro-batch overlaps the computation of the present
-/// one. The stream that is current waits for the copy; the host does not. Tensors in pinned memory (DataLoader's) are read from where
-/// they are, others are copied into pinned memory first.
-/// To the CPU it does nothing.
+/// Copies batches to the device on a stream of its own, so that the copy of the next micro-batch overlaps the
+/// computation of the present one. The stream that is current waits for the copy; the host does not. Tensors in pinned
+/// memory (DataLoader's) are read from where they are, others are copied into pinned memory first. To the CPU it does
+/// nothing.
 class Uploader {
  public:
   explicit Uploader(at::Device device = at::kCPU);
@@ -31,7 +31,7 @@ class Uploader {
 
   at::Device device_;
   std::shared_ptr<KeptStreams> streams_ = std::make_shared<KeptStreams>(); // an Uploader can be moved
-  std::deque<std::pair<Event, at::Tensor>> sources_; // in pinned memory, until they are copied
+  std::deque<std::pair<Event, at::Tensor>> sources_;                       // in pinned memory, until they are copied
 };
 
 } // namespace trireme::device

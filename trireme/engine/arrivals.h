@@ -13,13 +13,14 @@ namespace trireme::engine {
 
 /// Lets the replicas of one stage compare where their time goes, and warns when one keeps the others waiting.
 ///
-/// Every 8 steps one all_gather of 48 numbers a rank, which nobody waits for: it is read a step later. The last 16 steps count; the
-/// same rank is named again after 48 steps at the earliest.
+/// Every 8 steps one all_gather of 48 numbers a rank, which nobody waits for: it is read a step later. The last 16
+/// steps count; the same rank is named again after 48 steps at the earliest.
 class Arrivals {
  public:
   explicit Arrivals(comm::Group group);
 
-  /// After every optimizer step, on every rank of the group. Ranks exchange only where `may_travel`, the same on all of them.
+  /// After every optimizer step, on every rank of the group. Ranks exchange only where `may_travel`, the same on all of
+  /// them.
   void step(int64_t number, const monitor::StepShare& share, bool may_travel = true);
 
   /// As of the last comparison; the rank is one of the world.

@@ -32,7 +32,9 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
   }
   for (const auto& item : module.named_parameters()) {
     if (item.value().requires_grad() && (item.value().scalar_type() == at::kDouble || item.value().is_complex())) {
-      throw InputError("engine", concat("parameter \"", item.key(), "\" is of type ", item.value().scalar_type(), ", and an engine computes in fp32, bf16 or fp16"),
+      throw InputError("engine",
+                       concat("parameter \"", item.key(), "\" is of type ", item.value().scalar_type(),
+                              ", and an engine computes in fp32, bf16 or fp16"),
                        "Convert the model before: model->to(torch::kFloat32). DataParallel trains double.");
     }
   }
@@ -49,10 +51,14 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
     return;
   }
   std::shared_ptr<bucket::StateStore> store;
-  check_together(parts.everyone, [&] { store = options.state_store ? nullptr : make_building_store(options.config, parts.everyone.rank()); });
+  check_together(parts.everyone, [&] {
+    store = options.state_store ? nullptr : make_building_store(options.config, parts.everyone.rank());
+  });
   hooks.built = [&, store](torch::nn::Module& layer) {
     move_and_cast(layer, parts);
-    units.add(layer, std::make_unique<zero::EarlyShards>(layer, parts.group, store ? store : std::shared_ptr<bucket::StateStore>(make_early_store(parts, options))));
+    units.add(layer, std::make_unique<zero::EarlyShards>(
+                         layer, parts.group,
+                         store ? store : std::shared_ptr<bucket::StateStore>(make_early_store(parts, options))));
   };
   hooks.before = [&parts](torch::nn::Module& layer) { parts.coordinator->enter(layer); };
   hooks.after = [&parts](torch::nn::Module& layer, const pipeline::Tensors& outputs) {
@@ -68,8 +74,10 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
   parts.layers->set_hooks(hooks);
   for (const pipeline::TiedParameter& tied : parts.layers->ties()) {
     if (tied.copies.size() > 1) {
-      throw InputError("engine", concat("ZeRO stage 3 with layers of one stage that share some of their parameters (\"", tied.name, "\")"),
-                       "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
+      throw InputError(
+          "engine",
+          concat("ZeRO stage 3 with layers of one stage that share some of their parameters (\"", tied.name, "\")"),
+          "Share the whole module (TiedLayerSpec without attributes()), or use \"stage\": 2.");
     }
   }
 }
@@ -80,8 +88,13 @@ void refuse_early_shards_in_stages(const Parts& parts) {
     const auto module = parts.layers->layers()[i].given_module();
     for (const at::Tensor& parameter : module ? module->parameters() : std::vector<at::Tensor>()) {
       if (!device::has_memory(parameter)) {
-        throw InputError("engine", concat("layer ", i, " was made under zero::Init, or is on another stage of an earlier pipeline, and the pipeline has ", parts.pipe.size(), " stages"),
-                         "Make the layers with LayerSpec: each stage builds its own, and at ZeRO stage 3 shards each as soon as it is built.");
+        throw InputError(
+            "engine",
+            concat("layer ", i,
+                   " was made under zero::Init, or is on another stage of an earlier pipeline, and the pipeline has ",
+                   parts.pipe.size(), " stages"),
+            "Make the layers with LayerSpec: each stage builds its own, and at ZeRO stage 3 shards each as soon as it "
+            "is built.");
       }
     }
   }
@@ -93,7 +106,8 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   build_layers(parts, options, units);
   parts.model = parts.layers;
   parts.loss_function = [&parts, &state](const data::Batch& batch) {
-    const int64_t count = state.micro_steps * parts.group.size() + parts.group.rank(); // context ranks, who have other tokens, draw other numbers
+    const int64_t count = state.micro_steps * parts.group.size() +
+                          parts.group.rank(); // context ranks, who have other tokens, draw other numbers
     const pipeline::Tensors outputs = parts.layers->forward_chunk(0, batch.inputs, count);
     return LossAndLogits(parts.layers->loss(outputs, batch.targets), parts.layers->logits(outputs));
   };
@@ -101,7 +115,8 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
     log::info(parts.layers->describe());
   }
   parts.ties = std::make_unique<pipeline::Ties>(parts.pipe, *parts.layers);
-  const int replica = parts.worker * parts.group.size() + parts.group.rank(); // a worker has masks of its own, as a rank has
+  const int replica =
+      parts.worker * parts.group.size() + parts.group.rank(); // a worker has masks of its own, as a rank has
   const int replicas = parts.workers * parts.group.size();
   parts.executor = std::make_unique<pipeline::Executor>(*parts.layers, parts.pipe, replica, replicas, parts.device());
 }
@@ -117,13 +132,15 @@ std::vector<const torch::nn::Module*> modules_of(const Parts& parts) {
   return found;
 }
 
-// Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in that order.
+// Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in
+// that order.
 bucket::NamedTensors trained_parameters(const Parts& parts) {
   bucket::NamedTensors parameters = parallel::trainable_parameters(*parts.model, parts.pipe.size() > 1);
   if (parts.layers) {
     const pipeline::Tensors late = parts.layers->late_parameters();
     std::stable_partition(parameters.begin(), parameters.end(), [&](const auto& named) {
-      return std::any_of(late.begin(), late.end(), [&](const at::Tensor& parameter) { return parameter.is_same(named.second); });
+      return std::any_of(late.begin(), late.end(),
+                         [&](const at::Tensor& parameter) { return parameter.is_same(named.second); });
     });
   }
   return parameters;
@@ -142,7 +159,8 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
   bucket::NamedTensors found;
   for (const auto& item : model.named_parameters()) {
     const auto same = [&](const auto& known) { return known.second.is_same(item.value()); };
-    if (!item.value().requires_grad() && units.unit_of(item.value()) != bucket::TensorInfo::kNoUnit && std::none_of(found.begin(), found.end(), same)) {
+    if (!item.value().requires_grad() && units.unit_of(item.value()) != bucket::TensorInfo::kNoUnit &&
+        std::none_of(found.begin(), found.end(), same)) {
       found.emplace_back(item.key(), item.value());
     }
   }
@@ -152,8 +170,11 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
 // zero::Init has made the first rank's values those of all data ranks.
 void refuse_early_shards_of_some_ranks(const torch::nn::Module& model, const InitializeOptions& options) {
   for (const auto& item : model.named_parameters()) {
-    if (options.placement && !device::has_memory(item.value()) && options.placement(item.key(), item.value()).reduce_group != 0) {
-      throw InputError("engine", concat("parameter \"", item.key(), "\" has a reduce_group of its own, and zero::Init has sharded it among all data ranks"),
+    if (options.placement && !device::has_memory(item.value()) &&
+        options.placement(item.key(), item.value()).reduce_group != 0) {
+      throw InputError("engine",
+                       concat("parameter \"", item.key(),
+                              "\" has a reduce_group of its own, and zero::Init has sharded it among all data ranks"),
                        "Build its module after zero::Init has ended.");
     }
   }
@@ -168,11 +189,13 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
   }
   if (whole > 0 && parts.everyone.rank() == 0) {
     log::warning("ZeRO stage 3 shards ", units.sharded_elements(), " elements of parameters. ", whole,
-                 " more are in modules that are not zero::Sharded and stay whole on every rank. Make their modules zero::Sharded, or the model a list of layers.");
+                 " more are in modules that are not zero::Sharded and stay whole on every rank. Make their modules "
+                 "zero::Sharded, or the model a list of layers.");
   }
 }
 
-// Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has them whole.
+// Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has
+// them whole.
 void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at::Tensor& values) {
   parts.sync->groups().of(buffer).broadcast(values, 0, "parameters").wait();
   if (parts.tensor.size() > 1 && !parts.whole.is_sum &&
@@ -181,9 +204,11 @@ void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at
   }
 }
 
-// The same among the tensor ranks for what is not trained: a frozen parameter, which lies in a flat buffer with split ones or in none, or a module buffer.
+// The same among the tensor ranks for what is not trained: a frozen parameter, which lies in a flat buffer with split
+// ones or in none, or a module buffer.
 void agree_on_untrained(const Parts& parts, const at::Tensor& tensor) {
-  if (!tensor.requires_grad() && parts.tensor.size() > 1 && parts.split.count(tensor.unsafeGetTensorImpl()) == 0 && device::has_memory(tensor)) {
+  if (!tensor.requires_grad() && parts.tensor.size() > 1 && parts.split.count(tensor.unsafeGetTensorImpl()) == 0 &&
+      device::has_memory(tensor)) {
     at::Tensor values = tensor.detach().contiguous();
     parts.tensor.broadcast(values, 0, "frozen parameter or module buffer").wait();
     tensor.detach().copy_(values);
@@ -218,17 +243,21 @@ void agree_on_whole(const Parts& parts) {
 
 // Gradients accumulated over micro-batches need the range of grad_accum_dtype; others have the communication type.
 at::ScalarType gradient_type(const Parts& parts) {
-  return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation : parts.precision.communication_type());
+  return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation
+                                                             : parts.precision.communication_type());
 }
 
 // At least so much.
-ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding, const offload::ParameterOptions& parameters) {
+ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding,
+                           const offload::ParameterOptions& parameters) {
   const auto type_bytes = static_cast<int64_t>(c10::elementSize(precision::scalar_type(parts.precision.compute)));
   ShardBytes bytes;
-  bytes.parameters = std::max<int64_t>(0, units.sharded_elements() / sharding.size - parameters.max_in_cpu) * type_bytes;
+  bytes.parameters =
+      std::max<int64_t>(0, units.sharded_elements() / sharding.size - parameters.max_in_cpu) * type_bytes;
   if (sharding.gradient_store) {
     for (const auto& [name, parameter] : trained_parameters(parts)) {
-      bytes.gradients += parameter.numel() * static_cast<int64_t>(c10::elementSize(*sharding.gradient_type)) / sharding.size;
+      bytes.gradients +=
+          parameter.numel() * static_cast<int64_t>(c10::elementSize(*sharding.gradient_type)) / sharding.size;
     }
   }
   return bytes;
@@ -265,14 +294,16 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   refuse_early_shards_of_some_ranks(*parts.model, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = make_parameter_store(parts, options);
-    sharding.gradient_store = parts.device().is_cpu() ? make_gradient_store(parts, options) : nullptr; // of a device they go by way of its host
+    sharding.gradient_store = parts.device().is_cpu() ? make_gradient_store(parts, options)
+                                                      : nullptr; // of a device they go by way of its host
     units.choose(config.zero, parts.tensor);
     check_room_for_shards(parts, options, bytes_of_shards(parts, units, sharding, config.offload.parameters));
     warn_of_whole_parameters(parts, units, config);
   } else {
     units.make_whole();
   }
-  // Puts copies at the same offset on every stage: gloo's ring adds in an order that depends on the offset, and copies would drift apart.
+  // Puts copies at the same offset on every stage: gloo's ring adds in an order that depends on the offset, and copies
+  // would drift apart.
   std::set<const void*> on_several_stages;
   if (parts.layers) {
     for (const pipeline::TiedParameter& tied : parts.layers->ties()) {
@@ -291,7 +322,9 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     }
     return placement;
   };
-  sharding.alone = [&](const at::Tensor& parameter) { return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0; };
+  sharding.alone = [&](const at::Tensor& parameter) {
+    return on_several_stages.count(parameter.unsafeGetTensorImpl()) != 0;
+  };
   const auto make = [&](const bucket::NamedTensors& parameters) {
     return parallel::flatten(parameters, parts.sync->groups(), config.data_parallel, /*divisible=*/true, sharding);
   };
@@ -305,10 +338,12 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
     units.drop_early_shards();
   }
   parallel::check_same_model(parts.buffers, parts.sync->groups());
-  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(), config.zero.prefetch_elements, tensor::is_exchange);
+  parts.coordinator = std::make_shared<zero::ParameterCoordinator>(all, parts.sync->groups(),
+                                                                   config.zero.prefetch_elements, tensor::is_exchange);
   if (sharding.shard_parameters) {
     const auto agree = [&](bucket::FlatParameters& buffer, int64_t b) { agree_on_bucket(parts, buffer, b); };
-    units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(), parts.coordinator);
+    units.move_into(all, config.data_parallel.broadcast_at_start ? agree : zero::ModelUnits::Agree(),
+                    parts.coordinator);
     parts.coordinator->keep(config.zero.live_elements(parts.coordinator->unit_elements(), parts.pipe.size()));
     if (!options.state_store && config.offload.parameters.place == offload::Place::nvme) {
       const int64_t in_use = parts.device().is_cpu() ? 1 : 2; // a device still copies the one before

@@ -13,9 +13,9 @@
 #include <trireme/engine/training_state.h>
 #include <trireme/monitor/chrome_trace.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <limits>
 #include <utility>
@@ -51,7 +51,9 @@ Engine::~Engine() = default;
 
 void Engine::Impl::check_usable() const {
   if (!failure_.empty()) {
-    throw Error("engine", concat("it is used after a failure in step ", state.global_steps + 1, ", which ended the groups of its ranks: ", failure_),
+    throw Error("engine",
+                concat("it is used after a failure in step ", state.global_steps + 1,
+                       ", which ended the groups of its ranks: ", failure_),
                 "Start the ranks again and load the last checkpoint.");
   }
 }
@@ -62,19 +64,26 @@ void Engine::Impl::check_whole(const char* wanted) const {
     throw Error("engine", concat(wanted, ": ", torn_), "Load a checkpoint, or end the run.");
   }
   if (optimizer_step.has_begun()) { // with "step_in_backward"
-    throw InputError("engine", concat(wanted, " between backward() and step(): some parameters are those of step ", state.global_steps + 1, " already"),
+    throw InputError("engine",
+                     concat(wanted, " between backward() and step(): some parameters are those of step ",
+                            state.global_steps + 1, " already"),
                      "Call step() first.");
   }
 }
 
 void Engine::Impl::check_released() const {
   if (parts.coordinator->has_pins()) {
-    throw InputError("engine", concat("after step ", state.global_steps, ": a step or a load would leave the gathered parameters as they were before it"),
+    throw InputError("engine",
+                     concat("after step ", state.global_steps,
+                            ": a step or a load would leave the gathered parameters as they were before it"),
                      "Let go of what gather_parameters() returned, then step or load.");
   }
   if (!replica_mean_.expired()) {
-    throw InputError("engine", concat("after step ", state.global_steps, ": a step or a load would be undone with the mean of the replicas that is in the model's place"),
-                     "Let go of what mean_of_replicas() returned, then step or load.");
+    throw InputError(
+        "engine",
+        concat("after step ", state.global_steps,
+               ": a step or a load would be undone with the mean of the replicas that is in the model's place"),
+        "Let go of what mean_of_replicas() returned, then step or load.");
   }
 }
 
@@ -211,11 +220,13 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
 
 void Engine::Impl::backward(const at::Tensor& loss) {
   if (loss.dim() != 0 && loss.numel() != 1) {
-    throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()), "Return the mean from the loss function.");
+    throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()),
+                     "Return the mean from the loss function.");
   }
   if (went_back_) { // its gradients may be on their way to the other ranks
     throw InputError("engine", concat("a second backward() of one micro-batch in step ", state.global_steps + 1),
-                     "Add the losses: backward(loss_real + loss_fake). Or set \"gradient_accumulation_steps\" and call step() after each backward(); the engine divides each loss by their number.");
+                     "Add the losses: backward(loss_real + loss_fake). Or set \"gradient_accumulation_steps\" and call "
+                     "step() after each backward(); the engine divides each loss by their number.");
   }
   const Stopwatch watch = clock.backward();
   const monitor::Span span("backward");
@@ -236,7 +247,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     const double scale = state.scale.root_gradient(root.scalar_type(), parts.batch.accumulation);
     const OwnBackward own(*parts.reducer);
     went_back_ = true;
-    root.backward(torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
+    root.backward(
+        torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
     if (reduces) {
       if (parts.ties) { // of layers in one stage
         parts.ties->sum_gradients();
@@ -249,7 +261,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
 void Engine::Impl::step() {
   if (!std::exchange(went_back_, false)) {
     throw InputError("engine", concat("step() of step ", state.global_steps + 1, " without backward()"),
-                     "Call the engine's backward(loss) for each micro-batch, then step(): what loss.backward() gives the parameters is not the engine's.");
+                     "Call the engine's backward(loss) for each micro-batch, then step(): what loss.backward() gives "
+                     "the parameters is not the engine's.");
   }
   if (!at_boundary()) {
     ++state.micro_steps;
@@ -284,7 +297,8 @@ void Engine::Impl::step() {
   }
   clock.end(schedule_waited);
   const StepTimes& times = clock.times();
-  arrivals->step(state.global_steps, {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total},
+  arrivals->step(state.global_steps,
+                 {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total},
                  parts.steps_together() || parts.sync->replicas_are_equal());
 }
 
@@ -301,7 +315,8 @@ void Engine::Impl::skip_to(int64_t step) {
 
 at::Tensor Engine::train_batch() {
   if (!impl_->parts.loader) {
-    throw InputError("engine", "train_batch() has no data", "Give initialize() training_data, or call train_batch(next).");
+    throw InputError("engine", "train_batch() has no data",
+                     "Give initialize() training_data, or call train_batch(next).");
   }
   if (impl_->parts.executor && !impl_->parts.executor->loads_inputs() && !impl_->parts.executor->loads_targets()) {
     for (int64_t i = 0; i < impl_->parts.batch.accumulation; ++i) {
@@ -313,7 +328,8 @@ at::Tensor Engine::train_batch() {
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
   if (impl_->in_the_middle_of_a_step()) {
-    throw InputError("engine", "train_batch() in the middle of a step", "Finish the step with forward(), backward() and step() first.");
+    throw InputError("engine", "train_batch() in the middle of a step",
+                     "Finish the step with forward(), backward() and step() first.");
   }
   impl_->check_released();
   impl_->drop_on_failure([&] {
@@ -372,7 +388,8 @@ void Engine::begin_at(int64_t step) {
   }
   impl_->skip_to(step);
 }
-std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
+std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters,
+                                                                    std::optional<int> modifier_rank) {
   if (!impl_->in_the_middle_of_a_step()) {
     impl_->optimizer_step.finish_delayed();
   }
@@ -398,7 +415,8 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
   save_checkpoint(folder, tag, nlohmann::json::object());
 }
 
-void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, int64_t keep_last) {
+void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag,
+                             const nlohmann::json& client_state, int64_t keep_last) {
   checkpoint::SaveOptions options(impl_->parts.checkpoint);
   options.keep_last = keep_last;
   if (const auto token = impl_->parts.run_token) {
@@ -407,7 +425,8 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
   impl_->check_whole("save_checkpoint()");
   const Note note("checkpoint of step", impl_->state.global_steps);
   fault::at(fault::Phase::checkpoint);
-  TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->state.global_steps) : tag, client_state, options);
+  TrainingState(*impl_).save(folder, tag.empty() ? checkpoint::step_tag(impl_->state.global_steps) : tag, client_state,
+                             options);
 }
 
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
@@ -415,7 +434,8 @@ std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::pat
   if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.everyone)) {
     const std::string name = (folder / "").parent_path().filename().string(); // whether it ends with a slash or not
     if (name.starts_with("global_step") && checkpoint::step_of(name) >= 0) {
-      throw InputError("engine", concat("there is no checkpoint ", folder.string()), "Name one that is there, or the folder that holds them.");
+      throw InputError("engine", concat("there is no checkpoint ", folder.string()),
+                       "Name one that is there, or the folder that holds them.");
     }
     return std::nullopt;
   }

@@ -48,8 +48,8 @@ class Engine::Impl {
   void zero_grad();
   /// All micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
-  /// Runs a part of a step. An exception ends the whole step: one rank drops what there is of it, and the next micro-batch is its first;
-  /// of several ranks, the others wait for this one, so their groups end too.
+  /// Runs a part of a step. An exception ends the whole step: one rank drops what there is of it, and the next
+  /// micro-batch is its first; of several ranks, the others wait for this one, so their groups end too.
   template <typename F>
   void drop_on_failure(const F& part) {
     try {
@@ -81,8 +81,8 @@ class Engine::Impl {
   void check_whole(const char* wanted) const;
   /// The step would leave what gather_parameters() holds behind. Errors: InputError.
   void check_released() const;
-  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they may differ. Replicas
-  /// that step alone keep theirs until they meet. Collective.
+  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they
+  /// may differ. Replicas that step alone keep theirs until they meet. Collective.
   void broadcast_module_buffers();
   /// Where replicas differ now, makes this rank's model their mean while the result lives; else null. Collective.
   std::shared_ptr<ReplicaMean> replica_mean();
@@ -92,17 +92,19 @@ class Engine::Impl {
   int64_t batches_to_evaluate(data::DataLoader& loader) const;
   static void next_or_padding(data::DataLoader& loader, data::Batch& batch);
   LossSum evaluate_together(data::DataLoader& loader, int64_t max_batches);
-  void evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum, pipeline::Tensors* logits = nullptr);
+  void evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum,
+                         pipeline::Tensors* logits = nullptr);
   double mean_over_ranks(const LossSum& sum) const;
 
  private:
   void start_step();
   void drop_step(const char* why) noexcept;
 
-  at::Tensor loss_sum_; // of this step's micro-batches, float64 on the device; undefined: 0
-  bool in_step_ = false; // from the first micro-batch on
+  at::Tensor loss_sum_;    // of this step's micro-batches, float64 on the device; undefined: 0
+  bool in_step_ = false;   // from the first micro-batch on
   bool went_back_ = false; // the micro-batch, by backward() or as a pipeline
-  std::array<bool, 2> module_buffers_differ_ = {true, true}; // of Parts::module_buffers: a forward may have changed them since they were broadcast
+  std::array<bool, 2> module_buffers_differ_ = {
+      true, true}; // of Parts::module_buffers: a forward may have changed them since they were broadcast
   std::weak_ptr<ReplicaMean> replica_mean_;
   std::string failure_; // of a step on several ranks, which ended their groups
   std::string torn_;

@@ -20,7 +20,10 @@ data::Batch without_padding(data::Batch micro_batch) {
       const int64_t rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
       all = all == 0 ? rows : all;
       if (all > 0 && micro_batch.samples > all) {
-        throw InputError("engine", concat("a batch says that it has ", micro_batch.samples, " samples, and its first tensor has ", all, " rows"), "The first tensor of a batch has one row for each sample; others may have several.");
+        throw InputError("engine",
+                         concat("a batch says that it has ", micro_batch.samples, " samples, and its first tensor has ",
+                                all, " rows"),
+                         "The first tensor of a batch has one row for each sample; others may have several.");
       }
       if (micro_batch.samples > 0 && micro_batch.samples < all && rows % all == 0) {
         tensor = tensor.narrow(0, 0, rows / all * micro_batch.samples);
@@ -68,7 +71,8 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
       impl_->next_or_padding(loader, last);
       return last;
     };
-    const int64_t at_once = std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
+    const int64_t at_once =
+        std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
       impl_->evaluate_pipeline(std::min(at_once, count - done), next, sum);
     }
@@ -103,7 +107,8 @@ void Engine::Impl::next_or_padding(data::DataLoader& loader, data::Batch& batch)
   } else if (!batch.inputs.empty() || !batch.targets.empty()) {
     batch.samples = 0;
   } else {
-    throw InputError("engine", "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
+    throw InputError("engine",
+                     "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
                      "Give each rank at least one micro-batch.");
   }
 }
@@ -142,7 +147,8 @@ void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeli
   sum.samples += real;
 }
 
-void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum, pipeline::Tensors* logits) {
+void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum,
+                                     pipeline::Tensors* logits) {
   const Note note("evaluation after step", state.global_steps);
   const EvaluationMode mode(*parts.model, parts.layers.get());
   parts.executor->evaluate(
@@ -164,8 +170,9 @@ double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   parts.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
-    throw InputError("engine", "there is nothing to evaluate: no rank got a sample",
-                     "Give each rank's loader samples. In a batch of your own, set Batch::samples to the number of its samples.");
+    throw InputError(
+        "engine", "there is nothing to evaluate: no rank got a sample",
+        "Give each rank's loader samples. In a batch of your own, set Batch::samples to the number of its samples.");
   }
   return both[0].item<double>() / samples;
 }

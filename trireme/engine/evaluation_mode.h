@@ -10,12 +10,13 @@
 
 namespace trireme::engine {
 
-/// Evaluation mode while it lives; then every module of the tree is in the mode it was in, so that a frozen BatchNorm, in evaluation
-/// mode inside of a model in training, stays frozen.
+/// Evaluation mode while it lives; then every module of the tree is in the mode it was in, so that a frozen BatchNorm,
+/// in evaluation mode inside of a model in training, stays frozen.
 class EvaluationMode {
  public:
   /// `list`: the model, where it is a list of layers, which are not among its children; otherwise null.
-  explicit EvaluationMode(torch::nn::Module& model, const pipeline::PipelineModule* list = nullptr) : model_(model), was_training_(model.is_training()) {
+  explicit EvaluationMode(torch::nn::Module& model, const pipeline::PipelineModule* list = nullptr)
+      : model_(model), was_training_(model.is_training()) {
     note(model, /*include_self=*/false);
     if (list != nullptr) {
       for (const auto& layer : list->layer_modules()) {

@@ -16,7 +16,8 @@ std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     rates.push_back(group.options().get_lr());
     if (!(rates.back() >= 0) || !std::isfinite(rates.back())) {
-      throw InputError("engine", concat("group ", rates.size() - 1, " of the torch optimizer has lr ", rates.back()), "Set a learning rate of 0 or more.");
+      throw InputError("engine", concat("group ", rates.size() - 1, " of the torch optimizer has lr ", rates.back()),
+                       "Set a learning rate of 0 or more.");
     }
   }
   return rates;
@@ -38,7 +39,9 @@ std::vector<double> FollowedRates::group_factors() const {
 }
 
 void FollowedRates::set_lr(double) {
-  throw InputError("engine", "set_lr() of an engine that follows a torch optimizer", "Set the lr of that optimizer's groups, group.options().set_lr(), or let a torch::optim::LRScheduler do it.");
+  throw InputError(
+      "engine", "set_lr() of an engine that follows a torch optimizer",
+      "Set the lr of that optimizer's groups, group.options().set_lr(), or let a torch::optim::LRScheduler do it.");
 }
 
 } // namespace trireme::engine

@@ -5,8 +5,8 @@
 #include <trireme/engine/training_state.h>
 #include <trireme/parallel/pipeline/module_tree.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <nlohmann/json.hpp>
 
 #include <set>
 
@@ -16,7 +16,8 @@ namespace {
 // A place in the tree of names.
 std::pair<torch::nn::Module*, std::string> place_of(torch::nn::Module& root, const std::string& name) {
   const size_t dot = name.rfind('.');
-  return dot == std::string::npos ? std::pair(&root, name) : std::pair(&pipeline::module_at(root, name.substr(0, dot)), name.substr(dot + 1));
+  return dot == std::string::npos ? std::pair(&root, name)
+                                  : std::pair(&pipeline::module_at(root, name.substr(0, dot)), name.substr(dot + 1));
 }
 
 void add_tensor(torch::nn::Module& root, const std::string& name, const at::Tensor& tensor, bool is_buffer) {
@@ -30,7 +31,8 @@ void add_tensor(torch::nn::Module& root, const std::string& name, const at::Tens
 
 } // namespace
 
-// torch::load() asks for every module of a model, those without tensors too, and for a tied tensor under each of its names.
+// torch::load() asks for every module of a model, those without tensors too, and for a tied tensor under each of its
+// names.
 nlohmann::json TrainingState::names_here() const {
   nlohmann::json modules = nlohmann::json::array(), buffers = nlohmann::json::array(), more = nlohmann::json::object();
   if (const auto& layers = engine_.parts.layers) {

@@ -24,9 +24,9 @@
 #include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/tensor/split.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <map>
@@ -50,10 +50,12 @@ void announce(const config::EngineConfig& config) {
   }
   if (!config.optimizer) {
     const optim::AdamOptions adamw = std::get<optim::AdamOptions>(config.optimizer_or_adamw().rule);
-    log::info("the configuration has no \"optimizer\": AdamW with lr ", adamw.lr, ", betas ", adamw.beta1, " and ", adamw.beta2, ", eps ", adamw.eps, ", weight_decay ", adamw.weight_decay);
+    log::info("the configuration has no \"optimizer\": AdamW with lr ", adamw.lr, ", betas ", adamw.beta1, " and ",
+              adamw.beta2, ", eps ", adamw.eps, ", weight_decay ", adamw.weight_decay);
   }
   if (!config.gradient_clipping) {
-    log::info("the configuration has no \"gradient_clipping\": gradients are clipped to norm ", config.clipping(), "; 0 leaves them as they are");
+    log::info("the configuration has no \"gradient_clipping\": gradients are clipped to norm ", config.clipping(),
+              "; 0 leaves them as they are");
   }
   if (config.dump_state) {
     log::info(config::to_json(config).dump(2));
@@ -83,7 +85,8 @@ nlohmann::ordered_json used_config(const InitializeOptions& options) {
   config::EngineConfig used = options.config;
   if (options.pipeline) {
     const pipeline::PipelineOptions& pipeline = options.pipeline->options();
-    used.pipeline = {pipeline.stages, pipeline.partition, pipeline.seed_layers, pipeline.activation_checkpoint_interval};
+    used.pipeline = {pipeline.stages, pipeline.partition, pipeline.seed_layers,
+                     pipeline.activation_checkpoint_interval};
   }
   return config::to_json(used);
 }
@@ -100,9 +103,12 @@ std::shared_ptr<optim::Schedule> make_schedule(const InitializeOptions& options,
 
 // Treats copies of a tied parameter as one: their gradients are summed before communication and counted once.
 void respect_ties(Parts& parts) {
-  if (!parts.layers->ties().empty() && parts.optimizer->sharded() && parts.optimizer->rule().state_type() == optim::StateType::int8) {
-    throw InputError("engine", concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"", parts.layers->ties().front().name,
-                                      "\"): their blocks begin at other elements in each copy, which would drift apart"),
+  if (!parts.layers->ties().empty() && parts.optimizer->sharded() &&
+      parts.optimizer->rule().state_type() == optim::StateType::int8) {
+    throw InputError("engine",
+                     concat("8-bit optimizer states, sharded by ZeRO, of copies of a tied parameter (\"",
+                            parts.layers->ties().front().name,
+                            "\"): their blocks begin at other elements in each copy, which would drift apart"),
                      "Use \"state_dtype\": \"bf16\", or ZeRO stage 0.");
   }
   parts.reducer->hold(parts.layers->late_parameters());
@@ -128,7 +134,9 @@ at::Device current(at::Device wanted) {
   }
   const int there = device::count(wanted.type());
   if (there == 0 || wanted.index() >= there) {
-    throw InputError("engine", concat("InitializeOptions::device is ", wanted, ", and libtorch sees ", there, " of these"), "Name one that is there, or the CPU.");
+    throw InputError("engine",
+                     concat("InitializeOptions::device is ", wanted, ", and libtorch sees ", there, " of these"),
+                     "Name one that is there, or the CPU.");
   }
   const at::Device device = device::with_index(wanted);
   device::make_current(device);
@@ -140,7 +148,8 @@ void open_groups(const Parts& parts) {
   if (parts.device().is_cpu()) {
     return;
   }
-  std::vector<comm::Group> groups = {parts.everyone, parts.group, parts.pipe, parts.tensor, parts.model_ranks, parts.sync->step_group()};
+  std::vector<comm::Group> groups = {parts.everyone, parts.group,       parts.pipe,
+                                     parts.tensor,   parts.model_ranks, parts.sync->step_group()};
   const std::vector<comm::Group> of_sync = parts.sync->groups().every();
   groups.insert(groups.end(), of_sync.begin(), of_sync.end());
   for (const comm::Group& group : groups) {
@@ -164,14 +173,16 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   sampler.replicas = parts.data.size() * parts.workers;
   sampler.order = options.order;
   const auto data = options.collate ? data::collated(options.training_data, options.collate) : options.training_data;
-  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch, part_for(parts), !parts.device().is_cpu());
+  data::DataLoader loader(data, data::DistributedSampler(data->size(), sampler), parts.batch.micro, options.prefetch,
+                          part_for(parts), !parts.device().is_cpu());
   if (options.order) {
     const auto mine = static_cast<int64_t>(loader.state().at("order").get<uint64_t>() >> 1);
     at::Tensor range = torch::tensor({mine, -mine}, torch::kInt64);
     parts.everyone.all_reduce(range, comm::ReduceOp::max, "order of the samples").wait();
     if (range[0].item<int64_t>() != -range[1].item<int64_t>()) {
       throw InputError("engine", "the ranks have different orders of the samples",
-                       "InitializeOptions::order gives the whole epoch's, the same on every rank; each takes its part of it by itself.");
+                       "InitializeOptions::order gives the whole epoch's, the same on every rank; each takes its part "
+                       "of it by itself.");
     }
   }
   return loader;
@@ -209,8 +220,10 @@ int64_t count_parameters(const Parts& parts) {
       const bool elsewhere = !tensor.placement.counts_in_norm && parts.tensor.rank() > 0;
       const bool is_box_of_all = buffer->reduce_group() == 0 && parts.tensor.size() == 1 && parts.split.empty() &&
                                  tensor.placement.tile.empty(); // by InitializeOptions::placement
-      const auto numel = static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
-      trained[buffer->parameter(i).unsafeGetTensorImpl()] = elsewhere ? 0.0 : numel / parts.sync->groups().of(*buffer).size();
+      const auto numel =
+          static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
+      trained[buffer->parameter(i).unsafeGetTensorImpl()] =
+          elsewhere ? 0.0 : numel / parts.sync->groups().of(*buffer).size();
     }
   }
   double shares = 0;
@@ -248,12 +261,17 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   check_same_options(options.mesh ? options.mesh->group() : world.group(), options);
   at::Device device = at::kCPU;
-  check_together(world.group(), [&] { device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size())); });
+  check_together(world.group(), [&] {
+    device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
+  });
   resolve_precision(options.config.precision, world.group(), device);
   const config::EngineConfig& config = options.config;
   check_split(options);
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
-  const mesh::Mesh mesh = options.mesh ? *options.mesh : mesh::training_mesh(world.group(), {.pipe = stages, .tensor = static_cast<int>(config.tensor_parallel.size)});
+  const mesh::Mesh mesh =
+      options.mesh ? *options.mesh
+                   : mesh::training_mesh(world.group(),
+                                         {.pipe = stages, .tensor = static_cast<int>(config.tensor_parallel.size)});
   check_mesh(mesh, stages);
   auto impl = std::make_unique<Engine::Impl>();
   Parts& parts = impl->parts;
@@ -266,7 +284,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     parts.workers = options.server_worker->workers;
   } else if (options.replica) {
     if (!config.averaging.elastic) {
-      throw InputError("engine", "InitializeOptions::replica without replicas that come and go in the configuration", "Set AveragingOptions::elastic, or leave it out.");
+      throw InputError("engine", "InitializeOptions::replica without replicas that come and go in the configuration",
+                       "Set AveragingOptions::elastic, or leave it out.");
     }
     parts.worker = options.replica->replica;
     parts.workers = options.replica->replicas;
@@ -338,8 +357,9 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
   const auto make_optimizer = [&] {
-    parts.optimizer = std::make_shared<optim::FlatOptimizer>(buffers, options_of_each, optimizer, shards_states(parts, config),
-                                                             parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
+    parts.optimizer = std::make_shared<optim::FlatOptimizer>(
+        buffers, options_of_each, optimizer, shards_states(parts, config),
+        parts.server ? parts.server->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
   };
   if (parts.offloaded) {
     check_together(parts.everyone, make_optimizer); // a disk may be full on one rank
@@ -363,7 +383,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     parts.may_step_in_backward = true;
   }
   if (parts.may_step_in_backward || parts.optimizer->steps_on_host()) {
-    parts.reducer->on_bucket_final([step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->bucket_final(buffer, bucket); });
+    parts.reducer->on_bucket_final(
+        [step = &impl->optimizer_step](int64_t buffer, int64_t bucket) { step->bucket_final(buffer, bucket); });
   }
   if (parts.layers) {
     respect_ties(parts);

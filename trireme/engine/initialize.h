@@ -34,53 +34,63 @@ class Optimizer;
 
 namespace trireme::engine {
 
-/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`. What `config` says of the pipeline takes the
-/// place of what the PipelineModule was made with.
+/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`. What `config` says of the pipeline
+/// takes the place of what the PipelineModule was made with.
 struct InitializeOptions {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss;
   /// A list of layers to be spread over pipeline stages; built here, loss included.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
-  /// Where this rank trains: initialize() moves the model there, and batches follow. Default: as device::choose("auto") says, the GPU with
-  /// the number of the rank on its host where libtorch sees GPUs, else the CPU.
-  /// A device without a number (torch::kCUDA) is the thread's current one, as in PyTorch: call c10::cuda::set_device() first, or give a number.
+  /// Where this rank trains: initialize() moves the model there, and batches follow. Default: as device::choose("auto")
+  /// says, the GPU with the number of the rank on its host where libtorch sees GPUs, else the CPU. A device without a
+  /// number (torch::kCUDA) is the thread's current one, as in PyTorch: call c10::cuda::set_device() first, or give a
+  /// number.
   std::optional<at::Device> device;
   /// Given: initialize() builds the distributed loader and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;
-  /// The client's own sampler instead of `shuffle`: the numbers of an epoch's samples, see data::SamplerOptions::order. The ranks share
-  /// them out. Checkpoints save the place; a load refuses one of another order.
+  /// The client's own sampler instead of `shuffle`: the numbers of an epoch's samples, see data::SamplerOptions::order.
+  /// The ranks share them out. Checkpoints save the place; a load refuses one of another order.
   std::function<std::vector<int64_t>(int64_t epoch)> order;
   /// Makes each micro-batch of its samples; default: Dataset::get() of all of them.
   data::Collate collate;
   /// Parameters with an lr or a weight decay of their own, beside what `config` says of the optimizer.
   std::vector<ParameterGroup> parameter_groups;
-  /// Instead of an "optimizer" in `config`, for a model in one piece: its class, options and groups, with the same arithmetic. Accepted are
-  /// AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose groups differ in lr and weight decay only. It is
-  /// read once, here, but for the lr of its groups: where `config` has no scheduler each step uses those that they have then, so torch::optim's
-  /// schedulers work on it. It is not to be stepped. Gradients are not clipped unless `config` says so.
+  /// Instead of an "optimizer" in `config`, for a model in one piece: its class, options and groups, with the same
+  /// arithmetic. Accepted are AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose
+  /// groups differ in lr and weight decay only. It is read once, here, but for the lr of its groups: where `config` has
+  /// no scheduler each step uses those that they have then, so torch::optim's schedulers work on it. It is not to be
+  /// stepped. Gradients are not clipped unless `config` says so.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
-  /// The lr of optimizer step number `step`, counted from 1, instead of a scheduler in `config`: the same on every rank.
+  /// The lr of optimizer step number `step`, counted from 1, instead of a scheduler in `config`: the same on every
+  /// rank.
   std::function<double(int64_t step)> lr = nullptr;
-  /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO, "step_in_backward" or "parameter_averaging".
+  /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO,
+  /// "step_in_backward" or "parameter_averaging".
   std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
-  /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this rank alone, and it takes its part of the samples.
+  /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this
+  /// rank alone, and it takes its part of the samples.
   std::optional<parallel::server::WorkerOptions> server_worker = std::nullopt;
-  /// This process is one of several replicas that may be lost and come ("parameter_averaging" with "elastic"): the world has this rank alone, and it takes its part of the samples. Call Engine::join_replicas().
+  /// This process is one of several replicas that may be lost and come ("parameter_averaging" with "elastic"): the
+  /// world has this rank alone, and it takes its part of the samples. Call Engine::join_replicas().
   std::optional<parallel::ReplicaOptions> replica = std::nullopt;
-  /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client spreads over ranks by
-  /// itself. The mean over data ranks is taken of every gradient, whatever its group. Not for frozen parameters.
+  /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client
+  /// spreads over ranks by itself. The mean over data ranks is taken of every gradient, whatever its group. Not for
+  /// frozen parameters.
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
-  /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold the same elements.
+  /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold
+  /// the same elements.
   std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
   /// The mesh that the model was built for (mesh::training_mesh()). Default: the pipeline's stages, the tensor ranks of
   /// config.tensor_parallel, and data-parallel replicas.
   std::optional<mesh::Mesh> mesh = std::nullopt;
-  /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the tensor ranks have whole are summed over them.
+  /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the
+  /// tensor ranks have whole are summed over them.
   bool sequence_parallel = false;
-  /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the parameters at ZeRO stage 3;
-  /// default: as EngineConfig::offload says. On a GPU a store may keep them on the host: StateStore::on_host().
+  /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the
+  /// parameters at ZeRO stage 3; default: as EngineConfig::offload says. On a GPU a store may keep them on the host:
+  /// StateStore::on_host().
   std::function<std::unique_ptr<bucket::StateStore>()> state_store = nullptr;
   /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
   int64_t prefetch = 2;
@@ -103,8 +113,9 @@ struct Initialized {
   std::shared_ptr<optim::Schedule> lr_scheduler;
 };
 
-/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says. With "bf16": {"enabled": "auto"} it first measures
-/// (resolve_precision(); call it before, to keep a checkpoint's type). Collective. Errors: InputError for a configuration that does not fit the number of ranks.
+/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says. With "bf16": {"enabled":
+/// "auto"} it first measures (resolve_precision(); call it before, to keep a checkpoint's type). Collective. Errors:
+/// InputError for a configuration that does not fit the number of ranks.
 Initialized initialize(comm::World& world, const InitializeOptions& options);
 
 /// Reads a DeepSpeed JSON file. `known` is what "auto" stands for in it:

@@ -8,10 +8,13 @@ namespace trireme::engine {
 /// The pieces of one bucket's masters and states, as FlatOptimizer::state_buckets() lists them.
 class StateLender final : public checkpoint::Lender {
  public:
-  StateLender(optim::FlatOptimizer& optimizer, int64_t buffer, int64_t bucket) : optimizer_(optimizer), buffer_(buffer), bucket_(bucket) {}
+  StateLender(optim::FlatOptimizer& optimizer, int64_t buffer, int64_t bucket)
+      : optimizer_(optimizer), buffer_(buffer), bucket_(bucket) {}
 
   void lend(const Take& take) override {
-    optimizer_.visit_states(buffer_, bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); }, false);
+    optimizer_.visit_states(
+        buffer_, bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); },
+        false);
   }
   void expect() override {
     optimizer_.prefetch_states(buffer_, bucket_);
@@ -29,10 +32,12 @@ class StateLender final : public checkpoint::Lender {
 /// The pieces of one bucket of sharded parameters, as FlatParameters::sharded_pieces() lists them.
 class ShardLender final : public checkpoint::Lender {
  public:
-  ShardLender(const bucket::FlatParameters& parameters, int64_t bucket) : parameters_(parameters), bucket_(bucket), pieces_(parameters.sharded_pieces(bucket)) {}
+  ShardLender(const bucket::FlatParameters& parameters, int64_t bucket)
+      : parameters_(parameters), bucket_(bucket), pieces_(parameters.sharded_pieces(bucket)) {}
 
   void lend(const Take& take) override {
-    parameters_.visit_sharded(bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); }, false);
+    parameters_.visit_sharded(
+        bucket_, [&](size_t number, const at::Tensor& values) { take(static_cast<int64_t>(number), values); }, false);
   }
   void expect() override {
     parameters_.prefetch_data(bucket_);

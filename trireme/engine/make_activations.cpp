@@ -23,14 +23,18 @@ estimate::Run::Waiting waiting_of(const Parts& parts) {
   }
   const pipeline::PipelineOptions& options = parts.layers->options();
   const pipeline::ScheduleShape shape{parts.pipe.size(), static_cast<int>(parts.batch.accumulation), options.chunks};
-  const pipeline::Program program = options.custom_schedule ? options.custom_schedule(shape, parts.pipe.rank()) : pipeline::make_program(options.schedule, shape, parts.pipe.rank());
+  const pipeline::Program program = options.custom_schedule
+                                        ? options.custom_schedule(shape, parts.pipe.rank())
+                                        : pipeline::make_program(options.schedule, shape, parts.pipe.rank());
   const std::vector<int64_t> most = pipeline::most_in_flight(program, shape.chunks);
   return {std::max<int64_t>(1, *std::max_element(most.begin(), most.end())), plan::waiting_of(program).put_off};
 }
 
 // All tensor ranks have the same inputs of parts.
 activations::Sharing sharing_of(const comm::Group& ranks) {
-  return {ranks.rank(), ranks.size(), [ranks](const at::Tensor& whole, const at::Tensor& share) { ranks.all_gather(whole, share, "shares of inputs").wait(); }};
+  return {ranks.rank(), ranks.size(), [ranks](const at::Tensor& whole, const at::Tensor& share) {
+            ranks.all_gather(whole, share, "shares of inputs").wait();
+          }};
 }
 
 // Bytes of the host's memory that a rank may take.
@@ -110,8 +114,11 @@ void check_layers(const Parts& parts) {
   check_together(parts.everyone, [&] {
     if (!any) {
       const std::vector<std::string> names = classes_of(parts);
-      throw InputError("engine", concat("activation_checkpointing.layers \"", pattern, "\" matches no class of a part of the model: ", names.empty() ? "it has no parts" : concat("there are ", join(names, ", "))),
-                       "Name one of them, or leave layers out, so that all are parts.");
+      throw InputError(
+          "engine",
+          concat("activation_checkpointing.layers \"", pattern, "\" matches no class of a part of the model: ",
+                 names.empty() ? "it has no parts" : concat("there are ", join(names, ", "))),
+          "Name one of them, or leave layers out, so that all are parts.");
     }
   });
 }
@@ -122,7 +129,9 @@ void end_adoption(Parts& parts) {
   if (doubts) {
     parts.chosen_ways = nullptr;
     if (parts.everyone.rank() == 0) {
-      log::info("activation_checkpointing: parts of the model have other inputs than when the checkpoint was saved; what becomes of their activations is measured again");
+      log::info(
+          "activation_checkpointing: parts of the model have other inputs than when the checkpoint was saved; what "
+          "becomes of their activations is measured again");
     }
   }
 }
@@ -136,8 +145,10 @@ void note_nothing_to_share(const Parts& parts) {
   const std::vector<activations::Way> ways = all.ways();
   const bool any = std::any_of(ways.begin(), ways.end(), activations::recomputes);
   if (largest({any ? 1.0 : 0.0}, parts.everyone).front() == 0 && parts.everyone.rank() == 0) {
-    log::info("activation_checkpointing.partition_activations changes nothing: no part that activation_checkpointing treats is recomputed, and only inputs of recomputed parts are shared",
-              all.options().policy ? "" : ". \"policy\": \"recompute\" recomputes all of them");
+    log::info(
+        "activation_checkpointing.partition_activations changes nothing: no part that activation_checkpointing treats "
+        "is recomputed, and only inputs of recomputed parts are shared",
+        all.options().policy ? "" : ". \"policy\": \"recompute\" recomputes all of them");
   }
 }
 
@@ -151,29 +162,39 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
     wanted.shares_inputs = false;
     if (parts.everyone.rank() == 0) {
       log::info("activation_checkpointing.partition_activations changes nothing: ",
-                parts.tensor.size() == 1 ? "no tensor ranks have the same inputs" : "with sequence_parallel the inputs of parts are shares of the tensor ranks already");
+                parts.tensor.size() == 1
+                    ? "no tensor ranks have the same inputs"
+                    : "with sequence_parallel the inputs of parts are shares of the tensor ranks already");
     }
   }
   if (!wanted.on()) {
     return;
   }
-  if (parts.device().is_cpu() && parts.everyone.rank() == 0 && (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
-    log::info("activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host stays where it is");
+  if (parts.device().is_cpu() && parts.everyone.rank() == 0 &&
+      (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
+    log::info(
+        "activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host "
+        "stays where it is");
   }
   const estimate::Run::Waiting waiting = waiting_of(parts);
-  parts.activations = std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio, waiting.in_flight, sharing_of(parts.tensor), waiting.put_off);
+  parts.activations =
+      std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio,
+                                                 waiting.in_flight, sharing_of(parts.tensor), waiting.put_off);
 }
 
 void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
-  if (!parts.activations || !parts.activations->options().automatic || parts.activations->options().profile || parts.activations->steps() > 0) {
+  if (!parts.activations || !parts.activations->options().automatic || parts.activations->options().profile ||
+      parts.activations->steps() > 0) {
     return;
   }
   activations::Decision decision;
   double other = 1;
   if (parts.activations->ways().empty() && saved.is_object() && saved.at("for") == circumstances(parts)) {
-    decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"), saved.at("share_bytes")};
+    decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"),
+                saved.at("share_bytes")};
     const size_t count = decision.ways.size();
-    const bool is_whole = decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count;
+    const bool is_whole =
+        decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count;
     other = is_whole && parts.activations->has_room_for(decision, host_room(parts)) ? 0 : 1;
   }
   if (largest({other}, parts.everyone).front() > 0) {
@@ -182,7 +203,8 @@ void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
   parts.activations->adopt(std::move(decision), /*all=*/!parts.layers);
   parts.chosen_ways = saved;
   if (parts.everyone.rank() == 0) {
-    log::info("activation_checkpointing: the choice of the run that saved the checkpoint is used again: \"", join(saved.at("ways").get<std::vector<std::string>>(), "\", \""), '"');
+    log::info("activation_checkpointing: the choice of the run that saved the checkpoint is used again: \"",
+              join(saved.at("ways").get<std::vector<std::string>>(), "\", \""), '"');
   }
 }
 
@@ -206,8 +228,11 @@ void end_step_of_activations(Parts& parts) {
   std::string said;
   check_together(parts.everyone, [&] {
     if (counts[0] != -counts[1]) {
-      throw Error("engine", concat("ranks of one stage call different numbers of parts whose activations are to be treated: between ", -counts[1], " and ", counts[0], " numbers were measured"),
-                  "All ranks must run the same layers in a step.");
+      throw Error(
+          "engine",
+          concat("ranks of one stage call different numbers of parts whose activations are to be treated: between ",
+                 -counts[1], " and ", counts[0], " numbers were measured"),
+          "All ranks must run the same layers in a step.");
     }
   });
   const std::vector<double> agreed = largest(own, parts.stage);
@@ -219,9 +244,14 @@ void end_step_of_activations(Parts& parts) {
   if (parts.activations->options().automatic) {
     const activations::Decision decision = whole_decision(parts);
     const std::vector<std::string> words = activations::to_words(decision.ways);
-    parts.chosen_ways = {{"for", circumstances(parts)}, {"ways", words}, {"bytes", decision.bytes}, {"input_bytes", decision.input_bytes}, {"share_bytes", decision.share_bytes}};
+    parts.chosen_ways = {{"for", circumstances(parts)},
+                         {"ways", words},
+                         {"bytes", decision.bytes},
+                         {"input_bytes", decision.input_bytes},
+                         {"share_bytes", decision.share_bytes}};
     if (parts.everyone.rank() == 0) {
-      log::info("activation_checkpointing has chosen. To choose the same in another run: \"choices\": [\"", join(words, "\", \""), "\"]");
+      log::info("activation_checkpointing has chosen. To choose the same in another run: \"choices\": [\"",
+                join(words, "\", \""), "\"]");
     }
   }
 }

@@ -9,12 +9,13 @@ namespace trireme::engine {
 /// Errors: InputError for what does not go together.
 void make_activations(Parts& parts, const InitializeOptions& options, int64_t ranks_of_host);
 
-/// What "auto" chose when the checkpoint with this entry was saved is chosen again, without measuring, if model, layout and "activation_checkpointing" are the same and
-/// no step was taken; where a part turns out to get more bytes, all is measured as ever. Collective over all ranks.
+/// What "auto" chose when the checkpoint with this entry was saved is chosen again, without measuring, if model, layout
+/// and "activation_checkpointing" are the same and no step was taken; where a part turns out to get more bytes, all is
+/// measured as ever. Collective over all ranks.
 void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved);
 
-/// Ends a step for them. After the second one the ranks of a stage agree on what becomes of each part, if that is to be chosen: collective over all ranks then.
-/// Errors: InputError after the first step if "layers" matches no class.
+/// Ends a step for them. After the second one the ranks of a stage agree on what becomes of each part, if that is to be
+/// chosen: collective over all ranks then. Errors: InputError after the first step if "layers" matches no class.
 void end_step_of_activations(Parts& parts);
 
 } // namespace trireme::engine

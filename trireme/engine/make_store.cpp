@@ -21,25 +21,32 @@ std::string key_of(const std::string& nvme_path) {
   return nvme_path.empty() ? "" : (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
 }
 
-// One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one than the others.
+// One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one
+// than the others.
 void open_folder(Parts& parts, const std::string& nvme_path) {
   std::shared_ptr<offload::RankFolder>& folder = parts.offload_folders[key_of(nvme_path)];
   if (!folder) {
-    folder = offload::RankFolder::open(nvme_path, parts.worker * parts.everyone.size() + parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
+    folder =
+        offload::RankFolder::open(nvme_path, parts.worker * parts.everyone.size() +
+                                                 parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
   }
   if (!parts.offloaded) {
     parts.offloaded = std::make_shared<offload::Traffic>();
   }
 }
 
-std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk, const aio::Options& aio) {
+std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk,
+                                         const aio::Options& aio) {
   disk.aio = aio;
-  return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk), parts.offloaded);
+  return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk),
+                                              parts.offloaded);
 }
 
 // The rest stays on the device.
-std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> store, const Parts& parts, double ratio) {
-  return ratio < 1 && !parts.device().is_cpu() ? offload::make_partial_store(std::move(store), ratio) : std::move(store);
+std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> store, const Parts& parts,
+                                            double ratio) {
+  return ratio < 1 && !parts.device().is_cpu() ? offload::make_partial_store(std::move(store), ratio)
+                                               : std::move(store);
 }
 
 // What exchanges something else than gradients reads and writes masters and states where the device is.
@@ -64,7 +71,8 @@ bool has_copies(const Parts& parts) {
 // A store of the client's may do what ours do not.
 offload::Setting setting_of(const Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
-  offload::Setting setting{.zero_stage = config.zero.stage, .steps_in_backward = config.step_in_backward, .has_servers = config.server.on()};
+  offload::Setting setting{
+      .zero_stage = config.zero.stage, .steps_in_backward = config.step_in_backward, .has_servers = config.server.on()};
   if (!parts.device().is_cpu() && !options.state_store) {
     const std::unique_ptr<optim::Optimizer> rule = optim::make_optimizer(config.optimizer_or_adamw());
     const char* const exchanges = exchanges_values(options);
@@ -104,16 +112,23 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   if (!parts.device().is_cpu()) {
     return;
   }
-  constexpr const char* kThereAlready = " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it ";
+  constexpr const char* kThereAlready =
+      " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it ";
   if (states.place == Place::host) {
     log::info("offload_optimizer", kThereAlready, "changes nothing");
   }
   if (parameters.place == Place::host) {
-    log::info("offload_param", kThereAlready, parts.group.size() > 1 ? "changes nothing" : "moves nothing. A data rank alone shards its parameters by it as several do, so that norms may differ in the last digit");
+    log::info("offload_param", kThereAlready,
+              parts.group.size() > 1 ? "changes nothing"
+                                     : "moves nothing. A data rank alone shards its parameters by it as several do, so "
+                                       "that norms may differ in the last digit");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
-    const char* const keys = states.ratio == 1 ? "delayed_update is" : states.delayed_update ? "ratio and delayed_update are" : "ratio is";
-    log::info("offload_optimizer to \"", offload::word(states.place), "\": ", keys, " about a device beside the host, and this rank trains on the CPU: without effect");
+    const char* const keys = states.ratio == 1       ? "delayed_update is"
+                             : states.delayed_update ? "ratio and delayed_update are"
+                                                     : "ratio is";
+    log::info("offload_optimizer to \"", offload::word(states.place), "\": ", keys,
+              " about a device beside the host, and this rank trains on the CPU: without effect");
   }
 }
 
@@ -124,11 +139,17 @@ std::unique_ptr<bucket::StateStore> make_optimizer_store(const Parts& parts, con
   }
   if (wanted.place == Place::nvme) {
     return in_part(make(parts, wanted.nvme_path,
-                        {.kind = "optimizer states", .buffers = wanted.buffer_count, .pipeline_read = wanted.pipeline_read, .pipeline_write = wanted.pipeline_write, .fast_init = wanted.fast_init},
+                        {.kind = "optimizer states",
+                         .buffers = wanted.buffer_count,
+                         .pipeline_read = wanted.pipeline_read,
+                         .pipeline_write = wanted.pipeline_write,
+                         .fast_init = wanted.fast_init},
                         options.config.offload.aio),
                    parts, wanted.ratio);
   }
-  return wanted.place == Place::host && !parts.device().is_cpu() ? in_part(offload::make_host_store(wanted.pin_memory), parts, wanted.ratio) : nullptr;
+  return wanted.place == Place::host && !parts.device().is_cpu()
+             ? in_part(offload::make_host_store(wanted.pin_memory), parts, wanted.ratio)
+             : nullptr;
 }
 
 std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, const InitializeOptions& options) {
@@ -138,25 +159,35 @@ std::shared_ptr<bucket::StateStore> make_parameter_store(const Parts& parts, con
   }
   if (wanted.place == Place::nvme) {
     return make(parts, wanted.nvme_path,
-                {.kind = "parameters", .buffers = wanted.buffer_count, .fast_init = true, .elements_in_memory = wanted.max_in_cpu, .pin_memory = wanted.pin_memory}, options.config.offload.aio);
+                {.kind = "parameters",
+                 .buffers = wanted.buffer_count,
+                 .fast_init = true,
+                 .elements_in_memory = wanted.max_in_cpu,
+                 .pin_memory = wanted.pin_memory},
+                options.config.offload.aio);
   }
   return make_early_store(parts, options);
 }
 
 std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& parameters = options.config.offload.parameters;
-  return parameters.place == Place::host && !parts.device().is_cpu() ? offload::make_host_store(parameters.pin_memory) : nullptr;
+  return parameters.place == Place::host && !parts.device().is_cpu() ? offload::make_host_store(parameters.pin_memory)
+                                                                     : nullptr;
 }
 
 bool has_gradients_in_files(const Parts& parts, const InitializeOptions& options) {
   const offload::Options& wanted = options.config.offload;
-  return !options.state_store && wanted.optimizer.place == Place::nvme && wanted.parameters.place == Place::nvme && !has_copies(parts);
+  return !options.state_store && wanted.optimizer.place == Place::nvme && wanted.parameters.place == Place::nvme &&
+         !has_copies(parts);
 }
 
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
   if (has_gradients_in_files(parts, options)) {
-    return make(parts, wanted.nvme_path, {.kind = "gradients", .buffers = wanted.buffer_count, .fast_init = true, .pin_memory = wanted.pin_memory}, options.config.offload.aio);
+    return make(
+        parts, wanted.nvme_path,
+        {.kind = "gradients", .buffers = wanted.buffer_count, .fast_init = true, .pin_memory = wanted.pin_memory},
+        options.config.offload.aio);
   }
   return parts.device().is_cpu() ? nullptr : offload::make_host_store(wanted.pin_memory);
 }
@@ -168,7 +199,8 @@ std::shared_ptr<bucket::StateStore> make_building_store(const config::EngineConf
   }
   offload::DiskOptions disk{.kind = "modules as they are built", .buffers = 3, .fast_init = true};
   disk.aio = config.offload.aio;
-  return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"), disk, std::make_shared<offload::Traffic>());
+  return std::make_shared<offload::DiskStore>(offload::RankFolder::open(wanted.nvme_path, rank, "trireme.building"),
+                                              disk, std::make_shared<offload::Traffic>());
 }
 
 optim::HostStepOptions host_steps(const Parts& parts, const InitializeOptions& options) {

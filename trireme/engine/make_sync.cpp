@@ -41,8 +41,11 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
     return;
   }
   if (*options.shard_size > data.size() || data.size() % *options.shard_size != 0) {
-    throw InputError("engine", concat("zero_optimization.mics_shard_size is ", *options.shard_size, ", and there are ", data.size(), " data ranks"),
-                     "So many ranks hold one copy of what ZeRO shards: it has to divide their number. Without it all of them hold one.");
+    throw InputError("engine",
+                     concat("zero_optimization.mics_shard_size is ", *options.shard_size, ", and there are ",
+                            data.size(), " data ranks"),
+                     "So many ranks hold one copy of what ZeRO shards: it has to divide their number. Without it all "
+                     "of them hold one.");
   }
   const auto shards = static_cast<int>(*options.shard_size);
   const mesh::Mesh mesh(data, mesh::MeshShape::fit(data.size(), {{"replicas", mesh::kRest}, {"shards", shards}}));
@@ -56,17 +59,22 @@ void check_compression(const InitializeOptions& options) {
     throw InputError("engine", concat(name, " with a gradient_sync of its own"), "Leave one of them out.");
   }
   if (config.zero.stage >= 2) {
-    throw InputError("engine", concat(name, " with ZeRO stage ", config.zero.stage, ", which leaves no rank its own gradients until the step"), concat("Use \"stage\": 1, or no ", name, '.'));
+    throw InputError(
+        "engine",
+        concat(name, " with ZeRO stage ", config.zero.stage, ", which leaves no rank its own gradients until the step"),
+        concat("Use \"stage\": 1, or no ", name, '.'));
   }
   if (config.zero.shard_size) {
     throw InputError("engine", concat(name, " with zero_optimization.mics_shard_size"), "Leave one of them out.");
   }
   const char* const optimizer = compressing_optimizer(config);
   if (optimizer != nullptr && config.compression.on()) {
-    throw InputError("engine", concat("gradient_compression with ", optimizer, ", which compresses by itself"), "Leave one of them out.");
+    throw InputError("engine", concat("gradient_compression with ", optimizer, ", which compresses by itself"),
+                     "Leave one of them out.");
   }
   if (optimizer != nullptr && config.optimizer->state_type != optim::StateType::fp32) {
-    throw InputError("engine", concat(optimizer, " with moments in ", optim::name(config.optimizer->state_type)), "Leave OptimizerOptions::state_type at fp32.");
+    throw InputError("engine", concat(optimizer, " with moments in ", optim::name(config.optimizer->state_type)),
+                     "Leave OptimizerOptions::state_type at fp32.");
   }
   const auto at_least_one = [&](const char* key, std::optional<int64_t> steps) {
     if (steps && *steps < 1) {
@@ -78,9 +86,14 @@ void check_compression(const InitializeOptions& options) {
   }
   if (const auto* const lamb = rule_of<optim::OneBitLambOptions>(config)) {
     at_least_one("freeze_step", lamb->freeze_step);
-    if (!(lamb->coeff_beta >= 0 && lamb->coeff_beta < 1) || !(lamb->factor_min > 0 && lamb->factor_min <= 1 && lamb->factor_max >= 1) || !(lamb->factor_threshold >= 0 && lamb->factor_threshold < 1)) {
-      throw InputError("engine", concat("OneBitLamb with coeff_beta ", lamb->coeff_beta, ", factor_min ", lamb->factor_min, ", factor_max ", lamb->factor_max, ", factor_threshold ", lamb->factor_threshold),
-                       "coeff_beta and factor_threshold are from 0 up to 1, factor_min above 0 and at most 1, factor_max at least 1.");
+    if (!(lamb->coeff_beta >= 0 && lamb->coeff_beta < 1) ||
+        !(lamb->factor_min > 0 && lamb->factor_min <= 1 && lamb->factor_max >= 1) ||
+        !(lamb->factor_threshold >= 0 && lamb->factor_threshold < 1)) {
+      throw InputError("engine",
+                       concat("OneBitLamb with coeff_beta ", lamb->coeff_beta, ", factor_min ", lamb->factor_min,
+                              ", factor_max ", lamb->factor_max, ", factor_threshold ", lamb->factor_threshold),
+                       "coeff_beta and factor_threshold are from 0 up to 1, factor_min above 0 and at most 1, "
+                       "factor_max at least 1.");
     }
   }
   if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(config)) {
@@ -99,13 +112,20 @@ void check_algorithm(const Parts& parts, const InitializeOptions& options) {
     return;
   }
   const auto refuse = [&](const std::string& what) {
-    throw InputError("engine", concat("gradient_allreduce_algorithm is \"", Options::kAlgorithmNames[static_cast<size_t>(algorithm)], "\", with ", what), "Leave it out: the backend has its own.");
+    throw InputError("engine",
+                     concat("gradient_allreduce_algorithm is \"",
+                            Options::kAlgorithmNames[static_cast<size_t>(algorithm)], "\", with ", what),
+                     "Leave it out: the backend has its own.");
   };
   if (options.config.zero.stage >= 1) {
     refuse(concat("ZeRO stage ", options.config.zero.stage, ", which reduces gradients to shards"));
   }
-  if (options.config.averaging.on() || options.config.server.on() || compresses(options.config) != nullptr || options.gradient_sync) {
-    refuse(options.config.averaging.on() ? "parameter_averaging" : options.config.server.on() ? "parameter servers" : options.gradient_sync ? "a gradient_sync of its own" : compresses(options.config));
+  if (options.config.averaging.on() || options.config.server.on() || compresses(options.config) != nullptr ||
+      options.gradient_sync) {
+    refuse(options.config.averaging.on() ? "parameter_averaging"
+           : options.config.server.on()  ? "parameter servers"
+           : options.gradient_sync       ? "a gradient_sync of its own"
+                                         : compresses(options.config));
   }
   if (!parts.device().is_cpu()) {
     refuse(concat("gradients on ", parts.device().str(), ": those are messages of the host"));
@@ -116,29 +136,38 @@ void check_algorithm(const Parts& parts, const InitializeOptions& options) {
 void check_alone(const Parts& parts, const InitializeOptions& options, const char* name, const char* without) {
   const config::EngineConfig& config = options.config;
   const parallel::DataParallelOptions& data = config.data_parallel;
-  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients || data.gradient_predivide_factor != 1;
-  const auto refuse = [&](const std::string& what, const std::string& next) { throw InputError("engine", concat(name, " with ", what), next); };
+  const bool changes_sums = data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients ||
+                            data.gradient_predivide_factor != 1;
+  const auto refuse = [&](const std::string& what, const std::string& next) {
+    throw InputError("engine", concat(name, " with ", what), next);
+  };
   if (config.zero.stage >= 1) {
-    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"), concat("Use \"stage\": 0, or ", without, '.'));
+    refuse(concat("ZeRO stage ", config.zero.stage, ", which shards what replicas that step by themselves have whole"),
+           concat("Use \"stage\": 0, or ", without, '.'));
   }
   if (data.sync_batch_norm) {
     refuse("sync_batch_norm, which waits for all replicas in every layer", concat("Switch it off, or ", without, '.'));
   }
   if (options.reduce_groups || options.placement) {
-    refuse("reduce_groups or a placement: some ranks have parameters that others lack", concat("Leave them out, or ", without, '.'));
+    refuse("reduce_groups or a placement: some ranks have parameters that others lack",
+           concat("Leave them out, or ", without, '.'));
   }
   if (parts.context.size() > 1) {
-    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"), concat("Use one context rank, or ", without, '.'));
+    refuse(concat(parts.context.size(), " context ranks, who share the tokens of a sample and so step together"),
+           concat("Use one context rank, or ", without, '.'));
   }
   if (parts.tensor.size() > 1 && options.sequence_parallel) {
-    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step", concat("Switch sequence_parallel off, or ", without, '.'));
+    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step",
+           concat("Switch sequence_parallel off, or ", without, '.'));
   }
   if (changes_sums) {
-    refuse("gradient_allreduce_op, prescale_gradients or gradient_predivide_factor", "They are about gradients that travel: leave them out.");
+    refuse("gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
+           "They are about gradients that travel: leave them out.");
   }
 }
 
-std::unique_ptr<parallel::GradientSync> compressed(std::unique_ptr<parallel::AllReduceSync> plain, const Parts& parts, const config::EngineConfig& config) {
+std::unique_ptr<parallel::GradientSync> compressed(std::unique_ptr<parallel::AllReduceSync> plain, const Parts& parts,
+                                                   const config::EngineConfig& config) {
   if (const auto* const adam = rule_of<optim::OneBitAdamOptions>(config)) {
     return std::make_unique<compress::OneBitAdamSync>(std::move(plain), *adam, parts.everyone);
   }
@@ -146,7 +175,8 @@ std::unique_ptr<parallel::GradientSync> compressed(std::unique_ptr<parallel::All
     return std::make_unique<compress::OneBitLambSync>(std::move(plain), *lamb, parts.everyone);
   }
   if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(config)) {
-    return std::make_unique<compress::ZeroOneAdamSync>(std::move(plain), *adam, parts.everyone, adam->local_step_clipper > 1);
+    return std::make_unique<compress::ZeroOneAdamSync>(std::move(plain), *adam, parts.everyone,
+                                                       adam->local_step_clipper > 1);
   }
   return std::make_unique<compress::GradientCompressionSync>(std::move(plain), config.compression, parts.everyone);
 }
@@ -168,7 +198,9 @@ bool shards_gradients(const Parts& parts, const config::EngineConfig& config) {
 }
 
 void check_averaging(const Parts& parts, const InitializeOptions& options) {
-  const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter_averaging with ", what), next); };
+  const auto refuse = [](const std::string& what, const char* next) {
+    throw InputError("engine", concat("parameter_averaging with ", what), next);
+  };
   if (options.gradient_sync) {
     refuse("a gradient_sync of its own", "Leave one of them out.");
   }
@@ -179,13 +211,16 @@ void check_averaging(const Parts& parts, const InitializeOptions& options) {
     refuse("gradient_compression: there are no gradients that travel", "Leave one of them out.");
   }
   if (options.config.precision.communication) {
-    refuse("communication_data_type", "It is about gradients that travel. Parameters travel instead, in fp32: leave it out.");
+    refuse("communication_data_type",
+           "It is about gradients that travel. Parameters travel instead, in fp32: leave it out.");
   }
   if (options.config.averaging.elastic && !options.replica) {
-    refuse("\"elastic\" in a program that does not say which replica it is", "`trireme train` starts such replicas; a program of yours sets InitializeOptions::replica.");
+    refuse("\"elastic\" in a program that does not say which replica it is",
+           "`trireme train` starts such replicas; a program of yours sets InitializeOptions::replica.");
   }
   if (options.config.averaging.elastic && parts.everyone.size() > 1) {
-    refuse(concat("\"elastic\" and a replica of ", parts.everyone.size(), " ranks"), "A replica that comes and goes is one process, a world of its own: leave pipe, tensor and context at 1.");
+    refuse(concat("\"elastic\" and a replica of ", parts.everyone.size(), " ranks"),
+           "A replica that comes and goes is one process, a world of its own: leave pipe, tensor and context at 1.");
   }
   check_alone(parts, options, "parameter_averaging", "leave parameter_averaging out");
 }
@@ -194,19 +229,25 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   if (!config.server.on()) {
     if (options.server_worker) {
-      throw InputError("engine", "InitializeOptions::server_worker without servers in the configuration", "Set EngineConfig::server, or leave it out.");
+      throw InputError("engine", "InitializeOptions::server_worker without servers in the configuration",
+                       "Set EngineConfig::server, or leave it out.");
     }
     return;
   }
-  const auto refuse = [](const std::string& what, const char* next) { throw InputError("engine", concat("parameter servers with ", what), next); };
+  const auto refuse = [](const std::string& what, const char* next) {
+    throw InputError("engine", concat("parameter servers with ", what), next);
+  };
   if (!options.server_worker) {
-    refuse("a program that does not say which worker it is", "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::server_worker.");
+    refuse("a program that does not say which worker it is",
+           "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::server_worker.");
   }
   if (static_cast<int64_t>(options.server_worker->addresses.size()) != config.server.servers) {
-    refuse(concat(options.server_worker->addresses.size(), " addresses for ", config.server.servers, " servers"), "Give the address of each.");
+    refuse(concat(options.server_worker->addresses.size(), " addresses for ", config.server.servers, " servers"),
+           "Give the address of each.");
   }
   if (parts.everyone.size() > 1) {
-    refuse(concat("a worker of ", parts.everyone.size(), " ranks"), "A worker is one process: leave pipe, tensor and context at 1.");
+    refuse(concat("a worker of ", parts.everyone.size(), " ranks"),
+           "A worker is one process: leave pipe, tensor and context at 1.");
   }
   if (config.zero.stage >= 1) {
     refuse(concat("ZeRO stage ", config.zero.stage, ": the states are on the servers already"), "Use \"stage\": 0.");
@@ -218,10 +259,14 @@ void check_server(const Parts& parts, const InitializeOptions& options) {
     refuse("communication_data_type", "Gradients travel in the parameters' type: leave it out.");
   }
   if (options.gradient_sync || config.averaging.on() || compresses(config) != nullptr) {
-    refuse(options.gradient_sync ? "a gradient_sync of its own" : config.averaging.on() ? "parameter_averaging" : compresses(config), "Leave one of them out.");
+    refuse(options.gradient_sync   ? "a gradient_sync of its own"
+           : config.averaging.on() ? "parameter_averaging"
+                                   : compresses(config),
+           "Leave one of them out.");
   }
   if (config.step_in_backward || options.state_store) {
-    refuse(config.step_in_backward ? "step_in_backward" : "a state_store: the states are on the servers", "Leave one of them out.");
+    refuse(config.step_in_backward ? "step_in_backward" : "a state_store: the states are on the servers",
+           "Leave one of them out.");
   }
   check_alone(parts, options, "parameter servers", "leave parallel.sync out");
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
@@ -247,7 +292,9 @@ std::vector<std::string> sparse_parameters(const Parts& parts, const std::vector
           continue;
         }
         if (tensor.sizes.size() < 2) {
-          throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name, "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
+          throw InputError("engine",
+                           concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name,
+                                  "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
                            "Name the weights of embeddings, as a rule.");
         }
         any = true;
@@ -255,8 +302,10 @@ std::vector<std::string> sparse_parameters(const Parts& parts, const std::vector
       }
     }
     if (!any) {
-      throw InputError("engine", concat("parallel.sync.sparse_rows: \"", pattern, "\" matches no parameter from the beginning of its name"),
-                       "trireme inspect lists the names of a checkpoint's parameters; an example is transformer.wte.");
+      throw InputError(
+          "engine",
+          concat("parallel.sync.sparse_rows: \"", pattern, "\" matches no parameter from the beginning of its name"),
+          "trireme inspect lists the names of a checkpoint's parameters; an example is transformer.wte.");
     }
   }
   return names;
@@ -264,7 +313,8 @@ std::vector<std::string> sparse_parameters(const Parts& parts, const std::vector
 
 } // namespace
 
-void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each) {
+void join_servers(Parts& parts, const config::EngineConfig& config,
+                  const optim::FlatOptimizer::OptionsOf& options_of_each) {
   config::EngineConfig used = config;
   used.optimizer = config.optimizer_or_adamw();
   std::vector<std::string> arrays;
@@ -288,16 +338,19 @@ void join_servers(Parts& parts, const config::EngineConfig& config, const optim:
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options) {
   if (compresses(options.config) != nullptr) {
     check_compression(options);
-    if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(options.config); adam != nullptr && adam->local_step_clipper > 1) {
+    if (const auto* const adam = rule_of<optim::ZeroOneAdamOptions>(options.config);
+        adam != nullptr && adam->local_step_clipper > 1) {
       check_alone(parts, options, "ZeroOneAdam", "\"local_step_clipper\": 1, with which the ranks meet in every step");
     }
   }
   check_algorithm(parts, options);
-  parallel::ReduceGroups groups(parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
+  parallel::ReduceGroups groups(
+      parts.group, options.reduce_groups ? options.reduce_groups(parts.group) : std::vector<comm::Group>());
   parts.program_groups = static_cast<int>(groups.all().size()) - 1;
   shard_within(groups, options.config.zero);
   if (parts.tensor.size() > 1) {
-    // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend on the place in a buffer.
+    // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend
+    // on the place in a buffer.
     parts.whole.is_sum = options.sequence_parallel;
     parts.whole.group = groups.add(options.sequence_parallel ? parts.stage : parts.group);
     for (int number = 1; number <= parts.program_groups && !options.sequence_parallel; ++number) {
@@ -315,7 +368,8 @@ std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const Initialize
     return made;
   }
   if (options.config.averaging.on()) {
-    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging, precision::scalar_type(parts.precision.communication_type()));
+    return std::make_unique<parallel::AveragingSync>(groups, options.config.averaging,
+                                                     precision::scalar_type(parts.precision.communication_type()));
   }
   if (options.gradient_sync) {
     if (parts.tensor.size() > 1) {

@@ -8,26 +8,32 @@
 
 namespace trireme::engine {
 
-/// Whether each data rank has a part of the optimizer's states only (ZeRO); one whose parameters are elsewhere is one of one.
+/// Whether each data rank has a part of the optimizer's states only (ZeRO); one whose parameters are elsewhere is one
+/// of one.
 bool shards_states(const Parts& parts, const config::EngineConfig& config);
 
-/// Whether each data rank keeps its part of the gradients only (ZeRO 2 and 3), on a device also a single rank whose gradients go to the host.
+/// Whether each data rank keeps its part of the gradients only (ZeRO 2 and 3), on a device also a single rank whose
+/// gradients go to the host.
 bool shards_gradients(const Parts& parts, const config::EngineConfig& config);
 
-/// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors: InputError.
+/// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors:
+/// InputError.
 void check_averaging(const Parts& parts, const InitializeOptions& options);
 
-/// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null: nothing.
+/// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null:
+/// nothing.
 const char* compresses(const config::EngineConfig& config);
 
 /// Refuses what does not go with parameter servers. Errors: InputError.
 void check_server(const Parts& parts, const InitializeOptions& options);
 
 /// Connects a worker to its servers; parts.sync has its buffers and values. Errors: InputError, PeerError.
-void join_servers(Parts& parts, const config::EngineConfig& config, const optim::FlatOptimizer::OptionsOf& options_of_each);
+void join_servers(Parts& parts, const config::EngineConfig& config,
+                  const optim::FlatOptimizer::OptionsOf& options_of_each);
 
-/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the client's own. Also says in `parts` which
-/// parameters the tensor ranks have whole. Collective. Errors: InputError for what does not go together.
+/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the
+/// client's own. Also says in `parts` which parameters the tensor ranks have whole. Collective. Errors: InputError for
+/// what does not go together.
 std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

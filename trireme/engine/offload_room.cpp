@@ -28,7 +28,8 @@ constexpr int64_t kScaleBytes = 4; // of a block of 8-bit states
 using offload::FolderUse;
 using offload::Place;
 
-// Adds to what this rank has what the other ranks have on the same disks of its host. All ranks have the same kinds of folders.
+// Adds to what this rank has what the other ranks have on the same disks of its host. All ranks have the same kinds of
+// folders.
 void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
   constexpr int64_t kFields = 5;
   const auto folders = std::ssize(uses);
@@ -41,7 +42,9 @@ void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
         disk.st_dev = 0;
       }
       const std::string host = store::host_identity();
-      const int64_t fields[kFields] = {static_cast<int64_t>(fnv1a({host.data(), host.size()})), static_cast<int64_t>(disk.st_dev), use.state_bytes, use.parameter_bytes, use.gradient_bytes};
+      const int64_t fields[kFields] = {static_cast<int64_t>(fnv1a({host.data(), host.size()})),
+                                       static_cast<int64_t>(disk.st_dev), use.state_bytes, use.parameter_bytes,
+                                       use.gradient_bytes};
       for (int64_t field = 0; field < kFields; ++field) {
         own[i][field] = fields[field];
       }
@@ -68,7 +71,9 @@ void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
 
 void check(const Parts& parts, const InitializeOptions& options, std::vector<FolderUse> uses) {
   add_up(parts, uses);
-  check_together(parts.everyone, [&] { offload::check_room(uses, options.config.offload, estimate::memory_at_hand().bytes, !parts.device().is_cpu()); });
+  check_together(parts.everyone, [&] {
+    offload::check_room(uses, options.config.offload, estimate::memory_at_hand().bytes, !parts.device().is_cpu());
+  });
 }
 
 FolderUse of_this_rank(const std::string& folder) {
@@ -88,29 +93,36 @@ void check_room_for_shards(const Parts& parts, const InitializeOptions& options,
   std::vector<FolderUse> uses = {of_this_rank(wanted.parameters.nvme_path)};
   uses.front().parameter_bytes = own.parameters;
   if (wanted.optimizer.place == Place::nvme) {
-    FolderUse& states = wanted.optimizer.nvme_path == wanted.parameters.nvme_path ? uses.front() : uses.emplace_back(of_this_rank(wanted.optimizer.nvme_path));
+    FolderUse& states = wanted.optimizer.nvme_path == wanted.parameters.nvme_path
+                            ? uses.front()
+                            : uses.emplace_back(of_this_rank(wanted.optimizer.nvme_path));
     states.state_bytes = states.gradient_bytes = own.gradients;
   }
   check(parts, options, std::move(uses));
 }
 
-void check_room_for_states(const Parts& parts, const InitializeOptions& options, const std::vector<bucket::FlatParameters*>& buffers) {
+void check_room_for_states(const Parts& parts, const InitializeOptions& options,
+                           const std::vector<bucket::FlatParameters*>& buffers) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
   if (options.state_store || parts.server != nullptr || wanted.place != Place::nvme) {
     return;
   }
   const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
   const auto states = std::ssize(optim::make_optimizer(optimizer)->states());
-  const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32 ? 4 : optimizer.state_type == optim::StateType::bf16 ? 2 : 1;
+  const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32   ? 4
+                              : optimizer.state_type == optim::StateType::bf16 ? 2
+                                                                               : 1;
   const bool coded = optimizer.state_type == optim::StateType::int8;
   const bool sharded = shards_states(parts, options.config);
   const bool on_device = !parts.device().is_cpu();
-  const bool with_gradients = on_device && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
+  const bool with_gradients =
+      on_device && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
     const auto& buckets = buffer->layout().buckets();
     for (int64_t b = 0; b < std::ssize(buckets); ++b) {
-      const bool stays = on_device && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
+      const bool stays =
+          on_device && !offload::is_moved(buckets[b].begin, buckets[b].end, buffer->layout().numel(), wanted.ratio);
       if (stays) {
         continue;
       }
@@ -122,9 +134,11 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
         scales += coded ? (piece.numel + optim::kStateBlock - 1) / optim::kStateBlock : 0;
       }
       if (with_gradients) {
-        own.gradient_bytes += aio::round_up(static_cast<int64_t>(c10::elementSize(buffer->gradient_type())) * range.numel());
+        own.gradient_bytes +=
+            aio::round_up(static_cast<int64_t>(c10::elementSize(buffer->gradient_type())) * range.numel());
       }
-      own.state_bytes += aio::round_up(master_bytes * range.numel()) + states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(kScaleBytes * scales));
+      own.state_bytes += aio::round_up(master_bytes * range.numel()) +
+                         states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(kScaleBytes * scales));
     }
   }
   own.state_bytes += own.gradient_bytes;
@@ -132,7 +146,8 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
 }
 
 void note_offload(const Parts& parts, const InitializeOptions& options) {
-  const bool asked = options.config.offload.optimizer.place != Place::device || options.config.offload.parameters.place != Place::device;
+  const bool asked = options.config.offload.optimizer.place != Place::device ||
+                     options.config.offload.parameters.place != Place::device;
   if (!asked || options.state_store || parts.server != nullptr || parts.everyone.rank() != 0) {
     return;
   }
@@ -148,7 +163,8 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
     for (const auto& buffer : *buffers) {
       (buffers == &parts.buffers ? trained : frozen).push_back(&buffer->layout());
       run.shard_size = std::max<int64_t>(run.shard_size.value_or(1), buffer->plan().size());
-      run.data_ranks = std::max(run.data_ranks, *run.shard_size * parts.sync->groups().replicas(buffer->reduce_group()).size());
+      run.data_ranks =
+          std::max(run.data_ranks, *run.shard_size * parts.sync->groups().replicas(buffer->reduce_group()).size());
       for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
         any_large = any_large || tensor.numel() >= threshold;
       }

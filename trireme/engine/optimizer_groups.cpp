@@ -5,7 +5,6 @@
 #include <trireme/base/log.h>
 #include <trireme/checkpoint/exchange.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -13,6 +12,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -22,28 +22,35 @@ namespace trireme::engine {
 namespace {
 
 void check_group(const Parts& parts, const ParameterGroup& group, size_t index) {
-  const auto refuse = [&](const std::string& what, const char* next) { throw InputError("engine", concat("parameter group ", index, ' ', what), next); };
+  const auto refuse = [&](const std::string& what, const char* next) {
+    throw InputError("engine", concat("parameter group ", index, ' ', what), next);
+  };
   if (!group.chooses && group.parameters.empty()) {
     refuse("chooses no parameter", "Give it \"chooses\", a function of name and sizes, or \"parameters\".");
   }
   if (!(group.lr_factor >= 0) || !std::isfinite(group.lr_factor) || !(group.weight_decay.value_or(0) >= 0)) {
-    refuse(concat("has lr_factor ", group.lr_factor, " and weight_decay ", group.weight_decay.value_or(0)), "Neither can be negative.");
+    refuse(concat("has lr_factor ", group.lr_factor, " and weight_decay ", group.weight_decay.value_or(0)),
+           "Neither can be negative.");
   }
   if (!group.parameters.empty() && parts.layers) {
     refuse("names tensors of a list of layers, which each stage builds for itself", "Choose them by name and sizes.");
   }
   const std::vector<at::Tensor> known = parts.model->parameters();
   for (const at::Tensor& tensor : group.parameters) {
-    if (std::none_of(known.begin(), known.end(), [&](const at::Tensor& parameter) { return parameter.is_same(tensor); })) {
-      refuse(tensor.defined() ? concat("has a tensor of shape ", tensor.sizes(), " that is no parameter of the model") : "has an undefined tensor",
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const at::Tensor& parameter) { return parameter.is_same(tensor); })) {
+      refuse(tensor.defined() ? concat("has a tensor of shape ", tensor.sizes(), " that is no parameter of the model")
+                              : "has an undefined tensor",
              "Take them from the model that initialize() gets: model->parameters().");
     }
   }
 }
 
-bool holds(const ParameterGroup& group, const at::Tensor& parameter, const std::string& name, const std::vector<int64_t>& sizes) {
+bool holds(const ParameterGroup& group, const at::Tensor& parameter, const std::string& name,
+           const std::vector<int64_t>& sizes) {
   return (group.chooses && group.chooses(name, sizes)) ||
-         std::any_of(group.parameters.begin(), group.parameters.end(), [&](const at::Tensor& tensor) { return tensor.is_same(parameter); });
+         std::any_of(group.parameters.begin(), group.parameters.end(),
+                     [&](const at::Tensor& tensor) { return tensor.is_same(parameter); });
 }
 
 // Groups that choose differently on two ranks would make their copies of a parameter drift apart. `options` by the
@@ -103,7 +110,8 @@ TorchOptimizer converted(const torch::optim::Optimizer& optimizer, const Rule& r
     added.weight_decay = options.weight_decay();
     options.lr(first.lr()).weight_decay(first.weight_decay());
     if (!(options == first)) {
-      refuse(concat("has groups (0 and ", made.groups.size() - 1, ") that differ in more than lr and weight_decay"), "Give all groups the same other options.");
+      refuse(concat("has groups (0 and ", made.groups.size() - 1, ") that differ in more than lr and weight_decay"),
+             "Give all groups the same other options.");
     }
   }
   return made;
@@ -113,20 +121,24 @@ optim::AdamOptions adam(const auto& o, bool decoupled) {
   if (o.amsgrad()) {
     refuse("has amsgrad, which the kernels here do not do", "Switch amsgrad off.");
   }
-  return {.beta1 = std::get<0>(o.betas()), .beta2 = std::get<1>(o.betas()), .eps = o.eps(), .decoupled_weight_decay = decoupled};
+  return {.beta1 = std::get<0>(o.betas()),
+          .beta2 = std::get<1>(o.betas()),
+          .eps = o.eps(),
+          .decoupled_weight_decay = decoupled};
 }
 
 bool has_stepped(const torch::optim::Optimizer& optimizer) {
   return std::any_of(optimizer.state().begin(), optimizer.state().end(), [](const auto& state) {
-    const auto* const adagrad = dynamic_cast<const torch::optim::AdagradParamState*>(state.second.get()); // has its states from the beginning
+    const auto* const adagrad =
+        dynamic_cast<const torch::optim::AdagradParamState*>(state.second.get()); // has its states from the beginning
     return adagrad == nullptr || adagrad->step() > 0;
   });
 }
 
 } // namespace
 
-optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector<ParameterGroup>& groups, const optim::OptimizerOptions& optimizer,
-                                           bool complete) {
+optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector<ParameterGroup>& groups,
+                                           const optim::OptimizerOptions& optimizer, bool complete) {
   for (size_t i = 0; i < groups.size(); ++i) {
     check_group(parts, groups[i], i);
   }
@@ -136,7 +148,8 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   for (const auto& buffer : parts.buffers) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
-      const std::string name = tensor.placement.whole_name(parts.layers ? parts.layers->saved_name(tensor.name) : tensor.name); // copies of a tied one are in one group
+      const std::string name = tensor.placement.whole_name(
+          parts.layers ? parts.layers->saved_name(tensor.name) : tensor.name); // copies of a tied one are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
@@ -144,9 +157,11 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
       });
       if (group != groups.end()) {
         used[group - groups.begin()] = true;
-        found = {group->weight_decay.value_or(found.weight_decay), group->lr_factor, complete ? static_cast<int>(group - groups.begin()) : -1};
+        found = {group->weight_decay.value_or(found.weight_decay), group->lr_factor,
+                 complete ? static_cast<int>(group - groups.begin()) : -1};
       } else if (complete) {
-        refuse(concat("has no group with parameter \"", name, '"'), "Add it to a group, or freeze it: parameter.set_requires_grad(false).");
+        refuse(concat("has no group with parameter \"", name, '"'),
+               "Add it to a group, or freeze it: parameter.set_requires_grad(false).");
       }
       of_whole[name] = found;
     }
@@ -156,7 +171,8 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   }
   const auto unused = std::find(used.begin(), used.end(), false);
   if (unused != used.end() && parts.pipe.size() == 1 && parts.everyone.rank() == 0) {
-    log::warning("parameter group ", unused - used.begin(), " holds no trained parameter that is not in a group before it");
+    log::warning("parameter group ", unused - used.begin(),
+                 " holds no trained parameter that is not in a group before it");
   }
   return [options = std::move(options)](const bucket::TensorInfo& tensor) { return options.at(tensor.name); };
 }
@@ -164,7 +180,8 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
 TorchOptimizer read_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   namespace to = torch::optim;
   if (has_stepped(optimizer)) {
-    refuse("has stepped already, and its states would be lost", "Give a new one, and continue from a checkpoint of the engine.");
+    refuse("has stepped already, and its states would be lost",
+           "Give a new one, and continue from a checkpoint of the engine.");
   }
   if (dynamic_cast<const to::AdamW*>(&optimizer) != nullptr) {
     return converted<to::AdamWOptions>(optimizer, [](const auto& o) { return adam(o, true); });
@@ -179,15 +196,19 @@ TorchOptimizer read_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   }
   if (dynamic_cast<const to::RMSprop*>(&optimizer) != nullptr) {
     return converted<to::RMSpropOptions>(optimizer, [](const auto& o) {
-      return optim::RmspropOptions{.alpha = o.alpha(), .eps = o.eps(), .momentum = o.momentum(), .centered = o.centered()};
+      return optim::RmspropOptions{
+          .alpha = o.alpha(), .eps = o.eps(), .momentum = o.momentum(), .centered = o.centered()};
     });
   }
   if (dynamic_cast<const to::Adagrad*>(&optimizer) != nullptr) {
     return converted<to::AdagradOptions>(optimizer, [](const auto& o) {
-      return optim::AdagradOptions{.lr_decay = o.lr_decay(), .eps = o.eps(), .initial_accumulator_value = o.initial_accumulator_value()};
+      return optim::AdagradOptions{
+          .lr_decay = o.lr_decay(), .eps = o.eps(), .initial_accumulator_value = o.initial_accumulator_value()};
     });
   }
-  refuse("is of a class that has no kernel here", "Accepted are torch::optim::AdamW, Adam, SGD, RMSprop and Adagrad; \"optimizer\" in the configuration also knows LAMB and Lion.");
+  refuse("is of a class that has no kernel here",
+         "Accepted are torch::optim::AdamW, Adam, SGD, RMSprop and Adagrad; \"optimizer\" in the configuration also "
+         "knows LAMB and Lion.");
 }
 
 } // namespace trireme::engine

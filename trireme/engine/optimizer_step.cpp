@@ -16,7 +16,8 @@ namespace trireme::engine {
 namespace {
 
 bool any(const std::vector<std::vector<bool>>& flags) {
-  return std::any_of(flags.begin(), flags.end(), [](const auto& some) { return std::find(some.begin(), some.end(), true) != some.end(); });
+  return std::any_of(flags.begin(), flags.end(),
+                     [](const auto& some) { return std::find(some.begin(), some.end(), true) != some.end(); });
 }
 
 } // namespace
@@ -27,15 +28,19 @@ void OptimizerStep::send_loss(const at::Tensor& sum) {
   if (device.is_cpu() || (parts_.may_step_in_backward && !norm_wanted_)) {
     send_to_ranks(device::read_scalars({sum}).front());
   } else {
-    loss_ = sum.defined() ? device::scalar_on(device, sum) : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
+    loss_ = sum.defined() ? device::scalar_on(device, sum)
+                          : torch::zeros({}, at::TensorOptions(torch::kFloat64).device(device));
     send_to_ranks(0); // the hosts exchange the rest
   }
 }
 
 void OptimizerStep::send_to_ranks(double loss_sum) {
   const parallel::GradientSync& sync = *parts_.sync;
-  loss_sums_ = torch::tensor({loss_sum / static_cast<double>(parts_.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0}, torch::kFloat64);
-  loss_message_ = (sync.ranks_meet() ? sync.group() : sync.step_group()).all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
+  loss_sums_ = torch::tensor(
+      {loss_sum / static_cast<double>(parts_.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0},
+      torch::kFloat64);
+  loss_message_ =
+      (sync.ranks_meet() ? sync.group() : sync.step_group()).all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
 }
 
 void OptimizerStep::receive_loss() {
@@ -57,8 +62,8 @@ OptimizerStep::Unused OptimizerStep::unused_here() const {
   return unused;
 }
 
-// What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a gradient it can be the same
-// one, so the flags themselves travel in such steps only.
+// What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a
+// gradient it can be the same one, so the flags themselves travel in such steps only.
 OptimizerStep::Unused OptimizerStep::unused_everywhere(Unused unused, double ranks_that_lack_some) const {
   const parallel::GradientSync& sync = *parts_.sync;
   if (ranks_that_lack_some < (parts_.several_reduce_groups ? 1 : sync.step_group().size())) {
@@ -94,7 +99,8 @@ bool OptimizerStep::agree_on_model(double& squared_norm, bool one_scale) {
   const Stopwatch watch = clock_.agreement();
   StepScale& scale = state_.scale;
   const bool tells = parts_.tells_loss();
-  at::Tensor sums = torch::tensor({tells ? mean_loss_ : 0.0, squared_norm, stop_agreed_ ? 1.0 : 0.0, tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
+  at::Tensor sums = torch::tensor({tells ? mean_loss_ : 0.0, squared_norm, stop_agreed_ ? 1.0 : 0.0,
+                                   tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
                                   torch::kFloat64);
   parts_.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
   mean_loss_ = sums[0].item<double>();
@@ -104,13 +110,16 @@ bool OptimizerStep::agree_on_model(double& squared_norm, bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
-// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the mean loss and the squared norm.
+// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the
+// mean loss and the squared norm.
 at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
   const parallel::GradientSync& sync = *parts_.sync;
   const comm::Group& losses = sync.ranks_meet() ? sync.group() : sync.step_group();
   const comm::Group& norms = sync.step_group();
-  const at::Tensor loss = std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.batch.accumulation));
-  at::Tensor sums = torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
+  const at::Tensor loss =
+      std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.batch.accumulation));
+  at::Tensor sums =
+      torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
   const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
     if (ranks.size() > 1) {
       ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
@@ -142,11 +151,12 @@ at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool
       factor = factor.mul(torch::full_like(norm, parts_.clipping).div(norm.add(1e-6)).clamp_max(1));
     }
   }
-  return torch::where(finite, factor, torch::full_like(factor, std::numeric_limits<double>::quiet_NaN())).to(torch::kFloat32);
+  return torch::where(finite, factor, torch::full_like(factor, std::numeric_limits<double>::quiet_NaN()))
+      .to(torch::kFloat32);
 }
 
-// A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart. Sharded gradients are
-// gone by now.
+// A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart.
+// Sharded gradients are gone by now.
 void OptimizerStep::check_split_gradients() {
   if (parts_.ordinary && !begun_ && !split_gradients_checked_) {
     parts_.reducer->finish();
@@ -161,7 +171,8 @@ void OptimizerStep::run() {
   check_split_gradients();
   const bool gradients_stay = parts_.sync->gradients_stay();
   const bool needs_norm = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow() || gradients_stay;
-  const bool looks_for_unused = !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
+  const bool looks_for_unused =
+      !parts_.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
   const comm::Group& ranks = parts_.sync->step_group();
   grad_norm_.reset();
   const bool on_device = loss_.defined(); // loss and norm; the messages below have zeros for them
@@ -176,7 +187,9 @@ void OptimizerStep::run() {
     parts_.reducer->finish();
   } else if (needs_norm) {
     parts_.reducer->finish();
-    norm = gradients_stay ? parts_.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) { return parts_.sync->groups().of(buffer).size(); })
+    norm = gradients_stay ? parts_.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) {
+      return parts_.sync->groups().of(buffer).size();
+    })
                           : parts_.optimizer->squared_grad_norm();
     if (!gradients_stay && parts_.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
       norm = norm / ranks.size();
@@ -196,7 +209,8 @@ void OptimizerStep::run() {
   if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
     exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
-  if (needs_norm || lacks_some || asks_for_unused) { // otherwise nothing depends on it, and buckets are stepped meanwhile
+  if (needs_norm || lacks_some ||
+      asks_for_unused) { // otherwise nothing depends on it, and buckets are stepped meanwhile
     const Stopwatch watch = clock_.agreement();
     exchange.wait();
   }
@@ -208,7 +222,8 @@ void OptimizerStep::run() {
   double unscale = parts_.sync->scale() / state_.scale.scaler().scale();
   const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
   const double lr_before = lr_;
-  const bool steps_ahead = on_device && one_scale && !gradients_stay && !parts_.optimizer->steps_on_host(); // the host steps what it has
+  const bool steps_ahead =
+      on_device && one_scale && !gradients_stay && !parts_.optimizer->steps_on_host(); // the host steps what it has
   if (on_device) {
     const at::Tensor agreed = agree_on_device(norm);
     device::ScalarsToHost reading({agreed[0], agreed[1]});
@@ -264,7 +279,8 @@ void OptimizerStep::check_rates(double lr) const {
   for (double& factor : rates) {
     factor *= lr;
   }
-  check_same_rates(parts_.step_ranks(), rates.empty() ? std::vector<double>{lr} : rates, concat("step ", state_.global_steps + 1));
+  check_same_rates(parts_.step_ranks(), rates.empty() ? std::vector<double>{lr} : rates,
+                   concat("step ", state_.global_steps + 1));
 }
 
 void OptimizerStep::end_step(bool taken) {
@@ -277,7 +293,10 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
   begun_ = true;
   lr_ = parts_.schedule->lr();
   if (parts_.optimizer->set_lr_factors(parts_.schedule->group_factors()) && parts_.server != nullptr) {
-    throw InputError("engine", "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own", "Change the lr of all groups by the same factor.");
+    throw InputError(
+        "engine",
+        "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own",
+        "Change the lr of all groups by the same factor.");
   }
   parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale, device_grad_scale);
   for (size_t b = 0; b < unused.size(); ++b) {

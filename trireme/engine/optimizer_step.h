@@ -15,30 +15,32 @@
 
 namespace trireme::engine {
 
-/// Ends a step: the ranks agree on loss, norm and loss scale, and either all step their buckets or all skip. The parts of an
-/// engine and its state must outlive it.
+/// Ends a step: the ranks agree on loss, norm and loss scale, and either all step their buckets or all skip. The parts
+/// of an engine and its state must outlive it.
 class OptimizerStep {
  public:
   OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
-  /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward, which hides the
-  /// message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays there until the optimizer's kernels
-  /// are launched, unless buckets are stepped in backward.
+  /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward,
+  /// which hides the message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays
+  /// there until the optimizer's kernels are launched, unless buckets are stepped in backward.
   void send_loss(const at::Tensor& sum);
   bool loss_was_sent() const {
     return sent_;
   }
-  /// For Reducer::on_bucket_final: sends the bucket's gradients to the host if it is stepped there, and steps it while backward goes on, where
-  /// Parts::may_step_in_backward.
+  /// For Reducer::on_bucket_final: sends the bucket's gradients to the host if it is stepped there, and steps it while
+  /// backward goes on, where Parts::may_step_in_backward.
   void bucket_final(int64_t buffer, int64_t bucket);
-  /// With a delayed update: what a thread has stepped comes to the parameters. Collective. Nothing happens if nothing is under way.
+  /// With a delayed update: what a thread has stepped comes to the parameters. Collective. Nothing happens if nothing
+  /// is under way.
   void finish_delayed();
   /// Whether buckets of this step are stepped already.
   bool has_begun() const {
     return begun_;
   }
-  /// Takes or skips the step. On a GPU loss, norm and clip factor come about there, and the kernels find in the factor whether there is a
-  /// step at all; the host waits for loss and norm once, while they run. Call it after send_loss(). Errors: InputError where the ranks have different learning rates; Error after too many skipped steps.
+  /// Takes or skips the step. On a GPU loss, norm and clip factor come about there, and the kernels find in the factor
+  /// whether there is a step at all; the host waits for loss and norm once, while they run. Call it after send_loss().
+  /// Errors: InputError where the ranks have different learning rates; Error after too many skipped steps.
   void run();
   /// Forgets what there is of a step that ended, failed or was overwritten.
   void clear();
@@ -102,7 +104,7 @@ class OptimizerStep {
   double lr_ = 0;
   bool begun_ = false;
   std::set<std::pair<int64_t, int64_t>> stepped_; // buffer and bucket
-  bool split_gradients_checked_ = false; // in the first step
+  bool split_gradients_checked_ = false;          // in the first step
 };
 
 } // namespace trireme::engine

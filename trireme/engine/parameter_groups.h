@@ -10,8 +10,9 @@
 
 namespace trireme::engine {
 
-/// Parameters with a learning rate or a weight decay of their own, as a torch::optim::OptimizerParamGroup has them. If several groups
-/// choose a parameter, the first one counts; a parameter that no group chooses has the optimizer's values.
+/// Parameters with a learning rate or a weight decay of their own, as a torch::optim::OptimizerParamGroup has them. If
+/// several groups choose a parameter, the first one counts; a parameter that no group chooses has the optimizer's
+/// values.
 struct ParameterGroup {
   /// Whether a parameter is in it, by its name and sizes. Both are the whole model's, however tensor ranks, experts or
   /// tiles divide it. Asked once for each; the same answer on every rank.

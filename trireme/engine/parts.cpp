@@ -3,8 +3,8 @@
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/cast.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::engine {
 
@@ -49,7 +49,8 @@ data::Batch Parts::prepared(data::Batch micro_batch) {
   }
   micro_batch.inputs = uploader.upload(std::move(micro_batch.inputs));
   micro_batch.targets = uploader.upload(std::move(micro_batch.targets));
-  if (precision.cast_inputs && precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
+  if (precision.cast_inputs &&
+      precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
     micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), precision.compute);
   }
   return micro_batch;

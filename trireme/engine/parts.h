@@ -59,21 +59,21 @@ struct Parts {
   std::optional<ClaimedModel> claim;
   LossFunction loss_function;
   device::Uploader uploader; // to the device that this rank trains on
-  comm::Group group; // data and context: the ranks that add up gradients
+  comm::Group group;         // data and context: the ranks that add up gradients
   comm::Group data;
   comm::Group pipe;
   comm::Group context;
   comm::Group tensor;
   comm::Group model_ranks; // pipe and tensor: the ranks that have one model together
-  comm::Group stage; // data, context and tensor: all that have the same layers
+  comm::Group stage;       // data, context and tensor: all that have the same layers
   comm::Group everyone;
   nlohmann::json axes; // axes_in_use() of the mesh
-  int64_t seed = 0; // the run's
+  int64_t seed = 0;    // the run's
   WholeParameters whole;
-  int program_groups = 0; // of InitializeOptions::reduce_groups
+  int program_groups = 0;                     // of InitializeOptions::reduce_groups
   std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
   tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
-  std::map<const void*, bucket::Placement> tiles; // of parameters that are tiles of one (zero::TiledLinear)
+  std::map<const void*, bucket::Placement> tiles;   // of parameters that are tiles of one (zero::TiledLinear)
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;
@@ -82,16 +82,16 @@ struct Parts {
   precision::PrecisionOptions precision;
   bool may_step_in_backward = false;
   bool several_reduce_groups = false; // on any rank
-  bool shards_parameters = false; // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
+  bool shards_parameters = false;     // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
   std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
-  std::shared_ptr<offload::Traffic> offloaded; // null: nothing is in files
+  std::shared_ptr<offload::Traffic> offloaded;                                 // null: nothing is in files
   parallel::FlatBuffers buffers;
   std::optional<UnchangedModel> unchanged;
-  parallel::FlatBuffers frozen; // sharded parameters that are not trained
+  parallel::FlatBuffers frozen;                        // sharded parameters that are not trained
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::optional<parallel::SyncedBatchNorms> synced_norms;
   std::unique_ptr<parallel::GradientSync> sync;
-  parallel::server::ServerSync* server = nullptr; // `sync`, if it is one
+  parallel::server::ServerSync* server = nullptr;    // `sync`, if it is one
   parallel::ElasticAveragingSync* elastic = nullptr; // `sync`, if it is one
   int worker = 0; // of parameter servers, or of replicas that come and go, and how many there are
   int workers = 1;
@@ -102,8 +102,8 @@ struct Parts {
   bool rates_may_differ = false; // between ranks: the program decides them, not the configuration
   std::shared_ptr<data::RepeatingLoader> loader;
   std::unique_ptr<activations::Activations> activations; // null: they stay where they are
-  nlohmann::json chosen_ways; // what "auto" has chosen for activations, for checkpoints; null: nothing
-  nlohmann::ordered_json config; // as checkpoints have it: perhaps a whole run file
+  nlohmann::json chosen_ways;         // what "auto" has chosen for activations, for checkpoints; null: nothing
+  nlohmann::ordered_json config;      // as checkpoints have it: perhaps a whole run file
   nlohmann::ordered_json used_config; // the engine's, in use
   checkpoint::CheckpointOptions checkpoint;
   std::shared_ptr<const RunToken> run_token; // null: whoever saves may

@@ -4,8 +4,8 @@
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/engine/same_options.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <set>
@@ -20,7 +20,7 @@ using bucket::Placement;
 struct Said {
   std::string name;
   at::Tensor parameter;
-  Placement own; // by the layers
+  Placement own;   // by the layers
   Placement given; // by the program
 };
 

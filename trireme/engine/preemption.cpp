@@ -32,10 +32,10 @@ void on_signal(int number) {
   if (asked_by.compare_exchange_strong(none, number)) {
     asked_at = now_ms();
   } else if (now_ms() - asked_at > kSameRequestMs) {
-    struct sigaction plain {};
+    struct sigaction plain{};
     plain.sa_handler = SIG_DFL;
     ::sigaction(number, &plain, nullptr);
-    ::raise(number);  // takes effect when this handler returns
+    ::raise(number); // takes effect when this handler returns
   }
   errno = error;
 }
@@ -50,7 +50,7 @@ Preemption::Preemption() {
     throw Error("engine", "there is a Preemption in this process already", "Make one, before initialize().");
   }
   asked_by = 0;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   for (const int number : kSignals) {

@@ -20,10 +20,10 @@ namespace trireme::engine {
 ///     }
 ///
 /// The signal may reach one rank, or several at different times: Engine::stop_agreed() makes one answer of it.
-/// A second signal (later than 0.3 s after the first) acts as if this object did not exist: it mostly ends the process at once.
-/// `trireme launch` passes SIGTERM on and kills after --grace seconds: give it time for a step and a save. Its own exit code is then
-/// 143; `trireme train` ends with 0.
-/// One at a time in a process; it puts back the handlers that were there before.
+/// A second signal (later than 0.3 s after the first) acts as if this object did not exist: it mostly ends the process
+/// at once. `trireme launch` passes SIGTERM on and kills after --grace seconds: give it time for a step and a save. Its
+/// own exit code is then 143; `trireme train` ends with 0. One at a time in a process; it puts back the handlers that
+/// were there before.
 class Preemption {
  public:
   Preemption();

@@ -91,7 +91,9 @@ void continue_random_states(const Parts& parts, const checkpoint::Checkpoint& sa
     seed_generators(parts, step);
     if (axes != parts.axes) {
       log::info("the checkpoint was saved on ", axes.is_null() ? "a mesh that it does not say" : words(axes),
-                ", this run has ", words(parts.axes), "; random numbers begin anew, on each rank with a seed of its own, made of \"seed\" and the step: ranks that drew the same numbers do not any more");
+                ", this run has ", words(parts.axes),
+                "; random numbers begin anew, on each rank with a seed of its own, made of \"seed\" and the step: "
+                "ranks that drew the same numbers do not any more");
     }
     return;
   }

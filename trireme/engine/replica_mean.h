@@ -11,8 +11,8 @@ namespace trireme::engine {
 
 struct Parts;
 
-/// While it lives, a rank's model is the mean of the replicas, with the first one's module buffers ("broadcast_buffers"). Then it is its own again.
-/// Collective at its begin. See parallel/averaging/mean_parameters.h.
+/// While it lives, a rank's model is the mean of the replicas, with the first one's module buffers
+/// ("broadcast_buffers"). Then it is its own again. Collective at its begin. See parallel/averaging/mean_parameters.h.
 class ReplicaMean {
  public:
   explicit ReplicaMean(Parts& parts);

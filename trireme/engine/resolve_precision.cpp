@@ -93,12 +93,14 @@ StepSeconds time_small_gpt(at::Device device) {
   return best;
 }
 
-void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, at::Device device, const std::optional<std::filesystem::path>& resumed,
+void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, at::Device device,
+                       const std::optional<std::filesystem::path>& resumed,
                        const std::function<StepSeconds(at::Device)>& measure) {
   if (!precision.bf16_if_faster) {
     return;
   }
-  at::Tensor found = torch::tensor({static_cast<int64_t>(resumed && everyone.rank() == 0 ? type_saved_in(*resumed) : Saved::nothing)});
+  at::Tensor found =
+      torch::tensor({static_cast<int64_t>(resumed && everyone.rank() == 0 ? type_saved_in(*resumed) : Saved::nothing)});
   everyone.broadcast(found, 0, "type of the checkpoint").wait();
   const auto saved = static_cast<Saved>(found.item<int64_t>());
   std::string why = "as the checkpoint has it";

@@ -21,8 +21,8 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
 /// The same of what follows from them here: batch sizes, the type of computation, the kind of device.
 void check_same_sizes(const Parts& parts);
 
-/// Calls f(), and throws on every rank what it throws on some: a rank that is refused shall not leave the others waiting. Collective.
-/// Errors: Error or InputError naming the ranks.
+/// Calls f(), and throws on every rank what it throws on some: a rank that is refused shall not leave the others
+/// waiting. Collective. Errors: Error or InputError naming the ranks.
 void check_together(const comm::Group& ranks, const std::function<void()>& f);
 
 } // namespace trireme::engine

@@ -24,8 +24,12 @@ void check_same_rates(const comm::Group& ranks, const std::vector<double>& rates
     const double smallest = -most[static_cast<int64_t>(2 * i) + 1].item<double>();
     const double apart = largest - smallest;
     if (largest != smallest && (!std::isfinite(apart) || apart > 1e-9 * std::abs(largest))) {
-      throw InputError("engine", concat("the ranks have different learning rates in ", where, rates.size() > 1 ? concat(", of parameter group ", i) : "", ": from ", smallest, " to ", largest, ", here ", rates[i]),
-                       "Let what decides it see the same on every rank: the loss that train_batch() returns, or engine->loss(), not a rank's own.");
+      throw InputError("engine",
+                       concat("the ranks have different learning rates in ", where,
+                              rates.size() > 1 ? concat(", of parameter group ", i) : "", ": from ", smallest, " to ",
+                              largest, ", here ", rates[i]),
+                       "Let what decides it see the same on every rank: the loss that train_batch() returns, or "
+                       "engine->loss(), not a rank's own.");
     }
   }
 }

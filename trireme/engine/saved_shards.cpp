@@ -41,10 +41,11 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
   const auto is_new = [&](const std::string& name, const at::Tensor& tensor) {
     return saved_name(name) == name && seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
-  const auto append = [&](std::vector<checkpoint::TensorShard> shards) { std::move(shards.begin(), shards.end(), std::back_inserter(mine)); };
-  const auto add = [&](const bucket::TensorInfo& tensor, const std::string& name, const char* kind, int64_t begin, const at::Tensor& values) {
-    append(checkpoint::shards_of(tensor, name, kind, begin, values));
+  const auto append = [&](std::vector<checkpoint::TensorShard> shards) {
+    std::move(shards.begin(), shards.end(), std::back_inserter(mine));
   };
+  const auto add = [&](const bucket::TensorInfo& tensor, const std::string& name, const char* kind, int64_t begin,
+                       const at::Tensor& values) { append(checkpoint::shards_of(tensor, name, kind, begin, values)); };
   for_each_buffer([&](bucket::FlatParameters& buffer) {
     for (int64_t b = 0; b < std::ssize(buffer.layout().buckets()); ++b) {
       const std::vector<bucket::Piece> pieces = buffer.sharded_pieces(b);
@@ -52,7 +53,8 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
       for (size_t i = 0; i < pieces.size(); ++i) {
         const bucket::TensorInfo& tensor = buffer.layout().tensors()[pieces[i].i];
         if (is_saved_here(tensor) && saved_name(tensor.name) == tensor.name && has_first_copy(tensor)) {
-          append(checkpoint::lent_shards_of(tensor, whole_name(tensor), "parameter", pieces[i].begin, pieces[i].numel, buffer.scalar_type(), lender, static_cast<int64_t>(i)));
+          append(checkpoint::lent_shards_of(tensor, whole_name(tensor), "parameter", pieces[i].begin, pieces[i].numel,
+                                            buffer.scalar_type(), lender, static_cast<int64_t>(i)));
         }
       }
     }
@@ -60,7 +62,8 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
   const auto sharded_ones = sharded();
   for (const auto& item : engine_.parts.model->named_parameters()) {
     const bucket::TensorInfo info = info_of(item.value());
-    if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) && is_saved_here(info) &&
+    if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) &&
+        is_saved_here(info) &&
         balances[info.placement.reduce_group].is_mine(static_cast<int64_t>(item.value().nbytes()))) {
       add(info, whole_name(item.key(), info), "parameter", 0, item.value().detach());
     }
@@ -78,7 +81,9 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
 std::vector<checkpoint::TensorShard> TrainingState::shards() {
   std::vector<Balance> balances = this->balances();
   std::vector<checkpoint::TensorShard> mine = model_shards(balances);
-  const auto append = [&](std::vector<checkpoint::TensorShard> shards) { std::move(shards.begin(), shards.end(), std::back_inserter(mine)); };
+  const auto append = [&](std::vector<checkpoint::TensorShard> shards) {
+    std::move(shards.begin(), shards.end(), std::back_inserter(mine));
+  };
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, bool> is_mine;
   for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.optimizer->state_buckets()) {
@@ -91,23 +96,30 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       }
       const std::string name = concat(piece.state, '/', whole_name(tensor));
       const auto lend = [&](const std::string& as) {
-        append(checkpoint::lent_shards_of(tensor, as, "optimizer", piece.begin, piece.numel, piece.type, lender, static_cast<int64_t>(i)));
+        append(checkpoint::lent_shards_of(tensor, as, "optimizer", piece.begin, piece.numel, piece.type, lender,
+                                          static_cast<int64_t>(i)));
       };
       if (is_of_each_replica(piece.state)) {
         lend(of_replica(engine_.parts.group.rank(), name));
         continue;
       }
       const int64_t bytes = piece.numel * static_cast<int64_t>(c10::elementSize(piece.type));
-      if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor) : is_mine.try_emplace(concat(piece.state, '/', tensor.name), balances[tensor.placement.reduce_group].is_mine(bytes)).first->second) {
+      if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor)
+                                             : is_mine
+                                                   .try_emplace(concat(piece.state, '/', tensor.name),
+                                                                balances[tensor.placement.reduce_group].is_mine(bytes))
+                                                   .first->second) {
         lend(name);
       }
     }
   }
-  engine_.parts.sync->for_each_state(engine_.parts.sync->state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
-      append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));
-    }
-  });
+  engine_.parts.sync->for_each_state(
+      engine_.parts.sync->state(),
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+        if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
+          append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));
+        }
+      });
   append(random_states(engine_.parts));
   return mine;
 }

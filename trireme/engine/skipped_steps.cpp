@@ -13,15 +13,17 @@ constexpr int64_t kExplainAfter = 3;
 
 } // namespace
 
-void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::string& why, const precision::LossScaler::Update& scaling) {
+void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::string& why,
+                        const precision::LossScaler::Update& scaling) {
   ++in_a_row_;
   const int64_t number = state.global_steps + 1;
   const comm::Group& ranks = parts.step_ranks();
   const bool tells = ranks.rank() == 0;
   if (tells) {
-    log::warning("step ", number, " skipped", ranks.size() == parts.everyone.size() ? " on all ranks" : "", ": ", why,
-                 scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "", " (", state.skipped_steps,
-                 " skipped so far)");
+    log::warning(
+        "step ", number, " skipped", ranks.size() == parts.everyone.size() ? " on all ranks" : "", ": ", why,
+        scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "",
+        " (", state.skipped_steps, " skipped so far)");
   }
   if (watch_) {
     source_ = watch_->report(ranks);
@@ -33,7 +35,8 @@ void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::s
   if (scaling.at_minimum || (in_a_row_ >= kMaxInARow && !state.scale.scaler().dynamic())) {
     throw Error("engine",
                 concat(in_a_row_, " steps in a row had no finite loss or gradient; the last was step ", number,
-                       scaling.at_minimum ? concat(", at the smallest loss scale (", scaling.used, ")") : "", source_.empty() ? "" : ". ", source_),
+                       scaling.at_minimum ? concat(", at the smallest loss scale (", scaling.used, ")") : "",
+                       source_.empty() ? "" : ". ", source_),
                 "Lower the learning rate or look at the data; the last checkpoint is from before this.");
   }
   if (in_a_row_ == kExplainAfter) {

@@ -10,12 +10,14 @@
 
 namespace trireme::engine {
 
-/// Tells of steps whose loss or gradients are not finite, looks where NaN and Inf come from when there are several in a row, and ends a
-/// training that does nothing else.
+/// Tells of steps whose loss or gradients are not finite, looks where NaN and Inf come from when there are several in a
+/// row, and ends a training that does nothing else.
 class SkippedSteps {
  public:
-  /// The present step, counted in `state` already, is skipped. Collective. Errors: Error after too many in a row, or at the smallest loss scale.
-  void skip(const Parts& parts, const StepState& state, const std::string& why, const precision::LossScaler::Update& scaling);
+  /// The present step, counted in `state` already, is skipped. Collective. Errors: Error after too many in a row, or at
+  /// the smallest loss scale.
+  void skip(const Parts& parts, const StepState& state, const std::string& why,
+            const precision::LossScaler::Update& scaling);
   /// A step was taken.
   void end_row() {
     in_a_row_ = 0;

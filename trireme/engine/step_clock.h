@@ -17,7 +17,8 @@ class StepClock {
   /// `exposed`: seconds of communication that nothing has hidden so far.
   explicit StepClock(std::function<double()> exposed) : exposed_(std::move(exposed)) {}
 
-  /// Takes the times of forward, backward and optimizer from the device, which the host runs ahead of. Once, before the first step.
+  /// Takes the times of forward, backward and optimizer from the device, which the host runs ahead of. Once, before the
+  /// first step.
   void measure_on(at::Device device);
   /// Begins a step, with the loading of its first micro-batch.
   void start();

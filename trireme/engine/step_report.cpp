@@ -26,7 +26,8 @@ std::optional<std::filesystem::path> folder_of(const config::MonitorSection& sec
   if (folder.empty()) {
     const auto run = env::text("TRIREME_RUN_DIR");
     if (!run) {
-      throw InputError("engine", concat('"', name, "\" is enabled, but its \"output_path\" is empty and there is no run folder"),
+      throw InputError("engine",
+                       concat('"', name, "\" is enabled, but its \"output_path\" is empty and there is no run folder"),
                        "Write \"output_path\", or set TRIREME_RUN_DIR.");
     }
     folder = std::filesystem::path(*run) / name;
@@ -83,22 +84,26 @@ void StepReport::step(const Engine& engine) {
 }
 
 void StepReport::print(const Engine& engine) const {
-  log::info("step=", engine.global_steps(), " skipped=", engine.skipped_steps(), " loss=", engine.loss(), " lr=", engine.get_lr(),
+  log::info("step=", engine.global_steps(), " skipped=", engine.skipped_steps(), " loss=", engine.loss(),
+            " lr=", engine.get_lr(),
             engine.get_global_grad_norm() ? concat(" grad_norm=", *engine.get_global_grad_norm()) : "", ' ',
             format_count(static_cast<double>(engine.train_batch_size()) / engine.times().total), " samples/s");
   if (times_) {
     const StepTimes& t = engine.times();
-    log::info("  forward ", format_seconds(t.forward), ", backward ", format_seconds(t.backward), ", exposed communication ",
-              format_seconds(t.exposed_communication), ", optimizer ", format_seconds(t.optimizer), ", step ", format_seconds(t.total),
+    log::info("  forward ", format_seconds(t.forward), ", backward ", format_seconds(t.backward),
+              ", exposed communication ", format_seconds(t.exposed_communication), ", optimizer ",
+              format_seconds(t.optimizer), ", step ", format_seconds(t.total),
               engine.device().is_cpu() ? "" : concat(", waits of the host ", engine.host_syncs()));
   }
   if (memory_) {
     const std::optional<device::MemoryUse> on_device = engine.device_memory();
     const auto resident = static_cast<double>(monitor::current_rss_bytes());
-    log::info("  resident ", format_bytes(resident), ", peak ", format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))),
-              on_device ? concat("; on ", engine.device().str(), ' ', format_bytes(static_cast<double>(on_device->bytes)), ", peak ",
-                                 format_bytes(static_cast<double>(on_device->peak)))
-                        : "");
+    log::info("  resident ", format_bytes(resident), ", peak ",
+              format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))),
+              on_device
+                  ? concat("; on ", engine.device().str(), ' ', format_bytes(static_cast<double>(on_device->bytes)),
+                           ", peak ", format_bytes(static_cast<double>(on_device->peak)))
+                  : "");
   }
 }
 
@@ -113,14 +118,18 @@ void StepReport::write(const Engine& engine) {
   if (!csv_) {
     return;
   }
-  const std::pair<const char*, std::optional<double>> columns[] = {
-      {"train_loss", m.loss}, {"lr", m.lr}, {"grad_norm", m.grad_norm}, {"step_ms", m.step_ms}, {"samples_per_s", m.samples_per_s}};
+  const std::pair<const char*, std::optional<double>> columns[] = {{"train_loss", m.loss},
+                                                                   {"lr", m.lr},
+                                                                   {"grad_norm", m.grad_norm},
+                                                                   {"step_ms", m.step_ms},
+                                                                   {"samples_per_s", m.samples_per_s}};
   for (const auto& [name, value] : columns) {
     if (!value) {
       continue;
     }
     const std::filesystem::path file = *csv_ / concat(name, ".csv");
-    const Descriptor made(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));  // a stream would make it for everybody
+    const Descriptor made(
+        ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)); // a stream would make it for everybody
     std::ofstream out(file, std::ios::app);
     out << m.step << ',' << *value << '\n';
     if (!out.flush()) {

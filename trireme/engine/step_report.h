@@ -15,14 +15,16 @@ namespace trireme::engine {
 /// What a DeepSpeed configuration wants told while training, on rank 0: steps_per_print,
 /// wall_clock_breakdown, memory_breakdown, tensorboard and csv_monitor.
 ///
-/// CSV: one file a metric, "<output_path>/<job_name>/<metric>.csv" with lines "step,value". An empty output_path stands for
-/// "<run folder>/csv_monitor" and "<run folder>/tensorboard"; TRIREME_RUN_DIR, which `trireme train` sets, is the run folder.
-/// A file that cannot be written is complained about once and ends no training.
+/// CSV: one file a metric, "<output_path>/<job_name>/<metric>.csv" with lines "step,value". An empty output_path stands
+/// for
+/// "<run folder>/csv_monitor" and "<run folder>/tensorboard"; TRIREME_RUN_DIR, which `trireme train` sets, is the run
+/// folder. A file that cannot be written is complained about once and ends no training.
 class StepReport {
  public:
   explicit StepReport(const config::EngineConfig& config);
 
-  /// Errors: InputError for a monitor without a folder: its output_path is empty and there is no run folder. The same on every rank.
+  /// Errors: InputError for a monitor without a folder: its output_path is empty and there is no run folder. The same
+  /// on every rank.
   static void check(const config::EngineConfig& config);
 
   /// After every optimizer step.

@@ -10,9 +10,9 @@ namespace trireme::engine {
 
 /// The loss scale of the present step, which all gradients of all ranks must carry.
 ///
-/// The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type: 65536 is not in
-/// fp16, so such a loss lowers a fixed scale on its rank, and the ranks agree on that at the end of the step; a dynamic scale is lowered by
-/// the overflow.
+/// The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type:
+/// 65536 is not in fp16, so such a loss lowers a fixed scale on its rank, and the ranks agree on that at the end of the
+/// step; a dynamic scale is lowered by the overflow.
 class StepScale {
  public:
   StepScale() = default;
@@ -21,9 +21,11 @@ class StepScale {
   /// The gradient of a micro-batch's loss of this type, one of `micro_batches`.
   double root_gradient(at::ScalarType loss, int64_t micro_batches);
 
-  /// What the ranks add up: 0 where the scale is the agreed one; 1 where it was lowered before the first gradient of the step, 0.5 after it.
+  /// What the ranks add up: 0 where the scale is the agreed one; 1 where it was lowered before the first gradient of
+  /// the step, 0.5 after it.
   double lowered() const;
-  /// Lowers the scale where `sum`, of lowered(), says that some rank has. False when gradients of the step carry different scales.
+  /// Lowers the scale where `sum`, of lowered(), says that some rank has. False when gradients of the step carry
+  /// different scales.
   bool agree(double sum, int ranks, int64_t micro_batches);
   /// The same for stages: only the last one knows the loss's type.
   void limit(double largest) {
@@ -56,7 +58,7 @@ class StepScale {
   precision::LossScaler scaler_;
   double agreed_ = 1; // what every rank has, but for those whose loss has lowered it since
   double used_ = 1;
-  bool was_used_ = false; // by a gradient of this step
+  bool was_used_ = false;        // by a gradient of this step
   bool lowered_between_ = false; // so gradients of this step have different factors
 };
 

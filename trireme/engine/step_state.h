@@ -6,7 +6,8 @@
 
 namespace trireme::engine {
 
-/// Where an engine is, as a checkpoint keeps it; the optimizer, the schedule, the loader and the GradientSync keep their own.
+/// Where an engine is, as a checkpoint keeps it; the optimizer, the schedule, the loader and the GradientSync keep
+/// their own.
 struct StepState {
   int64_t micro_steps = 0;
   int64_t global_steps = 0;

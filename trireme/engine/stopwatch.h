@@ -13,7 +13,10 @@ class Stopwatch {
  public:
   /// Adds seconds of the host to a sum, less what another clock has counted meanwhile.
   explicit Stopwatch(double& sum, std::function<double()> other_clock = nullptr)
-      : sum_(&sum), other_clock_(std::move(other_clock)), other_start_(other()), start_(std::chrono::steady_clock::now()) {}
+      : sum_(&sum),
+        other_clock_(std::move(other_clock)),
+        other_start_(other()),
+        start_(std::chrono::steady_clock::now()) {}
   /// Adds a stretch to what a device measures.
   explicit Stopwatch(device::PhaseTimer& on_device) : on_device_(&on_device) {
     on_device.begin();
@@ -23,7 +26,8 @@ class Stopwatch {
       on_device_->end();
       return;
     }
-    *sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() - (other() - other_start_);
+    *sum_ +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() - (other() - other_start_);
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;

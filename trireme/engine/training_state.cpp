@@ -9,9 +9,9 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/engine/saved_names.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <map>
@@ -22,7 +22,8 @@ namespace {
 
 constexpr const char* kOfTheOptimizer =
     "Set engine.optimizer to what the checkpoint was made with, or start from the weights alone with model.init_from.";
-constexpr const char* kOfTheSync = "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
+constexpr const char* kOfTheSync =
+    "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
 nlohmann::json sync_state(const nlohmann::json& positions) {
@@ -42,7 +43,10 @@ TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
 // Parameters that are not trained are whole, but for those that the tensor ranks split.
 bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
   const auto found = infos_.find(tensor.unsafeGetTensorImpl());
-  return found != infos_.end() ? *found->second : bucket::TensorInfo{.name = "", .sizes = tensor.sizes().vec(), .placement = engine_.parts.placement_of(tensor)};
+  return found != infos_.end()
+             ? *found->second
+             : bucket::TensorInfo{
+                   .name = "", .sizes = tensor.sizes().vec(), .placement = engine_.parts.placement_of(tensor)};
 }
 
 // Calls visit(buffer) for those whose parameters may be sharded.
@@ -74,7 +78,8 @@ bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
 bool TrainingState::is_of_each_replica(const std::string& state) const {
   using Own = parallel::GradientSync::Own;
   const Own own = engine_.parts.sync->own_values();
-  return !engine_.parts.steps_together() && (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
+  return !engine_.parts.steps_together() &&
+         (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
 }
 
 nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
@@ -116,7 +121,8 @@ nlohmann::json TrainingState::state_of_replica() const {
 
 nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) const {
   nlohmann::json own = saved.state();
-  for (int rank = 0; rank < saved.world_size() && engine_.parts.sync->steps_alone_after(own.at("global_steps")); ++rank) {
+  for (int rank = 0; rank < saved.world_size() && engine_.parts.sync->steps_alone_after(own.at("global_steps"));
+       ++rank) {
     const nlohmann::json& of_rank = saved.rank_state(rank);
     if (of_rank.value("replica", -1) == engine_.parts.group.rank()) {
       own.update(of_rank.at("state"));
@@ -128,21 +134,24 @@ nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) con
 
 void TrainingState::make_ready(const char* wanted) {
   if (engine_.in_the_middle_of_a_step()) {
-    throw InputError("engine",
-                     concat(wanted, " in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation, " of ",
-                            engine_.parts.batch.accumulation, " micro-batches are done"),
-                     "Save after the step at the accumulation boundary.");
+    throw InputError(
+        "engine",
+        concat(wanted, " in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation,
+               " of ", engine_.parts.batch.accumulation, " micro-batches are done"),
+        "Save after the step at the accumulation boundary.");
   }
   if (!engine_.parts.sync->replicas_are_equal()) {
     const int64_t next = engine_.state.global_steps + engine_.parts.sync->steps_until_equal();
-    throw InputError("engine", concat(wanted, " after step ", engine_.state.global_steps, ": the ranks are between two meetings and have different parameters"),
+    throw InputError("engine",
+                     concat(wanted, " after step ", engine_.state.global_steps,
+                            ": the ranks are between two meetings and have different parameters"),
                      concat("Save after a step in which they meet, the next is step ", next, '.'));
   }
   engine_.optimizer_step.finish_delayed();
 }
 
-void TrainingState::save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
-                         const checkpoint::SaveOptions& options) {
+void TrainingState::save(const std::filesystem::path& folder, const std::string& tag,
+                         const nlohmann::json& client_state, const checkpoint::SaveOptions& options) {
   make_ready("save_checkpoint()");
   if (engine_.parts.server != nullptr) {
     engine_.parts.server->fetch_states();
@@ -192,9 +201,11 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
-    sync_states.push_back(concat(state, '/', whole_name(tensor)));
-  });
+  engine_.parts.sync->for_each_state(
+      sync_state(saved.state()),
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
+        sync_states.push_back(concat(state, '/', whole_name(tensor)));
+      });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     std::map<std::string, std::vector<int64_t>> needed;
     std::set<std::string> known;
@@ -204,37 +215,46 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
     for (const auto& [name, shape] : needed) {
       if (!saved.has(name)) {
-        throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'), kOfTheCheckpoint);
+        throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'),
+                         kOfTheCheckpoint);
       }
       if (const auto& there = saved.entry(name).shape; there != shape) {
         throw InputError("checkpoint",
-                         concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(there), ", the model needs ", at::IntArrayRef(shape)),
+                         concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(there),
+                                ", the model needs ", at::IntArrayRef(shape)),
                          kOfTheCheckpoint);
       }
     }
     for (const nlohmann::json& one : of_ranks) {
       for (const std::string& state : one.at("states").get<std::vector<std::string>>()) {
         if (!saved.has(state) && !saved.has(of_replica(0, state))) {
-          throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'), kOfTheOptimizer);
+          throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'),
+                           kOfTheOptimizer);
         }
       }
       for (const std::string& state : one.at("sync_states").get<std::vector<std::string>>()) {
         if (!saved.has(state)) {
-          throw InputError("checkpoint", concat(saved.folder().string(), " has no \"", state, "\", a state of the gradient synchronisation"), kOfTheSync);
+          throw InputError(
+              "checkpoint",
+              concat(saved.folder().string(), " has no \"", state, "\", a state of the gradient synchronisation"),
+              kOfTheSync);
         }
       }
     }
     std::vector<std::string> unknown = saved.names("parameter");
     std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
     if (!unknown.empty()) {
-      throw InputError("checkpoint",
-                       concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
-                              unknown.size() == 1 ? "" : concat(" nor ", unknown.size() - 1, " other parameters of it")),
-                       kOfTheCheckpoint);
+      throw InputError(
+          "checkpoint",
+          concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
+                 unknown.size() == 1 ? "" : concat(" nor ", unknown.size() - 1, " other parameters of it")),
+          kOfTheCheckpoint);
     }
     return nullptr;
   };
-  checkpoint::decide(engine_.parts.everyone, {{"shapes", shapes}, {"parameters", parameters}, {"states", states}, {"sync_states", sync_states}}, verdict);
+  checkpoint::decide(engine_.parts.everyone,
+                     {{"shapes", shapes}, {"parameters", parameters}, {"states", states}, {"sync_states", sync_states}},
+                     verdict);
 }
 
 void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
@@ -249,7 +269,8 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       return;
     }
-    const at::Tensor values = tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+    const at::Tensor values =
+        tensor.is_contiguous() ? tensor.detach() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
     const bucket::TensorInfo info = info_of(tensor);
     checkpoint::read_placed(saved, most_exact(whole_name(name, info), tensor), info, 0, values);
     if (!tensor.is_contiguous()) {
@@ -272,25 +293,30 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
   for (const auto& item : engine_.parts.model->named_buffers()) {
     read(item.key(), item.value());
   }
-  engine_.parts.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    load_optimizer_state(saved, state, tensor, begin, values);
-  });
+  engine_.parts.optimizer->for_each_state(
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+        load_optimizer_state(saved, state, tensor, begin, values);
+      });
   if (engine_.parts.optimizer->steps_on_host()) {
     engine_.parts.optimizer->refresh_masters(); // fp32 parameters have copies on the host, which no checkpoint has
   }
-  engine_.parts.sync->for_each_state(sync_state(saved.state()), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-    checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
-  });
+  engine_.parts.sync->for_each_state(
+      sync_state(saved.state()),
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
+        checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
+      });
 }
 
 // Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
-void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
+void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state,
+                                         const bucket::TensorInfo& tensor, int64_t begin,
                                          const at::Tensor& values) const {
   const std::string name = whole_name(tensor);
   const std::string whole = concat(state, '/', name);
   if (saved.has(whole) || !saved.has(of_replica(0, whole))) {
     // A run without masters saved their values as its parameters.
-    checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin, values);
+    checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin,
+                            values);
     return;
   }
   const auto replicas = saved.state().at("replicas").get<int64_t>();
@@ -354,7 +380,9 @@ void TrainingState::take_positions(const nlohmann::json& state) {
 parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine, bool buffers_are_shared) {
   parallel::ElasticAveragingSync::Rest rest;
   rest.state = [&engine] { return TrainingState(engine).state(nullptr).dump(); };
-  rest.take = [&engine](const std::string& state) { TrainingState(engine).take_positions(nlohmann::json::parse(state)); };
+  rest.take = [&engine](const std::string& state) {
+    TrainingState(engine).take_positions(nlohmann::json::parse(state));
+  };
   (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model->buffers();
   for (const at::Tensor& parameter : engine.parts.model->parameters()) {
     if (!parameter.requires_grad()) {
@@ -369,7 +397,8 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   const nlohmann::json state = own_state(saved);
   if (state.at("optimizer").at("name") != engine_.parts.optimizer->rule().name()) {
     throw InputError("checkpoint",
-                     concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"], ", this run uses \"", engine_.parts.optimizer->rule().name(), '"'),
+                     concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"],
+                            ", this run uses \"", engine_.parts.optimizer->rule().name(), '"'),
                      kOfTheOptimizer);
   }
   check_model(saved);
@@ -378,7 +407,8 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.sync->finish();
   load_positions(state);
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
-  engine_.parts.optimizer->set_steps(state["optimizer"].at("steps")); // so that masters do not follow the parameters first
+  engine_.parts.optimizer->set_steps(
+      state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   load_counts(state);
   if (engine_.parts.server != nullptr) {

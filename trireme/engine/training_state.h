@@ -24,12 +24,14 @@ class TrainingState {
  public:
   explicit TrainingState(Engine::Impl& engine);
 
-  void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state, const checkpoint::SaveOptions& options);
+  void save(const std::filesystem::path& folder, const std::string& tag, const nlohmann::json& client_state,
+            const checkpoint::SaveOptions& options);
   /// Engine::gather_model().
   std::shared_ptr<torch::nn::Module> gather_model();
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
-  /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`: its module buffers at every meeting.
+  /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`:
+  /// its module buffers at every meeting.
   static parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
@@ -54,7 +56,8 @@ class TrainingState {
   /// Parameters and module buffers of it.
   std::vector<checkpoint::TensorShard> model_shards(std::vector<Balance>& balances);
   std::vector<Balance> balances() const;
-  /// Names of this rank's modules, buffers, and second names of tensors: what a module of the whole model needs beside its tensors.
+  /// Names of this rank's modules, buffers, and second names of tensors: what a module of the whole model needs beside
+  /// its tensors.
   nlohmann::json names_here() const;
   /// Whether this rank saves what all replicas have.
   bool has_first_copy(const bucket::TensorInfo& tensor) const;
@@ -66,15 +69,17 @@ class TrainingState {
   /// What is not the same on replicas that step by themselves; and the state in `saved` with what this replica had.
   nlohmann::json state_of_replica() const;
   nlohmann::json own_state(const checkpoint::Checkpoint& saved) const;
-  /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has parameters that no rank's
-  /// model has: they would be lost with the next save. Collective; throws on every rank, before anything is loaded.
+  /// Refuses a checkpoint that lacks a tensor of some rank's model or optimizer, has it in another shape, or has
+  /// parameters that no rank's model has: they would be lost with the next save. Collective; throws on every rank,
+  /// before anything is loaded.
   void check_model(const checkpoint::Checkpoint& saved);
   /// The schedule, the loss scale and the place in the data. All of them, or an InputError and none.
   void load_positions(const nlohmann::json& state);
   void load_counts(const nlohmann::json& state);
   void take_positions(const nlohmann::json& state);
   void load_tensors(const checkpoint::Checkpoint& saved);
-  void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
+  void load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state,
+                            const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) const;
   const std::string& saved_name(const std::string& parameter) const;
   /// The name of the parameter of which `parameter` is a part or all.
   std::string whole_name(const std::string& parameter, const bucket::TensorInfo& tensor) const {

@@ -6,7 +6,8 @@
 
 namespace trireme::engine {
 
-UnchangedModel::UnchangedModel(const torch::nn::Module& model, std::vector<const bucket::FlatParameters*> buffers) : buffers_(std::move(buffers)) {
+UnchangedModel::UnchangedModel(const torch::nn::Module& model, std::vector<const bucket::FlatParameters*> buffers)
+    : buffers_(std::move(buffers)) {
   for (const auto& item : model.named_parameters()) {
     if (!item.value().requires_grad()) {
       frozen_.emplace_back(item.key(), item.value());
@@ -17,14 +18,21 @@ UnchangedModel::UnchangedModel(const torch::nn::Module& model, std::vector<const
 void UnchangedModel::check() const {
   for (const bucket::FlatParameters* buffer : buffers_) {
     if (const std::optional<int64_t> moved = buffer->moved_away()) {
-      throw InputError("engine", concat("parameter \"", buffer->name(*moved), "\" no longer lies in the engine's memory: torch::load(), to() or set_data() after initialize() has given it another tensor, which would not be trained"),
-                       "Load and convert the model before initialize(). Afterwards change values in place: under torch::NoGradGuard and inside gather_parameters(), parameter.copy_(values).");
+      throw InputError("engine",
+                       concat("parameter \"", buffer->name(*moved),
+                              "\" no longer lies in the engine's memory: torch::load(), to() or set_data() after "
+                              "initialize() has given it another tensor, which would not be trained"),
+                       "Load and convert the model before initialize(). Afterwards change values in place: under "
+                       "torch::NoGradGuard and inside gather_parameters(), parameter.copy_(values).");
     }
   }
   for (const auto& [name, parameter] : frozen_) {
     if (parameter.requires_grad()) {
-      throw InputError("engine", concat("parameter \"", name, "\" was frozen when the engine was made and requires a gradient now: it would not be trained"),
-                       "Unfreeze it before initialize(), or end this engine and make another one.");
+      throw InputError(
+          "engine",
+          concat("parameter \"", name,
+                 "\" was frozen when the engine was made and requires a gradient now: it would not be trained"),
+          "Unfreeze it before initialize(), or end this engine and make another one.");
     }
   }
 }

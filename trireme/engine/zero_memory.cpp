@@ -42,7 +42,8 @@ class Described {
       }
       const auto found = unit_of_.find(parameter.unsafeGetTensorImpl());
       const int64_t own = found == unit_of_.end() ? kNoUnit : found->second;
-      add(parameter.requires_grad() ? trained : frozen, parameter.requires_grad() ? layers_of_trained_ : layers_of_frozen_, own, item.key(), parameter);
+      add(parameter.requires_grad() ? trained : frozen,
+          parameter.requires_grad() ? layers_of_trained_ : layers_of_frozen_, own, item.key(), parameter);
       built_bytes += parameter.numel() * static_cast<int64_t>(parameter.element_size());
       parameters += parameter.numel();
       if (own != kNoUnit) {
@@ -70,14 +71,20 @@ class Described {
     }
     ++units_;
   }
-  static void add(estimate::Model& model, std::map<int64_t, size_t>& layers, int64_t unit, const std::string& name, const at::Tensor& parameter) {
-    const bool goes_on = unit == kNoUnit ? !model.layers.empty() && !model.layers.back().is_unit : layers.count(unit) > 0;
+  static void add(estimate::Model& model, std::map<int64_t, size_t>& layers, int64_t unit, const std::string& name,
+                  const at::Tensor& parameter) {
+    const bool goes_on =
+        unit == kNoUnit ? !model.layers.empty() && !model.layers.back().is_unit : layers.count(unit) > 0;
     if (!goes_on) {
       model.layers.push_back({.name = name, .type = "", .is_unit = unit != kNoUnit});
       layers[unit] = model.layers.size() - 1;
     }
     estimate::Layer& layer = model.layers[unit == kNoUnit ? model.layers.size() - 1 : layers.at(unit)];
-    layer.parameters.push_back({.name = name, .numel = parameter.numel(), .whole = false, .columns = parameter.dim() > 1 ? parameter.numel() / std::max<int64_t>(1, parameter.size(0)) : 0});
+    layer.parameters.push_back(
+        {.name = name,
+         .numel = parameter.numel(),
+         .whole = false,
+         .columns = parameter.dim() > 1 ? parameter.numel() / std::max<int64_t>(1, parameter.size(0)) : 0});
   }
 
   int64_t units_ = 0;
@@ -87,7 +94,8 @@ class Described {
   std::map<int64_t, int64_t> unit_sizes_;
 };
 
-estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks, const ZeroMemoryOptions& options, Place states, Place parameters) {
+estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks, const ZeroMemoryOptions& options,
+                     Place states, Place parameters) {
   estimate::Run run;
   config::set_engine(options.config, run);
   run.explains = false;
@@ -104,7 +112,8 @@ estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks
   return run;
 }
 
-ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroMemoryOptions& options, Place states, Place parameters, bool zero_init) {
+ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroMemoryOptions& options, Place states,
+                       Place parameters, bool zero_init) {
   ZeroMemory::Row row{.states = states, .parameters = parameters, .zero_init = zero_init};
   const int64_t ranks = of.ranks_per_host * of.hosts;
   int64_t on_host = 0; // of a rank
@@ -114,7 +123,8 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
       continue;
     }
     const bool is_trained = part == &model.trained;
-    const estimate::Run run = run_of(*part, of.zero_stage, ranks, options, is_trained ? states : Place::device, parameters);
+    const estimate::Run run =
+        run_of(*part, of.zero_stage, ranks, options, is_trained ? states : Place::device, parameters);
     const estimate::StageLayouts layouts(run);
     const estimate::StageMemory memory = estimate::memory_of(layouts).front();
     const estimate::StageMoves moves = estimate::moves_of(layouts).front();
@@ -123,11 +133,14 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
       row.gradient_bytes += memory.item(Category::gradients).bytes;
       row.state_bytes += memory.item(Category::optimizer_states).bytes;
       row.master_bytes += memory.item(Category::masters).bytes;
-      row.buffer_bytes += memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
+      row.buffer_bytes +=
+          memory.item(Category::communication_buffers).bytes + memory.item(Category::offload_buffers).bytes;
       estimate::Run noted = run;
       if (parameters != Place::device && model.largest_unit() == 0) {
         noted.offload.parameters.place = Place::device;
-        row.notes.push_back("offload_param moves nothing: no module is zero::Sharded. Make the large ones so, or the model a list of layers");
+        row.notes.push_back(
+            "offload_param moves nothing: no module is zero::Sharded. Make the large ones so, or the model a list of "
+            "layers");
       }
       for (std::string& note : estimate::what_stays(noted, estimate::elsewhere_of(noted, layouts.of(0)))) {
         row.notes.push_back(std::move(note));
@@ -145,9 +158,13 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
   return row;
 }
 
-ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ranks_per_host, int64_t hosts,
+                           const ZeroMemoryOptions& options) {
   if (ranks_per_host < 1 || hosts < 1) {
-    throw InputError("estimate", concat("expected at least one rank and one host, got ", ranks_per_host, " ranks on each of ", hosts, " hosts"), "Say how many ranks each host has, and how many hosts there are.");
+    throw InputError(
+        "estimate",
+        concat("expected at least one rank and one host, got ", ranks_per_host, " ranks on each of ", hosts, " hosts"),
+        "Say how many ranks each host has, and how many hosts there are.");
   }
   const Described described(model);
   ZeroMemory out{.zero_stage = zero_stage, .ranks_per_host = ranks_per_host, .hosts = hosts, .on_gpu = options.on_gpu};
@@ -158,7 +175,8 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
     Place states;
     Place parameters;
   };
-  std::vector<Places> places = {{Place::nvme, Place::device}, {Place::host, Place::device}, {Place::device, Place::device}};
+  std::vector<Places> places = {
+      {Place::nvme, Place::device}, {Place::host, Place::device}, {Place::device, Place::device}};
   if (zero_stage == 3) {
     places.insert(places.begin(), {{Place::nvme, Place::nvme}, {Place::host, Place::host}});
   }
@@ -170,7 +188,8 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
       out.rows.push_back(row_of(described, out, options, place.states, place.parameters, zero_init));
     }
   }
-  std::stable_sort(out.rows.begin(), out.rows.end(), [](const ZeroMemory::Row& a, const ZeroMemory::Row& b) { return a.peak_bytes() < b.peak_bytes(); });
+  std::stable_sort(out.rows.begin(), out.rows.end(),
+                   [](const ZeroMemory::Row& a, const ZeroMemory::Row& b) { return a.peak_bytes() < b.peak_bytes(); });
   return out;
 }
 
@@ -182,17 +201,23 @@ std::string size(int64_t bytes) {
 
 std::string ZeroMemory::table() const {
   std::ostringstream out;
-  out << concat("parameters, gradients and optimizer states, ZeRO ", zero_stage, ", ", hosts, hosts == 1 ? " host x " : " hosts x ", ranks_per_host, ranks_per_host == 1 ? " rank: " : " ranks: ",
-                format_count(static_cast<double>(parameters)), " parameters", trained < parameters ? concat(", ", format_count(static_cast<double>(trained)), " of them trained") : "",
-                largest_unit > 0 ? concat(", ", format_count(static_cast<double>(largest_unit)), " in the largest unit") : "", '\n');
+  out << concat(
+      "parameters, gradients and optimizer states, ZeRO ", zero_stage, ", ", hosts,
+      hosts == 1 ? " host x " : " hosts x ", ranks_per_host,
+      ranks_per_host == 1 ? " rank: " : " ranks: ", format_count(static_cast<double>(parameters)), " parameters",
+      trained < parameters ? concat(", ", format_count(static_cast<double>(trained)), " of them trained") : "",
+      largest_unit > 0 ? concat(", ", format_count(static_cast<double>(largest_unit)), " in the largest unit") : "",
+      '\n');
   out << "  per host  per " << (on_gpu ? "GPU " : "rank") << "  in files of a host  options\n";
   std::vector<std::string> all_notes;
   for (const Row& row : rows) {
-    out << std::right << std::setw(10) << size(row.host_bytes) << std::setw(10) << size(row.peak_bytes()) << std::setw(20) << (row.file_bytes > 0 ? size(row.file_bytes) : "-") << "  ";
+    out << std::right << std::setw(10) << size(row.host_bytes) << std::setw(10) << size(row.peak_bytes())
+        << std::setw(20) << (row.file_bytes > 0 ? size(row.file_bytes) : "-") << "  ";
     if (zero_stage == 3) {
       out << concat("offload_param=", offload::word(row.parameters), ", ");
     }
-    out << concat("offload_optimizer=", offload::word(row.states), zero_stage == 3 ? concat(", zero_init=", row.zero_init ? 1 : 0) : "", '\n');
+    out << concat("offload_optimizer=", offload::word(row.states),
+                  zero_stage == 3 ? concat(", zero_init=", row.zero_init ? 1 : 0) : "", '\n');
     for (const std::string& note : row.notes) {
       if (std::find(all_notes.begin(), all_notes.end(), note) == all_notes.end()) {
         all_notes.push_back(note);
@@ -205,11 +230,13 @@ std::string ZeroMemory::table() const {
   return out.str();
 }
 
-ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts,
+                                 const ZeroMemoryOptions& options) {
   return estimate_memory(model, 2, ranks_per_host, hosts, options);
 }
 
-ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts, const ZeroMemoryOptions& options) {
+ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host, int64_t hosts,
+                                 const ZeroMemoryOptions& options) {
   return estimate_memory(model, 3, ranks_per_host, hosts, options);
 }
 

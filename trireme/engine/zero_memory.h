@@ -14,13 +14,14 @@ class Module;
 
 namespace trireme::engine {
 
-/// What parameters, gradients and optimizer states of a module need at a ZeRO stage, with the numbers of `trireme estimate`. Activations, data and libtorch itself are not in it.
-/// DeepSpeed's are estimate_zero2_model_states_mem_needs_all_live() and estimate_zero3_model_states_mem_needs_all_live().
+/// What parameters, gradients and optimizer states of a module need at a ZeRO stage, with the numbers of `trireme
+/// estimate`. Activations, data and libtorch itself are not in it. DeepSpeed's are
+/// estimate_zero2_model_states_mem_needs_all_live() and estimate_zero3_model_states_mem_needs_all_live().
 struct ZeroMemory {
   struct Row {
-    offload::Place states = offload::Place::device; ///< "offload_optimizer"
+    offload::Place states = offload::Place::device;     ///< "offload_optimizer"
     offload::Place parameters = offload::Place::device; ///< "offload_param", stage 3
-    bool zero_init = false; ///< the model is built within zero::Init, stage 3
+    bool zero_init = false;                             ///< the model is built within zero::Init, stage 3
 
     /// Bytes of a rank, in the memory that it trains in.
     int64_t parameter_bytes = 0;
@@ -36,7 +37,8 @@ struct ZeroMemory {
     int64_t peak_bytes() const {
       return std::max(rank_bytes(), start_bytes);
     }
-    /// Of all ranks of a host together, in its memory: the largest moment. On GPUs what is moved there, and the model as it is built; on the CPU everything.
+    /// Of all ranks of a host together, in its memory: the largest moment. On GPUs what is moved there, and the model
+    /// as it is built; on the CPU everything.
     int64_t host_bytes = 0;
     /// Of all ranks of a host together, in files, the largest moment.
     int64_t file_bytes = 0;
@@ -48,9 +50,10 @@ struct ZeroMemory {
   int64_t ranks_per_host = 1;
   int64_t hosts = 1;
   bool on_gpu = true;
-  int64_t parameters = 0; ///< of the whole model, shared ones once
-  int64_t trained = 0; ///< of them those with requires_grad
-  int64_t largest_unit = 0; ///< of the modules that are zero::Sharded the one with most parameters; 0: there are none, and stage 3 keeps large parameters whole
+  int64_t parameters = 0;   ///< of the whole model, shared ones once
+  int64_t trained = 0;      ///< of them those with requires_grad
+  int64_t largest_unit = 0; ///< of the modules that are zero::Sharded the one with most parameters; 0: there are none,
+                            ///< and stage 3 keeps large parameters whole
   std::vector<Row> rows = {}; ///< the least memory of a rank first
 
   /// A row for each of them, and the notes below.
@@ -64,9 +67,12 @@ struct ZeroMemoryOptions {
   bool on_gpu = true;
 };
 
-/// For the model on hosts with so many ranks each, all of them data ranks. Only sizes of the parameters are read: a model on the meta device does. Units of stage 3 are its modules that are
-/// zero::Sharded. Errors: InputError for fewer than one rank or host.
-ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1, const ZeroMemoryOptions& options = {});
-ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1, const ZeroMemoryOptions& options = {});
+/// For the model on hosts with so many ranks each, all of them data ranks. Only sizes of the parameters are read: a
+/// model on the meta device does. Units of stage 3 are its modules that are zero::Sharded. Errors: InputError for fewer
+/// than one rank or host.
+ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1,
+                                 const ZeroMemoryOptions& options = {});
+ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1,
+                                 const ZeroMemoryOptions& options = {});
 
 } // namespace trireme::engine

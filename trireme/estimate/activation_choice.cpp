@@ -58,7 +58,9 @@ std::vector<StageProblem> stage_problems(const Run& run) {
         }
         const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
         const int64_t header = first == 0 && (stage > 0 || chunk > 0) ? kHeaderBytes : 0; // another stage has sent it
-        one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input), .input_bytes = input + header, .share_bytes = kept_input(run, shared, layer) + header});
+        one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input),
+                                     .input_bytes = input + header,
+                                     .share_bytes = kept_input(run, shared, layer) + header});
         one.layers.push_back(layer);
       }
     }
@@ -66,7 +68,8 @@ std::vector<StageProblem> stage_problems(const Run& run) {
   return out;
 }
 
-activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem, const activations::Choice& least) {
+activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem,
+                                    const activations::Choice& least) {
   return activations::why_none_fits(problem, least, run.stages > 1 ? concat(" of stage ", stage) : "");
 }
 

@@ -20,11 +20,13 @@ struct StageProblem {
 std::vector<StageProblem> stage_problems(const Run& run);
 
 /// Why none fits, by the choice that needs least.
-activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem, const activations::Choice& least);
+activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem,
+                                    const activations::Choice& least);
 /// By how much what layers keep may be estimated too high (docs/memory.md).
 inline constexpr double kKeptError = 0.05;
 
-/// Whether ranks with "auto" will surely find none after their second step, however much room files and hosts have. Of a pipeline the stage that needs most. Nothing: they will find one, or choose nothing.
+/// Whether ranks with "auto" will surely find none after their second step, however much room files and hosts have. Of
+/// a pipeline the stage that needs most. Nothing: they will find one, or choose nothing.
 std::optional<activations::NoChoice> why_no_choice(const Run& run);
 
 } // namespace trireme::estimate

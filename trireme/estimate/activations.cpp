@@ -1,7 +1,7 @@
 #include <trireme/estimate/activations.h>
 
-#include <trireme/base/text.h>
 #include <trireme/activations/choice.h>
+#include <trireme/base/text.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
 
@@ -17,16 +17,18 @@ namespace {
 
 using PartWay = activations::Way;
 
-// On the CPU, of a part that leaves: what its forward still uses while it is copied to a buffer. Between 0.7 and 0.85 were seen, most with dropout.
+// On the CPU, of a part that leaves: what its forward still uses while it is copied to a buffer. Between 0.7 and 0.85
+// were seen, most with dropout.
 constexpr double kInUse = 0.85;
-constexpr int64_t kStagedParts = 5; // of a device, in pinned memory on their way to files: one leaves, four are written (activations::Mover)
+constexpr int64_t kStagedParts =
+    5; // of a device, in pinned memory on their way to files: one leaves, four are written (activations::Mover)
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
-  int64_t always = 0; // from forward to backward
+  int64_t always = 0;      // from forward to backward
   int64_t in_backward = 0; // beside that, in the backward that needs most
-  int64_t of_parts = 0; // of `always`, what a memory_budget limits
-  int64_t put_off = 0; // beside `always`, where only the gradients of weights are missing
+  int64_t of_parts = 0;    // of `always`, what a memory_budget limits
+  int64_t put_off = 0;     // beside `always`, where only the gradients of weights are missing
 };
 
 // What becomes of the activations of each layer.
@@ -46,7 +48,8 @@ int64_t group_size(const Run& run) {
   return std::max<int64_t>(1, run.recompute_interval);
 }
 
-// Of groups that are recomputed. The first of a part of the model has what another stage sent, or tokens: whole on every rank.
+// Of groups that are recomputed. The first of a part of the model has what another stage sent, or tokens: whole on
+// every rank.
 void add_shared(const Run& run, Treatment& out) {
   out.shared.resize(out.ways.size());
   if (!run.activations.shares_inputs || run.tensor_ranks == 1 || run.sequence_parallel) {
@@ -60,7 +63,8 @@ void add_shared(const Run& run, Treatment& out) {
   }
 }
 
-// Whether `layers` names that type. The search of a plan asks the same for thousands of layouts, and compiling an expression takes longer than the rest of a layout's memory.
+// Whether `layers` names that type. The search of a plan asks the same for thousands of layouts, and compiling an
+// expression takes longer than the rest of a layout's memory.
 bool is_named(const std::string& layers, const std::string& type) {
   thread_local std::map<std::pair<std::string, std::string>, bool> answers;
   const auto [answer, is_new] = answers.try_emplace({layers, type});
@@ -79,12 +83,16 @@ Treatment treatment_of(const Run& run) {
     const Layer& layer = run.model.layers[i];
     const bool matches = options.layers.empty() || is_named(options.layers, layer.type);
     // The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
-    const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0 : layer.is_unit && layer.type.find("Block") != std::string::npos);
+    const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0
+                                                    : layer.is_unit && layer.type.find("Block") != std::string::npos);
     PartWay way = own;
     if (is_part && !options.automatic) {
       const int64_t place = run.layer_list ? i : parts;
-      way = options.choices.empty() ? options.policy.value_or(own) : place < std::ssize(options.choices) ? options.choices[static_cast<size_t>(place)] : own;
-      way = options.choices.empty() && options.inputs_to_host && way == PartWay::recompute ? PartWay::recompute_host : way;
+      way = options.choices.empty()               ? options.policy.value_or(own)
+            : place < std::ssize(options.choices) ? options.choices[static_cast<size_t>(place)]
+                                                  : own;
+      way = options.choices.empty() && options.inputs_to_host && way == PartWay::recompute ? PartWay::recompute_host
+                                                                                           : way;
       way = where_it_is(run, way);
     }
     parts += is_part ? 1 : 0;
@@ -111,13 +119,15 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
 }
 
 // `in_flight`: micro-batches in this chunk at a time.
-Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss, int64_t in_flight) {
+Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss,
+             int64_t in_flight) {
   const int64_t held = held_gradient(run, layers);
   const int64_t step = group_size(run);
   Kept kept;
-  int64_t buffers = 0; // of what moves
-  int64_t moved_before = 0; // by the part in front
-  int64_t most = std::numeric_limits<int64_t>::min(); // what a backward needs and what is kept up to there; of what is behind it nothing is left
+  int64_t buffers = 0;                                // of what moves
+  int64_t moved_before = 0;                           // by the part in front
+  int64_t most = std::numeric_limits<int64_t>::min(); // what a backward needs and what is kept up to there; of what is
+                                                      // behind it nothing is left
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
@@ -128,7 +138,9 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       kept.put_off += layer.put_off;
     }
     const bool is_part = treatment.is_part[layers[first]];
-    const PartWay way = is_part && run.activations.automatic ? PartWay::keep : treatment.ways[layers[first]]; // the most that may be chosen
+    const PartWay way = is_part && run.activations.automatic
+                            ? PartWay::keep
+                            : treatment.ways[layers[first]]; // the most that may be chosen
     int64_t moved = 0;
     if (way == PartWay::keep) {
       kept.of_parts += is_part ? group : 0;
@@ -136,22 +148,30 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
       most = std::max(most, kept.always + working);
     } else {
       const int64_t input = kept_input(run, treatment.shared, layers[first]);
-      const bool in_buffer = !run.on_device && activations::moves(way) && !activations::recomputes(way); // it is used where it has come back
-      const bool is_share = way == PartWay::recompute && treatment.shared[layers[first]] > 0; // beside what it is gathered to
-      const int64_t own = in_buffer ? std::max(working, static_cast<int64_t>(kInUse * static_cast<double>(group))) : group + working;
+      const bool in_buffer = !run.on_device && activations::moves(way) &&
+                             !activations::recomputes(way); // it is used where it has come back
+      const bool is_share =
+          way == PartWay::recompute && treatment.shared[layers[first]] > 0; // beside what it is gathered to
+      const int64_t own =
+          in_buffer ? std::max(working, static_cast<int64_t>(kInUse * static_cast<double>(group))) : group + working;
       most = std::max(most, kept.always + own + (is_share ? input : 0));
       kept.always += way == PartWay::recompute ? input : 0;
       moved = !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group;
     }
     // On the CPU the one in use and the one in front, which comes ahead; or, of several micro-batches, one that leaves.
-    buffers = std::max(buffers, run.on_device ? moved : in_flight > 1 ? activations::moving_copies(false) * moved : moved + moved_before);
+    buffers = std::max(buffers, run.on_device   ? moved
+                                : in_flight > 1 ? activations::moving_copies(false) * moved
+                                                : moved + moved_before);
     moved_before = moved;
   }
   kept.in_backward = std::max<int64_t>(0, most - kept.always) + buffers;
   if (has_loss) {
     const Layer& head = run.model.layers[layers.back()];
     // The logits' gradient is there until the head has used it; every other backward has the logits' memory for itself.
-    const int64_t again = run.recompute_interval == 0 ? 0 : treatment.shared[layers.back()] > 0 ? head.kept : head.kept - head.input; // its input is there, or a share beside it
+    const int64_t again = run.recompute_interval == 0 ? 0
+                          : treatment.shared[layers.back()] > 0
+                              ? head.kept
+                              : head.kept - head.input; // its input is there, or a share beside it
     const int64_t at_head = run.model.loss_working + head.working + again;
     kept.always += run.model.loss_kept;
     kept.in_backward = std::max(at_head, most - kept.always) + buffers;
@@ -161,7 +181,8 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
 
 // When a stage keeps most.
 Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
-  return run.computes_weights_later(stage) && !run.waiting.empty() ? run.waiting.at(stage) : Run::Waiting{run.in_flight.at(stage).at(chunk), 0};
+  return run.computes_weights_later(stage) && !run.waiting.empty() ? run.waiting.at(stage)
+                                                                   : Run::Waiting{run.in_flight.at(stage).at(chunk), 0};
 }
 
 // What leaves of a micro-batch in one chunk.
@@ -172,7 +193,8 @@ struct Leaving {
   int64_t largest_to_files = 0;
 };
 
-// Chosen by "auto": inputs, which the first two steps move, of a device to its host, and which may go to files later; to that host up to all, because what hides behind computation is moved.
+// Chosen by "auto": inputs, which the first two steps move, of a device to its host, and which may go to files later;
+// to that host up to all, because what hides behind computation is moved.
 Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
   const activations::Options& options = run.activations;
   const int64_t step = group_size(run);
@@ -233,12 +255,18 @@ bool Run::moves_activations() const {
     return false;
   }
   const std::vector<activations::Way> all = ways();
-  return activations.automatic ? on_device || activations.uses_nvme() : std::any_of(all.begin(), all.end(), activations::moves);
+  return activations.automatic ? on_device || activations.uses_nvme()
+                               : std::any_of(all.begin(), all.end(), activations::moves);
 }
 
 Item activations_of(const Run& run, int64_t stage) {
   const bool chosen = run.activations.automatic;
-  Item item{chosen ? "chosen" : run.activations.uses_nvme() ? "moved" : run.recompute_interval > 0 || (run.activations.policy && activations::recomputes(*run.activations.policy)) ? "recomputed" : "kept", "", "", 0};
+  Item item{chosen                        ? "chosen"
+            : run.activations.uses_nvme() ? "moved"
+            : run.recompute_interval > 0 || (run.activations.policy && activations::recomputes(*run.activations.policy))
+                ? "recomputed"
+                : "kept",
+            "", "", 0};
   int64_t kept_bytes = 0;
   int64_t of_parts = 0;
   int64_t working = 0;
@@ -263,7 +291,9 @@ Item activations_of(const Run& run, int64_t stage) {
     }
   }
   item.bytes = kept_bytes + working;
-  item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most" : put_off > 0 ? "M K + D G + W: M micro-batches in flight, of D the gradients of weights are put off" : "M K + W: M micro-batches in flight";
+  item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most"
+                 : put_off > 0   ? "M K + D G + W: M micro-batches in flight, of D the gradients of weights are put off"
+                                 : "M K + W: M micro-batches in flight";
   item.numbers = said(run, join(terms, " + "), " + ", working);
   if (chosen && of_parts > run.activations.memory_budget) {
     const int64_t less = of_parts - run.activations.memory_budget;
@@ -299,14 +329,17 @@ std::string why_other_parts(const Run& run) {
         classes.insert(run.model.layers[i].type);
       }
     }
-    return concat("activation_checkpointing.layers \"", layers, "\" matches no class of a part of the model: ", classes.empty() ? "it has no parts" : concat("there are ", join({classes.begin(), classes.end()}, ", ")));
+    return concat(
+        "activation_checkpointing.layers \"", layers, "\" matches no class of a part of the model: ",
+        classes.empty() ? "it has no parts" : concat("there are ", join({classes.begin(), classes.end()}, ", ")));
   }
   const auto ways = std::ssize(run.activations.choices);
   const int64_t places = ways > 0 ? places_of_parts(run) : 0;
   if (ways == 0 || (run.layer_list ? ways >= places && ways <= std::ssize(run.model.layers) : ways == places)) {
     return "";
   }
-  return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ", places, run.layer_list ? " layers" : " parts");
+  return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ",
+                places, run.layer_list ? " layers" : " parts");
 }
 
 std::vector<int64_t> shared_inputs(const Run& run) {
@@ -333,7 +366,9 @@ int64_t least_kept(const Run& run, int64_t first, int64_t last) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t i = first; i < last; ++i) {
     const PartWay way = run.activations.automatic ? PartWay::nvme : treatment.ways[i];
-    least = std::min(least, way == PartWay::keep ? run.model.layers[i].kept : way == PartWay::recompute ? kept_input(run, treatment.shared, i) : 0);
+    least = std::min(least, way == PartWay::keep        ? run.model.layers[i].kept
+                            : way == PartWay::recompute ? kept_input(run, treatment.shared, i)
+                                                        : 0);
   }
   return least;
 }

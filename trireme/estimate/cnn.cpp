@@ -3,7 +3,6 @@
 namespace trireme::estimate {
 namespace {
 
-
 // Convolution 3x3, ReLU, maximum 2x2: backward needs the input, what ReLU made and where the maxima were.
 Layer convolution(const std::string& name, int64_t in, int64_t out, int64_t side, int64_t samples, int64_t element) {
   const int64_t pixels = samples * side * side;
@@ -35,7 +34,8 @@ Model cnn(const models::CnnOptions& shape, const Conditions& conditions) {
   Model model;
   model.layers = {convolution("conv1", shape.channels, shape.width, shape.side, samples, element),
                   convolution("conv2", shape.width, 2 * shape.width, shape.side / 2, samples, element),
-                  linear("fc1", flat, 4 * shape.width, samples, element), linear("fc2", 4 * shape.width, shape.classes, samples, element)};
+                  linear("fc1", flat, 4 * shape.width, samples, element),
+                  linear("fc2", 4 * shape.width, shape.classes, samples, element)};
   if (shape.dropout > 0) { // its noise, and ReLU's output beside what dropout made of it
     model.layers[2].kept += 2 * element * 4 * shape.width * samples;
   }

@@ -8,7 +8,8 @@ namespace {
 
 using Compressor = compress::GradientCompressionOptions::Kind;
 
-// comm/compressed's: a rank's range and a message are multiples of 16, a stretch has a scale, or largest elements, of its own.
+// comm/compressed's: a rank's range and a message are multiples of 16, a stretch has a scale, or largest elements, of
+// its own.
 constexpr int64_t kMultiple = 16;
 constexpr int64_t kLongestStretch = 2048;
 constexpr int64_t kScaledElements = 256;
@@ -39,7 +40,8 @@ int64_t message_of_stretch(int64_t elements, const compress::GradientCompression
 }
 
 // The message of the elements [begin, end) of a bucket.
-int64_t message_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, int64_t begin, int64_t end, const compress::GradientCompressionOptions& by) {
+int64_t message_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, int64_t begin, int64_t end,
+                   const compress::GradientCompressionOptions& by) {
   int64_t bytes = 0;
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
     const bucket::Slot& slot = layout.slots()[s];
@@ -72,7 +74,8 @@ int64_t low_rank_bytes(const bucket::FlatLayout& layout, const bucket::Bucket& b
 
 } // namespace
 
-int64_t compressed_bytes(const bucket::FlatLayout& layout, const compress::GradientCompressionOptions& by, int64_t ranks) {
+int64_t compressed_bytes(const bucket::FlatLayout& layout, const compress::GradientCompressionOptions& by,
+                         int64_t ranks) {
   int64_t bytes = 0;
   for (const bucket::Bucket& bucket : layout.buckets()) {
     if (by.kind == Compressor::power_sgd) {

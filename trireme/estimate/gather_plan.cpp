@@ -19,7 +19,8 @@ struct Phase {
 // Writes down the units that a stage enters.
 class Visits {
  public:
-  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout) : run_(run), stage_(stage), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {}
+  Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout)
+      : run_(run), stage_(stage), units_(units_of(run, stage, layout)), chunks_(layers_of(run, stage)) {}
 
   std::vector<Phase> of(const std::vector<Run::Phase>& program) {
     std::vector<Phase> phases;
@@ -135,7 +136,8 @@ class Walk {
   }
 
  private:
-  // Calls look(unit) for the visits behind visit i until it returns false; repeated ones once more only, because a unit that was looked at decides nothing again.
+  // Calls look(unit) for the visits behind visit i until it returns false; repeated ones once more only, because a unit
+  // that was looked at decides nothing again.
   template <typename Look>
   void look_ahead(size_t phase, size_t i, bool again, const Look& look) const {
     const std::vector<int64_t>& here = phases_[phase].visits;
@@ -180,7 +182,8 @@ class Walk {
       elements += sizes_[unit];
     }
     int64_t whole = elements;
-    auto open = std::count_if(live_.units().begin(), live_.units().end(), [&](int64_t unit) { return !kept.has(unit); });
+    auto open =
+        std::count_if(live_.units().begin(), live_.units().end(), [&](int64_t unit) { return !kept.has(unit); });
     if (open > 0) { // those used soonest stay
       look_ahead(phase, i, again, [&](int64_t unit) {
         if (!live_.has(unit) || kept.has(unit)) {
@@ -230,7 +233,9 @@ GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& 
   }
   const int64_t most_kept = run.live_elements(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
   Visits visits(run, stage, layout);
-  const auto of = [&](const std::vector<Run::Phase>& program) { return Walk(run, visits.of(program), sizes, most_kept).run(); };
+  const auto of = [&](const std::vector<Run::Phase>& program) {
+    return Walk(run, visits.of(program), sizes, most_kept).run();
+  };
   if (run.programs.empty()) {
     const Run::Phase micro_batches{{{Kind::forward, 0}, {Kind::backward, 0}}, run.accumulation};
     return of({micro_batches});
@@ -240,7 +245,8 @@ GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& 
     const GatherPlan fewer = of(run.programs.front().stages.at(stage));
     const int64_t between = run.programs.back().micro_batches - run.programs.front().micro_batches;
     for (size_t unit = 0; unit < plan.times.size(); ++unit) {
-      plan.times[unit] += (run.accumulation - run.programs.back().micro_batches) / between * (plan.times[unit] - fewer.times[unit]);
+      plan.times[unit] +=
+          (run.accumulation - run.programs.back().micro_batches) / between * (plan.times[unit] - fewer.times[unit]);
     }
   }
   return plan;

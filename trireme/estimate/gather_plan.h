@@ -8,8 +8,8 @@
 
 namespace trireme::estimate {
 
-/// What a rank gathers in one step of ZeRO stage 3 when the order of units is known from the step before: every unit for its forward and for its backward,
-/// less what is still there (zero::ParameterCoordinator).
+/// What a rank gathers in one step of ZeRO stage 3 when the order of units is known from the step before: every unit
+/// for its forward and for its backward, less what is still there (zero::ParameterCoordinator).
 struct GatherPlan {
   /// How often, by unit (units_of()).
   std::vector<int64_t> times;

@@ -33,18 +33,20 @@ struct Sizes {
 
   int64_t element; // bytes of the residual stream
   int64_t product; // bytes of what a matrix product takes and makes
-  int64_t tensor; // ranks
+  int64_t tensor;  // ranks
   int64_t context;
-  int64_t between; // ranks that share what lies between the divided matrices
-  int64_t gathered; // ranks that share what a column-parallel matrix keeps of its input
+  int64_t between;    // ranks that share what lies between the divided matrices
+  int64_t gathered;   // ranks that share what a column-parallel matrix keeps of its input
   int64_t vocabulary; // of the rank
-  int64_t rows; // tokens of a micro-batch here
-  int64_t hidden; // elements of the residual stream
-  int64_t scores; // of attention
+  int64_t rows;       // tokens of a micro-batch here
+  int64_t hidden;     // elements of the residual stream
+  int64_t scores;     // of attention
 };
 
-// An all-reduce is two passes over the tensor. With sequence parallelism it is an all-gather before and a reduce-scatter behind the divided part.
-void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s, int forward, int backward, int gathered_again) {
+// An all-reduce is two passes over the tensor. With sequence parallelism it is an all-gather before and a
+// reduce-scatter behind the divided part.
+void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s, int forward, int backward,
+                      int gathered_again) {
   if (s.tensor > 1) {
     layer.tensor_bytes = s.product * s.hidden;
     layer.tensor_passes_forward = forward;
@@ -52,9 +54,9 @@ void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s
   }
 }
 
-// What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results). Ring: keys and values go on
-// to the next rank C - 1 times, in backward once more, and their gradients in fp32 behind them. Ulysses: all-to-all of queries, keys, values
-// and results, and of their gradients.
+// What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results).
+// Ring: keys and values go on to the next rank C - 1 times, in backward once more, and their gradients in fp32 behind
+// them. Ulysses: all-to-all of queries, keys, values and results, and of their gradients.
 void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
   const int64_t c = s.context;
   const int64_t x = s.product * s.hidden / s.tensor;
@@ -66,11 +68,13 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
   }
 }
 
-// Of a block's backward at its attention to keys of other ranks, beside what the block keeps: what attention holds, less what the block's later parts have given back.
+// Of a block's backward at its attention to keys of other ranks, beside what the block keeps: what attention holds,
+// less what the block's later parts have given back.
 int64_t working_of_shared_attention(const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const bool ring = conditions.context_kind == context::Kind::ring;
   const int64_t x = s.hidden / s.tensor; // numbers of queries, of keys, of values, of results
-  // With dropout, of a whole or of half a block: weights, which of them count, their product, and gradients. One query's for all heads at least.
+  // With dropout, of a whole or of half a block: weights, which of them count, their product, and gradients. One
+  // query's for all heads at least.
   const auto scores = [&](int64_t divisor) {
     const int64_t queries = conditions.samples * options.heads * options.sequence_length / s.context / s.tensor;
     const int64_t all = queries * (options.sequence_length / (ring ? s.context : 1)) / divisor;
@@ -81,9 +85,11 @@ int64_t working_of_shared_attention(const models::GptOptions& options, const Con
     bytes += scores(1);
   } else {
     const int64_t first = bytes + scores(1) + 4 * s.product * x; // keys and values sent, and received
-    // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients those of two are on their way.
+    // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients
+    // those of two are on their way.
     const int64_t behind = std::min<int64_t>(s.context, 4) - 1;
-    const int64_t later = bytes + scores(2) + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
+    const int64_t later =
+        bytes + scores(2) + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
     bytes = std::max(first, later);
   }
   const int64_t noise = options.dropout > 0 ? 2 * s.product * s.hidden / s.between : 0;
@@ -107,22 +113,25 @@ void positions(Layer& layer, const models::GptOptions& options, const Sizes& s) 
 void block(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const int64_t h = options.hidden;
   layer.type = "GptBlock";
-  // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take, the other 12 lie inside.
-  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered + 12 * s.product * s.hidden / s.tensor +
-               4 * kFloat * s.rows / s.between;
+  // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take,
+  // the other 12 lie inside.
+  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered +
+               12 * s.product * s.hidden / s.tensor + 4 * kFloat * s.rows / s.between;
   const bool shared = s.context > 1; // attention keeps no scores then
   const bool drops = options.dropout > 0;
   layer.kept += drops ? 2 * s.product * s.hidden / s.between : 0;
   layer.kept += drops && !shared ? 3 * s.product * s.scores : kFloat * s.rows * options.heads / s.tensor;
-  if (shared && (drops || conditions.context_kind == context::Kind::ulysses)) { // attention's output once more, in the other order
+  if (shared && (drops || conditions.context_kind ==
+                              context::Kind::ulysses)) { // attention's output once more, in the other order
     layer.kept += s.product * s.hidden / s.tensor;
   }
   if (conditions.autocast) { // weights in the products' type
     layer.kept += s.product * 12 * h * h / s.tensor;
   }
-  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's. With a tensor axis also what
-  // is gathered or added up for a moment.
-  layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor + s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
+  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
+  // With a tensor axis also what is gathered or added up for a moment.
+  layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor +
+                  s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
   over_tensor_axis(layer, conditions, s, 4, 4, 2);
   layer.tensor_passes_weights = s.tensor > 1 && conditions.sequence_parallel ? 2 : 0;
   over_context_axis(layer, conditions, s);
@@ -131,9 +140,11 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   } else if (drops) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
-  // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last one's, behind its noise. Inside queries, keys and values (3),
-  // attention's output, GELU's input and output (4 each).
-  layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between + (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) + 12 * s.product * s.hidden / s.tensor;
+  // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last
+  // one's, behind its noise. Inside queries, keys and values (3), attention's output, GELU's input and output (4 each).
+  layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between +
+                  (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) +
+                  12 * s.product * s.hidden / s.tensor;
 }
 
 void last_norm(Layer& layer, const Sizes& s) {
@@ -150,7 +161,8 @@ void head(Layer& layer, const models::GptOptions& options, const Conditions& con
   layer.output = s.product * s.rows * s.vocabulary;
   layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
   layer.working = s.element * (s.hidden / s.between + weight);
-  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before it is summed, and what other ranks sent of that
+  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before it
+                                                      // is summed, and what other ranks sent of that
     layer.working += 4 * s.product * s.hidden;
   }
   layer.put_off = layer.output;
@@ -158,25 +170,30 @@ void head(Layer& layer, const models::GptOptions& options, const Conditions& con
 }
 
 bool starts_with_any(const std::string& name, std::initializer_list<const char*> beginnings) {
-  return std::any_of(beginnings.begin(), beginnings.end(), [&](const char* beginning) { return name.starts_with(beginning); });
+  return std::any_of(beginnings.begin(), beginnings.end(),
+                     [&](const char* beginning) { return name.starts_with(beginning); });
 }
 
 // Adds a parameter with as much of it as a rank of the tensor axis holds.
-void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter, const Sizes& s) {
+void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter,
+                   const Sizes& s) {
   using Kind = models::GptPart::Kind;
   const auto& sizes = parameter.sizes;
   const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   const int64_t columns = sizes.size() > 1 ? sizes.back() : 0;
   if (part.kind == Kind::tokens || part.kind == Kind::head) {
     layer.parameters.push_back({parameter.name, s.vocabulary * sizes.back(), false, columns});
-  } else if (part.kind == Kind::block && starts_with_any(parameter.name, {"attn.c_attn.", "attn.c_proj.weight", "mlp.c_fc.", "mlp.c_proj.weight"})) {
-    layer.parameters.push_back({parameter.name, numel / s.tensor, false, parameter.name.ends_with("c_proj.weight") ? columns / s.tensor : columns});
+  } else if (part.kind == Kind::block && starts_with_any(parameter.name, {"attn.c_attn.", "attn.c_proj.weight",
+                                                                          "mlp.c_fc.", "mlp.c_proj.weight"})) {
+    layer.parameters.push_back({parameter.name, numel / s.tensor, false,
+                                parameter.name.ends_with("c_proj.weight") ? columns / s.tensor : columns});
   } else {
     layer.parameters.push_back({parameter.name, numel, /*whole=*/true, columns});
   }
 }
 
-Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions,
+               const Sizes& s) {
   using Kind = models::GptPart::Kind;
   Layer layer{part.name, ""};
   for (const auto& parameter : part.parameters) {
@@ -225,7 +242,8 @@ Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   one.layers = std::min<int64_t>(options.layers, 1);
   for (const models::GptPart& part : models::gpt_parts(one)) {
     model.layers.push_back(layer_of(part, options, conditions, sizes));
-    for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers; ++i) { // blocks differ by their names
+    for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers;
+         ++i) { // blocks differ by their names
       model.layers.push_back(model.layers.back());
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
     }

@@ -17,19 +17,22 @@ int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t lay
   if (tie.empty()) {
     return layer;
   }
-  const auto first = std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return run.model.layers[other].tie == tie; });
+  const auto first =
+      std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return run.model.layers[other].tie == tie; });
   return first == layers.end() ? layer : *first;
 }
 
 // The smallest parameters below the threshold, as many as are allowed.
-std::vector<bool> are_replicated(const Run& run, const std::vector<const Parameter*>& parameters, const std::vector<bool>& in_unit) {
+std::vector<bool> are_replicated(const Run& run, const std::vector<const Parameter*>& parameters,
+                                 const std::vector<bool>& in_unit) {
   std::vector<size_t> small;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (in_unit[i] && parameters[i]->numel < run.param_persistence_threshold) {
       small.push_back(i);
     }
   }
-  std::stable_sort(small.begin(), small.end(), [&](size_t a, size_t b) { return parameters[a]->numel < parameters[b]->numel; });
+  std::stable_sort(small.begin(), small.end(),
+                   [&](size_t a, size_t b) { return parameters[a]->numel < parameters[b]->numel; });
   std::vector<bool> replicated(parameters.size(), false);
   int64_t together = 0;
   for (const size_t i : small) {
@@ -67,7 +70,8 @@ std::vector<int64_t> all_layers_of(const Run& run, int64_t stage) {
 // Of the parameters that are whole on the tensor axis, of the others, or of all.
 bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
-  // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is reversed.
+  // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is
+  // reversed.
   std::vector<const Parameter*> parameters;
   std::vector<int64_t> layers; // of each
   std::vector<bool> in_unit;
@@ -118,7 +122,8 @@ std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage) 
   std::vector<bucket::FlatLayout> layouts;
   for (const int64_t layer : all) {
     const Layer& described = run.model.layers[layer];
-    if (!run.shards(3) || !(run.layer_list || described.is_unit) || owner_of(run, all, layer) != layer || described.parameters.empty()) {
+    if (!run.shards(3) || !(run.layer_list || described.is_unit) || owner_of(run, all, layer) != layer ||
+        described.parameters.empty()) {
       continue;
     }
     std::vector<TensorInfo> tensors;
@@ -127,7 +132,8 @@ std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage) 
     }
     std::vector<int64_t> order(tensors.size());
     std::iota(order.rbegin(), order.rend(), 0);
-    layouts.emplace_back(std::move(tensors), std::move(order), bucket::LayoutOptions{.element_bytes = bytes_of(run.compute), .shards = run.gradient_ranks()});
+    layouts.emplace_back(std::move(tensors), std::move(order),
+                         bucket::LayoutOptions{.element_bytes = bytes_of(run.compute), .shards = run.gradient_ranks()});
   }
   return layouts;
 }

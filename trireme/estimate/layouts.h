@@ -11,18 +11,21 @@ namespace trireme::estimate {
 /// Indices of the layers on a stage, by chunk.
 std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
 
-/// The flat buffer that the parameters of a stage lie in, as the engine makes it. Its tensors are the stage's parameters in the order of
-/// the layers, without names; a shared one comes once.
+/// The flat buffer that the parameters of a stage lie in, as the engine makes it. Its tensors are the stage's
+/// parameters in the order of the layers, without names; a shared one comes once.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage);
 
-/// The part of it that is whole on every rank of the tensor axis, or the part that is divided: with a tensor axis these are two flat buffers.
+/// The part of it that is whole on every rank of the tensor axis, or the part that is divided: with a tensor axis these
+/// are two flat buffers.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole);
 
-/// The buffer of each layer of a stage that is sharded as soon as it is built (zero::EarlyShards), with all its parameters, until they move into the flat buffer.
+/// The buffer of each layer of a stage that is sharded as soon as it is built (zero::EarlyShards), with all its
+/// parameters, until they move into the flat buffer.
 std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage);
 
-/// The unit of ZeRO stage 3 that every layer of a stage uses: that of the stage's first layer that shares its parameters; -1 where
-/// there is none, because the layer is not a unit or all its parameters are small enough to stay whole, and for layers of other stages.
+/// The unit of ZeRO stage 3 that every layer of a stage uses: that of the stage's first layer that shares its
+/// parameters; -1 where there is none, because the layer is not a unit or all its parameters are small enough to stay
+/// whole, and for layers of other stages.
 std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
 
 /// Elements of the buckets that belong to a unit, and of those that belong to none.

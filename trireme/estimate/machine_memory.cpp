@@ -49,9 +49,11 @@ struct Names {
   const char* active;
 };
 constexpr Names kVersion2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
-constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"};
+constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                             "total_active_file"};
 
-// The group and all above it: the tightest counts. In a container the path may be one that only the host has; then the root is the group.
+// The group and all above it: the tightest counts. In a container the path may be one that only the host has; then the
+// root is the group.
 void limit_by_groups(MemoryAtHand& memory, const fs::path& root, fs::path group, const Names& names) {
   for (bool last = false; !last; group = group.parent_path()) {
     last = group == group.root_path() || group.empty();
@@ -61,8 +63,10 @@ void limit_by_groups(MemoryAtHand& memory, const fs::path& root, fs::path group,
     if (!limit || !usage) {
       continue;
     }
-    const int64_t droppable = number_after(folder / "memory.stat", names.inactive).value_or(0) + number_after(folder / "memory.stat", names.active).value_or(0);
-    lower_to(memory, *limit - *usage + std::min(*usage, droppable), concat("the control group ", group.string(), " leaves"));
+    const int64_t droppable = number_after(folder / "memory.stat", names.inactive).value_or(0) +
+                              number_after(folder / "memory.stat", names.active).value_or(0);
+    lower_to(memory, *limit - *usage + std::min(*usage, droppable),
+             concat("the control group ", group.string(), " leaves"));
   }
 }
 
@@ -71,7 +75,8 @@ void limit_by_groups(MemoryAtHand& memory, const fs::path& root, fs::path group,
 MemoryAtHand memory_at_hand(const fs::path& proc, const fs::path& cgroups) {
   MemoryAtHand memory;
   if (const auto available = number_after(proc / "meminfo", "MemAvailable:")) {
-    lower_to(memory, 1024 * (*available + number_after(proc / "meminfo", "SwapFree:").value_or(0)), "this machine has free");
+    lower_to(memory, 1024 * (*available + number_after(proc / "meminfo", "SwapFree:").value_or(0)),
+             "this machine has free");
   }
   std::ifstream lines(proc / "self" / "cgroup");
   for (std::string line; std::getline(lines, line);) { // "0::/path" or "7:memory:/path"
@@ -89,7 +94,8 @@ MemoryAtHand memory_at_hand(const fs::path& proc, const fs::path& cgroups) {
   }
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    memory.process_bytes = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, static_cast<rlim_t>(MemoryAtHand::kUnlimited)));
+    memory.process_bytes =
+        static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, static_cast<rlim_t>(MemoryAtHand::kUnlimited)));
   }
   return memory;
 }

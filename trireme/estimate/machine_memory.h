@@ -19,8 +19,9 @@ struct MemoryAtHand {
   int64_t process_bytes = kUnlimited;
 };
 
-/// Reads MemAvailable and free swap, the limits of this process's control groups (version 1 and 2, those above included) less
-/// what they use and cannot drop, and RLIMIT_AS. What cannot be read does not limit.
-MemoryAtHand memory_at_hand(const std::filesystem::path& proc = "/proc", const std::filesystem::path& cgroups = "/sys/fs/cgroup");
+/// Reads MemAvailable and free swap, the limits of this process's control groups (version 1 and 2, those above
+/// included) less what they use and cannot drop, and RLIMIT_AS. What cannot be read does not limit.
+MemoryAtHand memory_at_hand(const std::filesystem::path& proc = "/proc",
+                            const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 
 } // namespace trireme::estimate

@@ -11,7 +11,8 @@
 namespace trireme::estimate {
 namespace {
 
-// As the engine has them: bytes in front of fp32 gradients for small sums, buckets of sharded gradients that have memory at a time, units of sharded parameters.
+// As the engine has them: bytes in front of fp32 gradients for small sums, buckets of sharded gradients that have
+// memory at a time, units of sharded parameters.
 constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
 constexpr int64_t kGatheredUnits = 2;
@@ -53,16 +54,23 @@ Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewher
   const int64_t sharded = unit_elements(layout);
   const int64_t whole = whole_elements(layout);
   Item item{"", said(run, e, " (U / N + F - U): of units a share, the rest whole"),
-            said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'), e * (sharded / run.shard_ranks() + whole)};
-  take_out(run, item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files), where_is(run.offload.parameters.place));
+            said(run, e, " x (", sharded, " / ", run.shard_ranks(), " + ", whole, ')'),
+            e * (sharded / run.shard_ranks() + whole)};
+  take_out(run, item, e * (run.on_device ? elsewhere.parameters : elsewhere.parameters_in_files),
+           where_is(run.offload.parameters.place));
   return item;
 }
 
 Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t g = bytes_of(run.gradients());
   const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
-  Item item{"", said(run, g, " F", divided(ranks)), said(run, g, " x ", layout.numel(), over(ranks)), g * layout.numel() / ranks};
-  take_out(run, item, run.moves_gradients() ? g * elsewhere.elements : run.gradients_in_files() ? item.bytes : 0, run.gradients_in_files() ? "in files" : "on the host");
+  Item item{"", said(run, g, " F", divided(ranks)), said(run, g, " x ", layout.numel(), over(ranks)),
+            g * layout.numel() / ranks};
+  take_out(run, item,
+           run.moves_gradients()      ? g * elsewhere.elements
+           : run.gradients_in_files() ? item.bytes
+                                      : 0,
+           run.gradients_in_files() ? "in files" : "on the host");
   return item;
 }
 
@@ -70,13 +78,14 @@ Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& e
   const int64_t ranks = run.shard_ranks();
   const int64_t each = layout.numel() / ranks;
   Item item{run.optimizer, said(run, run.states, " states x ", run.state_bytes, " F", divided(ranks)),
-            said(run, run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)), run.states * run.state_bytes * each};
+            said(run, run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)),
+            run.states * run.state_bytes * each};
   if (run.state_bytes == 1) {
     item.formula += said(run, ", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
     item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
   }
   take_out(run, item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
-  if (run.has_outer_optimizer()) { // where the round began, and the momentum
+  if (run.has_outer_optimizer()) {                                          // where the round began, and the momentum
     const int64_t ranks = run.averaging.elastic ? 1 : run.gradient_ranks(); // who may be lost shares nothing
     item.formula += said(run, ", ", kOuterBytes, " F", divided(ranks), " of the outer optimizer");
     item.numbers += said(run, " + ", kOuterBytes, " x ", layout.numel(), over(ranks));
@@ -90,7 +99,8 @@ Item masters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& 
   if (run.compute == Type::fp32) {
     return {"", "none: parameters are fp32", "", 0};
   }
-  Item item{"", said(run, "4 F", divided(ranks)), said(run, "4 x ", layout.numel(), over(ranks)), 4 * layout.numel() / ranks};
+  Item item{"", said(run, "4 F", divided(ranks)), said(run, "4 x ", layout.numel(), over(ranks)),
+            4 * layout.numel() / ranks};
   take_out(run, item, elsewhere.master_bytes, where_is(run.offload.optimizer.place));
   return item;
 }
@@ -124,7 +134,8 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
     add(elsewhere.gradient_buffers, "gradients");
   }
   if (elsewhere.most_on_device > 0) {
-    sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns", bytes_of(run.compute) * elsewhere.most_on_device);
+    sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns",
+            bytes_of(run.compute) * elsewhere.most_on_device);
   }
   if (item.formula.empty()) {
     item.formula = run.on_device && run.offload.uses_files() ? "none here: on the host" : "none: nothing is in files";
@@ -132,7 +143,8 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   return item;
 }
 
-// What the neighbours of a stage are sent and what they send: as many messages as micro-batches are in flight, and one that is expected.
+// What the neighbours of a stage are sent and what they send: as many messages as micro-batches are in flight, and one
+// that is expected.
 void add_messages(const Run& run, int64_t stage, Sum& sum) {
   const auto chunks = layers_of(run, stage);
   int64_t messages = 0;
@@ -168,7 +180,8 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
     const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
     const int64_t ahead = largest_buckets(layout, units, true);
     const int64_t kept = layouts.gathers(stage).most_live; // also what is kept for a later micro-batch
-    sum.add(kept > ahead ? "units that are whole at a time" : said(run, "the ", units, " largest units"), bytes_of(run.compute) * std::max(ahead, kept));
+    sum.add(kept > ahead ? "units that are whole at a time" : said(run, "the ", units, " largest units"),
+            bytes_of(run.compute) * std::max(ahead, kept));
   }
   if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
@@ -179,7 +192,8 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
     for (const auto& chunk : layers_of(run, stage)) {
       for (const int64_t layer : chunk) {
         if (!run.model.layers[layer].tie.empty()) {
-          sum.add("the sum of a shared gradient", bytes_of(run.compute) * run.model.layers[layer].parameters.front().numel);
+          sum.add("the sum of a shared gradient",
+                  bytes_of(run.compute) * run.model.layers[layer].parameters.front().numel);
         }
       }
     }
@@ -201,20 +215,23 @@ int64_t start(const Run& run, const StageMemory& memory) {
 void check(const Run& run) {
   if (std::ssize(run.bounds) != run.stages * run.chunks + 1 || run.bounds.back() != std::ssize(run.model.layers) ||
       std::ssize(run.in_flight) != run.stages) {
-    throw Error("estimate", concat(run.stages, " stages of ", run.chunks, " parts do not fit ", run.bounds.size(), " boundaries of ",
-                                   run.model.layers.size(), " layers"));
+    throw Error("estimate", concat(run.stages, " stages of ", run.chunks, " parts do not fit ", run.bounds.size(),
+                                   " boundaries of ", run.model.layers.size(), " layers"));
   }
 }
 
 } // namespace
 
 const char* category_name(Category category) {
-  constexpr const char* names[] = {"parameters", "gradients", "optimizer_states", "masters", "activations", "communication_buffers", "offload_buffers", "data", "baseline"};
+  constexpr const char* names[] = {"parameters",      "gradients",   "optimizer_states",
+                                   "masters",         "activations", "communication_buffers",
+                                   "offload_buffers", "data",        "baseline"};
   return names[static_cast<size_t>(category)];
 }
 
 int64_t StageMemory::model_states() const {
-  return item(Category::parameters).bytes + item(Category::gradients).bytes + item(Category::optimizer_states).bytes + item(Category::masters).bytes;
+  return item(Category::parameters).bytes + item(Category::gradients).bytes + item(Category::optimizer_states).bytes +
+         item(Category::masters).bytes;
 }
 
 int64_t StageMemory::training() const {

@@ -9,9 +9,21 @@
 namespace trireme::estimate {
 
 /// What memory is for.
-enum class Category { parameters, gradients, optimizer_states, masters, activations, communication_buffers, offload_buffers, data, baseline };
-inline constexpr Category kCategories[] = {Category::parameters,  Category::gradients,             Category::optimizer_states, Category::masters, Category::activations,
-                                           Category::communication_buffers, Category::offload_buffers, Category::data,     Category::baseline};
+enum class Category {
+  parameters,
+  gradients,
+  optimizer_states,
+  masters,
+  activations,
+  communication_buffers,
+  offload_buffers,
+  data,
+  baseline
+};
+inline constexpr Category kCategories[] = {
+    Category::parameters,      Category::gradients,   Category::optimizer_states,
+    Category::masters,         Category::activations, Category::communication_buffers,
+    Category::offload_buffers, Category::data,        Category::baseline};
 
 /// "parameters", "optimizer_states" and so on: what --json calls it.
 const char* category_name(Category category);
@@ -22,8 +34,8 @@ struct Item {
   std::string formula = {};
   std::string numbers = {};
   int64_t bytes = 0;
-  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context", "tensor" or
-  /// "pipe+tensor"; of moves the way_name().
+  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context",
+  /// "tensor" or "pipe+tensor"; of moves the way_name().
   std::string axis = {};
 };
 
@@ -35,7 +47,8 @@ struct StageMemory {
   int64_t flat = 0;
   /// One for each of kCategories, in that order: where the model is. What offload moves elsewhere is in moves_of().
   std::vector<Item> items;
-  /// At the start parameters move into the flat buffers and are there twice, but neither optimizer states nor activations are.
+  /// At the start parameters move into the flat buffers and are there twice, but neither optimizer states nor
+  /// activations are.
   int64_t start = 0;
 
   const Item& item(Category category) const {
@@ -53,9 +66,10 @@ struct StageMemory {
   int64_t peak_on_device() const;
 };
 
-/// Resident memory of a rank that has loaded libtorch, joined its group and computed a little: code, thread pools, allocator.
-/// Measured on 2 ranks with libtorch 2.13 for CPUs: 134 MB with a model of 15,000 parameters, and about 16 MB of work areas of the
-/// matrix products once matrices have a usual size. With libtorch 2.13 for CUDA 13, on the CPU: 416 MB. A constant of the build, not of the run.
+/// Resident memory of a rank that has loaded libtorch, joined its group and computed a little: code, thread pools,
+/// allocator. Measured on 2 ranks with libtorch 2.13 for CPUs: 134 MB with a model of 15,000 parameters, and about 16
+/// MB of work areas of the matrix products once matrices have a usual size. With libtorch 2.13 for CUDA 13, on the CPU:
+/// 416 MB. A constant of the build, not of the run.
 int64_t baseline_bytes();
 
 /// Says what a rank of each pipeline stage needs. Errors: InputError when parts and layers do not fit each other.

@@ -21,7 +21,7 @@ namespace {
 using offload::Place;
 
 constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
-constexpr int64_t kOnDevice = 3; // of shards that come to be stepped, are stepped, and return
+constexpr int64_t kOnDevice = 3;  // of shards that come to be stepped, are stepped, and return
 
 int64_t power_of_two(int64_t bytes) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
@@ -69,7 +69,9 @@ int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
   if (!run.on_device) {
     return std::ssize(layout.buckets());
   }
-  return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) { return offload::is_moved(bucket.begin, bucket.end, layout.numel(), run.offload.optimizer.ratio); });
+  return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) {
+    return offload::is_moved(bucket.begin, bucket.end, layout.numel(), run.offload.optimizer.ratio);
+  });
 }
 
 void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<int64_t>& in_files, Elsewhere& out) {
@@ -79,10 +81,12 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<in
   for (int64_t b = 0; b < count; ++b) {
     const bucket::Bucket& bucket = layout.buckets()[b];
     const int64_t each = bucket.numel() / run.shard_ranks();
-    const bool stays_there = run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
+    const bool stays_there =
+        run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
     const int64_t master = run.compute != Type::fp32 || (run.on_device && !stays_there) ? 4 * each : 0;
     const int64_t scales = run.state_bytes == 1 ? kScaleBytes * ((each + kStateBlock - 1) / kStateBlock) : 0;
-    const int64_t in_file = aio::round_up(master) + run.states * (aio::round_up(run.state_bytes * each) + aio::round_up(scales));
+    const int64_t in_file =
+        aio::round_up(master) + run.states * (aio::round_up(run.state_bytes * each) + aio::round_up(scales));
     out.elements += each;
     out.state_bytes += run.states * (run.state_bytes * each + scales);
     out.master_bytes += master;
@@ -166,7 +170,8 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
   for (const bucket::FlatLayout* const layout : layouts) {
     const int64_t count = moved_buckets(run, *layout); // what the host steps
     for (int64_t b = 0; b < count; ++b) {
-      out.gradient_file_bytes += in_files.emplace_back(aio::round_up(bytes_of(run.gradients()) * (layout->buckets()[b].numel() / run.shard_ranks())));
+      out.gradient_file_bytes += in_files.emplace_back(
+          aio::round_up(bytes_of(run.gradients()) * (layout->buckets()[b].numel() / run.shard_ranks())));
     }
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
@@ -174,7 +179,8 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
 
 class Moves {
  public:
-  Moves(const StageLayouts& layouts, int64_t stage) : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, layout_)) {
+  Moves(const StageLayouts& layouts, int64_t stage)
+      : layouts_(layouts), run_(layouts.run()), layout_(layouts.of(stage)), there_(elsewhere_of(run_, layout_)) {
     out_.stage = stage;
     if (there_.elements > 0) {
       states(run_.offload.optimizer.place);
@@ -196,7 +202,8 @@ class Moves {
       const int64_t sets = offload.optimizer.delayed_update ? 2 : 1;
       int64_t beside = 0;
       if (offload.optimizer.pin_memory) {
-        beside += (states_there ? lost(there_.state_pieces) : 0) + sets * lost(there_.gradient_pieces) + lost(there_.gradient_buffers);
+        beside += (states_there ? lost(there_.state_pieces) : 0) + sets * lost(there_.gradient_pieces) +
+                  lost(there_.gradient_buffers);
       }
       if (offload.parameters.pin_memory) {
         beside += lost(there_.parameter_pieces) + there_.beside_kept_parameters + lost(there_.parameter_buffers);
@@ -216,7 +223,8 @@ class Moves {
   static int64_t lost(const FileBuffers& buffers) {
     return buffers.pinned_bytes - buffers.bytes;
   }
-  static void add(std::vector<Item>& to, const std::string& name, const std::string& formula, const std::string& numbers, int64_t bytes, const char* axis = "") {
+  static void add(std::vector<Item>& to, const std::string& name, const std::string& formula,
+                  const std::string& numbers, int64_t bytes, const char* axis = "") {
     if (bytes > 0) {
       to.push_back({name, formula, numbers, bytes, axis});
     }
@@ -230,9 +238,11 @@ class Moves {
     const bool files = place == Place::nvme;
     const std::string m = std::to_string(there_.elements);
     std::vector<Item>& to = files ? out_.in_files : out_.on_host;
-    add(to, "optimizer_states", said(run_, run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
+    add(to, "optimizer_states",
+        said(run_, run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
         said(run_, run_.states, " x ", run_.state_bytes, " x ", m), there_.state_bytes);
-    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M", said(run_, "4 x ", there_.master_bytes / 4), there_.master_bytes);
+    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M",
+        said(run_, "4 x ", there_.master_bytes / 4), there_.master_bytes);
     if (files) {
       const int64_t bytes = there_.state_file_bytes;
       add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
@@ -246,13 +256,18 @@ class Moves {
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
       const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline adds up first
-      const bool reads_norm = !run_.on_device && (run_.clips || run_.compute == Type::fp16); // a device takes it as they leave
+      const bool reads_norm =
+          !run_.on_device && (run_.clips || run_.compute == Type::fp16); // a device takes it as they leave
       const int64_t passes = (reads_norm ? 1 : 0) + (run_.parameter_norms ? 2 : 1);
       const int64_t reads = times - 1 + passes;
       add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
-      move(Way::to_files, "gradients", said(run_, bytes_of(run_.gradients()), times > 1 ? " M for each micro-batch" : " M"), said(run_, times, " x ", bytes), times * bytes);
-      move(Way::from_files, "gradients", said(run_, bytes_of(run_.gradients()), " M", times > 1 ? " for each micro-batch but the first," : "", passes > 1 ? " for norms and for the step" : " for the step"), said(run_, reads, " x ", bytes),
-           there_.gradient_buffers.hold_all ? 0 : reads * bytes);
+      move(Way::to_files, "gradients",
+           said(run_, bytes_of(run_.gradients()), times > 1 ? " M for each micro-batch" : " M"),
+           said(run_, times, " x ", bytes), times * bytes);
+      move(Way::from_files, "gradients",
+           said(run_, bytes_of(run_.gradients()), " M", times > 1 ? " for each micro-batch but the first," : "",
+                passes > 1 ? " for norms and for the step" : " for the step"),
+           said(run_, reads, " x ", bytes), there_.gradient_buffers.hold_all ? 0 : reads * bytes);
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
@@ -261,40 +276,53 @@ class Moves {
   }
 
   void buffers_of_files(const FileBuffers& buffers, const char* what) {
-    add(out_.on_host, "buffers of files", buffers.count == 1 ? said(run_, "the largest bucket of ", what) : said(run_, "the ", buffers.count, " largest buckets of ", what), "", buffers.bytes);
+    add(out_.on_host, "buffers of files",
+        buffers.count == 1 ? said(run_, "the largest bucket of ", what)
+                           : said(run_, "the ", buffers.count, " largest buckets of ", what),
+        "", buffers.bytes);
   }
 
-  // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A pipeline adds up first.
+  // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A
+  // pipeline adds up first.
   void gradients_of_a_device(const std::string& m) {
     const int64_t g = bytes_of(run_.gradients());
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
     if (run_.gradients_in_files()) {
       buffers_of_files(there_.gradient_buffers, "gradients");
     } else {
-      add(out_.on_host, "gradients", said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""), said(run_, sets > 1 ? "2 x " : "", g, " x ", m),
-          sets * g * there_.elements);
+      add(out_.on_host, "gradients",
+          said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""),
+          said(run_, sets > 1 ? "2 x " : "", g, " x ", m), sets * g * there_.elements);
     }
     const int64_t times = run_.moves_gradients() && run_.stages == 1 ? run_.accumulation : 1;
-    move(Way::to_host, "gradients", said(run_, times > 1 ? "A " : "", g, " M"), said(run_, times > 1 ? said(run_, times, " x ") : "", g, " x ", m), times * g * there_.elements);
-    move(Way::to_device, "gradients, to be added to", said(run_, "(A - 1) ", g, " M"), said(run_, times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);
+    move(Way::to_host, "gradients", said(run_, times > 1 ? "A " : "", g, " M"),
+         said(run_, times > 1 ? said(run_, times, " x ") : "", g, " x ", m), times * g * there_.elements);
+    move(Way::to_device, "gradients, to be added to", said(run_, "(A - 1) ", g, " M"),
+         said(run_, times - 1, " x ", g, " x ", m), (times - 1) * g * there_.elements);
   }
 
   void parameters(Place place) {
     const int64_t e = bytes_of(run_.compute);
     if (run_.on_device) {
       const int64_t on_host = there_.parameters - there_.parameters_in_files;
-      add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""), said(run_, e, " x ", on_host), e * on_host);
+      add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""),
+          said(run_, e, " x ", on_host), e * on_host);
       buffers_of_files(there_.parameter_buffers, "parameters");
     }
-    add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"), said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
-    const int64_t passes = run_.parameter_norms && run_.compute == Type::fp32 ? 2 : 1; // LAMB's norms, of what has no masters
+    add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"),
+        said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
+    const int64_t passes =
+        run_.parameter_norms && run_.compute == Type::fp32 ? 2 : 1; // LAMB's norms, of what has no masters
     const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
-    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "", there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
+    move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "",
+         there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
     const int64_t stepped = there_.stepped_on_device;
     const char* const of = there_.elements > 0 ? " of units whose states are on the device" : " U / N";
-    move(Way::to_device, "parameters, to be stepped", said(run_, e, of, each), said(run_, passes > 1 ? "2 x " : "", e, " x ", stepped), passes * e * stepped);
+    move(Way::to_device, "parameters, to be stepped", said(run_, e, of, each),
+         said(run_, passes > 1 ? "2 x " : "", e, " x ", stepped), passes * e * stepped);
     move(Way::to_host, "stepped parameters", said(run_, e, of), said(run_, e, " x ", stepped), e * stepped);
-    move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "", there_.parameter_file_bytes);
+    move(Way::to_files, "stepped parameters", said(run_, e, " (U / N - max_in_cpu), in blocks"), "",
+         there_.parameter_file_bytes);
     out_.built_parameters = there_.parameter_file_bytes;
   }
 
@@ -307,18 +335,23 @@ class Moves {
         bytes += aio::round_up(e * (bucket.numel() / run_.gradient_ranks()));
       }
     }
-    add(out_.in_files_at_times, kBuilding, concat(e, " P / N, in blocks, until their parameters are in files of their own"), "", bytes);
+    add(out_.in_files_at_times, kBuilding,
+        concat(e, " P / N, in blocks, until their parameters are in files of their own"), "", bytes);
     out_.built_parameters += bytes;
   }
 
   void activations(int64_t stage) {
     const ActivationMoves moves = activation_moves(run_, stage);
     const bool chosen = run_.activations.automatic;
-    const char* const when = chosen ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
+    const char* const when =
+        chosen ? "from forward to backward, if \"auto\" moves all parts" : "from forward to backward";
     add(out_.on_host, kActivations, when, "", moves.on_host);
     out_.may_stay_on_device = moves.on_host - moves.surely_on_host + (chosen ? moves.staged : 0);
     add(out_.on_host, "buffers of files", "activations that are written", "", moves.staged);
-    add(out_.in_files_at_times, kActivations, chosen ? "inputs of parts, in the first two steps; then what \"auto\" chooses, if the disk has room for it" : "from forward to backward", "", moves.in_files);
+    add(out_.in_files_at_times, kActivations,
+        chosen ? "inputs of parts, in the first two steps; then what \"auto\" chooses, if the disk has room for it"
+               : "from forward to backward",
+        "", moves.in_files);
     const std::string to_files = said(run_, run_.accumulation, " x ", moves.moved_to_files / run_.accumulation);
     move(Way::from_files, kActivations, "of A micro-batches", to_files, moves.moved_to_files);
     move(Way::to_files, kActivations, "of A micro-batches", to_files, moves.moved_to_files);
@@ -339,17 +372,20 @@ class Moves {
       const int64_t used = layouts_.gathers(stage).elements(layout_) / run_.shard_ranks();
       const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
       const char* const formula = " U' / N, U': units for every forward and backward, less what is still there";
-      move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"), said(run_, e, " x ", used, " x ", in_files),
+      move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"),
+           said(run_, e, " x ", used, " x ", in_files),
            there_.parameter_buffers.hold_all ? 0 : std::llround(static_cast<double>(e * used) * in_files));
       if (run_.on_device) {
         move(Way::to_device, kUnits, said(run_, e, formula), said(run_, e, " x ", used), e * used);
       }
     }
     if (run_.on_device && returning > 0) {
-      move(Way::to_device, "stepped parameters", said(run_, e, " M", there_.parameters > 0 ? ", less units" : ""), said(run_, e, " x ", returning), e * returning);
+      move(Way::to_device, "stepped parameters", said(run_, e, " M", there_.parameters > 0 ? ", less units" : ""),
+           said(run_, e, " x ", returning), e * returning);
       const bool all = run_.offload.optimizer.delayed_update; // until the next step ends
       const int64_t waiting = all ? returning : std::min(returning, kReturning * there_.largest_elements);
-      add(out_.on_host, "stepped parameters", all ? said(run_, e, " M") : said(run_, kReturning, " buckets"), said(run_, e, " x ", waiting), e * waiting);
+      add(out_.on_host, "stepped parameters", all ? said(run_, e, " M") : said(run_, kReturning, " buckets"),
+          said(run_, e, " x ", waiting), e * waiting);
     }
   }
 
@@ -368,7 +404,10 @@ const char* way_name(Way way) {
 }
 
 offload::Setting setting_of(const Run& run) {
-  const char* const exchanges = run.averaging.on() ? "parameter_averaging" : run.compresses_momenta ? "a 1-bit optimizer" : run.compression.on() ? "compressed gradients" : "";
+  const char* const exchanges = run.averaging.on()       ? "parameter_averaging"
+                                : run.compresses_momenta ? "a 1-bit optimizer"
+                                : run.compression.on()   ? "compressed gradients"
+                                                         : "";
   return {.zero_stage = run.zero_stage,
           .device = run.on_device ? kDevice : "",
           .exchanges_values = exchanges,
@@ -381,7 +420,8 @@ Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout) {
   return elsewhere_of(run, {&layout}, {});
 }
 
-Elsewhere elsewhere_of(const Run& run, const std::vector<const bucket::FlatLayout*>& trained, const std::vector<const bucket::FlatLayout*>& frozen) {
+Elsewhere elsewhere_of(const Run& run, const std::vector<const bucket::FlatLayout*>& trained,
+                       const std::vector<const bucket::FlatLayout*>& frozen) {
   Elsewhere out;
   if (run.moves_states()) {
     add_states(run, trained, out);
@@ -424,7 +464,8 @@ int64_t StageMoves::moved_activations() const {
 }
 
 int64_t StageMoves::disk_bytes() const {
-  return std::max(file_bytes() + activation_bytes(), named(in_files, kParameters) + gradient_file_bytes() + building_bytes());
+  return std::max(file_bytes() + activation_bytes(),
+                  named(in_files, kParameters) + gradient_file_bytes() + building_bytes());
 }
 
 int64_t StageMoves::bytes(Way way) const {

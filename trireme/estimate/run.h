@@ -22,7 +22,8 @@ inline constexpr int64_t kScaleBytes = 4;
 /// Everything that the memory and the traffic of a run follow from.
 struct Run {
   Model model;
-  /// Items say how their bytes come about. Without it they have neither formulas nor numbers, whose writing takes most of the time.
+  /// Items say how their bytes come about. Without it they have neither formulas nor numbers, whose writing takes most
+  /// of the time.
   bool explains = true;
   /// The model is a list of layers; else it is in one piece.
   bool layer_list = false;
@@ -36,7 +37,8 @@ struct Run {
   bool sequence_parallel = false;
   /// Part p, layers [bounds[p], bounds[p + 1]), is on stage p % stages; stages * chunks + 1 numbers.
   std::vector<int64_t> bounds;
-  /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the schedule says.
+  /// Micro-batches that each stage keeps the activations of, for each of its chunks, when it keeps the most: what the
+  /// schedule says.
   std::vector<std::vector<int64_t>> in_flight = {{1}};
   struct Computation {
     enum class Kind { forward, backward, backward_input, backward_weight };
@@ -54,12 +56,13 @@ struct Run {
     int64_t micro_batches = 1;
     std::vector<std::vector<Phase>> stages;
   };
-  /// Where a pipeline gathers parameters (ZeRO stage 3): the programs of this step, or of two with fewer micro-batches, the smaller first, beyond which every
-  /// further micro-batch gathers as much. Else empty.
+  /// Where a pipeline gathers parameters (ZeRO stage 3): the programs of this step, or of two with fewer micro-batches,
+  /// the smaller first, beyond which every further micro-batch gathers as much. Else empty.
   std::vector<Programs> programs;
   /// A zero-bubble pipeline, whose backward computes the gradients of inputs and, later, those of weights.
   bool splits_backward = false;
-  /// Micro-batches that a stage keeps something of, and those of them of which only the gradients of weights are missing.
+  /// Micro-batches that a stage keeps something of, and those of them of which only the gradients of weights are
+  /// missing.
   struct Waiting {
     int64_t in_flight = 0;
     int64_t put_off = 0;
@@ -70,9 +73,11 @@ struct Run {
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 
-  /// What becomes of activations between forward and backward. A uniform way that recomputes layers of a list is also in recompute_interval.
+  /// What becomes of activations between forward and backward. A uniform way that recomputes layers of a list is also
+  /// in recompute_interval.
   activations::Options activations;
-  /// The way of each layer, on the CPU none that says host; a group of recomputed layers has that of its first. With `automatic`: as the layer does by itself.
+  /// The way of each layer, on the CPU none that says host; a group of recomputed layers has that of its first. With
+  /// `automatic`: as the layer does by itself.
   std::vector<activations::Way> ways() const;
 
   /// Samples of a micro-batch, and micro-batches of a step.
@@ -87,7 +92,8 @@ struct Run {
   std::optional<int64_t> prefetch_elements;
   std::optional<int64_t> max_live_elements;
 
-  /// Types of parameters, of gradients in communication, and of accumulated gradients. Parameters that are not fp32 have fp32 masters.
+  /// Types of parameters, of gradients in communication, and of accumulated gradients. Parameters that are not fp32
+  /// have fp32 masters.
   Type compute = Type::fp32;
   Type travel = Type::fp32;
   Type grad_accumulation = Type::fp32;
@@ -117,7 +123,8 @@ struct Run {
   /// What the data set and its loader hold.
   int64_t data_bytes = 0;
 
-  /// What is elsewhere between uses. Ranks train on a device with memory of its own: then its host's memory is elsewhere too.
+  /// What is elsewhere between uses. Ranks train on a device with memory of its own: then its host's memory is
+  /// elsewhere too.
   offload::Options offload;
   bool on_device = false;
   /// Whether this place is elsewhere. On the CPU the host's memory is where the model is.
@@ -127,8 +134,8 @@ struct Run {
   bool moves_states() const {
     return is_elsewhere(offload.optimizer.place);
   }
-  /// From stage 2 on a device keeps no gradients that it does not step: they leave bucket by bucket, whatever the number of ranks. Not where several copies of what is
-  /// sharded add theirs up before the step.
+  /// From stage 2 on a device keeps no gradients that it does not step: they leave bucket by bucket, whatever the
+  /// number of ranks. Not where several copies of what is sharded add theirs up before the step.
   bool moves_gradients() const {
     return zero_stage >= 2 && on_device && moves_states() && !has_copies();
   }
@@ -137,7 +144,8 @@ struct Run {
   }
   /// Where masters and parameters both are.
   bool gradients_in_files() const {
-    return zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme && offload.parameters.place == offload::Place::nvme && !has_copies();
+    return zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme &&
+           offload.parameters.place == offload::Place::nvme && !has_copies();
   }
   /// Whether activations leave the memory where the model is.
   bool moves_activations() const;
@@ -149,20 +157,24 @@ struct Run {
   int64_t live_elements(int64_t unit_elements) const {
     return zero::ZeroOptions{.max_live_elements = max_live_elements}.live_elements(unit_elements, stages);
   }
-  /// Ranks that hold the same parameters, learn from other samples or tokens, and add up their gradients: data and context axis together.
+  /// Ranks that hold the same parameters, learn from other samples or tokens, and add up their gradients: data and
+  /// context axis together.
   int64_t gradient_ranks() const {
     return data_ranks * context_ranks;
   }
-  /// Ranks over which gradients of what the tensor axis holds whole are summed: with sequence parallelism each has seen a part of the tokens.
+  /// Ranks over which gradients of what the tensor axis holds whole are summed: with sequence parallelism each has seen
+  /// a part of the tokens.
   int64_t whole_ranks() const {
     return gradient_ranks() * (sequence_parallel ? tensor_ranks : 1);
   }
   int64_t ranks_of_stage() const {
     return gradient_ranks() * tensor_ranks;
   }
-  /// Whether ranks share gradients or more; a rank alone, whether gradients or parameters have memory by the bucket only.
+  /// Whether ranks share gradients or more; a rank alone, whether gradients or parameters have memory by the bucket
+  /// only.
   bool shards(int stage) const {
-    return zero_stage >= stage && (gradient_ranks() > 1 || (stage >= 2 && moves_parameters()) || (stage == 2 && moves_gradients()));
+    return zero_stage >= stage &&
+           (gradient_ranks() > 1 || (stage >= 2 && moves_parameters()) || (stage == 2 && moves_gradients()));
   }
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
@@ -175,7 +187,8 @@ struct Run {
   bool has_outer_optimizer() const {
     return averaging.on() && averaging.outer != parallel::AveragingOptions::Outer::none;
   }
-  /// Whether a stage computes gradients of weights apart from those of inputs: not where layers are recomputed, nor on the first stage, whose inputs need none.
+  /// Whether a stage computes gradients of weights apart from those of inputs: not where layers are recomputed, nor on
+  /// the first stage, whose inputs need none.
   bool computes_weights_later(int64_t stage) const {
     return splits_backward && recompute_interval == 0 && stage > 0;
   }

@@ -8,12 +8,12 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kLossBytes = 3 * 8; // whether to stop, and of how many replicas
-constexpr int64_t kNormBytes = 3 * 8; // and how many ranks lack a gradient, or have lowered the loss scale
-constexpr int64_t kStageSums = 5 * 8; // loss, norm, whether to stop, the largest loss scale, whether it was one
-constexpr int64_t kTokensBytes = 8; // of a micro-batch, for the mean loss
-constexpr int64_t kExactBytes = 4; // of a parameter that is averaged: masters, where there are some
-constexpr int64_t kRoundLrBytes = 2 * 8; // a sum, and of how many steps
+constexpr int64_t kLossBytes = 3 * 8;     // whether to stop, and of how many replicas
+constexpr int64_t kNormBytes = 3 * 8;     // and how many ranks lack a gradient, or have lowered the loss scale
+constexpr int64_t kStageSums = 5 * 8;     // loss, norm, whether to stop, the largest loss scale, whether it was one
+constexpr int64_t kTokensBytes = 8;       // of a micro-batch, for the mean loss
+constexpr int64_t kExactBytes = 4;        // of a parameter that is averaged: masters, where there are some
+constexpr int64_t kRoundLrBytes = 2 * 8;  // a sum, and of how many steps
 constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
@@ -21,8 +21,10 @@ int64_t share(int64_t bytes, int64_t ranks) {
   return bytes * (ranks - 1) / ranks;
 }
 
-// Gradients and parameters between the `all` ranks that have the same parameters, of which `n` hold one copy of what is sharded. `of` says which, after a comma; empty: all.
-void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLayout& layout, int64_t all, int64_t n, const std::string& of, std::vector<Item>& items) {
+// Gradients and parameters between the `all` ranks that have the same parameters, of which `n` hold one copy of what is
+// sharded. `of` says which, after a comma; empty: all.
+void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLayout& layout, int64_t all, int64_t n,
+                   const std::string& of, std::vector<Item>& items) {
   const int64_t t = bytes_of(run.travel);
   const int64_t e = bytes_of(run.compute);
   const auto shards = [&](int stage) { return run.shards(stage); };
@@ -45,12 +47,15 @@ void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLay
                    said(run, times, reduces_whole ? "2 x " : "", whole), reductions * reduced});
   if (all > n) {
     items.push_back({"gradients of the copies, all-reduce" + of, said(run, "2 ", t, " F / N (R - 1) / R, R copies"),
-                     said(run, "2 x ", t, " x ", layout.numel(), " / ", n, " x ", all / n - 1, " / ", all / n), between});
+                     said(run, "2 x ", t, " x ", layout.numel(), " / ", n, " x ", all / n - 1, " / ", all / n),
+                     between});
   }
   if (shards(3)) {
     const int64_t elements = plan.elements(layout);
-    items.push_back({"units, all-gather" + of, said(run, e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
-                     said(run, e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
+    items.push_back(
+        {"units, all-gather" + of,
+         said(run, e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
+         said(run, e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
   }
   if (shards(1)) {
     items.push_back({"parameters, all-gather" + of, said(run, e, shards(3) ? " (F - U) (N - 1) / N" : " F (N - 1) / N"),
@@ -79,35 +84,46 @@ void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& i
     }
   }
   const std::string whole = said(run, kExactBytes, " x ", elements, " x ", n - 1, " / ", n, " / ", every);
-  const char* const how = run.has_outer_optimizer() && !run.averaging.elastic ? "parameters, reduce-scatter and all-gather" : "parameters, all-reduce";
-  items.push_back({how, said(run, "2 ", kExactBytes, " F (N - 1) / N / H, H: steps of a round"), said(run, "2 x ", whole), sent / every});
+  const char* const how = run.has_outer_optimizer() && !run.averaging.elastic
+                              ? "parameters, reduce-scatter and all-gather"
+                              : "parameters, all-reduce";
+  items.push_back({how, said(run, "2 ", kExactBytes, " F (N - 1) / N / H, H: steps of a round"),
+                   said(run, "2 x ", whole), sent / every});
   if (run.averaging.states == Averaging::States::average && run.states > 0) {
-    items.push_back({"optimizer states, all-reduce", said(run, "2 s ", kExactBytes, " F (N - 1) / N / H, s: states"), said(run, "2 x ", run.states, " x ", whole), run.states * sent / every});
+    items.push_back({"optimizer states, all-reduce", said(run, "2 s ", kExactBytes, " F (N - 1) / N / H, s: states"),
+                     said(run, "2 x ", run.states, " x ", whole), run.states * sent / every});
   }
   if (run.averaging.outer == Averaging::Outer::slowmo) {
-    items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H", said(run, "2 x 16 x ", n - 1, " / ", n, " / ", every), 2 * share(kRoundLrBytes, n) / every});
+    items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H",
+                     said(run, "2 x 16 x ", n - 1, " / ", n, " / ", every), 2 * share(kRoundLrBytes, n) / every});
   }
   if (run.averaging.elastic) { // each reports its own loss
     const int64_t kWhoBytes = 16;
-    items.push_back({"who is there", "16 (N - 1) / H", said(run, kWhoBytes, " x ", n - 1, " / ", every), kWhoBytes * (n - 1) / every});
+    items.push_back({"who is there", "16 (N - 1) / H", said(run, kWhoBytes, " x ", n - 1, " / ", every),
+                     kWhoBytes * (n - 1) / every});
     return;
   }
-  items.push_back({"loss", "2 x 24 (N - 1) / N / H", said(run, "2 x 24 x ", n - 1, " / ", n, " / ", every), 2 * share(kLossBytes, n) / every});
+  items.push_back({"loss", "2 x 24 (N - 1) / N / H", said(run, "2 x 24 x ", n - 1, " / ", n, " / ", every),
+                   2 * share(kLossBytes, n) / every});
 }
 
 // What the ranks exchange instead of gradients, and with ZeRO stage 1 the parameters after it.
-void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of, std::vector<Item>& items) {
+void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of,
+                    std::vector<Item>& items) {
   using Kind = compress::GradientCompressionOptions::Kind;
   const Kind kind = run.compression.kind;
-  const char* const formula = kind == Kind::sign        ? "2 (F / 8 + 4 F / 2048) (N - 1) / N, and more for short parameters"
+  const char* const formula = kind == Kind::sign ? "2 (F / 8 + 4 F / 2048) (N - 1) / N, and more for short parameters"
                               : kind == Kind::eight_bit ? "2 (F + 4 F / 256) (N - 1) / N"
-                              : kind == Kind::top_k     ? "2 x 6 k F (N - 1) / N, k: the share that is sent"
-                                                        : "2 x 4 r (rows + columns) (N - 1) / N for each matrix, r: the rank";
+                              : kind == Kind::top_k
+                                  ? "2 x 6 k F (N - 1) / N, k: the share that is sent"
+                                  : "2 x 4 r (rows + columns) (N - 1) / N for each matrix, r: the rank";
   const int64_t bytes = compressed_bytes(layout, run.compression, n);
   items.push_back({"compressed means" + of, formula, said(run, bytes), bytes});
   if (run.parameter_norms && run.compresses_momenta) {
     const int64_t count = std::ssize(layout.tensors());
-    items.push_back({"norms of updates" + of, "2 (16 + 8) (N - 1) / N for each parameter", said(run, "2 x 24 x ", count, " x ", n - 1, " / ", n), 2 * share(16 * count, n) + 2 * share(8 * count, n)});
+    items.push_back({"norms of updates" + of, "2 (16 + 8) (N - 1) / N for each parameter",
+                     said(run, "2 x 24 x ", count, " x ", n - 1, " / ", n),
+                     2 * share(16 * count, n) + 2 * share(8 * count, n)});
   }
   if (run.shards(1)) {
     const int64_t e = bytes_of(run.compute);
@@ -115,7 +131,8 @@ void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n,
     for (const bucket::Bucket& bucket : layout.buckets()) {
       gathered += share(e * bucket.numel(), n);
     }
-    items.push_back({"parameters, all-gather" + of, said(run, e, " F (N - 1) / N"), said(run, e, " x ", layout.numel(), " x ", n - 1, " / ", n), gathered});
+    items.push_back({"parameters, all-gather" + of, said(run, e, " F (N - 1) / N"),
+                     said(run, e, " x ", layout.numel(), " x ", n - 1, " / ", n), gathered});
   }
 }
 
@@ -140,18 +157,22 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
     add(run.tensor_ranks > 1 ? stages.of(stage, /*whole=*/false) : layout, all, n, "");
   }
   if (run.tensor_ranks > 1 && run.whole_ranks() > 1) {
-    add(stages.of(stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(), ", of what the tensor axis holds whole");
+    add(stages.of(stage, /*whole=*/true), run.whole_ranks(), run.whole_ranks(),
+        ", of what the tensor axis holds whole");
   }
   if (all == 1) {
     return;
   }
-  items.push_back({"loss", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
+  items.push_back(
+      {"loss", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
   if (run.parameter_norms && run.shards(1) && !(step == Step::compressed && run.compresses_momenta)) {
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
-    items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter", said(run, "2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
+    items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter",
+                     said(run, "2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
   }
   if (!run.steps_in_backward) {
-    items.push_back({"gradient norm", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all), 2 * share(kNormBytes, all)});
+    items.push_back({"gradient norm", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all),
+                     2 * share(kNormBytes, all)});
   }
 }
 
@@ -179,15 +200,22 @@ void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
   const bool split = run.computes_weights_later(stage);
   const int64_t bytes = of_layers(
       run, stage, [&](const Layer& layer) { return layer.tensor_passes_forward * pass(layer); },
-      [&](const Layer& layer) { return (layer.tensor_passes_backward + (split ? layer.tensor_passes_weights : 0)) * pass(layer); });
+      [&](const Layer& layer) {
+        return (layer.tensor_passes_backward + (split ? layer.tensor_passes_weights : 0)) * pass(layer);
+      });
   const char* what = run.sequence_parallel ? "tensor axis, all-gather and reduce-scatter" : "tensor axis, all-reduce";
-  items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce", said(run, run.accumulation, " x ", bytes), run.accumulation * bytes});
+  items.push_back({what, "A p e B L H (N - 1) / N, N: tensor ranks, p: passes of all layers, two an all-reduce",
+                   said(run, run.accumulation, " x ", bytes), run.accumulation * bytes});
   if (const int64_t gathered = gathered_inputs(run, stage); gathered > 0) {
-    items.push_back({"tensor axis, shares of inputs, all-gather", "A k e B L H (N - 1) / N, k: layers that are recomputed", said(run, run.accumulation, " x ", gathered), run.accumulation * gathered});
+    items.push_back({"tensor axis, shares of inputs, all-gather",
+                     "A k e B L H (N - 1) / N, k: layers that are recomputed",
+                     said(run, run.accumulation, " x ", gathered), run.accumulation * gathered});
   }
   if (stage == run.stages - 1 && run.model.loss_tensor_bytes > 0) {
     const int64_t loss = share(run.model.loss_tensor_bytes, n);
-    items.push_back({"tensor axis, loss, all-gather", "A 8 B L (N - 1): the sum's logarithm and the target's logit of every token", said(run, run.accumulation, " x ", loss), run.accumulation * loss});
+    items.push_back({"tensor axis, loss, all-gather",
+                     "A 8 B L (N - 1): the sum's logarithm and the target's logit of every token",
+                     said(run, run.accumulation, " x ", loss), run.accumulation * loss});
   }
 }
 
@@ -197,12 +225,15 @@ void add_context(const Run& run, int64_t stage, std::vector<Item>& items) {
     return;
   }
   const int64_t bytes = of_layers(
-      run, stage, [](const Layer& layer) { return layer.context_bytes_forward; }, [](const Layer& layer) { return layer.context_bytes_backward; });
-  items.push_back({"context axis, keys and values", "A k X, X: bytes of a rank's keys; ring: k = 6 (C - 1) with fp32, Ulysses: k = 8 (C - 1) / C", said(run, run.accumulation, " x ", bytes),
-                   run.accumulation * bytes});
+      run, stage, [](const Layer& layer) { return layer.context_bytes_forward; },
+      [](const Layer& layer) { return layer.context_bytes_backward; });
+  items.push_back({"context axis, keys and values",
+                   "A k X, X: bytes of a rank's keys; ring: k = 6 (C - 1) with fp32, Ulysses: k = 8 (C - 1) / C",
+                   said(run, run.accumulation, " x ", bytes), run.accumulation * bytes});
   if (stage == run.stages - 1) {
     const int64_t tokens = 2 * share(kTokensBytes, run.context_ranks);
-    items.push_back({"context axis, tokens that count, all-reduce", "A 2 x 8 (C - 1) / C", said(run, run.accumulation, " x ", tokens), run.accumulation * tokens});
+    items.push_back({"context axis, tokens that count, all-reduce", "A 2 x 8 (C - 1) / C",
+                     said(run, run.accumulation, " x ", tokens), run.accumulation * tokens});
   }
 }
 
@@ -223,17 +254,20 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   }
   const std::string formula = "A (64 + bytes of the tensor), for every boundary";
   if (forwards > 0) {
-    items.push_back({"activations, send", formula, said(run, run.accumulation, " x ", forwards / run.accumulation), forwards});
+    items.push_back(
+        {"activations, send", formula, said(run, run.accumulation, " x ", forwards / run.accumulation), forwards});
   }
   if (backwards > 0) {
-    items.push_back({"gradients of activations, send", formula, said(run, run.accumulation, " x ", backwards / run.accumulation), backwards});
+    items.push_back({"gradients of activations, send", formula,
+                     said(run, run.accumulation, " x ", backwards / run.accumulation), backwards});
   }
 }
 
 // The ranks of a replica, stages and tensor ranks, add up what each has of loss and norm.
 void add_model(const Run& run, std::vector<Item>& items) {
   const int64_t n = run.stages * run.tensor_ranks;
-  items.push_back({"loss and norm of a replica", "2 x 40 (S - 1) / S, S: stages x tensor ranks", said(run, "2 x 40 x ", n - 1, " / ", n), 2 * share(kStageSums, n)});
+  items.push_back({"loss and norm of a replica", "2 x 40 (S - 1) / S, S: stages x tensor ranks",
+                   said(run, "2 x 40 x ", n - 1, " / ", n), 2 * share(kStageSums, n)});
 }
 
 // A shared parameter's gradients are summed over the stages that have it.

@@ -7,9 +7,10 @@
 
 namespace trireme::estimate {
 
-/// What the first data-parallel rank of a stage sends in one step: in every one, but a pipeline's first step also announces shapes, and at
-/// stage 3 the first two may differ by what is gathered ahead. Of replicas that step by themselves (parameter_averaging) the mean over the steps of a round:
-/// in all but the last of them the data axis sends nothing.
+/// What the first data-parallel rank of a stage sends in one step: in every one, but a pipeline's first step also
+/// announces shapes, and at stage 3 the first two may differ by what is gathered ahead. Of replicas that step by
+/// themselves (parameter_averaging) the mean over the steps of a round: in all but the last of them the data axis sends
+/// nothing.
 struct StageTraffic {
   int64_t stage = 0;
   /// Collective by collective; their sum is what a run's metrics count as comm_bytes.

@@ -54,7 +54,8 @@ Need host_need_of(const std::vector<StageMemory>& stages, const std::vector<Stag
 
 Need need_of(const Run& run) {
   const StageLayouts layouts(run);
-  return run.on_device ? host_need_of(memory_of(layouts), moves_of(layouts), run.ranks_of_stage()) : need_of(memory_of(layouts), run.ranks_of_stage());
+  return run.on_device ? host_need_of(memory_of(layouts), moves_of(layouts), run.ranks_of_stage())
+                       : need_of(memory_of(layouts), run.ranks_of_stage());
 }
 
 bool is_tight(const Need& need, const MemoryAtHand& memory) {
@@ -63,12 +64,13 @@ bool is_tight(const Need& need, const MemoryAtHand& memory) {
 
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
   if (exceeds(mapped(need.least_of_a_rank), memory.process_bytes)) {
-    return concat(need.what, " of a rank need ", bytes(need.least_of_a_rank), ", libraries and stacks ", bytes(kAddressSpace), " of address space, a process may have ", bytes(memory.process_bytes),
+    return concat(need.what, " of a rank need ", bytes(need.least_of_a_rank), ", libraries and stacks ",
+                  bytes(kAddressSpace), " of address space, a process may have ", bytes(memory.process_bytes),
                   " (ulimit -v)");
   }
   if (exceeds(need.least_of_all, memory.bytes)) {
-    return concat(need.what, " of ", ranks, ranks == 1 ? " rank need " : " ranks need ", bytes(need.least_of_all), ", ", memory.source, ' ',
-                  bytes(memory.bytes));
+    return concat(need.what, " of ", ranks, ranks == 1 ? " rank need " : " ranks need ", bytes(need.least_of_all), ", ",
+                  memory.source, ' ', bytes(memory.bytes));
   }
   return "";
 }

@@ -53,7 +53,8 @@ kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
   args.q = part(0);
   args.k = part(1);
   args.v = part(2);
-  args.q_at = args.k_at = args.v_at = args.dq_at = args.dk_at = args.dv_at = {qkv.size(1) * 3 * hidden, args.head_size, 3 * hidden};
+  args.q_at = args.k_at = args.v_at = args.dq_at = args.dk_at =
+      args.dv_at = {qkv.size(1) * 3 * hidden, args.head_size, 3 * hidden};
   args.out_at = args.dout_at = {qkv.size(1) * hidden, args.head_size, hidden};
   args.scale = 1.0f / std::sqrt(static_cast<float>(args.head_size));
   args.element = args.result = element_of(qkv);
@@ -63,17 +64,23 @@ kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
 template <class F>
 void parallel_heads(int64_t batch, const kernels::AttentionArgs& args, bool backward, const F& f) {
   const int64_t floats = kernels::active_fused_kernels().attention_workspace(args, backward);
-  at::parallel_for(0, args.queries == 0 ? 0 : batch * args.heads, 1, [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
+  at::parallel_for(0, args.queries == 0 ? 0 : batch * args.heads, 1,
+                   [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
 }
 void run_forward(int64_t batch, const kernels::AttentionArgs& args) {
-  parallel_heads(batch, args, false, [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention(args, begin, end, area); });
+  parallel_heads(batch, args, false, [&](int64_t begin, int64_t end, float* area) {
+    kernels::active_fused_kernels().attention(args, begin, end, area);
+  });
 }
 void run_backward(int64_t batch, const kernels::AttentionArgs& args) {
-  parallel_heads(batch, args, true, [&](int64_t begin, int64_t end, float* area) { kernels::active_fused_kernels().attention_backward(args, begin, end, area); });
+  parallel_heads(batch, args, true, [&](int64_t begin, int64_t end, float* area) {
+    kernels::active_fused_kernels().attention_backward(args, begin, end, area);
+  });
 }
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_qkv, const std::optional<at::Tensor>& any_bias, int64_t heads) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_qkv,
+                            const std::optional<at::Tensor>& any_bias, int64_t heads) {
     const at::Tensor qkv = any_qkv.contiguous();
     const at::Tensor bias = any_bias.value_or(at::Tensor());
     const at::Tensor out = at::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.options());
@@ -155,7 +162,8 @@ std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block) {
   return {out, lse};
 }
 
-std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& any_dout, const at::Tensor& any_lse, const at::Tensor& any_delta) {
+std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, const at::Tensor& any_dout,
+                                                   const at::Tensor& any_lse, const at::Tensor& any_delta) {
   kernels::AttentionArgs args = shape_of(block);
   const at::Tensor same = any_dout.to(block.q.scalar_type());
   const at::Tensor dout = same.stride(3) == 1 ? same : same.contiguous();
@@ -178,7 +186,8 @@ std::array<at::Tensor, 3> attention_block_backward(const AttentionBlock& block, 
 
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout) {
   if (qkv.dim() != 3 || heads < 1 || qkv.size(2) % (3 * heads) != 0) {
-    throw InputError("fused", concat("causal_attention: qkv must be [batch, length, 3 * heads * head_size], got ", qkv.sizes(), " and ", heads, " heads."));
+    throw InputError("fused", concat("causal_attention: qkv must be [batch, length, 3 * heads * head_size], got ",
+                                     qkv.sizes(), " and ", heads, " heads."));
   }
   check_parameter("causal_attention", "bias", bias, qkv.size(2));
   if (dropout == 0 && usable({qkv, bias})) {
@@ -189,7 +198,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64
   const int64_t H = qkv.size(2) / 3;
   const auto parts = (bias.defined() ? qkv + bias : qkv).split(H, 2);
   const auto split_heads = [&](const at::Tensor& t) { return t.view({B, T, heads, H / heads}).transpose(1, 2); };
-  const at::Tensor y = at::scaled_dot_product_attention(split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), {}, dropout, /*is_causal=*/true);
+  const at::Tensor y = at::scaled_dot_product_attention(split_heads(parts[0]), split_heads(parts[1]),
+                                                        split_heads(parts[2]), {}, dropout, /*is_causal=*/true);
   return y.transpose(1, 2).reshape({B, T, H});
 }
 

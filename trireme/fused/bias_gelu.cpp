@@ -10,7 +10,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct BiasGelu : torch::autograd::Function<BiasGelu> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const std::optional<at::Tensor>& any_bias, int64_t form) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x,
+                            const std::optional<at::Tensor>& any_bias, int64_t form) {
     const at::Tensor x = any_x.contiguous();
     const at::Tensor bias = any_bias.value_or(at::Tensor());
     context->save_for_backward({x, bias});
@@ -24,7 +25,8 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     args.columns = columns_of(x);
     args.element = element_of(x);
     args.form = static_cast<Gelu>(form);
-    parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gelu(args, begin, end); });
+    parallel_rows(rows_of(x), args.columns,
+                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gelu(args, begin, end); });
     return y;
   }
 
@@ -45,7 +47,9 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     args.element = element_of(x);
     args.form = static_cast<Gelu>(context->saved_data["form"].toInt());
     if (!bias.defined() || !context->needs_input_grad(1)) {
-      parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().gelu_backward(args, begin, end); });
+      parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) {
+        kernels::active_fused_kernels().gelu_backward(args, begin, end);
+      });
       return {dx, {}, {}};
     }
     const auto sums = summed_rows<1>(rows_of(x), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {

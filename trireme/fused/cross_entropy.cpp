@@ -18,8 +18,10 @@ int64_t check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_
       continue;
     }
     if (classes_of[row] < 0 || classes_of[row] >= classes) {
-      throw InputError("fused", concat("cross_entropy: target ", classes_of[row], " of row ", row, " is outside [0, ", classes, ")."),
-                       "The data hold a class (a token) that the model's last layer does not have.");
+      throw InputError(
+          "fused",
+          concat("cross_entropy: target ", classes_of[row], " of row ", row, " is outside [0, ", classes, ")."),
+          "The data hold a class (a token) that the model's last layer does not have.");
     }
     ++counted;
   }
@@ -27,8 +29,8 @@ int64_t check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& any_target, bool mean, int64_t ignore_index,
-                            bool overwrite) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& any_target,
+                            bool mean, int64_t ignore_index, bool overwrite) {
     const at::Tensor logits = any_logits.contiguous();
     const at::Tensor target = any_target.contiguous();
     const int64_t counted = check_targets(target, logits.size(1), ignore_index);
@@ -43,7 +45,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     args.loss = losses.mutable_data_ptr<float>();
     args.columns = logits.size(1);
     args.element = element_of(logits);
-    parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy(args, begin, end); });
+    parallel_rows(rows, args.columns,
+                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy(args, begin, end); });
     double sum = 0;
     for (int64_t row = 0; row < rows; ++row) {
       sum += args.loss[row];
@@ -59,7 +62,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_create_graph("cross_entropy");
     if (context->saved_data["gone"].toBool()) {
-      throw Error("fused", "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient the first time.",
+      throw Error("fused",
+                  "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient "
+                  "the first time.",
                   "Call fused::cross_entropy with Logits::keep where a graph is used twice (retain_graph).");
     }
     const variable_list saved = context->get_saved_variables();
@@ -79,18 +84,20 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       context->saved_data["gone"] = true;
       logits.unsafeGetTensorImpl()->bump_version(); // other code that keeps them for backward gets an error
     }
-    parallel_rows(logits.size(0), args.columns,
-                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy_backward(args, begin, end); });
+    parallel_rows(logits.size(0), args.columns, [&](int64_t begin, int64_t end) {
+      kernels::active_fused_kernels().cross_entropy_backward(args, begin, end);
+    });
     return {dlogits, {}, {}, {}, {}};
   }
 };
 
 } // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t reduction, int64_t ignore_index, Logits logits_after) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t reduction, int64_t ignore_index,
+                         Logits logits_after) {
   if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong) {
-    throw InputError("fused", concat("cross_entropy: expected logits [rows, classes] and int64 targets [rows], got ", logits.sizes(), " and ", target.sizes(),
-                                     " of type ", target.scalar_type(), '.'));
+    throw InputError("fused", concat("cross_entropy: expected logits [rows, classes] and int64 targets [rows], got ",
+                                     logits.sizes(), " and ", target.sizes(), " of type ", target.scalar_type(), '.'));
   }
   if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
     throw InputError("fused", "cross_entropy: the reduction must be mean or sum.");
@@ -98,7 +105,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (!usable({logits}) || !target.is_cpu() || logits.size(1) == 0) {
     return at::cross_entropy_loss(logits, target, {}, reduction, ignore_index);
   }
-  return CrossEntropy::apply(logits, target, reduction == at::Reduction::Mean, ignore_index, logits_after == Logits::overwrite);
+  return CrossEntropy::apply(logits, target, reduction == at::Reduction::Mean, ignore_index,
+                             logits_after == Logits::overwrite);
 }
 
 } // namespace trireme::fused

@@ -11,8 +11,9 @@ using torch::autograd::variable_list;
 
 // Without a residual only y comes out; h is x then.
 struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& any_x, const std::optional<at::Tensor>& any_residual,
-                               const std::optional<at::Tensor>& any_bias, const at::Tensor& weight, const at::Tensor& shift, double eps) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& any_x,
+                               const std::optional<at::Tensor>& any_residual, const std::optional<at::Tensor>& any_bias,
+                               const at::Tensor& weight, const at::Tensor& shift, double eps) {
     const at::Tensor x = any_x.contiguous();
     const bool adds = any_residual.has_value();
     const at::Tensor residual = adds ? any_residual->contiguous() : at::Tensor();
@@ -38,7 +39,8 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     args.eps = static_cast<float>(eps);
     args.columns = columns_of(x);
     args.element = element_of(x);
-    parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().layer_norm(args, begin, end); });
+    parallel_rows(rows, args.columns,
+                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().layer_norm(args, begin, end); });
     context->save_for_backward({h, weight, mean, rstd});
     context->saved_data["adds"] = adds;
     context->saved_data["has_bias"] = bias.defined();
@@ -78,13 +80,21 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
       mine.dbias = wants_bias ? partial[2] : nullptr;
       kernels::active_fused_kernels().layer_norm_backward(mine, begin, end);
     });
-    const auto as = [&](const at::Tensor& sum, const char* type) { return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt())); };
-    return {dh, adds ? dh : at::Tensor(), wants_bias ? as(sums[2], "bias_type") : at::Tensor(), sums[0].to(weight.scalar_type()), as(sums[1], "shift_type"), {}};
+    const auto as = [&](const at::Tensor& sum, const char* type) {
+      return sum.to(static_cast<at::ScalarType>(context->saved_data[type].toInt()));
+    };
+    return {dh,
+            adds ? dh : at::Tensor(),
+            wants_bias ? as(sums[2], "bias_type") : at::Tensor(),
+            sums[0].to(weight.scalar_type()),
+            as(sums[1], "shift_type"),
+            {}};
   }
 };
 
 struct AddBias : torch::autograd::Function<AddBias> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& any_residual, const at::Tensor& bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& any_residual,
+                            const at::Tensor& bias) {
     const at::Tensor x = any_x.contiguous();
     const at::Tensor residual = any_residual.contiguous();
     const at::Tensor out = at::empty_like(x);
@@ -96,7 +106,8 @@ struct AddBias : torch::autograd::Function<AddBias> {
     args.out = out.mutable_data_ptr();
     args.columns = columns_of(x);
     args.element = element_of(x);
-    parallel_rows(rows_of(x), args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().add_bias(args, begin, end); });
+    parallel_rows(rows_of(x), args.columns,
+                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().add_bias(args, begin, end); });
     context->saved_data["type"] = static_cast<int64_t>(bias.scalar_type());
     return out;
   }
@@ -122,7 +133,8 @@ struct AddBias : torch::autograd::Function<AddBias> {
 
 void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual) {
   if (x.sizes() != residual.sizes()) {
-    throw InputError("fused", concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
+    throw InputError("fused",
+                     concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
   }
 }
 
@@ -137,7 +149,8 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return AddLayerNorm::apply(x, std::optional<at::Tensor>(), std::optional<at::Tensor>(), weight, shift, eps)[0];
 }
 
-std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
+                                                 const at::Tensor& bias, const at::Tensor& weight,
                                                  const at::Tensor& shift, double eps) {
   check_residual("add_layer_norm", x, residual);
   check_parameter("add_layer_norm", "bias", bias, columns_of(x));
@@ -148,7 +161,8 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
     return {h, at::layer_norm(h, {columns_of(h)}, weight, shift, eps)};
   }
   const at::ScalarType type = at::result_type(x, residual);
-  const auto both = AddLayerNorm::apply(x.to(type), if_defined(residual.to(type)), if_defined(bias), weight, shift, eps);
+  const auto both =
+      AddLayerNorm::apply(x.to(type), if_defined(residual.to(type)), if_defined(bias), weight, shift, eps);
   return {both[0], both[1]};
 }
 

@@ -6,7 +6,8 @@ namespace trireme::fused {
 
 bool usable(std::initializer_list<at::Tensor> tensors) {
   const auto known = [](const at::Tensor& t) {
-    return !t.defined() || (t.is_cpu() && t.layout() == at::kStrided && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16));
+    return !t.defined() || (t.is_cpu() && t.layout() == at::kStrided &&
+                            (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16));
   };
   return kernels::active_simd() != kernels::Simd::scalar && std::all_of(tensors.begin(), tensors.end(), known);
 }
@@ -31,7 +32,8 @@ void refuse_create_graph(const char* operation, const char* next) {
 
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns) {
   if (parameter.defined() && (parameter.dim() != 1 || parameter.size(0) != columns)) {
-    throw InputError("fused", concat(operation, ": the ", name, " has the shape ", parameter.sizes(), ", but rows have ", columns, " columns."));
+    throw InputError("fused", concat(operation, ": the ", name, " has the shape ", parameter.sizes(),
+                                     ", but rows have ", columns, " columns."));
   }
 }
 

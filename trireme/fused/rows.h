@@ -41,7 +41,8 @@ inline int64_t rows_of(const at::Tensor& tensor) {
 }
 
 /// Refuses derivatives of derivatives: called first in every backward.
-void refuse_create_graph(const char* operation, const char* next = "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
+void refuse_create_graph(const char* operation,
+                         const char* next = "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
 
 /// Refuses a parameter that is not [columns].
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);
@@ -56,8 +57,9 @@ void parallel_rows(int64_t rows, int64_t columns, const F& f) {
 at::Tensor partial_sums(int64_t blocks, int64_t columns);
 at::Tensor add_up(const at::Tensor& partial);
 
-/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows that follow from the shape alone, so that neither the
-/// blocks nor the order in which they are added depends on the number of threads. Returns the kSums sums, fp32 [columns] each.
+/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows that follow from the shape alone, so that
+/// neither the blocks nor the order in which they are added depends on the number of threads. Returns the kSums sums,
+/// fp32 [columns] each.
 template <size_t kSums, class F>
 std::array<at::Tensor, kSums> summed_rows(int64_t rows, int64_t columns, const F& f) {
   const int64_t block = std::max<int64_t>(16, (rows + 63) / 64);

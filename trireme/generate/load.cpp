@@ -14,7 +14,8 @@ TrainedGpt load(const std::filesystem::path& path) {
   TrainedGpt trained;
   trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
   if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"), "Only \"gpt\" does.");
+    throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"),
+                     "Only \"gpt\" does.");
   }
   if (!trained.run.data.tokenizer.empty()) {
     trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);

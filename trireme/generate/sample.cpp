@@ -17,7 +17,8 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
   }
   for (const int32_t token : prompt) {
     if (token < 0 || token >= shape.vocab_size) {
-      throw InputError("generate", concat("the prompt has token ", token, ", the model knows 0 to ", shape.vocab_size - 1),
+      throw InputError("generate",
+                       concat("the prompt has token ", token, ", the model knows 0 to ", shape.vocab_size - 1),
                        "Was the model trained with another tokenizer?");
     }
   }
@@ -28,7 +29,10 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
   for (int64_t i = 0; i < options.tokens; ++i) {
     const auto length = std::min<int64_t>(static_cast<int64_t>(prompt.size()), shape.sequence_length);
     const std::vector<int64_t> window(prompt.end() - length, prompt.end());
-    at::Tensor logits = model->forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device)).select(1, length - 1).squeeze(0).cpu();
+    at::Tensor logits = model->forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device))
+                            .select(1, length - 1)
+                            .squeeze(0)
+                            .cpu();
     if (options.temperature <= 0) {
       prompt.push_back(static_cast<int32_t>(logits.argmax().item<int64_t>()));
       continue;
@@ -38,7 +42,8 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
       const at::Tensor least = std::get<0>(logits.topk(options.top_k)).min();
       logits = logits.masked_fill(logits < least, -INFINITY);
     }
-    prompt.push_back(static_cast<int32_t>(at::multinomial(at::softmax(logits, 0), 1, false, generator).item<int64_t>()));
+    prompt.push_back(
+        static_cast<int32_t>(at::multinomial(at::softmax(logits, 0), 1, false, generator).item<int64_t>()));
   }
   model->train(was_training);
   return prompt;

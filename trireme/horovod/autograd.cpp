@@ -25,13 +25,16 @@ struct Results {
 
 class Exchanged : public autograd::Function<Exchanged> {
  public:
-  static autograd::variable_list forward(autograd::AutogradContext* context, at::TensorList inputs, Results outputs, const c10::intrusive_ptr<HeldBackward>& backward) {
+  static autograd::variable_list forward(autograd::AutogradContext* context, at::TensorList inputs, Results outputs,
+                                         const c10::intrusive_ptr<HeldBackward>& backward) {
     context->saved_data["backward"] = c10::IValue::make_capsule(backward);
     context->saved_data["inputs"] = static_cast<int64_t>(inputs.size());
     return std::move(outputs.tensors);
   }
-  static autograd::variable_list backward(autograd::AutogradContext* context, const autograd::variable_list& gradients) {
-    autograd::variable_list of_inputs = c10::static_intrusive_pointer_cast<HeldBackward>(context->saved_data["backward"].toCapsule())->call(gradients);
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          const autograd::variable_list& gradients) {
+    autograd::variable_list of_inputs =
+        c10::static_intrusive_pointer_cast<HeldBackward>(context->saved_data["backward"].toCapsule())->call(gradients);
     of_inputs.resize(static_cast<size_t>(context->saved_data["inputs"].toInt()) + 2); // none for the other arguments
     return of_inputs;
   }
@@ -40,11 +43,15 @@ class Exchanged : public autograd::Function<Exchanged> {
 } // namespace
 
 bool follows(const std::vector<at::Tensor>& tensors) {
-  return at::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
+  return at::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+           return tensor.defined() && tensor.requires_grad();
+         });
 }
 
-std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs, Backward backward) {
-  return Exchanged::apply(at::TensorList(inputs), Results{std::move(outputs)}, c10::make_intrusive<HeldBackward>(std::move(backward)));
+std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+                                      Backward backward) {
+  return Exchanged::apply(at::TensorList(inputs), Results{std::move(outputs)},
+                          c10::make_intrusive<HeldBackward>(std::move(backward)));
 }
 
 } // namespace trireme::horovod

@@ -13,7 +13,9 @@ using Backward = std::function<std::vector<at::Tensor>(const std::vector<at::Ten
 /// Whether autograd follows one of them now.
 bool follows(const std::vector<at::Tensor>& tensors);
 
-/// Returns `outputs`, which an operation made of `inputs`, as what autograd computed from them: its backward calls `backward`, with zeros for outputs that nothing was made of.
-std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs, Backward backward);
+/// Returns `outputs`, which an operation made of `inputs`, as what autograd computed from them: its backward calls
+/// `backward`, with zeros for outputs that nothing was made of.
+std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+                                      Backward backward);
 
 } // namespace trireme::horovod

@@ -33,7 +33,9 @@ class AfterAccumulation : public torch::autograd::PostAccumulateGradHook {
 template <typename Options>
 bool decays(torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return static_cast<const Options&>(group.options()).weight_decay() != 0; });
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return static_cast<const Options&>(group.options()).weight_decay() != 0;
+  });
 }
 
 /// Why one of torch's optimizers cannot step sparse gradients; empty: it can, or it is none of torch's.
@@ -60,13 +62,16 @@ std::string why_dense_only(torch::optim::Optimizer& optimizer) {
 
 class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named, const DistributedOptimizerOptions& options) : optimizer_(optimizer), options_(options) {
+  Impl(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named,
+       const DistributedOptimizerOptions& options)
+      : optimizer_(optimizer), options_(options) {
     check_options();
     std::set<std::string> names;
     std::map<const void*, std::string> names_of_tensors;
     for (const auto& [name, tensor] : named) {
       if (!names.insert(name).second) {
-        throw InputError("horovod", concat("two parameters are called \"", name, "\""), "Name each parameter once, as Module::named_parameters() does.");
+        throw InputError("horovod", concat("two parameters are called \"", name, "\""),
+                         "Name each parameter once, as Module::named_parameters() does.");
       }
       names_of_tensors.try_emplace(tensor.unsafeGetTensorImpl(), name);
     }
@@ -80,7 +85,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   // After construction, because hooks hold it weakly.
   void install_hooks() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor, std::make_unique<AfterAccumulation>([weak = weak_from_this(), i] {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor,
+                                                     std::make_unique<AfterAccumulation>([weak = weak_from_this(), i] {
                                                        if (const auto self = weak.lock()) {
                                                          self->gradient_ready(i);
                                                        }
@@ -108,7 +114,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
 
   void synchronize() {
     if (options_.op == Op::adasum) {
-      throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients", "Call step() alone.");
+      throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients",
+                       "Call step() alone.");
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (!parameters_[i].travels() && parameters_[i].tensor.requires_grad()) {
@@ -129,7 +136,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   void zero_grad() {
     for (const Parameter& parameter : parameters_) {
       if (parameter.travels()) {
-        throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"), "Call step() or synchronize() first.");
+        throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"),
+                         "Call step() or synchronize() first.");
       }
     }
     begin_anew();
@@ -141,11 +149,17 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   void add(const at::Tensor& tensor, const std::map<const void*, std::string>& names) {
     const auto name = names.find(tensor.unsafeGetTensorImpl());
     if (name == names.end()) {
-      throw InputError("horovod", concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"), "Pass the named parameters of all models that it steps.");
+      throw InputError(
+          "horovod",
+          concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"),
+          "Pass the named parameters of all models that it steps.");
     }
     if (torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr) {
-      throw InputError("horovod", concat("\"", name->second, "\" has a hook after accumulation already: another DistributedOptimizer's, or DataParallel's"),
-                       "Let one of them have the parameter, and end it before the next one begins.");
+      throw InputError(
+          "horovod",
+          concat("\"", name->second,
+                 "\" has a hook after accumulation already: another DistributedOptimizer's, or DataParallel's"),
+          "Let one of them have the parameter, and end it before the next one begins.");
     }
     parameters_.push_back({name->second, tensor});
   }
@@ -154,9 +168,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     std::string name;
     at::Tensor tensor;
     int64_t passes = 0;
-    Handle handle = nullptr; // of its gradient
+    Handle handle = nullptr;               // of its gradient
     std::optional<SparseHandle> rows = {}; // of a sparse one
-    int64_t sparse_dim = 0; // of its gradients; 0: they are dense, as far as is known
+    int64_t sparse_dim = 0;                // of its gradients; 0: they are dense, as far as is known
 
     bool travels() const {
       return handle != nullptr || rows.has_value();
@@ -167,7 +181,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
       }
       std::vector<int64_t> values = tensor.sizes().slice(static_cast<size_t>(sparse_dim)).vec();
       values.insert(values.begin(), 0);
-      return at::sparse_coo_tensor(at::zeros({sparse_dim, 0}, tensor.options().dtype(at::kLong)), at::zeros(values, tensor.options()), tensor.sizes());
+      return at::sparse_coo_tensor(at::zeros({sparse_dim, 0}, tensor.options().dtype(at::kLong)),
+                                   at::zeros(values, tensor.options()), tensor.sizes());
     }
   };
 
@@ -179,17 +194,21 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
 
   void check_options() const {
     if (options_.backward_passes_per_step < 1) {
-      throw InputError("horovod", concat("backward_passes_per_step is ", options_.backward_passes_per_step), "Use 1 or more.");
+      throw InputError("horovod", concat("backward_passes_per_step is ", options_.backward_passes_per_step),
+                       "Use 1 or more.");
     }
     if (options_.gradient_predivide_factor != 1 && options_.op != Op::average) {
-      throw InputError("horovod", concat("gradient_predivide_factor with ", name_of(options_.op)), "It is for Op::average.");
+      throw InputError("horovod", concat("gradient_predivide_factor with ", name_of(options_.op)),
+                       "It is for Op::average.");
     }
     if (options_.op != Op::average && options_.op != Op::sum && options_.op != Op::adasum) {
-      throw InputError("horovod", concat("a DistributedOptimizer with ", name_of(options_.op)), "Use Op::average, Op::sum or Op::adasum.");
+      throw InputError("horovod", concat("a DistributedOptimizer with ", name_of(options_.op)),
+                       "Use Op::average, Op::sum or Op::adasum.");
     }
     const int ranks = options_.process_set.size();
     if (options_.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
-      throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"), "Use Op::average, or another number of ranks.");
+      throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"),
+                       "Use Op::average, or another number of ranks.");
     }
   }
 
@@ -200,7 +219,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
       return;
     }
     if (parameter.travels() || parameter.passes > options_.backward_passes_per_step) {
-      throw InputError("horovod", concat("\"", parameter.name, "\" got a gradient of backward pass ", parameter.passes, " of a step, and ", options_.backward_passes_per_step, " were expected"),
+      throw InputError("horovod",
+                       concat("\"", parameter.name, "\" got a gradient of backward pass ", parameter.passes,
+                              " of a step, and ", options_.backward_passes_per_step, " were expected"),
                        "Call step() after so many backward passes, or set backward_passes_per_step.");
     }
     if (parameter.passes == options_.backward_passes_per_step) {
@@ -220,8 +241,10 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     if (grad.is_sparse()) {
       if (const std::string why = why_dense_only(optimizer_); !why.empty()) {
-        throw InputError("horovod", concat("parameter \"", parameter.name, "\" has a sparse gradient, which ", why, " cannot step"),
-                         "Set sparse_as_dense, use SGD or Adagrad without weight decay, or build the embedding without sparse(true).");
+        throw InputError(
+            "horovod", concat("parameter \"", parameter.name, "\" has a sparse gradient, which ", why, " cannot step"),
+            "Set sparse_as_dense, use SGD or Adagrad without weight decay, or build the embedding without "
+            "sparse(true).");
       }
       parameter.sparse_dim = grad.sparse_dim();
       parameter.rows = sparse_allreduce_async(grad, reduction("gradient." + parameter.name));
@@ -268,7 +291,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   bool synchronized_ = false;
 };
 
-DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer, std::vector<std::pair<std::string, at::Tensor>> named_parameters, const DistributedOptimizerOptions& options)
+DistributedOptimizer::DistributedOptimizer(torch::optim::Optimizer& optimizer,
+                                           std::vector<std::pair<std::string, at::Tensor>> named_parameters,
+                                           const DistributedOptimizerOptions& options)
     : impl_(std::make_shared<Impl>(optimizer, std::move(named_parameters), options)) {
   impl_->install_hooks();
 }

@@ -62,9 +62,13 @@ void Task::finish(std::exception_ptr error) {
 }
 
 Exchange::Exchange(const comm::Group& ranks, const ExchangeOptions& options)
-    : group_(comm::same_ranks(ranks, "horovod")), options_(options), negotiation_(group_.size()), execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
+    : group_(comm::same_ranks(ranks, "horovod")),
+      options_(options),
+      negotiation_(group_.size()),
+      execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
   if (options_.device) {
-    group_.open(*options_.device); // here and not with the first tensor: threads of several exchanges would wait for each other's ranks
+    group_.open(*options_.device); // here and not with the first tensor: threads of several exchanges would wait for
+                                   // each other's ranks
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -78,7 +82,8 @@ Exchange::~Exchange() {
   thread_.join();
 }
 
-std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, std::optional<at::ScalarType> type) {
+std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                                       std::optional<at::ScalarType> type) {
   auto task = std::make_shared<Task>(std::move(request));
   task->operands.inputs = std::move(inputs);
   task->operands.outputs = std::move(outputs);
@@ -94,7 +99,10 @@ std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> 
     std::rethrow_exception(ended_);
   }
   if (!waiting_.try_emplace(task->request.name, task).second) {
-    throw Error("horovod", concat(name_of(task->request.kind), " of \"", task->request.name, "\" while an operation of this name is on its way"), "Synchronize the first one, or give each a name of its own.");
+    throw Error("horovod",
+                concat(name_of(task->request.kind), " of \"", task->request.name,
+                       "\" while an operation of this name is on its way"),
+                "Synchronize the first one, or give each a name of its own.");
   }
   fresh_.push_back(task);
   changed_.notify_all();
@@ -137,7 +145,8 @@ std::vector<std::string> Exchange::exchange(const std::string& mine) {
   const at::Tensor rest = one_message ? at::Tensor() : gather(mine.data(), length, longest);
   std::vector<std::string> texts;
   for (int rank = 0; rank < ranks; ++rank) {
-    const char* const begin = one_message ? bytes + rank * kMessage + sizeof(int64_t) : static_cast<const char*>(rest.const_data_ptr()) + rank * longest;
+    const char* const begin = one_message ? bytes + rank * kMessage + sizeof(int64_t)
+                                          : static_cast<const char*>(rest.const_data_ptr()) + rank * longest;
     texts.emplace_back(begin, static_cast<size_t>(lengths[static_cast<size_t>(rank)]));
   }
   return texts;
@@ -169,7 +178,8 @@ void Exchange::run() {
       }
       carry_out(negotiation_.take_ready());
       if (!ending.empty()) {
-        end(std::make_exception_ptr(PeerError("horovod", ending, "Let all ranks do the same operations before one of them ends.")));
+        end(std::make_exception_ptr(
+            PeerError("horovod", ending, "Let all ranks do the same operations before one of them ends.")));
         return;
       }
       warn_of_stalls();
@@ -190,7 +200,8 @@ std::string Exchange::why_end() {
     }
   }
   if (options_.stall_shutdown.count() > 0 && negotiation_.oldest() > options_.stall_shutdown) {
-    return concat("ends, because an operation has waited for other ranks for more than ", options_.stall_shutdown.count(), " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)");
+    return concat("ends, because an operation has waited for other ranks for more than ",
+                  options_.stall_shutdown.count(), " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)");
   }
   return "";
 }
@@ -228,7 +239,8 @@ void Exchange::carry_out(const std::vector<Response>& responses) {
   };
   const int64_t begin_ns = Tracer::now_ns();
   execution_.run(
-      responses, [&](const Response& response) -> Operands* {
+      responses,
+      [&](const Response& response) -> Operands* {
         const auto task = find(response);
         return task ? &task->operands : nullptr;
       },
@@ -243,8 +255,11 @@ void Exchange::carry_out(const std::vector<Response>& responses) {
           tracer().add(Lane::communication, concat(kind, " ", response.name), begin_ns, Tracer::now_ns());
         }
         task->last_joined = response.any().root;
-        task->finish(response.error.empty() ? nullptr
-                                            : std::make_exception_ptr(InputError("horovod", response.error, "Give the operation the same arguments on all ranks, or another name.")));
+        task->finish(response.error.empty()
+                         ? nullptr
+                         : std::make_exception_ptr(
+                               InputError("horovod", response.error,
+                                          "Give the operation the same arguments on all ranks, or another name.")));
       });
 }
 

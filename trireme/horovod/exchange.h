@@ -58,8 +58,9 @@ struct ExchangeOptions {
 
 /// The thread that tells the other ranks of a group what this one asks for, and does what all have asked for.
 ///
-/// In each cycle every rank sends its new requests to all: one all-gather of 4 KiB a rank, and a second one where that is too little. A rank comes to the
-/// next cycle when it has a request, while an earlier one waits, and otherwise every `idle`. So no rank waits for another longer than that, and one that wants nothing costs ten messages a second.
+/// In each cycle every rank sends its new requests to all: one all-gather of 4 KiB a rank, and a second one where that
+/// is too little. A rank comes to the next cycle when it has a request, while an earlier one waits, and otherwise every
+/// `idle`. So no rank waits for another longer than that, and one that wants nothing costs ten messages a second.
 class Exchange {
  public:
   /// Collective: makes a group of its own of these ranks.
@@ -70,7 +71,8 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   /// Any thread. Errors: Error where this name is on its way already, or the exchange has ended.
-  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {}, std::optional<at::ScalarType> type = std::nullopt);
+  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {},
+                               std::optional<at::ScalarType> type = std::nullopt);
 
   const comm::Group& group() const {
     return group_;
@@ -92,15 +94,15 @@ class Exchange {
   comm::Group group_;
   ExchangeOptions options_;
   Negotiation negotiation_; // the thread's
-  Execution execution_; // the thread's
+  Execution execution_;     // the thread's
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<Task>> fresh_; // not sent yet
+  std::vector<std::shared_ptr<Task>> fresh_;             // not sent yet
   std::map<std::string, std::shared_ptr<Task>> waiting_; // sent or not
   bool stopping_ = false;
   std::exception_ptr ended_; // why
-  std::thread thread_; // last
+  std::thread thread_;       // last
 };
 
 } // namespace trireme::horovod

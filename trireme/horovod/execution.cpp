@@ -16,7 +16,8 @@ int64_t numel_of(const Shape& shape) {
 }
 
 int64_t numel_of(const Request& request) {
-  return std::accumulate(request.shapes.begin(), request.shapes.end(), int64_t{0}, [](int64_t sum, const Shape& shape) { return sum + numel_of(shape); });
+  return std::accumulate(request.shapes.begin(), request.shapes.end(), int64_t{0},
+                         [](int64_t sum, const Shape& shape) { return sum + numel_of(shape); });
 }
 
 int64_t bytes_of(const Response& response) {
@@ -34,7 +35,8 @@ void write(at::Tensor output, const at::Tensor& values) {
 }
 
 int64_t contributors(const Response& response) {
-  return std::count_if(response.of_rank.begin(), response.of_rank.end(), [](const auto& request) { return request.has_value(); });
+  return std::count_if(response.of_rank.begin(), response.of_rank.end(),
+                       [](const auto& request) { return request.has_value(); });
 }
 
 Shape with_rows(Shape shape, int64_t rows) {
@@ -48,16 +50,19 @@ int64_t rows_of_rank(int64_t rows, int rank, int ranks) {
   return rows / ranks + (rank < rows % ranks ? 1 : 0);
 }
 
-Execution::Execution(comm::Group group, int64_t fusion_bytes, at::Device device) : group_(std::move(group)), fusion_bytes_(fusion_bytes), last_device_(device) {}
+Execution::Execution(comm::Group group, int64_t fusion_bytes, at::Device device)
+    : group_(std::move(group)), fusion_bytes_(fusion_bytes), last_device_(device) {}
 
 bool Execution::fits(const Batch& batch, const Response& next) const {
   const Request& a = batch.front()->any();
   const Request& b = next.any();
-  if (!next.error.empty() || b.kind != Kind::allreduce || a.type != b.type || a.op != b.op || a.op == Op::adasum || a.prescale != b.prescale || a.postscale != b.postscale ||
-      a.on_device != b.on_device || contributors(*batch.front()) != contributors(next)) {
+  if (!next.error.empty() || b.kind != Kind::allreduce || a.type != b.type || a.op != b.op || a.op == Op::adasum ||
+      a.prescale != b.prescale || a.postscale != b.postscale || a.on_device != b.on_device ||
+      contributors(*batch.front()) != contributors(next)) {
     return false;
   }
-  const int64_t bytes = std::accumulate(batch.begin(), batch.end(), int64_t{0}, [](int64_t sum, const Response* one) { return sum + bytes_of(*one); });
+  const int64_t bytes = std::accumulate(batch.begin(), batch.end(), int64_t{0},
+                                        [](int64_t sum, const Response* one) { return sum + bytes_of(*one); });
   return bytes + bytes_of(next) <= fusion_bytes_;
 }
 
@@ -71,7 +76,9 @@ at::Device Execution::device_of(const Request& request, const Operands* operands
   return last_device_;
 }
 
-void Execution::run(const std::vector<Response>& responses, const std::function<Operands*(const Response&)>& operands_of, const std::function<void(const Response&)>& finished) {
+void Execution::run(const std::vector<Response>& responses,
+                    const std::function<Operands*(const Response&)>& operands_of,
+                    const std::function<void(const Response&)>& finished) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < responses.size();) {
     const Response& first = responses[i];
@@ -115,7 +122,8 @@ void Execution::allreduce(const Batch& batch, const std::vector<Operands*>& oper
   const at::Device device = device_of(request, there == operands.end() ? nullptr : *there);
   const c10::Stream stream = streams_.on(device);
   const device::OnStream on(stream);
-  const int64_t numel = std::accumulate(batch.begin(), batch.end(), int64_t{0}, [](int64_t sum, const Response* one) { return sum + numel_of(one->any()); });
+  const int64_t numel = std::accumulate(batch.begin(), batch.end(), int64_t{0},
+                                        [](int64_t sum, const Response* one) { return sum + numel_of(one->any()); });
   at::Tensor flat = group_.allocate(numel, request.type, device);
   int64_t begin = 0;
   const auto for_each = [&](const auto& f) { // f(operands, number of the tensor, its place in `flat`)
@@ -149,7 +157,8 @@ void Execution::allreduce(const Batch& batch, const std::vector<Operands*>& oper
   } else {
     reduce(flat, request);
   }
-  const double scale = request.postscale / (request.op == Op::average ? static_cast<double>(contributors(*batch.front())) : 1.0);
+  const double scale =
+      request.postscale / (request.op == Op::average ? static_cast<double>(contributors(*batch.front())) : 1.0);
   if (scale != 1) {
     flat.mul_(scale);
   }
@@ -233,7 +242,9 @@ void Execution::allgather(const Response& response, Operands& operands) {
 
 void Execution::alltoall(const Response& response, Operands& operands) {
   const at::Tensor& input = operands.inputs.front();
-  const auto splits_of = [&](int rank) -> const std::vector<int64_t>& { return response.of_rank[static_cast<size_t>(rank)]->splits; };
+  const auto splits_of = [&](int rank) -> const std::vector<int64_t>& {
+    return response.of_rank[static_cast<size_t>(rank)]->splits;
+  };
   int64_t most = 0;
   for (int rank = 0; rank < group_.size(); ++rank) {
     most = std::max(most, *std::max_element(splits_of(rank).begin(), splits_of(rank).end()));
@@ -245,7 +256,8 @@ void Execution::alltoall(const Response& response, Operands& operands) {
   int64_t begin = 0;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const int64_t count = splits_of(group_.rank())[static_cast<size_t>(rank)];
-    sent.slice(0, rank * most * row, (rank * most + count) * row).copy_(rows.slice(0, begin, begin + count).reshape(-1));
+    sent.slice(0, rank * most * row, (rank * most + count) * row)
+        .copy_(rows.slice(0, begin, begin + count).reshape(-1));
     begin += count;
   }
   group_.all_to_all(got, sent, response.name).wait();
@@ -254,7 +266,8 @@ void Execution::alltoall(const Response& response, Operands& operands) {
   for (int rank = 0; rank < group_.size(); ++rank) {
     const int64_t count = splits_of(rank)[static_cast<size_t>(group_.rank())];
     operands.received.push_back(count);
-    parts.push_back(got.slice(0, rank * most * row, (rank * most + count) * row).view(with_rows(input.sizes().vec(), count)));
+    parts.push_back(
+        got.slice(0, rank * most * row, (rank * most + count) * row).view(with_rows(input.sizes().vec(), count)));
   }
   operands.outputs = {at::cat(parts)};
 }
@@ -270,7 +283,8 @@ void Execution::reducescatter(const Response& response, Operands& operands) {
   int64_t begin = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const int64_t count = rows_of_rank(input.size(0), rank, ranks);
-    whole.slice(0, rank * most * row, (rank * most + count) * row).copy_(input.slice(0, begin, begin + count).reshape(-1));
+    whole.slice(0, rank * most * row, (rank * most + count) * row)
+        .copy_(input.slice(0, begin, begin + count).reshape(-1));
     begin += count;
   }
   if (request.prescale != 1) {

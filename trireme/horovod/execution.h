@@ -16,7 +16,7 @@ namespace trireme::horovod {
 
 /// What this rank gave for a name, and what it gets.
 struct Operands {
-  std::vector<at::Tensor> inputs; // on a device: complete after `ready`
+  std::vector<at::Tensor> inputs;  // on a device: complete after `ready`
   std::vector<at::Tensor> outputs; // where it is done in place; empty: made here
   device::Event ready{at::kCPU};
 
@@ -33,13 +33,15 @@ struct Operands {
 /// Carries out what all ranks of a group have asked for, in the order they agreed on. One thread.
 class Execution {
  public:
-  /// Allreduces of one type that are ready together are done as one, of at most `fusion_bytes`. A tensor larger than that is done alone.
-  /// `device`: of a rank that joins before it has given a tensor of a device.
+  /// Allreduces of one type that are ready together are done as one, of at most `fusion_bytes`. A tensor larger than
+  /// that is done alone. `device`: of a rank that joins before it has given a tensor of a device.
   Execution(comm::Group group, int64_t fusion_bytes, at::Device device);
 
   /// `operands_of` gives what this rank asked for; null where it has joined. Collective.
-  /// Calls `finished` for each response, when its outputs are there or, on a device, are what comes next on the caller's stream after Operands::done.
-  void run(const std::vector<Response>& responses, const std::function<Operands*(const Response&)>& operands_of, const std::function<void(const Response&)>& finished);
+  /// Calls `finished` for each response, when its outputs are there or, on a device, are what comes next on the
+  /// caller's stream after Operands::done.
+  void run(const std::vector<Response>& responses, const std::function<Operands*(const Response&)>& operands_of,
+           const std::function<void(const Response&)>& finished);
 
  private:
   using Batch = std::vector<const Response*>;

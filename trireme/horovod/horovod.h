@@ -25,16 +25,19 @@ class Optimizer;
 ///   ... loss.backward(); optimizer.step(); ...
 ///   hvd::shutdown();
 ///
-/// A thread of each process set tells the other ranks what this one asks for; what all have asked for is done, small tensors together. Operations without a name are called by kind and number,
-/// so ranks call those in the same order. f_async() returns a handle that synchronize() takes.
-/// f() of tensors that require gradients has one: that of the sum of all ranks' losses. So all ranks, or none, give a tensor that requires gradients and go backward through the result, to several
-/// results in the same order. f_async() and f_() (in place) have none.
-/// Errors: at synchronize(): InputError where ranks disagree about a tensor (which, and who), PeerError where one is lost. A call before init() is an InputError.
-/// Source: Sergeev and Del Balso 2018, arXiv:1802.05799.
+/// A thread of each process set tells the other ranks what this one asks for; what all have asked for is done, small
+/// tensors together. Operations without a name are called by kind and number, so ranks call those in the same order.
+/// f_async() returns a handle that synchronize() takes. f() of tensors that require gradients has one: that of the sum
+/// of all ranks' losses. So all ranks, or none, give a tensor that requires gradients and go backward through the
+/// result, to several results in the same order. f_async() and f_() (in place) have none. Errors: at synchronize():
+/// InputError where ranks disagree about a tensor (which, and who), PeerError where one is lost. A call before init()
+/// is an InputError. Source: Sergeev and Del Balso 2018, arXiv:1802.05799.
 namespace trireme::horovod {
 
-/// Meets the other ranks, as comm::World::connect() does. Collective; a second call does nothing. Reads HOROVOD_FUSION_THRESHOLD (bytes, 128 MiB), HOROVOD_CYCLE_TIME
-/// (milliseconds, 1), HOROVOD_STALL_CHECK_TIME_SECONDS (60), HOROVOD_STALL_CHECK_DISABLE, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (0: never) and HOROVOD_TIMELINE (rank 0's file).
+/// Meets the other ranks, as comm::World::connect() does. Collective; a second call does nothing. Reads
+/// HOROVOD_FUSION_THRESHOLD (bytes, 128 MiB), HOROVOD_CYCLE_TIME (milliseconds, 1), HOROVOD_STALL_CHECK_TIME_SECONDS
+/// (60), HOROVOD_STALL_CHECK_DISABLE, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS (0: never) and HOROVOD_TIMELINE (rank 0's
+/// file).
 void init(const comm::WorldOptions& options = {});
 /// Over ranks that have met already. `world` outlives shutdown().
 void init(comm::World& world);
@@ -87,7 +90,8 @@ enum class Compression { none, fp16 };
 struct AllreduceOptions {
   /// Empty: "allreduce.N".
   std::string name = {};
-  /// Op::average is over the ranks that have not joined; floating point only. Op::adasum is for a number of ranks that is a power of two.
+  /// Op::average is over the ranks that have not joined; floating point only. Op::adasum is for a number of ranks that
+  /// is a power of two.
   Op op = Op::average;
   double prescale = 1;
   double postscale = 1;
@@ -95,7 +99,8 @@ struct AllreduceOptions {
   ProcessSet process_set = {};
 };
 
-/// Waits for the operation and returns its result, the first one of a group. On a device it is the next thing on the current stream.
+/// Waits for the operation and returns its result, the first one of a group. On a device it is the next thing on the
+/// current stream.
 at::Tensor synchronize(const Handle& handle);
 std::vector<at::Tensor> synchronize_all(const Handle& handle);
 /// Whether synchronize() would return at once.
@@ -110,8 +115,8 @@ at::Tensor allreduce_(at::Tensor tensor, const AllreduceOptions& options = {});
 Handle grouped_allreduce_async(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors, const AllreduceOptions& options = {});
 
-/// The sum or average of sparse tensors (COO) as one, coalesced: all ranks' indices and values are gathered. Cost for R rows a rank: as an allgather of R rows and their indices.
-/// Not after a join(), when a rank has nothing to gather.
+/// The sum or average of sparse tensors (COO) as one, coalesced: all ranks' indices and values are gathered. Cost for R
+/// rows a rank: as an allgather of R rows and their indices. Not after a join(), when a rank has nothing to gather.
 struct SparseHandle {
   Handle indices, values;
   std::vector<int64_t> sizes;
@@ -133,8 +138,10 @@ at::Tensor broadcast(const at::Tensor& tensor, int root, const std::string& name
 Handle broadcast_async_(at::Tensor tensor, int root, const std::string& name = "", const ProcessSet& set = {});
 at::Tensor broadcast_(at::Tensor tensor, int root, const std::string& name = "", const ProcessSet& set = {});
 
-/// Sends splits[r] rows of dim 0 to each rank r; empty: equal parts. Returns what the ranks sent to this one, one behind the other, and how many rows each.
-std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, const std::vector<int64_t>& splits = {}, const std::string& name = "", const ProcessSet& set = {});
+/// Sends splits[r] rows of dim 0 to each rank r; empty: equal parts. Returns what the ranks sent to this one, one
+/// behind the other, and how many rows each.
+std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, const std::vector<int64_t>& splits = {},
+                                                     const std::string& name = "", const ProcessSet& set = {});
 
 /// This rank's rows, in dim 0, of the sum or average; the first ranks have one more where they do not divide.
 at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& options = {});
@@ -144,8 +151,9 @@ void barrier(const ProcessSet& set = {});
 /// The root's bytes: an object that the program writes and reads. Horovod's broadcast_object.
 std::string broadcast_bytes(const std::string& bytes, int root, const std::string& name = "");
 
-/// Says that this rank has no more data, and waits for the others: their sums and averages go on without it. Returns the rank that joined last, which has trained longest.
-/// Names of operations without one begin with 1 again, on all ranks.
+/// Says that this rank has no more data, and waits for the others: their sums and averages go on without it. Returns
+/// the rank that joined last, which has trained longest. Names of operations without one begin with 1 again, on all
+/// ranks.
 int join();
 
 /// Makes tensors those of `root`. Their order does not matter.
@@ -161,7 +169,8 @@ void broadcast_parameters(const NamedTensors& parameters, int root) {
 /// The options of an optimizer's groups and its states, of any of torch's optimizers, with parameters on one device.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root);
 
-/// Writes this rank's operations as a Chrome trace: how long each was negotiated and how long it took. Written by stop_timeline() or shutdown().
+/// Writes this rank's operations as a Chrome trace: how long each was negotiated and how long it took. Written by
+/// stop_timeline() or shutdown().
 void start_timeline(const std::filesystem::path& file);
 void stop_timeline();
 

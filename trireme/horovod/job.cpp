@@ -47,11 +47,13 @@ ExchangeOptions options_of_environment() {
     double milliseconds = 0;
     const auto [end, error] = std::from_chars(cycle->data(), cycle->data() + cycle->size(), milliseconds);
     if (error != std::errc() || end != cycle->data() + cycle->size() || !(milliseconds >= 0 && milliseconds < 1e6)) {
-      throw InputError("horovod", concat("HOROVOD_CYCLE_TIME is \"", *cycle, "\""), "Give it milliseconds, for example 1.");
+      throw InputError("horovod", concat("HOROVOD_CYCLE_TIME is \"", *cycle, "\""),
+                       "Give it milliseconds, for example 1.");
     }
     options.cycle = std::chrono::microseconds(std::llround(1000 * milliseconds));
   }
-  options.stall_check = std::chrono::seconds(env::flag("HOROVOD_STALL_CHECK_DISABLE") ? 0 : env::integer("HOROVOD_STALL_CHECK_TIME_SECONDS").value_or(60));
+  options.stall_check = std::chrono::seconds(
+      env::flag("HOROVOD_STALL_CHECK_DISABLE") ? 0 : env::integer("HOROVOD_STALL_CHECK_TIME_SECONDS").value_or(60));
   options.stall_shutdown = std::chrono::seconds(env::integer("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS").value_or(0));
   return options;
 }
@@ -111,7 +113,9 @@ ProcessSet::State& state_of(const ProcessSet& set) {
 ProcessSet::State& member_of(const ProcessSet& set) {
   ProcessSet::State& state = state_of(set);
   if (!state.exchange) {
-    throw InputError("horovod", concat("rank ", rank(), " does not belong to the process set, or it has ended with shutdown()"), "Ask ProcessSet::included() first.");
+    throw InputError("horovod",
+                     concat("rank ", rank(), " does not belong to the process set, or it has ended with shutdown()"),
+                     "Ask ProcessSet::included() first.");
   }
   return state;
 }
@@ -177,7 +181,8 @@ bool ProcessSet::included() const {
 }
 int ProcessSet::rank() const {
   if (!included()) {
-    throw InputError("horovod", concat("rank ", horovod::rank(), " does not belong to the process set"), "Ask included() first.");
+    throw InputError("horovod", concat("rank ", horovod::rank(), " does not belong to the process set"),
+                     "Ask included() first.");
   }
   return state_of(*this).rank;
 }
@@ -191,8 +196,12 @@ std::vector<int> ProcessSet::ranks() const {
 ProcessSet add_process_set(std::vector<int> ranks) {
   Job& now = started();
   std::sort(ranks.begin(), ranks.end());
-  if (ranks.empty() || std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size() || ranks.front() < 0 || ranks.back() >= size()) {
-    throw InputError("horovod", concat("a process set of ", ranks.size(), " ranks that are not different numbers from 0 to ", size() - 1), "Name each rank once.");
+  if (ranks.empty() || std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size() || ranks.front() < 0 ||
+      ranks.back() >= size()) {
+    throw InputError(
+        "horovod",
+        concat("a process set of ", ranks.size(), " ranks that are not different numbers from 0 to ", size() - 1),
+        "Name each rank once.");
   }
   const auto found = std::find(ranks.begin(), ranks.end(), rank());
   const int mine = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());

@@ -17,7 +17,8 @@ std::string list_of(const std::vector<int>& ranks) {
 
 // Whether a rank that has joined has something neutral to give: zeros.
 bool may_lack_a_rank(const Request& request) {
-  return request.kind == Kind::barrier || (request.kind == Kind::allreduce && request.op != Op::min && request.op != Op::max && request.op != Op::product);
+  return request.kind == Kind::barrier || (request.kind == Kind::allreduce && request.op != Op::min &&
+                                           request.op != Op::max && request.op != Op::product);
 }
 
 } // namespace
@@ -34,7 +35,8 @@ void Negotiation::add(int rank, Request request, Clock::time_point now) {
     last_joined_ = rank;
     return;
   }
-  const auto [at, is_new] = waiting_.try_emplace(request.name, Waiting{std::vector<std::optional<Request>>(joined_.size()), next_number_, now});
+  const auto [at, is_new] = waiting_.try_emplace(
+      request.name, Waiting{std::vector<std::optional<Request>>(joined_.size()), next_number_, now});
   next_number_ += is_new ? 1 : 0;
   at->second.of_rank[static_cast<size_t>(rank)] = std::move(request);
 }
@@ -58,8 +60,11 @@ std::vector<Response> Negotiation::take_ready() {
     Response response{at->first, std::move(at->second.of_rank), {}};
     if (const auto differs = mismatch(response.of_rank)) {
       response.error = *differs;
-    } else if (!may_lack_a_rank(response.any()) && !std::all_of(response.of_rank.begin(), response.of_rank.end(), [](const auto& request) { return request.has_value(); })) {
-      response.error = concat(name_of(response.any().kind), " of \"", at->first, "\", but a rank has joined and has nothing to give");
+    } else if (!may_lack_a_rank(response.any()) &&
+               !std::all_of(response.of_rank.begin(), response.of_rank.end(),
+                            [](const auto& request) { return request.has_value(); })) {
+      response.error = concat(name_of(response.any().kind), " of \"", at->first,
+                              "\", but a rank has joined and has nothing to give");
     }
     ready.emplace_back(at->second.number, std::move(response));
     at = waiting_.erase(at);
@@ -97,7 +102,8 @@ std::vector<std::string> Negotiation::stalled(std::chrono::duration<double> age,
       }
     }
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - waiting.since).count();
-    lines.push_back(concat(name_of(request->kind), " of \"", name, "\" has waited ", seconds, " s: ", list_of(there), there.size() == 1 ? " asks" : " ask", " for it, ", list_of(missing),
+    lines.push_back(concat(name_of(request->kind), " of \"", name, "\" has waited ", seconds, " s: ", list_of(there),
+                           there.size() == 1 ? " asks" : " ask", " for it, ", list_of(missing),
                            missing.size() == 1 ? " does not" : " do not"));
   }
   return lines;

@@ -23,8 +23,9 @@ struct Response {
 
 /// Finds out which operations all ranks have asked for, and in which order they are carried out.
 ///
-/// Every rank has one and gives it the same requests in the same order, so all come to the same answers: nobody coordinates.
-/// Ranks may ask for names in different orders. A rank that has joined takes part in allreduce and barrier from then on, with nothing to add.
+/// Every rank has one and gives it the same requests in the same order, so all come to the same answers: nobody
+/// coordinates. Ranks may ask for names in different orders. A rank that has joined takes part in allreduce and barrier
+/// from then on, with nothing to add.
 class Negotiation {
  public:
   using Clock = std::chrono::steady_clock;
@@ -33,14 +34,15 @@ class Negotiation {
 
   /// Adds a request of a rank.
   void add(int rank, Request request, Clock::time_point now = Clock::now());
-  /// Returns what has become ready, in the order of asking, and forgets it. When all ranks have joined, the last response is "join", and they have
-  /// not joined any more; its root is the rank that joined last.
+  /// Returns what has become ready, in the order of asking, and forgets it. When all ranks have joined, the last
+  /// response is "join", and they have not joined any more; its root is the rank that joined last.
   std::vector<Response> take_ready();
 
   bool has_joined(int rank) const {
     return joined_[static_cast<size_t>(rank)];
   }
-  /// Names that some ranks asked for `age` ago, and others have not: a line for each, with the ranks that are missing. Tells of a name once.
+  /// Names that some ranks asked for `age` ago, and others have not: a line for each, with the ranks that are missing.
+  /// Tells of a name once.
   std::vector<std::string> stalled(std::chrono::duration<double> age, Clock::time_point now = Clock::now());
   /// The age of the oldest name that waits; zero if none does.
   std::chrono::duration<double> oldest(Clock::time_point now = Clock::now()) const;

@@ -14,7 +14,8 @@ namespace trireme::horovod {
 namespace {
 
 std::string quoted(const Request& request) {
-  return request.name.empty() ? concat(name_of(request.kind), " without a name") : concat(name_of(request.kind), " of \"", request.name, '"');
+  return request.name.empty() ? concat(name_of(request.kind), " without a name")
+                              : concat(name_of(request.kind), " of \"", request.name, '"');
 }
 
 Request request_of(Kind kind, const std::string& name, const std::vector<at::Tensor>& tensors) {
@@ -23,13 +24,16 @@ Request request_of(Kind kind, const std::string& name, const std::vector<at::Ten
   request.name = name;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) {
-      throw InputError("horovod", concat(quoted(request), ": an undefined tensor"), "Give a tensor of zeros where there is nothing.");
+      throw InputError("horovod", concat(quoted(request), ": an undefined tensor"),
+                       "Give a tensor of zeros where there is nothing.");
     }
     if (tensor.layout() != at::kStrided) {
-      throw InputError("horovod", concat(quoted(request), ": a sparse tensor"), "Use sparse_allreduce(), or make it dense.");
+      throw InputError("horovod", concat(quoted(request), ": a sparse tensor"),
+                       "Use sparse_allreduce(), or make it dense.");
     }
     if (tensor.scalar_type() != tensors.front().scalar_type() || tensor.device() != tensors.front().device()) {
-      throw InputError("horovod", concat(quoted(request), ": tensors of different types or devices"), "Group those that have the same.");
+      throw InputError("horovod", concat(quoted(request), ": tensors of different types or devices"),
+                       "Group those that have the same.");
     }
     request.shapes.push_back(tensor.sizes().vec());
   }
@@ -54,12 +58,17 @@ Request reduction_of(Kind kind, const std::vector<at::Tensor>& tensors, const Al
   request.op = options.op;
   request.prescale = options.prescale;
   request.postscale = options.postscale;
-  if (!tensors.front().is_floating_point() && (options.op == Op::average || options.op == Op::adasum || options.prescale != 1 || options.postscale != 1)) {
-    throw InputError("horovod", concat(quoted(request), ": ", name_of(options.op), " of numbers of type ", at::toString(request.type)), "Use Op::sum without factors for whole numbers, or a floating-point tensor.");
+  if (!tensors.front().is_floating_point() &&
+      (options.op == Op::average || options.op == Op::adasum || options.prescale != 1 || options.postscale != 1)) {
+    throw InputError(
+        "horovod",
+        concat(quoted(request), ": ", name_of(options.op), " of numbers of type ", at::toString(request.type)),
+        "Use Op::sum without factors for whole numbers, or a floating-point tensor.");
   }
   const int ranks = static_cast<int>(state_of(options.process_set).ranks.size());
   if (options.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
-    throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"), "Use Op::average, or another number of ranks.");
+    throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"),
+                     "Use Op::average, or another number of ranks.");
   }
   return request;
 }
@@ -88,10 +97,12 @@ Handle reduce_async(Kind kind, std::vector<at::Tensor> tensors, const AllreduceO
     }
   }
   const at::ScalarType type = tensors.front().scalar_type();
-  return member_of(options.process_set).submit(std::move(request), std::move(sent), in_place ? std::move(tensors) : std::vector<at::Tensor>(), type);
+  return member_of(options.process_set)
+      .submit(std::move(request), std::move(sent), in_place ? std::move(tensors) : std::vector<at::Tensor>(), type);
 }
 
-Handle submit_one(Kind kind, const at::Tensor& tensor, const std::string& name, const ProcessSet& set, const std::function<void(Request&)>& more = nullptr, std::vector<at::Tensor> outputs = {}) {
+Handle submit_one(Kind kind, const at::Tensor& tensor, const std::string& name, const ProcessSet& set,
+                  const std::function<void(Request&)>& more = nullptr, std::vector<at::Tensor> outputs = {}) {
   const at::Tensor input = tensor.defined() ? tensor.detach() : tensor;
   Request request = request_of(kind, name, {input});
   if (more) {
@@ -140,14 +151,17 @@ std::vector<at::Tensor> grouped_allreduce(const std::vector<at::Tensor>& tensors
   if (!follows(tensors)) {
     return results;
   }
-  return with_gradient(tensors, std::move(results), [options, name = name_of_gradient(handle)](const std::vector<at::Tensor>& gradients) {
-    if (options.op != Op::average && options.op != Op::sum) {
-      throw InputError("horovod", concat("allreduce with ", name_of(options.op), " has no gradient (", name, ")"), "Detach the tensor, or use Op::average or Op::sum.");
-    }
-    AllreduceOptions of_gradients = options;
-    of_gradients.name = name;
-    return grouped_allreduce(gradients, of_gradients);
-  });
+  return with_gradient(
+      tensors, std::move(results),
+      [options, name = name_of_gradient(handle)](const std::vector<at::Tensor>& gradients) {
+        if (options.op != Op::average && options.op != Op::sum) {
+          throw InputError("horovod", concat("allreduce with ", name_of(options.op), " has no gradient (", name, ")"),
+                           "Detach the tensor, or use Op::average or Op::sum.");
+        }
+        AllreduceOptions of_gradients = options;
+        of_gradients.name = name;
+        return grouped_allreduce(gradients, of_gradients);
+      });
 }
 
 Handle allgather_async(const at::Tensor& tensor, const std::string& name, const ProcessSet& set) {
@@ -160,23 +174,27 @@ at::Tensor allgather(const at::Tensor& tensor, const std::string& name, const Pr
     return result;
   }
   // What all ranks have for this rank's rows, added up.
-  return with_gradient({tensor}, {std::move(result)},
-                       [set, name = name_of_gradient(handle), rows = handle->operands.received, shape = tensor.sizes().vec()](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
-                         Shape of_all = shape;
-                         of_all.insert(of_all.begin(), set.size());
-                         return {alltoall(gradients.front(), rows, name, set).first.view(of_all).sum(0)};
-                       })
+  return with_gradient(
+             {tensor}, {std::move(result)},
+             [set, name = name_of_gradient(handle), rows = handle->operands.received,
+              shape = tensor.sizes().vec()](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+               Shape of_all = shape;
+               of_all.insert(of_all.begin(), set.size());
+               return {alltoall(gradients.front(), rows, name, set).first.view(of_all).sum(0)};
+             })
       .front();
 }
 
 namespace {
 
-Handle broadcast_into(const at::Tensor& tensor, int root, const std::string& name, const ProcessSet& set, std::vector<at::Tensor> outputs) {
+Handle broadcast_into(const at::Tensor& tensor, int root, const std::string& name, const ProcessSet& set,
+                      std::vector<at::Tensor> outputs) {
   return submit_one(
       Kind::broadcast, tensor, name, set,
       [&](Request& request) {
         if (root < 0 || root >= set.size()) {
-          throw InputError("horovod", concat(quoted(request), " from rank ", root, ", and there are ", set.size()), "Name a rank from 0 on.");
+          throw InputError("horovod", concat(quoted(request), " from rank ", root, ", and there are ", set.size()),
+                           "Name a rank from 0 on.");
         }
         request.root = root;
       },
@@ -194,11 +212,15 @@ at::Tensor broadcast(const at::Tensor& tensor, int root, const std::string& name
   if (!follows({tensor})) {
     return result;
   }
-  return with_gradient({tensor}, {std::move(result)}, [set, root, name = name_of_gradient(handle)](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
-           at::Tensor sum = allreduce(gradients.front(), {.name = name, .op = Op::sum, .process_set = set});
-           // Zeros that were made of the sum: all ranks have the same graph for second derivatives.
-           return {set.rank() == root ? std::move(sum) : sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0)};
-         })
+  return with_gradient({tensor}, {std::move(result)},
+                       [set, root, name = name_of_gradient(handle)](
+                           const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+                         at::Tensor sum =
+                             allreduce(gradients.front(), {.name = name, .op = Op::sum, .process_set = set});
+                         // Zeros that were made of the sum: all ranks have the same graph for second derivatives.
+                         return {set.rank() == root ? std::move(sum)
+                                                    : sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0)};
+                       })
       .front();
 }
 Handle broadcast_async_(at::Tensor tensor, int root, const std::string& name, const ProcessSet& set) {
@@ -209,30 +231,40 @@ at::Tensor broadcast_(at::Tensor tensor, int root, const std::string& name, cons
   return tensor;
 }
 
-std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, const std::vector<int64_t>& splits, const std::string& name, const ProcessSet& set) {
+std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                                                     const std::string& name, const ProcessSet& set) {
   const Handle handle = submit_one(Kind::alltoall, tensor, name, set, [&](Request& request) {
     check_rows(request);
     const int64_t rows = request.shapes.front()[0];
     request.splits = splits;
     if (splits.empty()) {
       if (rows % set.size() != 0) {
-        throw InputError("horovod", concat(quoted(request), ": ", rows, " rows do not divide by ", set.size(), " ranks"), "Give splits.");
+        throw InputError("horovod",
+                         concat(quoted(request), ": ", rows, " rows do not divide by ", set.size(), " ranks"),
+                         "Give splits.");
       }
       request.splits.assign(static_cast<size_t>(set.size()), rows / set.size());
     }
-    const bool fits = std::ssize(request.splits) == set.size() && std::all_of(request.splits.begin(), request.splits.end(), [](int64_t split) { return split >= 0; }) &&
-                      std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0}) == rows;
+    const bool fits =
+        std::ssize(request.splits) == set.size() &&
+        std::all_of(request.splits.begin(), request.splits.end(), [](int64_t split) { return split >= 0; }) &&
+        std::accumulate(request.splits.begin(), request.splits.end(), int64_t{0}) == rows;
     if (!fits) {
-      throw InputError("horovod", concat(quoted(request), ": ", request.splits.size(), " splits for ", set.size(), " ranks and ", rows, " rows"),
+      throw InputError("horovod",
+                       concat(quoted(request), ": ", request.splits.size(), " splits for ", set.size(), " ranks and ",
+                              rows, " rows"),
                        "Give one number of rows for each rank, which add up to all of them.");
     }
   });
   at::Tensor result = synchronize(handle);
   const std::vector<int64_t>& received = handle->operands.received;
   if (follows({tensor})) {
-    result = with_gradient({tensor}, {std::move(result)}, [set, name = name_of_gradient(handle), received](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
-               return {alltoall(gradients.front(), received, name, set).first};
-             }).front();
+    result = with_gradient({tensor}, {std::move(result)},
+                           [set, name = name_of_gradient(handle),
+                            received](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+                             return {alltoall(gradients.front(), received, name, set).first};
+                           })
+                 .front();
   }
   return {std::move(result), received};
 }
@@ -243,10 +275,13 @@ at::Tensor reducescatter(const at::Tensor& tensor, const AllreduceOptions& optio
   if (!follows({tensor})) {
     return result;
   }
-  const double scale = options.prescale * options.postscale / (options.op == Op::average ? options.process_set.size() : 1);
-  return with_gradient({tensor}, {std::move(result)}, [scale, name = name_of_gradient(handle), set = options.process_set](const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
-           return {allgather(gradients.front(), name, set) * scale};
-         })
+  const double scale =
+      options.prescale * options.postscale / (options.op == Op::average ? options.process_set.size() : 1);
+  return with_gradient({tensor}, {std::move(result)},
+                       [scale, name = name_of_gradient(handle), set = options.process_set](
+                           const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
+                         return {allgather(gradients.front(), name, set) * scale};
+                       })
       .front();
 }
 
@@ -275,7 +310,8 @@ void broadcast_parameters(const std::vector<std::pair<std::string, at::Tensor>>&
 
 std::string broadcast_bytes(const std::string& bytes, int root, const std::string& name) {
   const bool mine = rank() == root;
-  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(mine ? bytes.size() : 0), at::kLong), root, name.empty() ? "" : "length of " + name);
+  const at::Tensor length = broadcast(at::full({1}, static_cast<int64_t>(mine ? bytes.size() : 0), at::kLong), root,
+                                      name.empty() ? "" : "length of " + name);
   at::Tensor all = at::empty({length.item<int64_t>()}, at::kByte);
   if (mine) {
     std::copy(bytes.begin(), bytes.end(), all.mutable_data_ptr<uint8_t>());

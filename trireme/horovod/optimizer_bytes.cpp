@@ -18,8 +18,10 @@ std::string bytes_of(const torch::optim::Optimizer& optimizer) {
 void load_bytes(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   std::istringstream stream(bytes);
   torch::serialize::InputArchive archive;
-  archive.load_from(stream, optimizer.param_groups().front().params().front().device()); // those that were saved may be on another one
-  optimizer.state().clear(); // what the other one has not got
+  archive.load_from(
+      stream,
+      optimizer.param_groups().front().params().front().device()); // those that were saved may be on another one
+  optimizer.state().clear();                                       // what the other one has not got
   optimizer.load(archive);
 }
 

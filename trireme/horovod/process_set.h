@@ -15,13 +15,15 @@ namespace trireme::horovod {
 /// The exchange of a process set on this rank.
 class ProcessSet::State {
  public:
-  State(std::vector<int> ranks, const comm::Group& group, int rank, const ExchangeOptions& options) : ranks(std::move(ranks)), rank(rank) {
+  State(std::vector<int> ranks, const comm::Group& group, int rank, const ExchangeOptions& options)
+      : ranks(std::move(ranks)), rank(rank) {
     if (rank >= 0) {
       exchange = std::make_unique<Exchange>(group, options);
     }
   }
   /// Gives an operation without a name its number: last, so that one that is refused on this rank alone takes none.
-  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {}, std::optional<at::ScalarType> type = std::nullopt) {
+  std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {},
+                               std::optional<at::ScalarType> type = std::nullopt) {
     if (request.name.empty()) {
       request.name = concat(name_of(request.kind), '.', ++numbers[static_cast<size_t>(request.kind)]);
     }
@@ -34,7 +36,7 @@ class ProcessSet::State {
   }
 
   const std::vector<int> ranks; // of the world
-  const int rank; // in the set; -1: not in it
+  const int rank;               // in the set; -1: not in it
   std::unique_ptr<Exchange> exchange;
 
  private:

@@ -30,7 +30,8 @@ std::vector<Trait> traits_of(const Request& request) {
   traits.emplace_back("device", request.on_device ? "a device" : "the host");
   const bool rows_differ = request.kind == Kind::allgather || request.kind == Kind::alltoall;
   for (const Shape& shape : request.shapes) {
-    traits.emplace_back(rows_differ ? "shape behind the first dim" : "shape", text_of(rows_differ && !shape.empty() ? Shape(shape.begin() + 1, shape.end()) : shape));
+    traits.emplace_back(rows_differ ? "shape behind the first dim" : "shape",
+                        text_of(rows_differ && !shape.empty() ? Shape(shape.begin() + 1, shape.end()) : shape));
   }
   if (request.kind == Kind::allreduce || request.kind == Kind::reducescatter) {
     traits.emplace_back("op", name_of(request.op));
@@ -46,7 +47,8 @@ std::vector<Trait> traits_of(const Request& request) {
 } // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* names[] = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"};
+  constexpr const char* names[] = {"allreduce",     "allgather", "broadcast", "alltoall",
+                                   "reducescatter", "barrier",   "join"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -56,7 +58,16 @@ const char* name_of(Op op) {
 }
 
 nlohmann::json Request::to_json() const {
-  return {static_cast<int>(kind), name, static_cast<int>(type), shapes, static_cast<int>(op), root, prescale, postscale, splits, on_device};
+  return {static_cast<int>(kind),
+          name,
+          static_cast<int>(type),
+          shapes,
+          static_cast<int>(op),
+          root,
+          prescale,
+          postscale,
+          splits,
+          on_device};
 }
 
 Request Request::from_json(const nlohmann::json& json) {
@@ -75,7 +86,8 @@ Request Request::from_json(const nlohmann::json& json) {
 }
 
 std::optional<std::string> mismatch(const std::vector<std::optional<Request>>& of_rank) {
-  const auto first = std::find_if(of_rank.begin(), of_rank.end(), [](const auto& request) { return request.has_value(); });
+  const auto first =
+      std::find_if(of_rank.begin(), of_rank.end(), [](const auto& request) { return request.has_value(); });
   if (first == of_rank.end()) {
     return std::nullopt;
   }
@@ -87,8 +99,8 @@ std::optional<std::string> mismatch(const std::vector<std::optional<Request>>& o
     const std::vector<Trait> found = traits_of(**other);
     for (size_t i = 0; i < std::min(expected.size(), found.size()); ++i) {
       if (expected[i] != found[i]) {
-        return concat("the ", expected[i].first, " of \"", (*first)->name, "\" is ", expected[i].second, " on rank ", first - of_rank.begin(), " and ", found[i].second, " on rank ",
-                      other - of_rank.begin());
+        return concat("the ", expected[i].first, " of \"", (*first)->name, "\" is ", expected[i].second, " on rank ",
+                      first - of_rank.begin(), " and ", found[i].second, " on rank ", other - of_rank.begin());
       }
     }
   }

@@ -31,14 +31,14 @@ struct Request {
   double prescale = 1;
   double postscale = 1;
   std::vector<int64_t> splits; // of alltoall: rows for each rank
-  bool on_device = false; // not on the host
+  bool on_device = false;      // not on the host
 
   nlohmann::json to_json() const;
   static Request from_json(const nlohmann::json& json);
 };
 
-/// Compares the requests of all ranks for one name; `of_rank` has none for ranks that have joined. Returns a sentence that says what differs on which
-/// ranks, or nullopt where they fit together.
+/// Compares the requests of all ranks for one name; `of_rank` has none for ranks that have joined. Returns a sentence
+/// that says what differs on which ranks, or nullopt where they fit together.
 std::optional<std::string> mismatch(const std::vector<std::optional<Request>>& of_rank);
 
 } // namespace trireme::horovod

@@ -6,9 +6,11 @@
 namespace trireme::horovod {
 
 SparseHandle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
-  const std::string what = options.name.empty() ? "sparse_allreduce without a name" : concat("sparse_allreduce of \"", options.name, '"');
+  const std::string what =
+      options.name.empty() ? "sparse_allreduce without a name" : concat("sparse_allreduce of \"", options.name, '"');
   if (!tensor.defined() || tensor.layout() != at::kSparse || !tensor.is_floating_point()) {
-    throw InputError("horovod", concat(what, ": not a sparse tensor (COO) of floating-point numbers"), "Use allreduce() for others.");
+    throw InputError("horovod", concat(what, ": not a sparse tensor (COO) of floating-point numbers"),
+                     "Use allreduce() for others.");
   }
   if (options.op != Op::average && options.op != Op::sum) {
     throw InputError("horovod", concat(what, " with ", name_of(options.op)), "It knows sums and averages.");
@@ -16,7 +18,8 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOpt
   const at::Tensor mine = tensor.detach().coalesce();
   const bool half = options.compression == Compression::fp16;
   return {.indices = allgather_async(mine.indices().t().contiguous(), options.name, options.process_set),
-          .values = allgather_async(half ? mine.values().to(at::kHalf) : mine.values(), options.name.empty() ? "" : options.name + " (values)", options.process_set),
+          .values = allgather_async(half ? mine.values().to(at::kHalf) : mine.values(),
+                                    options.name.empty() ? "" : options.name + " (values)", options.process_set),
           .sizes = tensor.sizes().vec(),
           .type = tensor.scalar_type(),
           .scale = options.prescale * options.postscale / (options.op == Op::average ? options.process_set.size() : 1)};

@@ -3,8 +3,9 @@
 #include <trireme/kernels/fused_kernels.h>
 #include <trireme/kernels/wide.h>
 
-// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are treated in pieces, queries in blocks whose
-// rows of a piece's scores are held whole; only results of several pieces are rescaled. Everything of a head is fp32 in the workspace.
+// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are treated in pieces, queries in
+// blocks whose rows of a piece's scores are held whole; only results of several pieces are rescaled. Everything of a
+// head is fp32 in the workspace.
 
 namespace trireme::kernels {
 namespace {
@@ -24,7 +25,8 @@ constexpr int64_t round_up(int64_t n, int64_t unit) {
 
 /// c[m][n] = (or +=) sum over k of a[m * am + k * ak] * b[k * ldb + n], for m < kRows and n < 16 kWides, k ascending.
 template <int kRows, int kWides, bool kAdd>
-inline void multiply_tile(const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
+inline void multiply_tile(const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth, float* c,
+                          int64_t ldc) {
   Wide sums[kRows][kWides];
 #pragma GCC unroll 6
   for (int m = 0; m < kRows; ++m) {
@@ -58,7 +60,8 @@ inline void multiply_tile(const float* a, int64_t am, int64_t ak, const float* b
 }
 
 template <int kWides, bool kAdd>
-inline void multiply_rows(int rows, const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc) {
+inline void multiply_rows(int rows, const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int64_t depth,
+                          float* c, int64_t ldc) {
   switch (rows) {
     case 6:
       return multiply_tile<6, kWides, kAdd>(a, am, ak, b, ldb, depth, c, ldc);
@@ -77,7 +80,8 @@ inline void multiply_rows(int rows, const float* a, int64_t am, int64_t ak, cons
 
 /// Up to kTileRows rows by `columns`, a multiple of 16.
 template <bool kAdd>
-void multiply(int rows, int64_t columns, int64_t depth, const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, float* c, int64_t ldc) {
+void multiply(int rows, int64_t columns, int64_t depth, const float* a, int64_t am, int64_t ak, const float* b,
+              int64_t ldb, float* c, int64_t ldc) {
   int64_t n = 0;
   for (; n + kTileWides * Wide::kCount <= columns; n += kTileWides * Wide::kCount) {
     multiply_rows<kTileWides, kAdd>(rows, a, am, ak, b + n, ldb, depth, c + n, ldc);
@@ -122,7 +126,8 @@ inline void each_piece(const AttentionArgs& args, bool backward, const F& f) {
 struct HeadSpace {
   /// base: nullptr to count only.
   HeadSpace(const AttentionArgs& args, bool backward, float* base)
-      : HeadSpace(args.queries, keys_of_a_piece(args, backward), args.head_size, keys_of_a_piece(args, backward) < args.keys, backward, base) {}
+      : HeadSpace(args.queries, keys_of_a_piece(args, backward), args.head_size,
+                  keys_of_a_piece(args, backward) < args.keys, backward, base) {}
 
   int64_t width, padded, score_width; ///< floats from row to row: of a head, of a panel row's whole, of scores
   float *q, *k, *v, *k_panels, *v_panels, *dk, *dv, *d_out, *rows_out, *scores, *d_scores, *sums;
@@ -155,7 +160,8 @@ struct HeadSpace {
 
 /// to[r][c] = (from[r][c] + bias[c]) * scale as fp32, zeros up to `width`.
 template <class T>
-inline void widen(const T* from, int64_t stride, const float* bias, float scale, int64_t rows, int64_t columns, float* to, int64_t width) {
+inline void widen(const T* from, int64_t stride, const float* bias, float scale, int64_t rows, int64_t columns,
+                  float* to, int64_t width) {
   const Wide factor = Wide::all(scale);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; c += Wide::kCount) {
@@ -171,7 +177,8 @@ inline void widen(const T* from, int64_t stride, const float* bias, float scale,
 
 /// to[r][c] = from[r][c] * scale, rounded to T.
 template <class T>
-inline void narrow(const float* from, int64_t width, float scale, int64_t rows, int64_t columns, T* to, int64_t stride) {
+inline void narrow(const float* from, int64_t width, float scale, int64_t rows, int64_t columns, T* to,
+                   int64_t stride) {
   const Wide factor = Wide::all(scale);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; c += Wide::kCount) {
@@ -202,13 +209,15 @@ inline void transpose_panels(const float* from, int64_t width, int64_t rows, int
 }
 
 /// scores[m][j] = a[m] . panels[j] for the rows of a block that starts at query q0, as far as a group of rows can see.
-inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* a, int64_t width, const float* panels, int64_t q0, int64_t rows, float* scores, int64_t ld) {
+inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* a, int64_t width, const float* panels,
+                         int64_t q0, int64_t rows, float* scores, int64_t ld) {
   for (int64_t first = 0; first < piece.seen_before(q0 + rows); first += kPanel) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
       const int64_t seen = round_up(piece.seen_before(q0 + m + group), Wide::kCount) - first;
       if (seen > 0) {
-        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1, panels + first * head_size, kPanel, scores + m * ld + first, ld);
+        multiply<false>(static_cast<int>(group), seen < kPanel ? seen : kPanel, head_size, a + m * width, width, 1,
+                        panels + first * head_size, kPanel, scores + m * ld + first, ld);
       }
     }
   }
@@ -277,8 +286,10 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
   const HeadSpace space(args, false, workspace);
   const int64_t width = space.width;
   const float* bias = args.bias != nullptr ? args.bias + head * size : nullptr;
-  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which, float scale, float* to) {
-    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which,
+                        float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row,
+          bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
   };
   part(args.q, args.q_at, 0, args.queries, 0, args.scale, space.q);
   R* out = head_at(static_cast<R*>(args.out), args.out_at, sample, head);
@@ -297,7 +308,8 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
       }
       for (int64_t m = 0; m < rows; m += kTileRows) {
         const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group), space.scores + m * space.score_width, space.score_width, 1, space.v, width,
+        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group),
+                        space.scores + m * space.score_width, space.score_width, 1, space.v, width,
                         space.rows_out + m * width, width);
       }
       for (int64_t m = 0; m < rows; ++m) {
@@ -341,7 +353,8 @@ inline void backward_row(float* p, float* dp, int64_t seen, float lse, const flo
 }
 
 /// to[c] = scale * sum over rows of from[r][c].
-inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t columns, float scale, bool add, float* sums, float* to) {
+inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t columns, float scale, bool add,
+                     float* sums, float* to) {
   for (int64_t c = 0; c < width; c += Wide::kCount) {
     Wide total = Wide::zero();
     for (int64_t r = 0; r < rows; ++r) {
@@ -376,8 +389,10 @@ void attention_backward_task(const AttentionArgs& args, int64_t task, float* wor
   float* dbias = args.dbias != nullptr ? args.dbias + sample * 3 * hidden + head * size : nullptr;
   const float* lse = args.lse + task * args.queries;
   const float* delta = args.delta != nullptr ? args.delta + task * args.queries : nullptr;
-  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which, float scale, float* to) {
-    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row, bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
+  const auto part = [&](const void* from, const HeadStrides& at, int64_t first, int64_t rows, int64_t which,
+                        float scale, float* to) {
+    widen(head_at(static_cast<const T*>(from), at, sample, head) + first * at.row, at.row,
+          bias != nullptr ? bias + which * hidden : nullptr, scale, rows, size, to, width);
   };
   const auto give = [&](const float* from, int64_t first, int64_t rows, float scale, void* to, const HeadStrides& at) {
     narrow(from, width, scale, rows, size, head_at(static_cast<R*>(to), at, sample, head) + first * at.row, at.row);
@@ -398,11 +413,13 @@ void attention_backward_task(const AttentionArgs& args, int64_t task, float* wor
       block_scores(piece, size, q, width, space.k_panels, q0, rows, space.scores, ld);
       block_scores(piece, size, space.d_out, width, space.v_panels, q0, rows, space.d_scores, ld);
       for (int64_t m = 0; m < rows; ++m) {
-        backward_row(space.scores + m * ld, space.d_scores + m * ld, piece.seen_before(q0 + m + 1), lse[q0 + m], delta != nullptr ? delta + q0 + m : nullptr);
+        backward_row(space.scores + m * ld, space.d_scores + m * ld, piece.seen_before(q0 + m + 1), lse[q0 + m],
+                     delta != nullptr ? delta + q0 + m : nullptr);
       }
       for (int64_t m = 0; m < rows; m += kTileRows) {
         const int64_t group = rows - m < kTileRows ? rows - m : kTileRows;
-        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group), space.d_scores + m * ld, ld, 1, space.k, width, space.rows_out + m * width, width);
+        multiply<false>(static_cast<int>(group), width, piece.seen_before(q0 + m + group), space.d_scores + m * ld, ld,
+                        1, space.k, width, space.rows_out + m * width, width);
       }
       if (space.all_rows != nullptr) {
         add_up(space.rows_out, rows * width, piece.first == 0, space.all_rows + q0 * width);
@@ -413,11 +430,14 @@ void attention_backward_task(const AttentionArgs& args, int64_t task, float* wor
         }
       }
       const int64_t past = q0 - piece.first_query(); // keys of the piece that all of a causal block's queries see
-      for (int64_t j = 0; j < seen; j += kTileRows) { // keys; of causal queries those before the first of them do not see them
+      for (int64_t j = 0; j < seen;
+           j += kTileRows) { // keys; of causal queries those before the first of them do not see them
         const int group = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
         const int64_t skip = args.causal && j > past ? j - past : 0;
-        multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width, width, space.dv + j * width, width);
-        multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width, space.dk + j * width, width);
+        multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width,
+                       width, space.dv + j * width, width);
+        multiply<true>(group, width, rows - skip, space.d_scores + skip * ld + j, 1, ld, q + skip * width, width,
+                       space.dk + j * width, width);
       }
     }
     give(space.dk, piece.first, piece.count, 1, args.dk, args.dk_at);

@@ -23,8 +23,10 @@ struct WideCodes {
   static constexpr int kCount = 16;
   const __m512 slope = _mm512_load_ps(kCodeMap<kSigned>.slope);
   const __m512 offset = _mm512_load_ps(kCodeMap<kSigned>.offset);
-  const __m512 code_slope[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_slope), _mm512_load_ps(kCodeMap<kSigned>.code_slope + 16)};
-  const __m512 code_offset[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_offset), _mm512_load_ps(kCodeMap<kSigned>.code_offset + 16)};
+  const __m512 code_slope[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_slope),
+                                _mm512_load_ps(kCodeMap<kSigned>.code_slope + 16)};
+  const __m512 code_offset[2] = {_mm512_load_ps(kCodeMap<kSigned>.code_offset),
+                                 _mm512_load_ps(kCodeMap<kSigned>.code_offset + 16)};
 
   void decode(const uint8_t* from, float scale, float* to) const {
     const __m512i all = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -73,7 +75,8 @@ struct Largest {
   __m512i bits = _mm512_setzero_si512();
 
   void add(const float* from) {
-    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(from)), _mm512_set1_epi32(0x7fffffff));
+    const __m512i magnitude =
+        _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(from)), _mm512_set1_epi32(0x7fffffff));
     bits = _mm512_maskz_max_epi32(0xffff, bits, magnitude);
   }
   uint32_t get() const {
@@ -143,7 +146,8 @@ struct Largest {
   __m256i bits = _mm256_setzero_si256();
 
   void add(const float* from) {
-    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(from)), _mm256_set1_epi32(0x7fffffff));
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(from)), _mm256_set1_epi32(0x7fffffff));
     bits = _mm256_max_epi32(bits, magnitude);
   }
   uint32_t get() const {

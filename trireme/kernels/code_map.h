@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k stands for a value of level z = kTop - k, that is in
-// (8^-(z+1), 8^-z], of 2^k evenly spaced ones; so both directions are a multiply-add with the level's two numbers.
+// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k stands for a value of level z = kTop - k, that
+// is in (8^-(z+1), 8^-z], of 2^k evenly spaced ones; so both directions are a multiply-add with the level's two
+// numbers.
 
 namespace trireme::kernels {
 namespace {
@@ -42,7 +43,8 @@ struct CodeMap {
   static constexpr uint32_t kMagnitude = kSigned ? 0x7f : 0xff;
   /// Half of this and less becomes 0; what is smaller needs no level of its own.
   static constexpr float kLeast = kSigned ? 0x1p-21F : 0x1p-24F;
-  // Decoding looks up by the lowest bits of the code's exponent as a float, encoding by those of the value's: 127 - 24 to 127.
+  // Decoding looks up by the lowest bits of the code's exponent as a float, encoding by those of the value's: 127 - 24
+  // to 127.
   alignas(64) float slope[16] = {};
   alignas(64) float offset[16] = {};
   alignas(64) float code_slope[32] = {};
@@ -82,7 +84,8 @@ TRIREME_DEVICE inline uint8_t encode_code(const CodeMap<kSigned>& map, float x, 
   const float unit = float_of(magnitude) * inverse;
   const float y = unit > CodeMap<kSigned>::kLeast ? unit : CodeMap<kSigned>::kLeast;
   const uint32_t entry = (bits_of(y) >> 23) & 31;
-  constexpr float kToInteger = 12582912.0F; // 1.5 * 2^23: adding it rounds to an integer in the lowest bits, ties to even
+  constexpr float kToInteger =
+      12582912.0F; // 1.5 * 2^23: adding it rounds to an integer in the lowest bits, ties to even
   const float rounded = (multiply_add(y, map.code_slope[entry], map.code_offset[entry]) + dither) + kToInteger;
   auto code = static_cast<int>(bits_of(rounded) - bits_of(kToInteger));
   constexpr auto kLargest = static_cast<int>(CodeMap<kSigned>::kMagnitude);

@@ -4,8 +4,16 @@
 
 namespace trireme::kernels {
 
-const FusedKernelSet kAvx512FusedKernels = {
-    &gelu,       &gelu_backward, &layer_norm,          &layer_norm_backward, &cross_entropy,     &cross_entropy_backward,
-    &column_sum, &add_bias,      &attention_workspace, &attention,           &attention_backward};
+const FusedKernelSet kAvx512FusedKernels = {&gelu,
+                                            &gelu_backward,
+                                            &layer_norm,
+                                            &layer_norm_backward,
+                                            &cross_entropy,
+                                            &cross_entropy_backward,
+                                            &column_sum,
+                                            &add_bias,
+                                            &attention_workspace,
+                                            &attention,
+                                            &attention_backward};
 
 } // namespace trireme::kernels

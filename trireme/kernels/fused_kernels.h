@@ -4,10 +4,11 @@
 
 #include <cstdint>
 
-/// Loops over whole layers of a transformer, forward and backward: one pass over memory each, one thread, no allocation.
+/// Loops over whole layers of a transformer, forward and backward: one pass over memory each, one thread, no
+/// allocation.
 ///
-/// Arrays are fp32 or bf16 (`element`: f32 or bf16, nothing else); arithmetic is done in fp32, stores round to nearest even.
-/// As in kernels.h every instruction set gives the same bits, and a row's result does not depend on which other
+/// Arrays are fp32 or bf16 (`element`: f32 or bf16, nothing else); arithmetic is done in fp32, stores round to nearest
+/// even. As in kernels.h every instruction set gives the same bits, and a row's result does not depend on which other
 /// rows a call treats. The scalar set is for proof, not for use: attention there costs a library call a multiplication.
 namespace trireme::kernels {
 
@@ -28,8 +29,8 @@ struct GeluArgs {
   Gelu form = Gelu::tanh;
 };
 
-/// h = x + residual + bias (either may be absent; then nothing is written to h), y = (h - mean) * rstd * weight + shift, over rows of `columns`.
-/// Source: Ba et al. 2016, arXiv:1607.06450.
+/// h = x + residual + bias (either may be absent; then nothing is written to h), y = (h - mean) * rstd * weight +
+/// shift, over rows of `columns`. Source: Ba et al. 2016, arXiv:1607.06450.
 struct LayerNormArgs {
   const void* x = nullptr;
   const void* residual = nullptr; ///< nullptr: h is x
@@ -55,9 +56,9 @@ struct LayerNormArgs {
 /// Cross-entropy of logits [rows, columns] against class numbers.
 ///
 /// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore.
-/// Backward: dlogits = (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may be written over the logits.
-/// Targets must be `ignore`, in [0, columns), or kElsewhere: the class is among columns that another rank has, so that the loss is lse alone
-/// and nothing is subtracted in backward.
+/// Backward: dlogits = (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may be written over the
+/// logits. Targets must be `ignore`, in [0, columns), or kElsewhere: the class is among columns that another rank has,
+/// so that the loss is lse alone and nothing is subtracted in backward.
 struct CrossEntropyArgs {
   static constexpr int64_t kElsewhere = -1;
   const void* logits = nullptr;
@@ -89,29 +90,32 @@ struct AddBiasArgs {
   Element element = Element::f32;
 };
 
-/// Distances in elements from sample to sample, head to head and row to row of a tensor [batch, heads, rows, head_size]; the columns of a row lie side by side.
+/// Distances in elements from sample to sample, head to head and row to row of a tensor [batch, heads, rows,
+/// head_size]; the columns of a row lie side by side.
 struct HeadStrides {
   int64_t sample = 0, head = 0, row = 0;
 };
 
-/// Attention of all heads, from and to wherever their rows lie, as in a projection's [batch, length, 3 * heads * head_size].
+/// Attention of all heads, from and to wherever their rows lie, as in a projection's [batch, length, 3 * heads *
+/// head_size].
 ///
-/// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above the diagonal are left out (keys == queries then).
-/// Backward recomputes the probabilities from lse. For attention to these keys alone lse is what forward wrote; where they are some of all keys, lse and
-/// `delta` are those of all, and dq, dk, dv these keys' part of the gradients.
-/// A task is one head of one sample, in the order batch-major. All in fp32.
-/// Cost of a task: about 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that backward.
-/// Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
+/// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above
+/// the diagonal are left out (keys == queries then). Backward recomputes the probabilities from lse. For attention to
+/// these keys alone lse is what forward wrote; where they are some of all keys, lse and `delta` are those of all, and
+/// dq, dk, dv these keys' part of the gradients. A task is one head of one sample, in the order batch-major. All in
+/// fp32. Cost of a task: about 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that
+/// backward. Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
 struct AttentionArgs {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   HeadStrides q_at, k_at, v_at;
   const float* bias = nullptr; ///< [3 * heads * head_size] for q, k and v, or nullptr
   void* out = nullptr;         ///< forward
   HeadStrides out_at;
-  float* lse = nullptr;        ///< [batch, heads, queries], written forward, read backward
-  const void* dout = nullptr;  ///< backward
+  float* lse = nullptr;       ///< [batch, heads, queries], written forward, read backward
+  const void* dout = nullptr; ///< backward
   HeadStrides dout_at;
-  const float* delta = nullptr; ///< [batch, heads, queries], sum over columns of dout * out; nullptr: worked out from these keys
+  const float* delta =
+      nullptr; ///< [batch, heads, queries], sum over columns of dout * out; nullptr: worked out from these keys
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
   HeadStrides dq_at, dk_at, dv_at;
   float* dbias = nullptr; ///< [batch, 3 * heads * head_size]: each sample's own sum; or nullptr
@@ -135,7 +139,8 @@ struct FusedKernelSet {
   void (*cross_entropy_backward)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
   void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
   void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
-  /// Floats that the last argument of the two functions below must point at for these sizes, one such area for each thread; best 64-byte aligned.
+  /// Floats that the last argument of the two functions below must point at for these sizes, one such area for each
+  /// thread; best 64-byte aligned.
   int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);
   void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
   void (*attention_backward)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);

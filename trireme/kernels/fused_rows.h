@@ -149,13 +149,15 @@ void gelu_backward_rows(const GeluArgs& args, int64_t begin, int64_t end) {
 
 void gelu(const GeluArgs& args, int64_t begin, int64_t end) {
   with_element(args.element, [&](auto t) {
-    args.form == Gelu::tanh ? gelu_rows<decltype(t), TanhGelu>(args, begin, end) : gelu_rows<decltype(t), ErfGelu>(args, begin, end);
+    args.form == Gelu::tanh ? gelu_rows<decltype(t), TanhGelu>(args, begin, end)
+                            : gelu_rows<decltype(t), ErfGelu>(args, begin, end);
   });
 }
 
 void gelu_backward(const GeluArgs& args, int64_t begin, int64_t end) {
   with_element(args.element, [&](auto t) {
-    args.form == Gelu::tanh ? gelu_backward_rows<decltype(t), TanhGelu>(args, begin, end) : gelu_backward_rows<decltype(t), ErfGelu>(args, begin, end);
+    args.form == Gelu::tanh ? gelu_backward_rows<decltype(t), TanhGelu>(args, begin, end)
+                            : gelu_backward_rows<decltype(t), ErfGelu>(args, begin, end);
   });
 }
 
@@ -286,7 +288,8 @@ void cross_entropy_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end
         sums[k] = sums[k] + exp(Wide::load(x + j + k * Wide::kCount) - shift);
       }
     }
-    each(n - whole, [&](int64_t j, const auto& at) { sums[0] = sums[0] + at.keep(exp(at.load(x + whole + j) - shift), 0); });
+    each(n - whole,
+         [&](int64_t j, const auto& at) { sums[0] = sums[0] + at.keep(exp(at.load(x + whole + j) - shift), 0); });
     const float lse = highest + __builtin_logf(sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
     args.lse[row] = lse;
     const int64_t target = args.target[row];
@@ -306,7 +309,9 @@ void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, in
       continue;
     }
     const Wide shift = Wide::all(args.lse[row]);
-    const Wide hit = target < 0 ? Wide::zero() : (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is written over
+    const Wide hit =
+        target < 0 ? Wide::zero()
+                   : (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is written over
     each(args.columns, [&](int64_t j, const auto& at) { at.store(exp(at.load(x + j) - shift) * scale, dx + j); });
     if (target >= 0) {
       hit.store(dx + target, 1);
@@ -341,7 +346,9 @@ void add_bias(const AddBiasArgs& args, int64_t begin, int64_t end) {
       const T* x = static_cast<const T*>(args.x) + row * args.columns;
       const T* residual = static_cast<const T*>(args.residual) + row * args.columns;
       T* out = static_cast<T*>(args.out) + row * args.columns;
-      each(args.columns, [&](int64_t j, const auto& at) { at.store(at.load(x + j) + at.load(args.bias + j) + at.load(residual + j), out + j); });
+      each(args.columns, [&](int64_t j, const auto& at) {
+        at.store(at.load(x + j) + at.load(args.bias + j) + at.load(residual + j), out + j);
+      });
     }
   });
 }

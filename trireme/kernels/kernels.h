@@ -32,7 +32,8 @@ struct CombineArgs {
   Combine combine = Combine::sum;
 };
 
-/// What enters a compressed mean: (grad_scale grad[i] + beta1 first[i]) / 2^k, where 2^k has the fp32 exponent exponents[i]; 0 where that is 0.
+/// What enters a compressed mean: (grad_scale grad[i] + beta1 first[i]) / 2^k, where 2^k has the fp32 exponent
+/// exponents[i]; 0 where that is 0.
 struct MomentumArgs {
   const void* grad = nullptr;
   /// f32, bf16 or f16.
@@ -45,33 +46,37 @@ struct MomentumArgs {
   const uint8_t* exponents = nullptr;
 };
 
-/// The kernels of one instruction set. Optimizers whose arrays are not all fp32 work on pieces of 1024 elements that are turned into
-/// fp32 and back while they are in the first cache: one loop each, whatever the types, and the same arithmetic.
+/// The kernels of one instruction set. Optimizers whose arrays are not all fp32 work on pieces of 1024 elements that
+/// are turned into fp32 and back while they are in the first cache: one loop each, whatever the types, and the same
+/// arithmetic.
 struct KernelSet {
   void (*adam)(const AdamArgs& args, int64_t begin, int64_t end);
   void (*sgd)(const SgdArgs& args, int64_t begin, int64_t end);
   void (*lion)(const LionArgs& args, int64_t begin, int64_t end);
   void (*adagrad)(const AdagradArgs& args, int64_t begin, int64_t end);
   void (*rmsprop)(const RmspropArgs& args, int64_t begin, int64_t end);
-  /// Updates the states; the parameters stay. The sums depend on where the range starts and ends, not on the instruction set.
+  /// Updates the states; the parameters stay. The sums depend on where the range starts and ends, not on the
+  /// instruction set.
   LambSums (*lamb_moments)(const LambArgs& args, int64_t begin, int64_t end);
   void (*lamb_apply)(const LambArgs& args, int64_t begin, int64_t end);
-  /// Reads elements [begin, end) of a state to to[0, end - begin), and writes them from there, rounded as StepArgs::seed says. What was
-  /// read and is written to nearest is the same.
+  /// Reads elements [begin, end) of a state to to[0, end - begin), and writes them from there, rounded as
+  /// StepArgs::seed says. What was read and is written to nearest is the same.
   void (*decode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, float* to);
-  void (*encode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from, uint32_t seed);
+  void (*encode_state)(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from,
+                       uint32_t seed);
   /// Sum of squares of x[0, n), f32, bf16 or f16, in double. Element i goes to partial sum i mod 32, so the result
-  /// depends on where the range starts and ends, not on the instruction set. It is finite if and only if every element is: squares
-  /// of floats cannot overflow a double, so a finite check needs no pass of its own.
+  /// depends on where the range starts and ends, not on the instruction set. It is finite if and only if every element
+  /// is: squares of floats cannot overflow a double, so a finite check needs no pass of its own.
   double (*squared_norm)(const void* x, Element type, int64_t n);
   /// Elements [begin, end) of the arrays.
   void (*combine)(const CombineArgs& args, int64_t begin, int64_t end);
-  /// Bit i % 8 of bits[i / 8] is 1 where x[i] is at least 0 (zeros of either sign are, NaN is not), for [0, n); bits behind n are 0. Leaves in x what
-  /// these signs times `scale` lack of it. Cost: reads and writes x once.
+  /// Bit i % 8 of bits[i / 8] is 1 where x[i] is at least 0 (zeros of either sign are, NaN is not), for [0, n); bits
+  /// behind n are 0. Leaves in x what these signs times `scale` lack of it. Cost: reads and writes x once.
   void (*pack_signs)(float* x, int64_t n, float scale, uint8_t* bits);
   /// Adds `scale` to sum[i] where its bit is 1, else -scale.
   void (*add_signs)(const uint8_t* bits, int64_t n, float scale, float* sum);
-  /// Multiplies x[i] by the power of two whose exponent, as fp32 has it, is exponents[i], or by its inverse; 0: by 0. For exponents up to 253.
+  /// Multiplies x[i] by the power of two whose exponent, as fp32 has it, is exponents[i], or by its inverse; 0: by 0.
+  /// For exponents up to 253.
   void (*scale_by_powers)(const uint8_t* exponents, int64_t n, bool inverse, float* x);
   /// Adds the numbers of elements [begin, end) to to[0, end - begin).
   void (*add_momentum)(const MomentumArgs& args, int64_t begin, int64_t end, float* to);

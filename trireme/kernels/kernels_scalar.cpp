@@ -7,7 +7,9 @@
 
 namespace trireme::kernels {
 
-const KernelSet kScalarKernels = {&adam, &sgd, &lion, &adagrad, &rmsprop, &lamb_moments, &lamb_apply,
-                                    &decode_state, &encode_state, &squared_norm, &combine, &pack_signs, &add_signs, &scale_by_powers, &add_momentum, &add_quotients, &stream_copy};
+const KernelSet kScalarKernels = {&adam,          &sgd,        &lion,         &adagrad,         &rmsprop,
+                                  &lamb_moments,  &lamb_apply, &decode_state, &encode_state,    &squared_norm,
+                                  &combine,       &pack_signs, &add_signs,    &scale_by_powers, &add_momentum,
+                                  &add_quotients, &stream_copy};
 
 } // namespace trireme::kernels

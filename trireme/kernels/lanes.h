@@ -98,7 +98,8 @@ inline Lanes sqrt(Lanes a) {
   return {_mm512_maskz_sqrt_ps(0xffff, a.x)};
 }
 inline Lanes sign(Lanes a) {
-  const __m512 one = _mm512_mask_mov_ps(a.x, _mm512_cmp_ps_mask(a.x, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(1));
+  const __m512 one =
+      _mm512_mask_mov_ps(a.x, _mm512_cmp_ps_mask(a.x, _mm512_setzero_ps(), _CMP_GT_OQ), _mm512_set1_ps(1));
   return {_mm512_mask_mov_ps(one, _mm512_cmp_ps_mask(a.x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_set1_ps(-1))};
 }
 

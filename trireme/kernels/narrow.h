@@ -81,7 +81,8 @@ inline Lanes Bf16::load(const Raw* p) {
 inline void Bf16::store(Raw* p, Lanes lanes) {
   const __m512i u = _mm512_castps_si512(lanes.x);
   const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_maskz_srli_epi32(0xffff, _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded =
+      _mm512_maskz_srli_epi32(0xffff, _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(lanes.x, lanes.x, _CMP_UNORD_Q);
   const __m512i safe = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, safe));
@@ -113,7 +114,8 @@ inline Lanes F16::load(const Raw* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline void F16::store(Raw* p, Lanes lanes) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(lanes.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(lanes.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #else
@@ -143,8 +145,10 @@ inline void store_stochastic_bf16(uint16_t* p, ScalarLanes x, uint32_t seed) {
 
 inline __m512i random_bits(__m512i bits, uint32_t seed) {
   __m512i hash = _mm512_xor_si512(bits, _mm512_set1_epi32(static_cast<int>(seed)));
-  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 16)), _mm512_set1_epi32(static_cast<int>(0x85ebca6bU)));
-  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 13)), _mm512_set1_epi32(static_cast<int>(0xc2b2ae35U)));
+  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 16)),
+                            _mm512_set1_epi32(static_cast<int>(0x85ebca6bU)));
+  hash = _mm512_mullo_epi32(_mm512_xor_si512(hash, _mm512_maskz_srli_epi32(0xffff, hash, 13)),
+                            _mm512_set1_epi32(static_cast<int>(0xc2b2ae35U)));
   return _mm512_maskz_srli_epi32(0xffff, hash, 16);
 }
 inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {
@@ -163,8 +167,10 @@ inline __m512 dither(__m512i bits, uint32_t seed) {
 
 inline __m256i random_bits(__m256i bits, uint32_t seed) {
   __m256i hash = _mm256_xor_si256(bits, _mm256_set1_epi32(static_cast<int>(seed)));
-  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 16)), _mm256_set1_epi32(static_cast<int>(0x85ebca6bU)));
-  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 13)), _mm256_set1_epi32(static_cast<int>(0xc2b2ae35U)));
+  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 16)),
+                            _mm256_set1_epi32(static_cast<int>(0x85ebca6bU)));
+  hash = _mm256_mullo_epi32(_mm256_xor_si256(hash, _mm256_srli_epi32(hash, 13)),
+                            _mm256_set1_epi32(static_cast<int>(0xc2b2ae35U)));
   return _mm256_srli_epi32(hash, 16);
 }
 inline void store_stochastic_bf16(uint16_t* p, Lanes lanes, uint32_t seed) {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// What the optimizer kernels are given: plain structs only (see kernels.h). Arrays of one call have the same length; a kernel
-// works on [begin, end) of all of them.
+// What the optimizer kernels are given: plain structs only (see kernels.h). Arrays of one call have the same length; a
+// kernel works on [begin, end) of all of them.
 
 namespace trireme::kernels {
 
@@ -20,13 +20,14 @@ inline constexpr uint32_t kToNearest = 0;
 
 /// An optimizer state: f32, bf16, or u8 for block-wise 8 bits.
 ///
-/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and value() is a
-/// dynamic tree map from [0, 255] to [0, 1], or with a sign to [-1, 1]: the smaller a value, the fewer bits its fraction has. Levels
-/// differ by 8 instead of the paper's 10, which makes every value() exact in fp32, so that encoding a decoded block gives the same
-/// codes. Unsigned: 128 steps from 1/8 to 1, then 64 from 1/64 to 1/8, down to 8^-7; what is above 0 never becomes 0, so that a
-/// second moment stays a divisor. Signed: half as many steps, down to 8^-6. A block with inf or nan reads as nan; one whose largest
-/// magnitude is below 2^-96 as 0. Ranges begin at a multiple of 256, and end at one or at the array's end.
-/// Source: Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization, arXiv:2110.02861.
+/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and
+/// value() is a dynamic tree map from [0, 255] to [0, 1], or with a sign to [-1, 1]: the smaller a value, the fewer
+/// bits its fraction has. Levels differ by 8 instead of the paper's 10, which makes every value() exact in fp32, so
+/// that encoding a decoded block gives the same codes. Unsigned: 128 steps from 1/8 to 1, then 64 from 1/64 to 1/8,
+/// down to 8^-7; what is above 0 never becomes 0, so that a second moment stays a divisor. Signed: half as many steps,
+/// down to 8^-6. A block with inf or nan reads as nan; one whose largest magnitude is below 2^-96 as 0. Ranges begin at
+/// a multiple of 256, and end at one or at the array's end. Source: Dettmers et al. 2022, 8-bit Optimizers via
+/// Block-wise Quantization, arXiv:2110.02861.
 struct StateArray {
   void* values = nullptr;
   Element type = Element::f32;
@@ -46,12 +47,13 @@ struct StepArgs {
   Element copy_type = Element::bf16;
   /// Multiplied into each gradient as it is read.
   float grad_scale = 1;
-  /// Where the factor is when only the device knows it: one number in the memory of the arrays, in place of grad_scale. NaN there: the call
-  /// changes nothing, because gradients were not finite.
+  /// Where the factor is when only the device knows it: one number in the memory of the arrays, in place of grad_scale.
+  /// NaN there: the call changes nothing, because gradients were not finite.
   const float* device_grad_scale = nullptr;
-  /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step; or kToNearest,
-  /// which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot fall at beta2 = 0.999).
-  /// The random bits are a hash of the seed and of the number that is rounded, so neither cuts nor places matter.
+  /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step;
+  /// or kToNearest, which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot
+  /// fall at beta2 = 0.999). The random bits are a hash of the seed and of the number that is rounded, so neither cuts
+  /// nor places matter.
   uint32_t seed = kToNearest;
 };
 
@@ -62,9 +64,9 @@ struct StepArgs {
 ///   v = beta2 v + (1 - beta2) g^2
 ///   param = param * param_scale - step_size * m / (sqrt(v) * root_scale + eps)
 ///
-/// Cost: 28 bytes of memory traffic an element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16 states besides, 16 with
-/// 8-bit states.
-/// Source: Kingma & Ba 2015, arXiv:1412.6980; Loshchilov & Hutter 2019, arXiv:1711.05101.
+/// Cost: 28 bytes of memory traffic an element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16
+/// states besides, 16 with 8-bit states. Source: Kingma & Ba 2015, arXiv:1412.6980; Loshchilov & Hutter 2019,
+/// arXiv:1711.05101.
 struct AdamArgs : StepArgs {
   StateArray exp_avg;
   /// Unsigned.
@@ -182,8 +184,8 @@ struct LambArgs : StepArgs {
   float step_size = 0;
 };
 
-/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio, |param| / |u| kept within the limits, or 1
-/// where either is 0. In double, rounded once.
+/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio, |param| / |u| kept
+/// within the limits, or 1 where either is 0. In double, rounded once.
 struct LambScale {
   double lr_times_correction = 0;
   double min_coeff = 0;

@@ -55,7 +55,9 @@ template <class V, int kBatch, class T, class Rule>
 inline void step_batch(const Rule& rule, V grad_scale, uint32_t seed, const Elements& e, int64_t i) {
   using Grad = typename T::G;
   using State = typename T::S;
-  const auto state_at = [&](int s, int k) { return static_cast<typename State::Raw*>(e.states[s]) + i + k * V::kCount; };
+  const auto state_at = [&](int s, int k) {
+    return static_cast<typename State::Raw*>(e.states[s]) + i + k * V::kCount;
+  };
   V g[kBatch], s[kMostStates][kBatch];
 #pragma GCC unroll 8
   for (int k = 0; k < kBatch; ++k) {
@@ -107,7 +109,8 @@ inline void step_batch(const Rule& rule, V grad_scale, uint32_t seed, const Elem
 /// A rule's scalars in registers of both widths.
 template <template <class> class Rule, class T = Floats>
 struct Stepper {
-  explicit Stepper(const typename Rule<Lanes>::Args& args) : wide(args), single(args), grad_scale(args.grad_scale), seed(args.seed) {}
+  explicit Stepper(const typename Rule<Lanes>::Args& args)
+      : wide(args), single(args), grad_scale(args.grad_scale), seed(args.seed) {}
 
   void operator()(const Elements& e, int64_t begin, int64_t end) const {
     int64_t i = begin;
@@ -211,8 +214,8 @@ void step_in_place(const typename Rule<Lanes>::Args& args, int64_t begin, int64_
   stepper(e, begin, end);
 }
 
-/// fp32 has a loop of its own; where kMixed, so have bf16 gradients with a bf16 copy and fp32 or bf16 states: conversions in registers
-/// cost less than through the first cache.
+/// fp32 has a loop of its own; where kMixed, so have bf16 gradients with a bf16 copy and fp32 or bf16 states:
+/// conversions in registers cost less than through the first cache.
 template <template <class> class Rule, bool kMixed = false>
 void step(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
   const auto all_states = [&](Element type) {

@@ -3,7 +3,8 @@
 #include <trireme/kernels/device.h>
 #include <trireme/kernels/optimizer_args.h>
 
-// The arithmetic of each optimizer on registers of floats (lanes.h; on CUDA one float, cuda/lane.cuh). A rule has up to three states; the loop calls, array after array,
+// The arithmetic of each optimizer on registers of floats (lanes.h; on CUDA one float, cuda/lane.cuh). A rule has up to
+// three states; the loop calls, array after array,
 //   g = gradient(g, p)        when kDecayInGradient
 //   s0 = first(g, s0)         which may change g
 //   s1 = second(g, s0, s1), s2 = third(g, s0, s1, s2)
@@ -186,7 +187,8 @@ struct Adagrad {
   static constexpr bool kDecayInGradient = true;
   static constexpr bool kSteps = true;
 
-  explicit Adagrad(const AdagradArgs& args) : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
+  explicit Adagrad(const AdagradArgs& args)
+      : weight_decay(V::all(args.weight_decay)), lr(V::all(args.lr)), eps(V::all(args.eps)) {}
 
   TRIREME_DEVICE static const StateArray& state(const AdagradArgs& args, int) {
     return args.sum;

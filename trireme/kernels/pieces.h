@@ -14,7 +14,8 @@ namespace {
 
 /// Elements of a piece: with its fp32 copies it stays in the first cache. A multiple of kStateBlock.
 constexpr int64_t kPiece = 1024;
-/// Length of a piece's copy. Not a multiple of 4 KiB: a load would wait for stores to another array at the same place of its page.
+/// Length of a piece's copy. Not a multiple of 4 KiB: a load would wait for stores to another array at the same place
+/// of its page.
 constexpr int64_t kRoom = kPiece + 80;
 
 template <class F>
@@ -61,7 +62,8 @@ __attribute__((noinline)) void write_copy(const float* from, void* array, Elemen
 }
 
 /// Elements [begin, begin + n): where they are, or in `room`.
-__attribute__((noinline)) const float* floats_of(const void* array, Element type, int64_t begin, int64_t n, float* room) {
+__attribute__((noinline)) const float* floats_of(const void* array, Element type, int64_t begin, int64_t n,
+                                                 float* room) {
   if (type == Element::f32) {
     return static_cast<const float*>(array) + begin;
   }
@@ -84,14 +86,16 @@ __attribute__((noinline)) float* state_floats(const StateArray& state, int64_t b
   }
   const auto* const codes = static_cast<const uint8_t*>(state.values) + begin;
   for (int64_t i = 0; i < n; i += kStateBlock) {
-    decode_block<kSigned>(codes + i, state.scales[(begin + i) / kStateBlock], n - i < kStateBlock ? n - i : kStateBlock, room + i);
+    decode_block<kSigned>(codes + i, state.scales[(begin + i) / kStateBlock], n - i < kStateBlock ? n - i : kStateBlock,
+                          room + i);
   }
   return room;
 }
 
 /// Puts back what state_floats() gave; nothing to do where it gave the array itself.
 template <bool kSigned>
-__attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* from, uint32_t seed) {
+__attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* from,
+                                          uint32_t seed) {
   if (state.type == Element::f32) {
     return;
   }
@@ -105,19 +109,22 @@ __attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin
   }
   auto* const codes = static_cast<uint8_t*>(state.values) + begin;
   for (int64_t i = 0; i < n; i += kStateBlock) {
-    state.scales[(begin + i) / kStateBlock] = encode_block<kSigned>(from + i, n - i < kStateBlock ? n - i : kStateBlock, seed, codes + i);
+    state.scales[(begin + i) / kStateBlock] =
+        encode_block<kSigned>(from + i, n - i < kStateBlock ? n - i : kStateBlock, seed, codes + i);
   }
 }
 
 void decode_state(const StateArray& state, bool is_signed, int64_t begin, int64_t end, float* to) {
   const int64_t n = end - begin;
-  const float* const found = is_signed ? state_floats<true>(state, begin, n, to) : state_floats<false>(state, begin, n, to);
+  const float* const found =
+      is_signed ? state_floats<true>(state, begin, n, to) : state_floats<false>(state, begin, n, to);
   if (found != to) {
     __builtin_memcpy(to, found, static_cast<size_t>(n) * sizeof(float));
   }
 }
 
-void encode_state(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from, uint32_t seed) {
+void encode_state(const StateArray& state, bool is_signed, int64_t begin, int64_t end, const float* from,
+                  uint32_t seed) {
   const int64_t n = end - begin;
   if (state.type == Element::f32) {
     __builtin_memcpy(static_cast<float*>(state.values) + begin, from, static_cast<size_t>(n) * sizeof(float));

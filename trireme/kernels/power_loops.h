@@ -21,7 +21,8 @@ inline constexpr uint32_t kInverse = 254;
 inline Lanes powers(const uint8_t* exponents, bool inverse) {
   const __m512i e = _mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents)));
   const __mmask16 alive = _mm512_test_epi32_mask(e, e);
-  const __m512i signed_e = inverse ? _mm512_maskz_sub_epi32(alive, _mm512_set1_epi32(static_cast<int>(kInverse)), e) : e;
+  const __m512i signed_e =
+      inverse ? _mm512_maskz_sub_epi32(alive, _mm512_set1_epi32(static_cast<int>(kInverse)), e) : e;
   return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, signed_e, kMantissaBits))};
 }
 
@@ -30,7 +31,8 @@ inline Lanes powers(const uint8_t* exponents, bool inverse) {
 inline Lanes powers(const uint8_t* exponents, bool inverse) {
   const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents)));
   const __m256i dead = _mm256_cmpeq_epi32(e, _mm256_setzero_si256());
-  const __m256i signed_e = inverse ? _mm256_andnot_si256(dead, _mm256_sub_epi32(_mm256_set1_epi32(static_cast<int>(kInverse)), e)) : e;
+  const __m256i signed_e =
+      inverse ? _mm256_andnot_si256(dead, _mm256_sub_epi32(_mm256_set1_epi32(static_cast<int>(kInverse)), e)) : e;
   return {_mm256_castsi256_ps(_mm256_slli_epi32(signed_e, kMantissaBits))};
 }
 
@@ -98,9 +100,11 @@ void add_numbers(const MomentumArgs& args, int64_t begin, int64_t end, float* to
 
 void add_momentum(const MomentumArgs& args, int64_t begin, int64_t end, float* to) {
   if (args.first != nullptr) {
-    args.exponents != nullptr ? add_numbers<true, true>(args, begin, end, to) : add_numbers<true, false>(args, begin, end, to);
+    args.exponents != nullptr ? add_numbers<true, true>(args, begin, end, to)
+                              : add_numbers<true, false>(args, begin, end, to);
   } else {
-    args.exponents != nullptr ? add_numbers<false, true>(args, begin, end, to) : add_numbers<false, false>(args, begin, end, to);
+    args.exponents != nullptr ? add_numbers<false, true>(args, begin, end, to)
+                              : add_numbers<false, false>(args, begin, end, to);
   }
 }
 

@@ -72,7 +72,8 @@ void add_signs(const uint8_t* bits, int64_t n, float scale, float* sum) {
     }
   }
   for (; i < n; ++i) {
-    (ScalarLanes::load(sum + i) + choose(bits[i / 8] >> (i % 8), ScalarLanes::all(scale), ScalarLanes::all(-scale))).store(sum + i);
+    (ScalarLanes::load(sum + i) + choose(bits[i / 8] >> (i % 8), ScalarLanes::all(scale), ScalarLanes::all(-scale)))
+        .store(sum + i);
   }
 }
 

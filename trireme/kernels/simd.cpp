@@ -45,7 +45,7 @@ bool supported(Simd simd) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   }
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && supported(Simd::avx2);
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && supported(Simd::avx2);
 #else
   return false;
 #endif
@@ -62,10 +62,8 @@ Simd parse_simd(std::string_view text) {
     }
     choices += (choices.empty() ? "" : ", ") + std::string(name(simd));
   }
-  throw InputError(
-      "kernels",
-      concat("TRIREME_SIMD is \"", text, "\", which this machine cannot run."),
-      concat("Unset it, or use one of: ", choices, "."));
+  throw InputError("kernels", concat("TRIREME_SIMD is \"", text, "\", which this machine cannot run."),
+                   concat("Unset it, or use one of: ", choices, "."));
 }
 
 Simd active_simd() {

@@ -97,7 +97,8 @@ inline Lanes min(Lanes a, Lanes b) {
   return {_mm256_min_ps(a.x, b.x)};
 }
 inline Lanes scale_exponent(Lanes x, Lanes t) {
-  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.x), _mm256_slli_epi32(_mm256_castps_si256(t.x), 23)))};
+  return {
+      _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.x), _mm256_slli_epi32(_mm256_castps_si256(t.x), 23)))};
 }
 inline Lanes zero_below(Lanes x, Lanes bound, Lanes value) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.x, bound.x, _CMP_NLT_UQ), value.x)};
@@ -118,7 +119,8 @@ inline void store(Lanes x, Bf16* p) {
   const __m256i high = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.x, x.x, _CMP_UNORD_Q));
   const __m256i safe = _mm256_blendv_epi8(high, _mm256_set1_epi32(0x7fc0), nan);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(safe), _mm256_extracti128_si256(safe, 1)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi32(_mm256_castsi256_si128(safe), _mm256_extracti128_si256(safe, 1)));
 }
 
 #endif
@@ -268,7 +270,7 @@ inline Wide exp(const Wide& x) {
 /// e^(z^2) erfc(z) for z in [0, 12], fitted to 4e-8 as a polynomial of 1 / (1 + 0.35 z).
 inline Wide scaled_erfc(const Wide& z) {
   const Wide t = Wide::all(1.0f) / fma(z, Wide::all(0.35f), Wide::all(1.0f));
-  constexpr float kCoefficients[] = {-0.35728246f, 0.740107954f, -0.60882026f, 0.564370573f, -0.017540358f,
+  constexpr float kCoefficients[] = {-0.35728246f, 0.740107954f, -0.60882026f, 0.564370573f,   -0.017540358f,
                                      0.232940122f, 0.189528227f, 0.198218852f, -3.08400858e-5f};
   Wide p = Wide::all(0.0585081279f);
   for (float coefficient : kCoefficients) {

@@ -57,8 +57,9 @@ class Agent : private PlaceEvents {
       }
       if (!over_ && !lease_.held(host_time())) {
         over_ = true;
-        tell({{"is", "say"}, {"text", concat("the agent has not heard of the launcher for ",
-            format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
+        tell({{"is", "say"},
+              {"text", concat("the agent has not heard of the launcher for ",
+                              format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
       }
       advance();
     }
@@ -118,7 +119,8 @@ class Agent : private PlaceEvents {
       reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
       while (const auto line = reader_.next()) {
         if (!line->message) {
-          throw InputError("agent", "what came is no order", "trireme starts its agents itself, see docs/launching.md.");
+          throw InputError("agent", "what came is no order",
+                           "trireme starts its agents itself, see docs/launching.md.");
         }
         try {
           obey(*line->message);
@@ -238,7 +240,7 @@ class Agent : private PlaceEvents {
 
 int run_agent() {
   fill_standard_descriptors();
-  ::prctl(PR_SET_PDEATHSIG, 0);  // the end of the input shows it too, and leaves time to kill all ranks
+  ::prctl(PR_SET_PDEATHSIG, 0); // the end of the input shows it too, and leaves time to kill all ranks
   return Agent().run();
 }
 

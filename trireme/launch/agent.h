@@ -2,10 +2,9 @@
 
 namespace trireme::launch {
 
-/// `trireme agent`: runs ranks on this machine for a launcher on another one, which talks to it over standard input and output
-/// (see messages.h). It kills its ranks and ends when its input ends, on SIGTERM, SIGINT or SIGHUP, or when its lease
-/// runs out because
-/// no answer of the launcher came (lease.h).
+/// `trireme agent`: runs ranks on this machine for a launcher on another one, which talks to it over standard input and
+/// output (see messages.h). It kills its ranks and ends when its input ends, on SIGTERM, SIGINT or SIGHUP, or when its
+/// lease runs out because no answer of the launcher came (lease.h).
 ///
 /// Orders: job (first; host, folder, run_id, secret, env, lease_s), listen (address, ranks), start (share), signal,
 /// stop

@@ -24,8 +24,10 @@ constexpr milliseconds kGoodBye{2000};
 } // namespace
 
 AgentProcess::AgentProcess(const std::vector<std::string>& command, const SignalWatch& signals)
-    : program_(std::filesystem::path(command.front()).filename().string()), from_(make_pipe()),
-        complaints_(make_pipe()), to_(make_pipe()) {
+    : program_(std::filesystem::path(command.front()).filename().string()),
+      from_(make_pipe()),
+      complaints_(make_pipe()),
+      to_(make_pipe()) {
   set_nonblocking(from_.read.get());
   set_nonblocking(complaints_.read.get());
   SpawnRequest request;

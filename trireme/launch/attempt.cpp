@@ -32,13 +32,19 @@ std::string now_text() {
 
 } // namespace
 
-Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command)
-    : job_(job), number_(number), members_(std::move(members)), address_(std::move(address)), command_(std::move(command)),
+Attempt::Attempt(const Job& job, int number, std::vector<Member> members, std::string address,
+                 std::vector<std::string> command)
+    : job_(job),
+      number_(number),
+      members_(std::move(members)),
+      address_(std::move(address)),
+      command_(std::move(command)),
       started_at_(Clock::now()),
-          began_at_(duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()),
-          lost_(members_.size(), false) {}
+      began_at_(duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()),
+      lost_(members_.size(), false) {}
 
-Attempt::Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task)
+Attempt::Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command,
+                 Task task)
     : Attempt(job, number, std::vector{std::move(member)}, std::move(address), std::move(command)) {
   task_ = std::move(task);
   released_ = false;
@@ -100,18 +106,21 @@ Outcome Attempt::outcome() const {
   outcome.not_started = !started_;
   outcome.cause = describe_failure();
   if (received_signal_ != 0) {
-    const auto ended_by_signal = [this](const Rank& rank) { return !rank.live && WIFSIGNALED(rank.end.wait_status)
-        && WTERMSIG(rank.end.wait_status) == stop_signal_; };
-    const bool all_done = started_ && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return !rank.live && (rank.end.wait_status == 0 || (asked_to_end_ && ended_by_signal(rank)));
-    });
+    const auto ended_by_signal = [this](const Rank& rank) {
+      return !rank.live && WIFSIGNALED(rank.end.wait_status) && WTERMSIG(rank.end.wait_status) == stop_signal_;
+    };
+    const bool all_done =
+        started_ && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+          return !rank.live && (rank.end.wait_status == 0 || (asked_to_end_ && ended_by_signal(rank)));
+        });
     // Ranks answer the signal before they meet the others, and no step is done before all have met.
     const bool no_step = job_.options.progress && !stepped();
-    outcome.not_begun = preempting() && !failure_ && (!started_
-        || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
+    outcome.not_begun = preempting() && !failure_ &&
+                        (!started_ || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
     const bool had_nothing_to_do = asked_to_end_ && !started_;
-    outcome.exit_code = outcome.not_begun || had_nothing_to_do || ((preempting() || asked_to_end_) && all_done) ? 0
-        : 128 + received_signal_;
+    outcome.exit_code = outcome.not_begun || had_nothing_to_do || ((preempting() || asked_to_end_) && all_done)
+                            ? 0
+                            : 128 + received_signal_;
   } else if (failure_) {
     outcome.exit_code = failure_->rank ? exit_code_of(ranks_[*failure_->rank].end.wait_status) : 1;
   }
@@ -161,7 +170,9 @@ void Attempt::start_all() {
       const Shown shown = options.all_output ? Shown::with_prefix : rank == 0 ? Shown::as_it_is : Shown::not_at_all;
       ranks_.push_back({task_ ? RankOutput(task_->number, job_.log_dir, heading, task_->shown, job_.screen, task_->kind)
                               : RankOutput(rank, job_.log_dir, heading, shown, job_.screen),
-                        member, false, {}});
+                        member,
+                        false,
+                        {}});
     }
   }
   Share share;
@@ -261,7 +272,8 @@ void Attempt::say(std::string_view words) {
 }
 
 bool Attempt::anything_left() const {
-  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.place.state() == Place::State::running; });
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.place.state() == Place::State::running; });
 }
 
 void Attempt::advance() {
@@ -280,11 +292,12 @@ void Attempt::advance() {
   if (phase_ == Phase::assembling && (failure_ || received_signal_ != 0)) {
     stop();
   }
-  if (phase_ == Phase::running && (received_signal_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !others_may_explain())))) {
+  if (phase_ == Phase::running &&
+      (received_signal_ != 0 || live_ == 0 || (failure_ && (now >= stop_at_ || !others_may_explain())))) {
     stop();
   }
   if (phase_ == Phase::stopping) {
-    if (live_ == 0 && !leftovers_reported_) {  // report what they left behind too
+    if (live_ == 0 && !leftovers_reported_) { // report what they left behind too
       leftovers_reported_ = true;
       for (const Member& member : members_) {
         member.place.stop(SIGTERM);
@@ -316,7 +329,7 @@ void Attempt::stop() {
   }
   report_failure();
   for (const Member& member : members_) {
-    if (preempting()) {  // their children go on until the ranks have saved
+    if (preempting()) { // their children go on until the ranks have saved
       member.place.signal(stop_signal_);
     } else {
       member.place.stop(stop_signal_);

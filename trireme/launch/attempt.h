@@ -71,7 +71,8 @@ struct Task {
 class Attempt : private PlaceEvents {
  public:
   /// `number` counts from 0. Ranks meet at `address`, the first member's.
-  Attempt(const Job& job, int number, std::vector<Member> members, std::string address, std::vector<std::string> command);
+  Attempt(const Job& job, int number, std::vector<Member> members, std::string address,
+          std::vector<std::string> command);
   /// The same for one task. It is not started before release(), and its place's socket stays open for later starts.
   Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task);
   /// Does all of the following until it is over.

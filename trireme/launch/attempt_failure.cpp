@@ -19,7 +19,8 @@ using std::chrono::milliseconds;
 
 // All ranks mostly meet the same bad input at the same time: rank 0 gets this long to say it in its own words.
 constexpr milliseconds kRankZeroSpeaks{500};
-// A rank whose error ends the others may end after them: it leaves its groups, and then its threads, its memory, perhaps a core dump.
+// A rank whose error ends the others may end after them: it leaves its groups, and then its threads, its memory,
+// perhaps a core dump.
 constexpr milliseconds kBlamedEnds{5000};
 
 } // namespace
@@ -27,8 +28,9 @@ constexpr milliseconds kBlamedEnds{5000};
 void Attempt::note_ends() {
   const std::vector<size_t> ended = std::exchange(ended_, {});
   if (phase_ == Phase::stopping && preempting()) {
-    const bool failed = std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
-    if (failed) {  // the others cannot save without it
+    const bool failed =
+        std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
+    if (failed) { // the others cannot save without it
       deadline_ = std::min(deadline_, in_seconds(std::min(grace_, kFailureGrace)));
     }
   }
@@ -61,7 +63,9 @@ bool Attempt::wrong_input(size_t number) const {
 }
 
 Blame Attempt::blame_of(size_t number) const {
-  return !says_why(number) ? Blame() : blame_in(ranks_[number].output.last_lines().lines(), static_cast<int>(number), static_cast<int>(ranks_.size()));
+  return !says_why(number) ? Blame()
+                           : blame_in(ranks_[number].output.last_lines().lines(), static_cast<int>(number),
+                                      static_cast<int>(ranks_.size()));
 }
 
 // Of the ranks that this one's error blames those that have failed or, if `living`, still run.
@@ -69,7 +73,8 @@ std::vector<size_t> Attempt::blamed_by(size_t number, bool living) const {
   std::vector<size_t> found;
   const Blame blame = blame_of(number);
   for (size_t i = 0; i < ranks_.size() && blame.others; ++i) {
-    const bool meant = i != number && (blame.ranks.empty() || std::count(blame.ranks.begin(), blame.ranks.end(), static_cast<int>(i)) > 0);
+    const bool meant = i != number && (blame.ranks.empty() ||
+                                       std::count(blame.ranks.begin(), blame.ranks.end(), static_cast<int>(i)) > 0);
     if (meant && (living ? ranks_[i].live : !ranks_[i].live && ranks_[i].end.wait_status != 0)) {
       found.push_back(i);
     }
@@ -87,10 +92,9 @@ size_t Attempt::culprit() const {
       return way.back();
     }
     // Of several, one that was killed, or one that blames nobody itself.
-    const auto likelihood = [this](size_t i) {
-      return !says_why(i) ? 2 : blame_of(i).others ? 0 : 1;
-    };
-    way.push_back(*std::max_element(next.begin(), next.end(), [&](size_t a, size_t b) { return likelihood(a) < likelihood(b); }));
+    const auto likelihood = [this](size_t i) { return !says_why(i) ? 2 : blame_of(i).others ? 0 : 1; };
+    way.push_back(
+        *std::max_element(next.begin(), next.end(), [&](size_t a, size_t b) { return likelihood(a) < likelihood(b); }));
   }
 }
 
@@ -125,14 +129,16 @@ void Attempt::note_lost_places() {
     if (task_) {
       ranks = concat(" (", name(0), ")");
     } else if (!there.empty()) {
-      ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")") : concat(" (ranks ", there.front(), " to ", there.back(), ")");
+      ranks = there.size() == 1 ? concat(" (rank ", there.front(), ")")
+                                : concat(" (ranks ", there.front(), " to ", there.back(), ")");
     }
     if (received_signal_ == 0) {
       job_.screen.say(concat("host ", member.name, ranks, " is lost: ", member.place.why_lost()));
     }
     const auto blamed_there = [&] {
       const Blame blame = blame_of(culprit());
-      const bool named = std::any_of(blame.ranks.begin(), blame.ranks.end(), [&](int rank) { return ranks_[static_cast<size_t>(rank)].member == i; });
+      const bool named = std::any_of(blame.ranks.begin(), blame.ranks.end(),
+                                     [&](int rank) { return ranks_[static_cast<size_t>(rank)].member == i; });
       return named || (blame.others && blame.ranks.empty());
     };
     if (of_ours && (!failure_ || (report_due_ && blamed_there()))) {
@@ -160,8 +166,9 @@ std::string Attempt::describe(size_t number) const {
     case OutOfMemory::yes:
       return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ", held, ")");
     case OutOfMemory::perhaps:
-      return concat(who, describe_end(end.wait_status), " (it had held up to ", held,
-                    "; a process of its control group, perhaps this one, was killed by the kernel because memory ran out)");
+      return concat(
+          who, describe_end(end.wait_status), " (it had held up to ", held,
+          "; a process of its control group, perhaps this one, was killed by the kernel because memory ran out)");
     case OutOfMemory::no:
       break;
   }
@@ -199,7 +206,8 @@ void Attempt::report_failure() {
   for (const int rank : blame_of(number).ranks) {
     const auto& blamed = ranks_[static_cast<size_t>(rank)];
     if (blamed.live) {
-      job_.screen.say(concat(name(static_cast<size_t>(rank)), ", which it names, still runs; all it wrote: ", blamed.output.log().string()));
+      job_.screen.say(concat(name(static_cast<size_t>(rank)),
+                             ", which it names, still runs; all it wrote: ", blamed.output.log().string()));
     }
   }
 }
@@ -207,10 +215,13 @@ void Attempt::report_failure() {
 void Attempt::report_rank(size_t number) {
   const Rank& rank = ranks_[number];
   const std::string why = exception_of(number);
-  job_.screen.say(concat(describe(number), " (pid ", rank.end.pid, ") ", format_seconds(duration<double>(ended_at_ - started_at_).count()),
-                         " after start", why.empty() ? "" : ": ", why));
+  job_.screen.say(concat(describe(number), " (pid ", rank.end.pid, ") ",
+                         format_seconds(duration<double>(ended_at_ - started_at_).count()), " after start",
+                         why.empty() ? "" : ": ", why));
   if (rank.end.out_of_memory != OutOfMemory::no) {
-    job_.screen.say("give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, offload");
+    job_.screen.say(
+        "give the job more memory, or make it need less: smaller micro-batches, recomputation, a higher ZeRO stage, "
+        "offload");
   }
   if (!shown(number)) {
     for (const std::string& line : rank.output.last_lines().lines()) {
@@ -223,7 +234,7 @@ void Attempt::report_rank(size_t number) {
 void Attempt::report_input_error() {
   const size_t number = *failure_->rank;
   if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kWrongInput)) {
-    return;  // the person has read it
+    return; // the person has read it
   }
   const std::string words = ranks_[number].output.last_lines().last();
   job_.screen.say(words.empty() ? describe(number) : concat(describe(number), ": ", words));

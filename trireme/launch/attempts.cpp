@@ -23,9 +23,8 @@ Outcome run_attempts(const Job& job, const std::function<Start()>& next_start, H
     Attempt attempt(job, number, std::move(start.members), std::move(start.address), std::move(start.command));
     if (const auto leased = pool != nullptr ? pool->leased() : std::nullopt) {
       job.screen.say(concat("waiting ",
-          format_seconds(std::chrono::duration<double>(leased->until - Clock::now()).count()), ": ranks on host ",
-          leased->host,
-                            " may still run, until its lease ends"));
+                            format_seconds(std::chrono::duration<double>(leased->until - Clock::now()).count()),
+                            ": ranks on host ", leased->host, " may still run, until its lease ends"));
       attempt.start_not_before(leased->until);
     }
     const Outcome outcome = attempt.run();
@@ -33,7 +32,7 @@ Outcome run_attempts(const Job& job, const std::function<Start()>& next_start, H
       pool->drop_lost();
     }
     if (outcome.not_started && outcome.received_signal == 0) {
-      continue;  // with another host, or without it
+      continue; // with another host, or without it
     }
     last = outcome;
     first_cause = first_cause.empty() ? outcome.cause : first_cause;
@@ -53,7 +52,7 @@ Outcome run_attempts(const Job& job, const std::function<Start()>& next_start, H
     ++number;
     job.screen.say(concat("starting all ranks again: attempt ", number + 1, " of ", attempts, " (the last one ran ",
                           format_seconds(outcome.ran_seconds), ", stopping it took ",
-                              format_seconds(outcome.stop_seconds), ")"));
+                          format_seconds(outcome.stop_seconds), ")"));
     if (pool != nullptr) {
       pool->forgive();
     }

@@ -80,7 +80,7 @@ void close_all_but(std::vector<int> kept) {
 void fill_standard_descriptors() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
-      (void)::open("/dev/null", O_RDWR);  // the lowest free number, which is fd
+      (void)::open("/dev/null", O_RDWR); // the lowest free number, which is fd
     }
   }
 }
@@ -97,8 +97,9 @@ MeetingPoint open_meeting_point(const std::string& address, int ranks) {
   int code = 0;
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     if (is_every_address(one->ai_addr)) {
-      throw InputError("launch", concat(address, " stands for every address of rank 0's host, and the ranks meet on one only"),
-                       "Give the first host of the hostfile the address under which the others reach it: address=A after the host.");
+      throw InputError(
+          "launch", concat(address, " stands for every address of rank 0's host, and the ranks meet on one only"),
+          "Give the first host of the hostfile the address under which the others reach it: address=A after the host.");
     }
     MeetingPoint point;
     sockaddr_storage bound{};

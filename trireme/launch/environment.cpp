@@ -14,13 +14,22 @@ namespace trireme::launch {
 namespace {
 
 // Said by a launcher around this one about its own processes; wrong for ours.
-constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD", "TRIREME_LIFELINE_FD",          "TRIREME_SECRET_FD",
-                                    "TRIREME_RESTART",   "TORCHELASTIC_USE_AGENT_STORE", "TRIREME_HOST",
-                                    "TRIREME_SERVERS",   "TRIREME_SERVER",               "TRIREME_WORKER",
-                                    "TRIREME_LOCAL_WORKER", "TRIREME_RUN_ATTEMPT",          "TRIREME_STORE_ADDR",
+constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD",
+                                    "TRIREME_LIFELINE_FD",
+                                    "TRIREME_SECRET_FD",
+                                    "TRIREME_RESTART",
+                                    "TORCHELASTIC_USE_AGENT_STORE",
+                                    "TRIREME_HOST",
+                                    "TRIREME_SERVERS",
+                                    "TRIREME_SERVER",
+                                    "TRIREME_WORKER",
+                                    "TRIREME_LOCAL_WORKER",
+                                    "TRIREME_RUN_ATTEMPT",
+                                    "TRIREME_STORE_ADDR",
                                     "TRIREME_STORE_PORT"};
 // The same on every machine of a job.
-constexpr const char* kPortable[] = {"TRIREME_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "NCCL_", "TORCH_", "LD_LIBRARY_PATH="};
+constexpr const char* kPortable[] = {"TRIREME_", "OMP_",   "GOMP_",           "MKL_", "KMP_", "GLOO_",
+                                     "NCCL_",    "TORCH_", "LD_LIBRARY_PATH="};
 
 } // namespace
 
@@ -28,7 +37,7 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
                                           const Variables& extra) {
   std::map<std::string, std::string> all;
   for (const std::string& entry : inherited) {
-    const size_t equals = entry.find('=', 1);  // from 1: a shell may pass odd names that start with '='
+    const size_t equals = entry.find('=', 1); // from 1: a shell may pass odd names that start with '='
     if (equals != std::string::npos) {
       all.insert_or_assign(entry.substr(0, equals), entry.substr(equals + 1));
     }
@@ -39,7 +48,8 @@ std::vector<std::string> rank_environment(const RankPlace& place, const std::vec
   for (const auto& [name, value] : extra) {
     all[name] = value;
   }
-  const std::string threads = std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks + place.share.neighbours)));
+  const std::string threads =
+      std::to_string(std::max(1, place.usable_cores / std::max(1, place.share.local_ranks + place.share.neighbours)));
   if (std::string& omp = all["OMP_NUM_THREADS"]; omp.empty()) {
     omp = threads;
   }

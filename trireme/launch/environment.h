@@ -25,15 +25,16 @@ struct RankPlace {
   int usable_cores = 1;
 };
 
-/// How often libgomp's waiting threads spin before they sleep: some microseconds. By default they spin for milliseconds: if another
-/// process needs the core, a step that waits for a thread without a core takes ten times as long.
+/// How often libgomp's waiting threads spin before they sleep: some microseconds. By default they spin for
+/// milliseconds: if another process needs the core, a step that waits for a thread without a core takes ten times as
+/// long.
 inline constexpr const char* kSpinCount = "2000";
 
 /// The whole environment of one rank, each as NAME=value:
 /// - the launcher's own environment (`inherited`, NAME=value), then `extra`; later values replace earlier ones;
 /// - RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
-///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them). Nobody listens on MASTER_PORT:
-///   a program's own rank 0 can;
+///   TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, TORCHELASTIC_RUN_ID (as torchrun sets them). Nobody listens
+///   on MASTER_PORT: a program's own rank 0 can;
 /// - TRIREME_STORE_ADDR and TRIREME_STORE_PORT: where Trireme's own ranks meet;
 /// - TRIREME_RUN_ID, TRIREME_LIFELINE_FD, TRIREME_SECRET_FD, TRIREME_TTY, rank 0: TRIREME_LISTEN_FD, after a restart:
 ///   TRIREME_RESTART=1, in a job on several hosts: TRIREME_HOST;
@@ -44,8 +45,8 @@ inline constexpr const char* kSpinCount = "2000";
 std::vector<std::string> rank_environment(const RankPlace& place, const std::vector<std::string>& inherited,
                                           const Variables& extra);
 
-/// The variables of `inherited` for other machines: TRIREME_*, OMP_*, GOMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*, LD_LIBRARY_PATH,
-/// without those that a launcher sets for its own processes.
+/// The variables of `inherited` for other machines: TRIREME_*, OMP_*, GOMP_*, MKL_*, KMP_*, GLOO_*, NCCL_*, TORCH_*,
+/// LD_LIBRARY_PATH, without those that a launcher sets for its own processes.
 Variables portable_variables(const std::vector<std::string>& inherited);
 
 /// This process's environment as NAME=value.

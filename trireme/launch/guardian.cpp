@@ -90,7 +90,7 @@ class Keeper {
     }
     starting_ = false;
     close_all_but(last_word_ >= 0 ? std::vector{line_, children_.get(), last_word_}
-        : std::vector{line_, children_.get()});
+                                  : std::vector{line_, children_.get()});
   }
 
   bool ending() const {
@@ -209,7 +209,7 @@ class Keeper {
   void signal_rank(pid_t pid, int number, bool group) {
     ::kill(group ? -pid : pid, number);
     if (group) {
-      ::kill(-pid, SIGCONT);  // a stopped process would not get the signal
+      ::kill(-pid, SIGCONT); // a stopped process would not get the signal
       signalled_groups_.insert(pid);
     }
   }
@@ -226,7 +226,8 @@ class Keeper {
     while (::waitid(P_ALL, 0, &next, WEXITED | WNOHANG | WNOWAIT) == 0 && next.si_pid > 0) {
       RankEnd end;
       end.pid = next.si_pid;
-      const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.live && one.pid == end.pid; });
+      const auto rank =
+          std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.live && one.pid == end.pid; });
       // Asks before the process is reaped: afterwards its control group is unknown.
       if (rank != ranks_.end() && next.si_code == CLD_KILLED && next.si_status == SIGKILL) {
         end.out_of_memory = memory_.killed(end.pid);
@@ -252,7 +253,8 @@ class Keeper {
       kill_all();
       reap();
       if (killed_at_ >= *kill_until_) {
-        say({{"is", "say"}, {"text", "a process does not end although it was killed; it hangs in the kernel (see ps, state D)"}});
+        say({{"is", "say"},
+             {"text", "a process does not end although it was killed; it hangs in the kernel (see ps, state D)"}});
         children_left_ = false;
         stuck_ = true;
       }
@@ -314,7 +316,8 @@ class Keeper {
 Guardian::Guardian(const std::vector<SpawnRequest>& ranks, const Terms& terms) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw Error("launch", concat("cannot make a pair of sockets: ", std::strerror(errno)), "Raise the limit on open files (ulimit -n).");
+    throw Error("launch", concat("cannot make a pair of sockets: ", std::strerror(errno)),
+                "Raise the limit on open files (ulimit -n).");
   }
   line_ = Descriptor(ends[0]);
   Descriptor other(ends[1]);
@@ -324,7 +327,7 @@ Guardian::Guardian(const std::vector<SpawnRequest>& ranks, const Terms& terms) {
     try {
       Keeper(other.get(), terms).run(ranks);
     } catch (...) {
-      ::_exit(1);  // the launcher sees it and kills what is left
+      ::_exit(1); // the launcher sees it and kills what is left
     }
     ::_exit(0);
   }
@@ -349,7 +352,7 @@ void Guardian::tell(const Message& order) {
     if (sent >= 0) {
       done += static_cast<size_t>(sent);
     } else if (errno != EINTR) {
-      return;  // next() reports it
+      return; // next() reports it
     }
   }
 }

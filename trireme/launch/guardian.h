@@ -12,10 +12,10 @@
 
 namespace trireme::launch {
 
-/// The process between the launcher and the ranks of one start: it starts them, adopts and reaps the processes that they leave behind, and
-/// sends the signals. When the launcher is gone, also after SIGKILL, it kills all processes below it, including those in another
-/// session and those that ended ranks left. If it is killed itself, the kernel ends the ranks and the launcher
-/// adopts the rest; see kill_children().
+/// The process between the launcher and the ranks of one start: it starts them, adopts and reaps the processes that
+/// they leave behind, and sends the signals. When the launcher is gone, also after SIGKILL, it kills all processes
+/// below it, including those in another session and those that ended ranks left. If it is killed itself, the kernel
+/// ends the ranks and the launcher adopts the rest; see kill_children().
 ///
 /// It has its own session and blocks all signals, so a signal that ends the launcher does not end it first.
 /// Under an agent it holds the lease (lease.h): as parent of the ranks it ends them also while the agent is stopped.
@@ -50,7 +50,8 @@ class Guardian {
   }
   /// Sends an order; also continues a guardian that was stopped.
   void tell(const Message& order);
-  /// The next event; nullopt if there is none yet, or if the guardian is gone(). `wait`: blocks until there is an event or it is gone.
+  /// The next event; nullopt if there is none yet, or if the guardian is gone(). `wait`: blocks until there is an event
+  /// or it is gone.
   std::optional<Message> next(bool wait);
   /// Whether it has ended and all its events have been read.
   bool gone() const {

@@ -20,7 +20,8 @@ bool is_loopback(const std::string& address) {
 
 // ssh joins its arguments and has a shell take them apart again.
 std::string for_shell(const std::string& word) {
-  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") == std::string::npos) {
+  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") ==
+      std::string::npos) {
     return word;
   }
   std::string quoted = "'";
@@ -33,14 +34,17 @@ std::string for_shell(const std::string& word) {
 } // namespace
 
 HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals,
-    Screen& screen, MakePlace make_place)
-    : options_(options), run_id_(std::move(run_id)), secret_(std::move(secret)), screen_(screen),
-        make_place_(std::move(make_place)) {
+                   Screen& screen, MakePlace make_place)
+    : options_(options),
+      run_id_(std::move(run_id)),
+      secret_(std::move(secret)),
+      screen_(screen),
+      make_place_(std::move(make_place)) {
   if (!make_place_) {
     make_place_ = [&signals, &screen](AgentSetup setup) {
       auto connection = std::make_unique<AgentProcess>(setup.command, signals);
       return std::make_unique<RemotePlace>(std::move(setup), std::move(connection),
-          [&screen](const std::string& words) { screen.say(words); });
+                                           [&screen](const std::string& words) { screen.say(words); });
     };
   }
   for (const Host& host : options.hosts) {
@@ -49,7 +53,7 @@ HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string
 }
 
 HostPool::~HostPool() {
-  for (Entry& entry : entries_) {  // all at once, before the destructors wait for each
+  for (Entry& entry : entries_) { // all at once, before the destructors wait for each
     if (entry.agent) {
       entry.agent->dismiss();
     }
@@ -92,7 +96,7 @@ std::vector<Member> HostPool::choose() {
   address_ = chosen.front()->host.address;
   for (Entry& entry : entries_) {
     const bool stays = std::find(chosen.begin(), chosen.end(), &entry) != chosen.end();
-    entry.agent = stays ? std::move(entry.agent) : nullptr;  // no one would read it
+    entry.agent = stays ? std::move(entry.agent) : nullptr; // no one would read it
   }
   std::vector<Member> members;
   int left = arrangement_.ranks;
@@ -104,8 +108,9 @@ std::vector<Member> HostPool::choose() {
       continue;
     }
     if (is_loopback(address_) && !is_loopback(entry->host.address)) {
-      throw InputError("launch", concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_,
-                                        ", which is a name for oneself"),
+      throw InputError("launch",
+                       concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_,
+                              ", which is a name for oneself"),
                        "Give the first host by the name or address that the others know it by.");
     }
     if (!entry->agent) {
@@ -117,7 +122,8 @@ std::vector<Member> HostPool::choose() {
 }
 
 std::vector<std::string> HostPool::agent_command(const Host& host) {
-  const std::string agent = options_.agent.empty() ? fs::read_symlink("/proc/self/exe").string() : options_.agent.string();
+  const std::string agent =
+      options_.agent.empty() ? fs::read_symlink("/proc/self/exe").string() : options_.agent.string();
   if (!here_ && is_this_machine(host.address)) {
     here_ = host.name;
   }
@@ -135,7 +141,12 @@ std::vector<std::string> HostPool::agent_command(const Host& host) {
   if (command.empty()) {
     command = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
   }
-  command.insert(command.end(), {host.name, std::any_of(command.begin(), command.end(), [](const std::string& word) { return fs::path(word).filename() == "ssh"; }) ? for_shell(agent) : agent, "agent"});
+  command.insert(command.end(), {host.name,
+                                 std::any_of(command.begin(), command.end(),
+                                             [](const std::string& word) { return fs::path(word).filename() == "ssh"; })
+                                     ? for_shell(agent)
+                                     : agent,
+                                 "agent"});
   return command;
 }
 
@@ -197,8 +208,9 @@ std::string HostPool::shortage() const {
     }
   }
   const size_t left = entries_.size() - lost.size();
-  return concat("only ", left, " of the ", least(), least() == 1 ? " host" : " hosts", " that the job needs can be used",
-                options_.min_nodes > 0 ? concat(" (--min-nodes ", options_.min_nodes, ")") : "", "; lost: ", join(lost, ", "));
+  return concat(
+      "only ", left, " of the ", least(), least() == 1 ? " host" : " hosts", " that the job needs can be used",
+      options_.min_nodes > 0 ? concat(" (--min-nodes ", options_.min_nodes, ")") : "", "; lost: ", join(lost, ", "));
 }
 
 } // namespace trireme::launch

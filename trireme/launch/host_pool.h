@@ -17,13 +17,14 @@ class HostPool {
   /// `run_id` and `secret` are the job's. `make_place`: starts the agent of a host; default: an AgentProcess. Nothing
   /// is started yet.
   HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals,
-      Screen& screen, MakePlace make_place = nullptr);
+           Screen& screen, MakePlace make_place = nullptr);
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  /// The hosts for the next start, with agents on them: the first max_nodes that are not lost, in the order of the hostfile.
-  /// Empty when fewer than min_nodes are left; see shortage(). Errors: InputError from `arrange`, or when an agent cannot be started.
+  /// The hosts for the next start, with agents on them: the first max_nodes that are not lost, in the order of the
+  /// hostfile. Empty when fewer than min_nodes are left; see shortage(). Errors: InputError from `arrange`, or when an
+  /// agent cannot be started.
   std::vector<Member> choose();
   /// What to start on them.
   const Arrangement& arrangement() const {

@@ -45,13 +45,17 @@ class LineReader {
       } else if (key == "max_slots" || key == "max-slots") {
         number(value);
       } else {
-        throw InputError(where_, concat("\"", key, "\" is unknown or has no value. ", did_you_mean(key, {"slots", "address", "max_slots"})),
-                         kForm);
+        throw InputError(
+            where_,
+            concat("\"", key, "\" is unknown or has no value. ", did_you_mean(key, {"slots", "address", "max_slots"})),
+            kForm);
       }
     }
     if (is_every_address(host.address)) {
-      throw InputError(where_, concat("the address ", host.address, " stands for every address of the host, and ranks meet on one only"),
-                       "Give the one under which the other hosts reach it.");
+      throw InputError(
+          where_,
+          concat("the address ", host.address, " stands for every address of the host, and ranks meet on one only"),
+          "Give the one under which the other hosts reach it.");
     }
     return host;
   }
@@ -71,7 +75,7 @@ class LineReader {
       host.name = word.substr(1, end - 1);
       colon = end + 1 < word.size() ? end + 1 : std::string::npos;
     } else if (colon != std::string::npos && word.find(':', colon + 1) != std::string::npos) {
-      host.name = word;  // an IPv6 address by itself
+      host.name = word; // an IPv6 address by itself
       colon = std::string::npos;
     } else {
       host.name = word.substr(0, colon);
@@ -80,11 +84,13 @@ class LineReader {
       host.slots = number(word.substr(colon + 1));
     }
     // A name is handed to ssh: it must not look like an option or like another argument.
-    const auto strange = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && std::strchr("._-@:%", c) == nullptr; };
+    const auto strange = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) == 0 && std::strchr("._-@:%", c) == nullptr;
+    };
     if (host.name.empty() || host.name.front() == '-' || std::any_of(host.name.begin(), host.name.end(), strange)) {
       fail(concat("\"", word, "\" is no host name"));
     }
-    const size_t at = host.name.rfind('@');  // user@host is for ssh only
+    const size_t at = host.name.rfind('@'); // user@host is for ssh only
     host.address = host.name.substr(at == std::string::npos ? 0 : at + 1);
   }
 
@@ -105,10 +111,12 @@ bool same_address(const sockaddr* a, const sockaddr* b) {
     return false;
   }
   if (a->sa_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr == reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
   }
-  return a->sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
-                                                 &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
+  return a->sa_family == AF_INET6 &&
+         std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                     &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
 }
 
 } // namespace

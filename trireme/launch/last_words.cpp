@@ -11,13 +11,15 @@ namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongest = 300;
-/// An error that ends a program is among its last lines: what it has printed may come later than what it says on stderr.
+/// An error that ends a program is among its last lines: what it has printed may come later than what it says on
+/// stderr.
 constexpr size_t kLastOnes = 5;
 constexpr std::string_view kOfComm = "[comm] ";
 constexpr std::string_view kWhat = "  what():  ";
 constexpr std::string_view kRaised = "Exception raised from ";
 /// What gloo and NCCL say when the process at the other end is gone. They do not know its rank.
-constexpr std::string_view kLostConnections[] = {"Connection closed by peer", "Connection reset by peer", "gloo/transport/",
+constexpr std::string_view kLostConnections[] = {"Connection closed by peer", "Connection reset by peer",
+                                                 "gloo/transport/",
                                                  "remote process exited or there was a network error"};
 /// After these our errors name who is at fault; elsewhere also who waits for whom.
 constexpr std::string_view kAdvice[] = {"Look at the output of ", "Look at what "};
@@ -76,15 +78,19 @@ std::string_view without_rank(std::string_view line) {
 
 bool one_of(std::string_view name, std::initializer_list<std::string_view> names) {
   return std::any_of(names.begin(), names.end(), [&](std::string_view one) {
-    return std::equal(name.begin(), name.end(), one.begin(), one.end(), [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; });
+    return std::equal(name.begin(), name.end(), one.begin(), one.end(),
+                      [](char a, char b) { return std::tolower(static_cast<unsigned char>(a)) == b; });
   });
 }
 
-/// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "trireme-rank". Programs write their log levels so too.
+/// The name of a part of Trireme or of a program: "data", "tensor parallel", "DataParallel", "trireme-rank". Programs
+/// write their log levels so too.
 bool is_part(std::string_view name) {
   const auto is_letter = [](char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; };
-  const bool is_name = std::all_of(name.begin(), name.end(), [&](char c) { return c == '_' || c == '-' || c == ' ' || is_letter(c); });
-  return is_name && !name.empty() && is_letter(name.front()) && is_letter(name.back()) && !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
+  const bool is_name =
+      std::all_of(name.begin(), name.end(), [&](char c) { return c == '_' || c == '-' || c == ' ' || is_letter(c); });
+  return is_name && !name.empty() && is_letter(name.front()) && is_letter(name.back()) &&
+         !one_of(name, {"trace", "debug", "info", "notice", "warn", "warning"});
 }
 
 struct PartError {
@@ -111,7 +117,8 @@ PartError error_in(std::string_view line) {
     return {};
   }
   const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
-  const bool is_ours = (std::none_of(part.begin(), part.end(), is_upper) || part == "DataParallel") && line.size() > end + 2 && !is_upper(line[end + 2]);
+  const bool is_ours = (std::none_of(part.begin(), part.end(), is_upper) || part == "DataParallel") &&
+                       line.size() > end + 2 && !is_upper(line[end + 2]);
   return {line, is_said || is_ours};
 }
 
@@ -130,7 +137,8 @@ struct LastWords {
 };
 
 /// The message above libtorch's "Exception raised from", if it is there.
-std::optional<LastWords> above(std::deque<std::string>::const_iterator raised, std::deque<std::string>::const_iterator first) {
+std::optional<LastWords> above(std::deque<std::string>::const_iterator raised,
+                               std::deque<std::string>::const_iterator first) {
   if (raised == first) {
     return std::nullopt;
   }
@@ -144,7 +152,8 @@ std::optional<LastWords> above(std::deque<std::string>::const_iterator raised, s
 
 std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
   size_t seen = 0;
-  std::optional<LastWords> printed; // what() of libtorch's, unless the runtime or Python has written it: then it begins further up
+  std::optional<LastWords>
+      printed; // what() of libtorch's, unless the runtime or Python has written it: then it begins further up
   std::optional<LastWords> perhaps; // the last line that may be of a program's log, where nothing else is found
   for (auto next = lines.end(); next != lines.begin();) {
     const auto line = --next;
@@ -178,7 +187,9 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
 /// An error of trireme::comm; after a warning the program goes on.
 std::string_view error_of_comm(std::string_view line) {
   const size_t at = line.find(kOfComm);
-  return at == std::string_view::npos || line.substr(0, at).find("warning: ") != std::string_view::npos ? std::string_view() : line.substr(at);
+  return at == std::string_view::npos || line.substr(0, at).find("warning: ") != std::string_view::npos
+             ? std::string_view()
+             : line.substr(at);
 }
 
 } // namespace
@@ -190,7 +201,8 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
   for (auto next = lines.end(); next != begin;) {
     if (const std::string_view error = error_of_comm(*--next); !error.empty()) {
       for (const int rank : ranks_blamed_by(error)) {
-        if (rank >= 0 && rank < ranks && rank != own && std::find(blame.ranks.begin(), blame.ranks.end(), rank) == blame.ranks.end()) {
+        if (rank >= 0 && rank < ranks && rank != own &&
+            std::find(blame.ranks.begin(), blame.ranks.end(), rank) == blame.ranks.end()) {
           blame.ranks.push_back(rank);
         }
       }
@@ -199,9 +211,13 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
     }
   }
   // Libraries say in their log what their exceptions leave out; errors of Trireme's say all.
-  blame.others = ranks > 1 && std::any_of(words && words->by == LastWords::By::trireme ? begin : lines.begin(), lines.end(), [](std::string_view line) {
-    return std::any_of(std::begin(kLostConnections), std::end(kLostConnections), [&](std::string_view lost) { return line.find(lost) != std::string_view::npos; });
-  });
+  blame.others = ranks > 1 && std::any_of(words && words->by == LastWords::By::trireme ? begin : lines.begin(),
+                                          lines.end(), [](std::string_view line) {
+                                            return std::any_of(std::begin(kLostConnections), std::end(kLostConnections),
+                                                               [&](std::string_view lost) {
+                                                                 return line.find(lost) != std::string_view::npos;
+                                                               });
+                                          });
   return blame;
 }
 

@@ -30,10 +30,12 @@ void check(const LaunchOptions& options) {
     throw InputError("launch", "no program to start", "Name it after --, as in: trireme launch -n 2 -- ./my_training");
   }
   if (options.servers < 0 || (options.servers > 0 && options.ranks < 1)) {
-    throw InputError("launch", concat(options.ranks, " workers and ", options.servers, " servers cannot be started"), "Ask for at least 1 worker, with -n.");
+    throw InputError("launch", concat(options.ranks, " workers and ", options.servers, " servers cannot be started"),
+                     "Ask for at least 1 worker, with -n.");
   }
   if (options.servers > 0 && (options.min_nodes > 0 || options.max_nodes > 0)) {
-    throw InputError("launch", "a job with servers does not change its hosts", "Leave --min-nodes and --max-nodes out: it goes on without the workers of a lost host.");
+    throw InputError("launch", "a job with servers does not change its hosts",
+                     "Leave --min-nodes and --max-nodes out: it goes on without the workers of a lost host.");
   }
   if (options.max_restarts < 0) {
     throw InputError("launch", concat("max_restarts is ", options.max_restarts), "0 is the least: do not start again.");
@@ -42,14 +44,17 @@ void check(const LaunchOptions& options) {
     throw InputError("launch", concat("grace_seconds is ", options.grace_seconds), "Give seconds from 0 to 1000000.");
   }
   if (!(options.heartbeat_timeout >= 1 && options.heartbeat_timeout <= 1e6)) {
-    throw InputError("launch", concat("the heartbeat time-out is ", options.heartbeat_timeout, " s"), "Give seconds from 1 to 1000000.");
+    throw InputError("launch", concat("the heartbeat time-out is ", options.heartbeat_timeout, " s"),
+                     "Give seconds from 1 to 1000000.");
   }
   const int hosts = std::max(1, static_cast<int>(options.hosts.size()));
   if (options.min_nodes < 0 || options.max_nodes < 0 || options.min_nodes > hosts ||
       (options.max_nodes > 0 && options.min_nodes > options.max_nodes)) {
-    throw InputError("launch", concat("the job cannot run on ", options.min_nodes, " to ",
-                                      options.max_nodes == 0 ? hosts : options.max_nodes, " of ", hosts, hosts == 1 ? " host" : " hosts"),
-                     "--min-nodes must not be above --max-nodes, nor above the number of hosts in --hostfile.");
+    throw InputError(
+        "launch",
+        concat("the job cannot run on ", options.min_nodes, " to ", options.max_nodes == 0 ? hosts : options.max_nodes,
+               " of ", hosts, hosts == 1 ? " host" : " hosts"),
+        "--min-nodes must not be above --max-nodes, nor above the number of hosts in --hostfile.");
   }
   for (const auto& [name, value] : options.extra_env) {
     if (name.empty() || name.find('=') != std::string::npos) {
@@ -74,8 +79,8 @@ fs::path open_log_dir(const LaunchOptions& options) {
 // Whether the logs have what the screen has not.
 bool holds_more(const fs::path& log_dir, bool all_shown) {
   std::error_code error;
-  for (fs::directory_iterator log(log_dir, error); !all_shown && !error
-      && log != fs::directory_iterator(); log.increment(error)) {
+  for (fs::directory_iterator log(log_dir, error); !all_shown && !error && log != fs::directory_iterator();
+       log.increment(error)) {
     const std::string name = log->path().filename().string();
     if (name != "rank0.log" && name != "worker0.log" && log->file_size(error) > 0) {
       return true;
@@ -179,14 +184,15 @@ JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
   check(options);
   fill_standard_descriptors();
   if (options.hosts.empty()) {
-    find_program(options.command.front());  // complains before anything is made
+    find_program(options.command.front()); // complains before anything is made
   }
   const fs::path log_dir = open_log_dir(options);
   Screen screen;
   Places places(options, signals, screen);
   const bool all_shown = (options.hosts.empty() && options.ranks == 1 && options.servers == 0) || options.all_output;
   if (options.log_dir.empty() && !all_shown) {
-    screen.say(concat("output of the other ", options.servers > 0 ? "tasks: " : "ranks: ", (log_dir / (options.servers > 0 ? "*.log" : "rank*.log")).string()));
+    screen.say(concat("output of the other ", options.servers > 0 ? "tasks: " : "ranks: ",
+                      (log_dir / (options.servers > 0 ? "*.log" : "rank*.log")).string()));
   }
   RestartAccount account(options.progress);
   const Job job = {options, log_dir, signals, screen, account};
@@ -213,8 +219,8 @@ JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
     std::error_code kept;
     fs::remove_all(log_dir, kept);
   }
-  return {outcome.exit_code, outcome.received_signal, outcome.not_begun, account.restarts(), account.total_seconds(),
-      account.ettr()};
+  return {outcome.exit_code,  outcome.received_signal, outcome.not_begun,
+          account.restarts(), account.total_seconds(), account.ettr()};
 }
 
 int run(const LaunchOptions& options) {

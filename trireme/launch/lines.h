@@ -23,8 +23,8 @@ class LineSplitter {
 /// What a terminal shows of a line that was redrawn with carriage returns: the last drawing.
 std::string_view last_drawing(std::string_view line);
 
-/// Keeps the last 20 lines, at most 2000 bytes of each. A stack of libtorch's ("frame #0: ...", "frame #1: ...") counts as one line: its
-/// first frame, and how many follow.
+/// Keeps the last 20 lines, at most 2000 bytes of each. A stack of libtorch's ("frame #0: ...", "frame #1: ...") counts
+/// as one line: its first frame, and how many follow.
 class LastLines {
  public:
   static constexpr size_t kLines = 20;

@@ -14,7 +14,11 @@
 
 namespace trireme::launch {
 LocalPlace::LocalPlace(PlaceSetup setup, SignalWatch& signals)
-    : setup_(std::move(setup)), signals_(signals), lifeline_(make_pipe()), secret_(setup_.secret), environment_(own_environment()) {}
+    : setup_(std::move(setup)),
+      signals_(signals),
+      lifeline_(make_pipe()),
+      secret_(setup_.secret),
+      environment_(own_environment()) {}
 
 LocalPlace::~LocalPlace() = default;
 
@@ -168,7 +172,8 @@ void LocalPlace::read_events() {
     failed = failed || (event->at("is") == "ended" && event->at("status") != 0);
     handle(*event);
   }
-  if (failed && running_) {  // of several that ended at the same time all shall be known: a killed one is the likelier cause
+  if (failed &&
+      running_) { // of several that ended at the same time all shall be known: a killed one is the likelier cause
     guardian_->tell({{"do", "look"}});
     for (auto event = guardian_->next(true); event && event->at("is") != "looked"; event = guardian_->next(true)) {
       handle(*event);
@@ -190,7 +195,7 @@ void LocalPlace::handle(const Message& event) {
     constexpr std::string_view kPart = "[launch] ";
     text = text.starts_with(kPart) ? text.substr(kPart.size()) : text;
     refusal_ = event.at("input").get<bool>() ? std::make_exception_ptr(InputError("launch", text))
-        : std::make_exception_ptr(Error("launch", text));
+                                             : std::make_exception_ptr(Error("launch", text));
     kill();
   } else if (is == "ended") {
     note_end(event.at("rank"), unpack_end(event));
@@ -217,7 +222,8 @@ void LocalPlace::finish() {
 }
 
 void LocalPlace::lose_guardian() {
-  events_->say(concat("the process that watches the ranks (trireme-guard, pid ", guardian_->pid(), ") was killed, and they end with it"));
+  events_->say(concat("the process that watches the ranks (trireme-guard, pid ", guardian_->pid(),
+                      ") was killed, and they end with it"));
   guardian_.reset();
   const auto ends = kill_children();
   for (size_t i = 0; i < ranks_.size(); ++i) {

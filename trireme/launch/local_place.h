@@ -30,11 +30,11 @@ struct PlaceSetup {
   int last_word_fd = -1;
 };
 
-/// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has a session (and so
-/// a process group) of its own. The processes that ranks leave behind are killed. If this process is killed, the guardian kills
-/// everything; if the guardian is killed, this process does.
-/// Its process has no other children than those of such places: it adopts and reaps every orphan. When the guardian of one place is killed, the ranks of all
-/// places of the process end.
+/// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has a
+/// session (and so a process group) of its own. The processes that ranks leave behind are killed. If this process is
+/// killed, the guardian kills everything; if the guardian is killed, this process does. Its process has no other
+/// children than those of such places: it adopts and reaps every orphan. When the guardian of one place is killed, the
+/// ranks of all places of the process end.
 class LocalPlace : public Place {
  public:
   LocalPlace(PlaceSetup setup, SignalWatch& signals);

@@ -63,7 +63,11 @@ Variables unpack_variables(const Message& message) {
 }
 
 Message pack_end(int rank, const RankEnd& end) {
-  return {{"is", "ended"}, {"rank", rank}, {"status", end.wait_status}, {"pid", end.pid}, {"peak_rss_bytes", end.peak_rss_bytes},
+  return {{"is", "ended"},
+          {"rank", rank},
+          {"status", end.wait_status},
+          {"pid", end.pid},
+          {"peak_rss_bytes", end.peak_rss_bytes},
           {"out_of_memory", static_cast<int>(end.out_of_memory)}};
 }
 
@@ -71,7 +75,8 @@ Message pack_end(int rank, const RankEnd& end) {
 int whole(const Message& message, const char* key) {
   const int64_t number = message.at(key).get_ref<const Message::number_integer_t&>();
   if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
-    throw Error("launch", concat("\"", key, "\": ", number, " came from the other side; that is no number of a rank, a node or a port"));
+    throw Error("launch", concat("\"", key, "\": ", number,
+                                 " came from the other side; that is no number of a rank, a node or a port"));
   }
   return static_cast<int>(number);
 }
@@ -90,11 +95,21 @@ Message pack_share(const Share& share) {
   for (const std::string& word : share.command) {
     command.push_back(to_text(word));
   }
-  return {{"first_rank", share.first_rank}, {"local_ranks", share.local_ranks}, {"ranks", share.ranks},
-          {"node", share.node}, {"nodes", share.nodes}, {"restarts", share.restarts},
-          {"max_restarts", share.max_restarts}, {"address", to_text(share.address)}, {"port", share.ports.store},
-          {"program_port", share.ports.program}, {"terminal_columns", share.terminal_columns}, {"command", command}, {"variables", pack_variables(share.variables)},
-          {"neighbours", share.neighbours}, {"keeps_socket", share.keeps_socket}};
+  return {{"first_rank", share.first_rank},
+          {"local_ranks", share.local_ranks},
+          {"ranks", share.ranks},
+          {"node", share.node},
+          {"nodes", share.nodes},
+          {"restarts", share.restarts},
+          {"max_restarts", share.max_restarts},
+          {"address", to_text(share.address)},
+          {"port", share.ports.store},
+          {"program_port", share.ports.program},
+          {"terminal_columns", share.terminal_columns},
+          {"command", command},
+          {"variables", pack_variables(share.variables)},
+          {"neighbours", share.neighbours},
+          {"keeps_socket", share.keeps_socket}};
 }
 
 Share unpack_share(const Message& message) {

@@ -28,7 +28,8 @@ Message pack_variables(const Variables& variables);
 /// The event "ended".
 Message pack_end(int rank, const RankEnd& end);
 /// Read a number or another part of a message.
-/// Errors: nlohmann::json::exception for a missing part or one of another type, Error for a number that does not fit into int.
+/// Errors: nlohmann::json::exception for a missing part or one of another type, Error for a number that does not fit
+/// into int.
 int whole(const Message& message, const char* key);
 Share unpack_share(const Message& message);
 Variables unpack_variables(const Message& message);

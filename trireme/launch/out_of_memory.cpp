@@ -44,12 +44,13 @@ std::optional<fs::path> OutOfMemoryWatch::counter_file(const std::string& pid, b
       continue;
     }
     const std::string controllers = concat(",", line.substr(first + 1, second - first - 1), ",");
-    const std::string group = line.substr(second + 2);  // relative
+    const std::string group = line.substr(second + 2); // relative
     fs::path file;
     if (controllers == ",,") {
-      file = cgroups_ / group / "memory.events.local";  // without the groups below
+      file = cgroups_ / group / "memory.events.local"; // without the groups below
       file = count(file) ? file : cgroups_ / group / "memory.events";
-    } else if (lives && controllers.find(",memory,") != std::string::npos) {  // one that has ended counts as the root's there
+    } else if (lives &&
+               controllers.find(",memory,") != std::string::npos) { // one that has ended counts as the root's there
       file = cgroups_ / "memory" / group / "memory.oom_control";
     }
     if (!file.empty() && count(file)) {
@@ -76,7 +77,7 @@ OutOfMemory OutOfMemoryWatch::killed(pid_t pid) {
   if (!file) {
     return OutOfMemory::no;
   }
-  int64_t& seen = seen_.emplace(*file, 0).first->second;  // a group made for this rank begins at 0
+  int64_t& seen = seen_.emplace(*file, 0).first->second; // a group made for this rank begins at 0
   if (count(*file).value_or(0) <= seen) {
     return OutOfMemory::no;
   }

@@ -13,9 +13,10 @@
 namespace trireme::launch {
 
 /// Says whether a process was killed because its control group ran out of memory, from the kernel's counter for
-/// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". With version 1 the
-/// group of an ended process is unknown, and the group of this process (the container, the batch job) is used.
-/// The kernel counts kills without naming the process, so the answer is certain only if the process had a group of its own.
+/// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". With
+/// version 1 the group of an ended process is unknown, and the group of this process (the container, the batch job) is
+/// used. The kernel counts kills without naming the process, so the answer is certain only if the process had a group
+/// of its own.
 class OutOfMemoryWatch {
  public:
   /// Reads the counter of this process's own group. `cgroups` is where control groups are mounted.

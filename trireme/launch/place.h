@@ -18,7 +18,8 @@ namespace trireme::launch {
 using Clock = trireme::Clock;
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// Whether the kernel killed a process because memory ran out. perhaps: it killed one of those that share its control group.
+/// Whether the kernel killed a process because memory ran out. perhaps: it killed one of those that share its control
+/// group.
 enum class OutOfMemory { no, perhaps, yes };
 
 /// How one rank ended.
@@ -79,10 +80,12 @@ struct Share {
   bool keeps_socket = false;
 };
 
-/// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a LocalPlace).
+/// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a
+/// LocalPlace).
 ///
 /// connecting --> ready --start()--> running --(nothing is left of the ranks)--> ready; lost from anywhere.
-/// No function blocks: the owner polls the descriptors of add_to(), then calls serve(), and advance() at wake() at the latest.
+/// No function blocks: the owner polls the descriptors of add_to(), then calls serve(), and advance() at wake() at the
+/// latest.
 class Place {
  public:
   enum class State { connecting, ready, running, lost };
@@ -91,8 +94,8 @@ class Place {
   virtual State state() const = 0;
   /// Why the place was lost.
   virtual const std::string& why_lost() const = 0;
-  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port, and finds another port for the
-  /// program; see ports().
+  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port, and finds
+  /// another port for the program; see ports().
   virtual void listen(const std::string& address, int ranks) = 0;
   virtual std::optional<Ports> ports() const = 0;
   /// Errors: InputError and Error from here or, once the program has been tried, from advance().

@@ -120,12 +120,9 @@ fs::path find_program(const std::string& name) {
 
 pid_t spawn(const SpawnRequest& request, const WaitForExec& wait) {
   Pipe failure = make_pipe();
-  const ChildPlan plan = {request,
-                          request.program.c_str(),
-                          pointers(request.arguments),
-                          pointers(request.environment),
-                          ::getpid(),
-                          failure.write.get()};
+  const ChildPlan plan = {
+      request,    request.program.c_str(), pointers(request.arguments), pointers(request.environment),
+      ::getpid(), failure.write.get()};
   const pid_t pid = ::fork();
   if (pid == 0) {
     become(plan);
@@ -141,7 +138,8 @@ pid_t spawn(const SpawnRequest& request, const WaitForExec& wait) {
   }
   if (const int reason = wait_for_exec(failure.read.get()); reason != 0) {
     ::waitpid(pid, nullptr, 0);
-    throw InputError("launch", concat(request.program.string(), " cannot be run: ", std::strerror(reason)), hint_for(reason));
+    throw InputError("launch", concat(request.program.string(), " cannot be run: ", std::strerror(reason)),
+                     hint_for(reason));
   }
   return pid;
 }

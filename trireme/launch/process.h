@@ -16,8 +16,8 @@ std::filesystem::path find_program(const std::string& name);
 
 struct SpawnRequest {
   std::filesystem::path program;
-  std::vector<std::string> arguments;    // with argument 0
-  std::vector<std::string> environment;  // NAME=value
+  std::vector<std::string> arguments;   // with argument 0
+  std::vector<std::string> environment; // NAME=value
   /// Become 0, 1 and 2 of the child.
   int stdin_fd = -1;
   int stdout_fd = -1;
@@ -25,7 +25,7 @@ struct SpawnRequest {
   /// Stay open in the child under their numbers; everything else above 2 is closed.
   std::vector<int> keep;
   sigset_t signal_mask{};
-  struct sigaction on_broken_pipe {};
+  struct sigaction on_broken_pipe{};
 };
 
 /// Starts the program in its own session; the kernel kills it when the calling thread ends.

@@ -10,7 +10,8 @@
 
 namespace trireme::launch {
 
-RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen, const std::string& kind)
+RankOutput::RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown,
+                       Screen& screen, const std::string& kind)
     : name_(concat(kind, " ", rank)), shown_(shown), screen_(screen), log_path_(log_dir / concat(kind, rank, ".log")) {
   log_ = Descriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   if (!log_) {
@@ -64,7 +65,8 @@ void RankOutput::write_log(std::string_view bytes) {
     if (wrote >= 0) {
       bytes.remove_prefix(static_cast<size_t>(wrote));
     } else if (errno != EINTR) {
-      screen_.say(concat("cannot write ", log_path_.string(), ": ", std::strerror(errno), ". The ranks go on without this log."));
+      screen_.say(concat("cannot write ", log_path_.string(), ": ", std::strerror(errno),
+                         ". The ranks go on without this log."));
       log_.close();
     }
   }

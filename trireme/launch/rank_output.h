@@ -20,7 +20,8 @@ class RankOutput {
   /// Opens log_dir/rank<r>.log for appending; `heading` separates this start from what is already in it.
   /// Errors: InputError when the log cannot be opened.
   /// `kind`: for "worker", worker<r>.log and "[worker r]".
-  RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen, const std::string& kind = "rank");
+  RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen,
+             const std::string& kind = "rank");
 
   /// False while the screen is behind with this stream (0: stdout, 1: stderr).
   bool wants(int stream) const;

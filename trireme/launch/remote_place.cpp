@@ -19,11 +19,10 @@ constexpr seconds kListen{20};
 } // namespace
 
 RemotePlace::RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> connection, Say say)
-    : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)),
-        lease_(setup_.lease_seconds) {
+    : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)), lease_(setup_.lease_seconds) {
   listener_.arrived = [this](std::string_view bytes) { read(bytes); };
   listener_.complained = [this](std::string_view line) {
-    if (state_ != State::connecting) {  // before, they explain why the connection fails
+    if (state_ != State::connecting) { // before, they explain why the connection fails
       say_(concat(setup_.host, ": ", line));
     }
   };
@@ -136,7 +135,8 @@ void RemotePlace::handle(const Message& event) {
   } else if (is == "refused") {
     const std::string text = concat("on host ", setup_.host, ": ", to_bytes(event.at("text")));
     const bool input = event.at("input");
-    refusal_ = input ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
+    refusal_ =
+        input ? std::make_exception_ptr(InputError("launch", text)) : std::make_exception_ptr(Error("launch", text));
   }
 }
 
@@ -152,7 +152,7 @@ void RemotePlace::advance() {
     return;
   }
   const auto now = Clock::now();
-  if (now - looked_at_ > seconds(1)) {  // this process was stopped or its machine slept: the silence was its own
+  if (now - looked_at_ > seconds(1)) { // this process was stopped or its machine slept: the silence was its own
     heard_at_ = started_at_ = now;
     listen_at_ = listen_at_ ? std::optional(now) : std::nullopt;
   }
@@ -195,7 +195,7 @@ void RemotePlace::lose(const std::string& why) {
   state_ = State::lost;
   if (why.empty()) {
     why_lost_ = concat(connecting ? "it cannot be reached: " : "the connection to its agent ended: ",
-        connection_->last_words(listener_));
+                       connection_->last_words(listener_));
   } else {
     why_lost_ = why;
     connection_->cut();

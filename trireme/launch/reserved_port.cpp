@@ -34,8 +34,8 @@ Range automatic_ports() {
   return range;
 }
 
-/// A name that only one process of this network has, whichever its user: the kernel takes it back when that process ends.
-/// nullopt: another one has it.
+/// A name that only one process of this network has, whichever its user: the kernel takes it back when that process
+/// ends. nullopt: another one has it.
 std::optional<Descriptor> claim(int port) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -43,7 +43,8 @@ std::optional<Descriptor> claim(int port) {
   std::memcpy(address.sun_path + 1, name.data(), name.size()); // the zero before it: no file
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   Descriptor socket_fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket_fd && ::bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 && errno == EADDRINUSE) {
+  if (socket_fd && ::bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 &&
+      errno == EADDRINUSE) {
     return std::nullopt;
   }
   return socket_fd;
@@ -51,7 +52,8 @@ std::optional<Descriptor> claim(int port) {
 
 bool can_bind(int family, const sockaddr* address, socklen_t length) {
   const Descriptor socket_fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return !socket_fd || ::bind(socket_fd.get(), address, length) == 0 || errno != EADDRINUSE; // without IPv6 it is free there
+  return !socket_fd || ::bind(socket_fd.get(), address, length) == 0 ||
+         errno != EADDRINUSE; // without IPv6 it is free there
 }
 
 /// Without SO_REUSEADDR, on all addresses: whatever a program does to listen, it can.

@@ -11,9 +11,9 @@ struct ReservedPort {
   int port = 0;
 };
 
-/// Finds a port on which nobody listens. The kernel gives it to no connection and to nobody who asks for any port, unless its range for
-/// these (net.ipv4.ip_local_port_range) leaves no other. Nothing is bound to it, so that any program can take it.
-/// Errors: Error when no port is free.
+/// Finds a port on which nobody listens. The kernel gives it to no connection and to nobody who asks for any port,
+/// unless its range for these (net.ipv4.ip_local_port_range) leaves no other. Nothing is bound to it, so that any
+/// program can take it. Errors: Error when no port is free.
 ReservedPort reserve_port();
 
 } // namespace trireme::launch

@@ -24,7 +24,8 @@ std::string clock_text(double when) {
   ::localtime_r(&seconds, &parts);
   char text[32];
   const size_t size = std::strftime(text, sizeof(text), "%H:%M:%S", &parts);
-  std::snprintf(text + size, sizeof(text) - size, ".%03d", static_cast<int>((when - static_cast<double>(seconds)) * 1000));
+  std::snprintf(text + size, sizeof(text) - size, ".%03d",
+                static_cast<int>((when - static_cast<double>(seconds)) * 1000));
   return text;
 }
 
@@ -39,7 +40,10 @@ RestartAccount::Clocks RestartAccount::Clocks::of_this_machine() {
 }
 
 RestartAccount::RestartAccount(std::function<std::optional<Progress>()> progress, Clocks clocks)
-    : progress_(std::move(progress)), clocks_(std::move(clocks)), begun_(clocks_.steady_seconds()), started_steady_(begun_),
+    : progress_(std::move(progress)),
+      clocks_(std::move(clocks)),
+      begun_(clocks_.steady_seconds()),
+      started_steady_(begun_),
       started_at_(clocks_.unix_seconds()) {}
 
 void RestartAccount::started() {
@@ -63,9 +67,9 @@ void RestartAccount::failed(const std::string& cause, double seconds_ago) {
   if (stepped) {
     restart.steps_lost = at->unsaved_steps;
     restart.redone_seconds = at->unsaved_seconds + std::max(0.0, restart.noticed_at - at->stepped_at);
-  } else if (open_) {  // failed again before the first step: that time was down
+  } else if (open_) { // failed again before the first step: that time was down
     close(restart.noticed_at - open_->noticed_at);
-  } else if (progress_) {  // the first start came to nothing
+  } else if (progress_) { // the first start came to nothing
     restart.redone_seconds = std::max(0.0, clocks_.steady_seconds() - started_steady_ - seconds_ago);
   }
   waiting_ = false;
@@ -86,7 +90,8 @@ std::string RestartAccount::look() {
   close(at->stepped_at - open_->noticed_at);
   const Restart& last = restarts_.back();
   return concat("running again: failure noticed at ", clock_text(last.noticed_at), ", step ", at->step, " done ",
-                format_seconds(last.down_seconds), " later, ", count_steps(last.steps_lost), " lost (", format_seconds(last.redone_seconds), " of work)");
+                format_seconds(last.down_seconds), " later, ", count_steps(last.steps_lost), " lost (",
+                format_seconds(last.redone_seconds), " of work)");
 }
 
 std::string RestartAccount::finish() {
@@ -107,8 +112,9 @@ std::string RestartAccount::finish() {
   }
   char percent[32];
   std::snprintf(percent, sizeof(percent), "%.1f %%", ettr() * 100);
-  return concat(restarts_.size(), restarts_.size() == 1 ? " restart" : " restarts", ": ", percent, " of ", format_seconds(total_),
-                " was useful (ETTR); down ", format_seconds(down), ", ", count_steps(steps), " redone (", format_seconds(redone), ")");
+  return concat(restarts_.size(), restarts_.size() == 1 ? " restart" : " restarts", ": ", percent, " of ",
+                format_seconds(total_), " was useful (ETTR); down ", format_seconds(down), ", ", count_steps(steps),
+                " redone (", format_seconds(redone), ")");
 }
 
 double RestartAccount::ettr() const {

@@ -33,9 +33,9 @@ struct Restart {
 
 /// Measures what restarts cost a job: useful time = all time - down time - repeated work.
 ///
-/// ETTR, the effective training time ratio, is useful time / all time: after "Revisiting Reliability in Large-Scale Machine
-/// Learning Research Clusters" (Kokolis et al., 2024), but with the first start counted as useful. Without `progress` it is unknown what
-/// was saved: only the time until the ranks were started again counts as lost.
+/// ETTR, the effective training time ratio, is useful time / all time: after "Revisiting Reliability in Large-Scale
+/// Machine Learning Research Clusters" (Kokolis et al., 2024), but with the first start counted as useful. Without
+/// `progress` it is unknown what was saved: only the time until the ranks were started again counts as lost.
 class RestartAccount {
  public:
   /// Both in seconds: since 1970, to compare with `progress`, and of a monotonic clock.

@@ -39,7 +39,8 @@ void Outlet::flush() {
       break;
     }
     // A pipe that polls writable takes this much without waiting.
-    const ssize_t wrote = ::write(fd_, pending_.data() + written_, std::min<size_t>(pending_.size() - written_, PIPE_BUF));
+    const ssize_t wrote =
+        ::write(fd_, pending_.data() + written_, std::min<size_t>(pending_.size() - written_, PIPE_BUF));
     if (wrote > 0) {
       written_ += static_cast<size_t>(wrote);
     } else if (errno == EAGAIN) {

@@ -32,7 +32,8 @@ std::string random_secret() {
   return text;
 }
 
-SecretMemory::SecretMemory(const std::string& text) : memory_(::memfd_create("trireme-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+SecretMemory::SecretMemory(const std::string& text)
+    : memory_(::memfd_create("trireme-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
   if (!memory_ || ::write(memory_.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     refuse("keep");
   }

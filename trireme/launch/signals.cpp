@@ -12,7 +12,7 @@ namespace trireme::launch {
 namespace {
 
 bool ignored(int number) {
-  struct sigaction now {};
+  struct sigaction now{};
   ::sigaction(number, nullptr, &now);
   return now.sa_handler == SIG_IGN;
 }
@@ -32,8 +32,8 @@ SignalWatch::SignalWatch() : ignore_interrupt_key_(ignored(SIGINT)) {
     throw Error("launch", concat("cannot watch for signals: ", std::strerror(errno)));
   }
   ::pthread_sigmask(SIG_BLOCK, &watched, &mask_before_);
-  struct sigaction plain {};
-  plain.sa_handler = SIG_DFL;  // where SIGCHLD is ignored, exit codes are lost
+  struct sigaction plain{};
+  plain.sa_handler = SIG_DFL; // where SIGCHLD is ignored, exit codes are lost
   ::sigaction(SIGCHLD, &plain, &child_before_);
   plain.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &plain, &broken_pipe_before_);

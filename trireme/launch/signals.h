@@ -37,8 +37,8 @@ class SignalWatch {
  private:
   Descriptor fd_;
   sigset_t mask_before_{};
-  struct sigaction broken_pipe_before_ {};
-  struct sigaction child_before_ {};
+  struct sigaction broken_pipe_before_{};
+  struct sigaction child_before_{};
   bool ignore_interrupt_key_ = false;
 };
 

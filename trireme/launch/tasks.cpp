@@ -11,7 +11,6 @@
 namespace trireme::launch {
 namespace {
 
-
 class Tasks {
  public:
   Tasks(const Job& job, std::vector<Member> places, std::vector<std::string> addresses) : job_(job) {
@@ -24,8 +23,12 @@ class Tasks {
       one.task.kind = server ? "server" : "worker";
       one.task.number = server ? number - workers : number;
       one.task.shown = job.options.all_output ? Shown::with_prefix : number == 0 ? Shown::as_it_is : Shown::not_at_all;
-      one.task.variables = {{server ? "TRIREME_SERVER" : "TRIREME_WORKER", concat(one.task.number, "/", server ? job.options.servers : workers)}};
-      const auto here = [&](int first, int last) { return std::count_if(places.begin() + first, places.begin() + last, [&](const Member& other) { return other.name == places[i].name; }); };
+      one.task.variables = {{server ? "TRIREME_SERVER" : "TRIREME_WORKER",
+                             concat(one.task.number, "/", server ? job.options.servers : workers)}};
+      const auto here = [&](int first, int last) {
+        return std::count_if(places.begin() + first, places.begin() + last,
+                             [&](const Member& other) { return other.name == places[i].name; });
+      };
       if (!server) {
         one.task.variables.emplace_back("TRIREME_LOCAL_WORKER", concat(here(0, number), "/", here(0, workers)));
       }
@@ -103,7 +106,8 @@ class Tasks {
     for (const One& one : tasks_) {
       if (one.server) {
         const bool brackets = one.address.find(':') != std::string::npos;
-        servers_ += concat(servers_.empty() ? "" : ",", job_.options.server_scheme, "://", brackets ? "[" : "", one.address, brackets ? "]" : "", ":", one.place.place.ports()->store);
+        servers_ += concat(servers_.empty() ? "" : ",", job_.options.server_scheme, "://", brackets ? "[" : "",
+                           one.address, brackets ? "]" : "", ":", one.place.place.ports()->store);
       }
     }
     for (One& one : tasks_) {
@@ -144,23 +148,26 @@ class Tasks {
     if (reachable && restarts_ < job_.options.max_restarts) {
       ++restarts_;
       ++one.restarts;
-      job_.screen.say(concat(early ? who + " ended although there are workers" : outcome.cause, ", starting it again (restart ", restarts_, " of ", job_.options.max_restarts, ")"));
+      job_.screen.say(concat(early ? who + " ended although there are workers" : outcome.cause,
+                             ", starting it again (restart ", restarts_, " of ", job_.options.max_restarts, ")"));
       start(one);
       return;
     }
     one.end = outcome;
-    const std::string why = reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
+    const std::string why =
+        reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
     if (one.server) {
-      job_.screen.say(released_ ? concat(who, " is not started again (", why,
-          "), and what it held is gone: the job ends")
-                                : concat(who, " cannot be started (", why,
-                                    "), and no worker can train without it: the job ends"));
+      job_.screen.say(
+          released_ ? concat(who, " is not started again (", why, "), and what it held is gone: the job ends")
+                    : concat(who, " cannot be started (", why, "), and no worker can train without it: the job ends"));
       fail(outcome);
       return;
     }
-    const auto left = std::count_if(tasks_.begin(), tasks_.end(), [](const One& other) { return !other.server && other.attempt; });
+    const auto left =
+        std::count_if(tasks_.begin(), tasks_.end(), [](const One& other) { return !other.server && other.attempt; });
     if (left > 0) {
-      job_.screen.say(concat(who, " is not started again (", why, "): the job goes on with ", left, left == 1 ? " worker" : " workers"));
+      job_.screen.say(concat(who, " is not started again (", why, "): the job goes on with ", left,
+                             left == 1 ? " worker" : " workers"));
     } else {
       job_.screen.say(concat(who, " is not started again (", why, "), and no other worker runs"));
     }
@@ -174,7 +181,7 @@ class Tasks {
     }
     ending_ = servers_asked_ = true;
     for (Attempt* attempt : attempts()) {
-      attempt->take_signal(SIGINT);  // workers would wait for their server, and have nothing to save without it
+      attempt->take_signal(SIGINT); // workers would wait for their server, and have nothing to save without it
     }
   }
 
@@ -186,7 +193,8 @@ class Tasks {
   }
 
   void take_signal(int number) {
-    const bool asks_to_end = number == SIGINT || number == SIGTERM || number == SIGHUP || (number == SIGUSR1 && job_.options.preemptible);
+    const bool asks_to_end =
+        number == SIGINT || number == SIGTERM || number == SIGHUP || (number == SIGUSR1 && job_.options.preemptible);
     const bool saves = asks_to_end && job_.options.preemptible && number != SIGINT;
     if (asks_to_end && received_signal_ == 0) {
       received_signal_ = number;
@@ -203,7 +211,8 @@ class Tasks {
 
   /// Whether a worker (or, false, a server) runs.
   bool running(bool workers) const {
-    return std::any_of(tasks_.begin(), tasks_.end(), [&](const One& one) { return one.server != workers && one.attempt; });
+    return std::any_of(tasks_.begin(), tasks_.end(),
+                       [&](const One& one) { return one.server != workers && one.attempt; });
   }
 
   std::vector<Attempt*> attempts() const {
@@ -226,19 +235,22 @@ class Tasks {
     for (const One& one : tasks_) {
       any_well = any_well || (!one.server && one.end->exit_code == 0);
       outcome.not_begun = outcome.not_begun || (!one.server && one.end->not_begun);
-      const bool by_us = servers_asked_ && one.end->exit_code == 128 + SIGTERM; // it has no handler for the signal that ends it
+      const bool by_us =
+          servers_asked_ && one.end->exit_code == 128 + SIGTERM; // it has no handler for the signal that ends it
       if (one.end->exit_code != 0 && ((one.server && !by_us) || outcome.exit_code == 0)) {
         outcome.exit_code = one.end->exit_code;
         outcome.cause = one.end->cause;
       }
     }
-    const auto not_saved = std::find_if(tasks_.begin(), tasks_.end(), [](const One& one) { return !one.server && one.end->exit_code == kNotSaved; });
+    const auto not_saved = std::find_if(tasks_.begin(), tasks_.end(),
+                                        [](const One& one) { return !one.server && one.end->exit_code == kNotSaved; });
     if (not_saved != tasks_.end()) { // whatever the others have come to
       outcome.exit_code = 1;
       outcome.cause = not_saved->end->cause;
       return outcome;
     }
-    const bool servers_well = std::all_of(tasks_.begin(), tasks_.end(), [](const One& one) { return !one.server || one.end->exit_code == 0; });
+    const bool servers_well = std::all_of(tasks_.begin(), tasks_.end(),
+                                          [](const One& one) { return !one.server || one.end->exit_code == 0; });
     if (any_well && servers_well) {
       outcome.exit_code = 0;
     }
@@ -269,7 +281,8 @@ std::vector<Host> hosts_of_tasks(const std::vector<Host>& hosts, int workers, in
     }
   }
   if (static_cast<int>(chosen.size()) < workers) {
-    throw InputError("launch", concat(workers, " workers do not fit on the ", chosen.size(), " slots of the hostfile"), "Add hosts or slots, or ask for fewer workers.");
+    throw InputError("launch", concat(workers, " workers do not fit on the ", chosen.size(), " slots of the hostfile"),
+                     "Add hosts or slots, or ask for fewer workers.");
   }
   for (int server = 0; server < servers; ++server) {
     chosen.push_back(hosts[static_cast<size_t>(server) % hosts.size()]);

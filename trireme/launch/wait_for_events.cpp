@@ -14,7 +14,7 @@ using std::chrono::duration;
 constexpr std::chrono::milliseconds kLookForSteps{50};
 
 void poll_until(Clock::time_point wake, const Job& job, const std::vector<Attempt*>& attempts,
-    std::vector<pollfd>& polled) {
+                std::vector<pollfd>& polled) {
   polled.push_back({job.signals.fd(), POLLIN, 0});
   for (Outlet* outlet : {&job.screen.out(), &job.screen.err()}) {
     if (outlet->pending()) {
@@ -26,8 +26,8 @@ void poll_until(Clock::time_point wake, const Job& job, const std::vector<Attemp
   }
   int timeout = -1;
   if (wake != Clock::time_point::max()) {
-    timeout = static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(wake - Clock::now()).count()), 0.0,
-        1e9));
+    timeout =
+        static_cast<int>(std::clamp(std::ceil(duration<double, std::milli>(wake - Clock::now()).count()), 0.0, 1e9));
   }
   ::poll(polled.data(), polled.size(), timeout);
 }
@@ -52,8 +52,8 @@ void wait_for_events(const Job& job, const std::vector<Attempt*>& attempts) {
   }
   job.screen.out().flush();
   job.screen.err().flush();
-  for (number = number != kNone ? number
-      : job.signals.next().value_or(kNone); number != kNone; number = job.signals.next().value_or(kNone)) {
+  for (number = number != kNone ? number : job.signals.next().value_or(kNone); number != kNone;
+       number = job.signals.next().value_or(kNone)) {
     job.on_signal ? job.on_signal(number) : attempts.front()->take_signal(number);
   }
 }

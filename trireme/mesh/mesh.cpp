@@ -55,7 +55,8 @@ void check_size(const MeshShape& shape, int ranks) {
     choices.push_back(concat("choose sizes from ", numbers(divisors(ranks), ", ")));
   }
   const auto [names, sizes] = product(shape.axes());
-  throw InputError("mesh", concat(names, " must equal the number of ranks, got ", sizes, " and ", ranks, " ranks"), join(choices, ", or ") + '.');
+  throw InputError("mesh", concat(names, " must equal the number of ranks, got ", sizes, " and ", ranks, " ranks"),
+                   join(choices, ", or ") + '.');
 }
 
 } // namespace
@@ -87,7 +88,8 @@ MeshShape MeshShape::fit(int ranks, std::vector<Axis> axes) {
       const auto [names, sizes] = product(axes, &*rest);
       const int below = std::max(1, ranks / others) * others;
       throw InputError("mesh", concat(names, " must divide the number of ranks, got ", sizes, " and ", ranks, " ranks"),
-                       concat("Start ", below, " or ", below + others, " ranks, or choose ", names, " from ", numbers(divisors(ranks), ", "), "."));
+                       concat("Start ", below, " or ", below + others, " ranks, or choose ", names, " from ",
+                              numbers(divisors(ranks), ", "), "."));
     }
     rest->size = ranks / others;
   }
@@ -163,7 +165,8 @@ std::string MeshShape::describe() const {
   return concat(names, " = ", sizes);
 }
 
-Mesh::Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together) : shape_(std::move(shape)), all_(std::move(all)) {
+Mesh::Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together)
+    : shape_(std::move(shape)), all_(std::move(all)) {
   check_size(shape_, all_.size());
   for (const Axis& axis : shape_.axes()) {
     add(axis.name);
@@ -212,13 +215,18 @@ const comm::Group& Mesh::group(const Axes& axes) const {
   }
   const auto found = groups_.find(key(axes));
   if (found == groups_.end()) {
-    throw Error("mesh", concat("the mesh has no group of axes ", join(axes.names, ", "), " together"), "Name them when the Mesh is made.");
+    throw Error("mesh", concat("the mesh has no group of axes ", join(axes.names, ", "), " together"),
+                "Name them when the Mesh is made.");
   }
   return found->second;
 }
 
 Mesh training_mesh(const comm::Group& all, const TrainingAxes& axes) {
-  return Mesh(all, MeshShape::fit(all.size(), {{Axis::pipe, axes.pipe}, {Axis::data, axes.data}, {Axis::context, axes.context}, {Axis::tensor, axes.tensor}}),
+  return Mesh(all,
+              MeshShape::fit(all.size(), {{Axis::pipe, axes.pipe},
+                                          {Axis::data, axes.data},
+                                          {Axis::context, axes.context},
+                                          {Axis::tensor, axes.tensor}}),
               {{Axis::data, Axis::context}, {Axis::pipe, Axis::tensor}, {Axis::data, Axis::context, Axis::tensor}});
 }
 

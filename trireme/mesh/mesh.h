@@ -37,9 +37,9 @@ struct Axes {
 /// A rank's place on each axis, in the order of the axes.
 using Coordinates = std::vector<int>;
 
-/// The arithmetic of a mesh without any communication. The first axis varies slowest, so ranks along the last one are neighbours:
-/// 4 ranks with pipe 2 and data 2 have stages {0, 1} and {2, 3}, pipelines {0, 2} and {1, 3}.
-/// Errors: InputError for an axis without a name, a name that repeats or is unknown, and a size below 1.
+/// The arithmetic of a mesh without any communication. The first axis varies slowest, so ranks along the last one are
+/// neighbours: 4 ranks with pipe 2 and data 2 have stages {0, 1} and {2, 3}, pipelines {0, 2} and {1, 3}. Errors:
+/// InputError for an axis without a name, a name that repeats or is unknown, and a size below 1.
 class MeshShape {
  public:
   explicit MeshShape(std::vector<Axis> axes);
@@ -79,10 +79,10 @@ class MeshShape {
 /// This rank's place in the mesh and its group on every axis.
 class Mesh {
  public:
-  /// Makes the groups. Collective over `all`: every rank makes every sub-group in the same order. Each entry of `together` gets one
-  /// group over its axes, beside the group of each axis. A group of all ranks is `all` itself. Axes of size 1
-  /// make no difference: {data, context} costs nothing if context is 1.
-  /// Errors: InputError listing the choices if the shape does not have all.size() ranks.
+  /// Makes the groups. Collective over `all`: every rank makes every sub-group in the same order. Each entry of
+  /// `together` gets one group over its axes, beside the group of each axis. A group of all ranks is `all` itself. Axes
+  /// of size 1 make no difference: {data, context} costs nothing if context is 1. Errors: InputError listing the
+  /// choices if the shape does not have all.size() ranks.
   Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together = {});
 
   const MeshShape& shape() const {
@@ -116,8 +116,9 @@ struct TrainingAxes {
   int tensor = 1;
 };
 
-/// The mesh [pipe, data, context, tensor] that initialize() takes, with the groups of axes that an engine needs together. Make it first, then the model, whose
-/// layers exchange over group(Axis::tensor) and group(Axis::context). Collective over `all`.
+/// The mesh [pipe, data, context, tensor] that initialize() takes, with the groups of axes that an engine needs
+/// together. Make it first, then the model, whose layers exchange over group(Axis::tensor) and group(Axis::context).
+/// Collective over `all`.
 Mesh training_mesh(const comm::Group& all, const TrainingAxes& axes);
 
 } // namespace trireme::mesh

@@ -35,18 +35,30 @@ Layer pool() {
 
 std::vector<Layer> features(int64_t channels) {
   const LayerSpec<nn::ReLU> relu;
-  return {LayerSpec<nn::Conv2d>(convolution(channels, 64, 11, 4, 2)), relu, pool(),
-          LayerSpec<nn::Conv2d>(convolution(64, 192, 5, 1, 2)),       relu, pool(),
-          LayerSpec<nn::Conv2d>(convolution(192, 384, 3, 1, 1)),      relu,
-          LayerSpec<nn::Conv2d>(convolution(384, 256, 3, 1, 1)),      relu,
-          LayerSpec<nn::Conv2d>(convolution(256, 256, 3, 1, 1)),      relu, pool()};
+  return {LayerSpec<nn::Conv2d>(convolution(channels, 64, 11, 4, 2)),
+          relu,
+          pool(),
+          LayerSpec<nn::Conv2d>(convolution(64, 192, 5, 1, 2)),
+          relu,
+          pool(),
+          LayerSpec<nn::Conv2d>(convolution(192, 384, 3, 1, 1)),
+          relu,
+          LayerSpec<nn::Conv2d>(convolution(384, 256, 3, 1, 1)),
+          relu,
+          LayerSpec<nn::Conv2d>(convolution(256, 256, 3, 1, 1)),
+          relu,
+          pool()};
 }
 
 std::vector<Layer> classifier(const AlexNetOptions& options) {
   const LayerSpec<nn::ReLU> relu;
   const LayerSpec<nn::Dropout> dropout{options.dropout};
-  return {dropout, LayerSpec<nn::Linear>(256 * kPooledSide * kPooledSide, options.hidden), relu,
-          dropout, LayerSpec<nn::Linear>(options.hidden, options.hidden), relu,
+  return {dropout,
+          LayerSpec<nn::Linear>(256 * kPooledSide * kPooledSide, options.hidden),
+          relu,
+          dropout,
+          LayerSpec<nn::Linear>(options.hidden, options.hidden),
+          relu,
           LayerSpec<nn::Linear>(options.hidden, options.classes)};
 }
 
@@ -66,8 +78,10 @@ void initialise(nn::Module& module, const std::string& prefix, int64_t seed) {
 
 pipeline::LayerList alexnet_layers(const AlexNetOptions& options) {
   if (options.resize != 0 && options.resize < kSmallestSide) {
-    throw InputError("alexnet", concat("images must be enlarged to at least ", kSmallestSide, " pixels, got resize ", options.resize),
-                     "Use 64 for speed, 224 for what the network was made for, 0 for images that are large enough.");
+    throw InputError(
+        "alexnet",
+        concat("images must be enlarged to at least ", kSmallestSide, " pixels, got resize ", options.resize),
+        "Use 64 for speed, 224 for what the network was made for, 0 for images that are large enough.");
   }
   std::vector<Layer> layers;
   const auto add = [&](const std::string& part, const std::vector<Layer>& of_part) {

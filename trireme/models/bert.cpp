@@ -33,7 +33,8 @@ nn::Module& name_only(nn::Module& parent, const std::string& name) {
 } // namespace
 
 BertEmbeddingsImpl::BertEmbeddingsImpl(const BertOptions& options, const ModelRanks& ranks)
-    : position_embeddings(register_module("position_embeddings", nn::Embedding(options.sequence_length, options.hidden))),
+    : position_embeddings(
+          register_module("position_embeddings", nn::Embedding(options.sequence_length, options.hidden))),
       token_type_embeddings(register_module("token_type_embeddings", nn::Embedding(options.segments, options.hidden))),
       LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))),
       dropout_(options.dropout),
@@ -52,7 +53,8 @@ std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::forward(const at::Tensor& 
 
 std::pair<at::Tensor, at::Tensor> BertEmbeddingsImpl::finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
                                                              const at::Tensor& segment_embeddings) {
-  const at::Tensor x = LayerNorm->forward(add_positions("bert", x_BTH, position_embeddings->weight, ranks_) + segment_embeddings);
+  const at::Tensor x =
+      LayerNorm->forward(add_positions("bert", x_BTH, position_embeddings->weight, ranks_) + segment_embeddings);
   return {drop(x, dropout_, is_training(), ranks_), mask_BT};
 }
 
@@ -73,14 +75,17 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
     return at::linear(x, linear->weight, linear->bias).view({B, T, heads_, H / heads_}).transpose(1, 2);
   };
   const bool drops = dropout_ > 0 && is_training();
-  const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1, x.device()); // other heads, other probabilities
+  const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1,
+                              x.device()); // other heads, other probabilities
   if (ranks_.shares_tokens()) {
     const context::AttentionOptions options{ranks_.context_kind, /*causal=*/false, drops ? dropout_ : 0.0};
-    const at::Tensor y = context::attention(split_heads(query), split_heads(key), split_heads(value), ranks_.context, options, own_tokens(mask_BT.to(at::kBool), ranks_));
+    const at::Tensor y = context::attention(split_heads(query), split_heads(key), split_heads(value), ranks_.context,
+                                            options, own_tokens(mask_BT.to(at::kBool), ranks_));
     return y.transpose(1, 2).reshape({B, T, H});
   }
   const at::Tensor allowed = mask_BT.to(at::kBool).view({B, 1, 1, T});
-  const at::Tensor y = at::scaled_dot_product_attention(split_heads(query), split_heads(key), split_heads(value), allowed, drops ? dropout_ : 0.0);
+  const at::Tensor y = at::scaled_dot_product_attention(split_heads(query), split_heads(key), split_heads(value),
+                                                        allowed, drops ? dropout_ : 0.0);
   return y.transpose(1, 2).reshape({B, T, H});
 }
 
@@ -97,8 +102,11 @@ at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residu
 BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks) {
   nn::Module& attention = name_only(*this, "attention");
   self_attention = attention.register_module("self", BertSelfAttention(options, ranks));
-  attention_output = attention.register_module("output", BertOutput(options.hidden, options.hidden, options.dropout, ranks));
-  intermediate = name_only(*this, "intermediate").register_module("dense", tensor::ColumnParallelLinear(options.hidden, width_of_mlp(options), ranks.tensor));
+  attention_output =
+      attention.register_module("output", BertOutput(options.hidden, options.hidden, options.dropout, ranks));
+  intermediate =
+      name_only(*this, "intermediate")
+          .register_module("dense", tensor::ColumnParallelLinear(options.hidden, width_of_mlp(options), ranks.tensor));
   output = register_module("output", BertOutput(width_of_mlp(options), options.hidden, options.dropout, ranks));
 }
 
@@ -116,7 +124,9 @@ at::Tensor BertHeadTransformImpl::forward(const at::Tensor& x_BTH, const at::Ten
 }
 
 BertDecoderBiasImpl::BertDecoderBiasImpl(const BertOptions& options, const ModelRanks& ranks)
-    : bias(register_parameter("bias", torch::empty({tensor::part_of(options.vocab_size, ranks.tensor).size()}))), vocabulary_(options.vocab_size), ranks_(ranks) {}
+    : bias(register_parameter("bias", torch::empty({tensor::part_of(options.vocab_size, ranks.tensor).size()}))),
+      vocabulary_(options.vocab_size),
+      ranks_(ranks) {}
 
 std::map<std::string, bucket::Placement> BertDecoderBiasImpl::placements() const {
   if (ranks_.tensor.alone()) {
@@ -132,7 +142,8 @@ at::Tensor BertDecoderBiasImpl::forward(const at::Tensor& logits_BTV) {
 void initialise_bert(const std::string& name, const at::Tensor& parameter, const BertOptions& options) {
   if (parameter.dim() == 1) {
     const std::string scale = "LayerNorm.weight";
-    fill(parameter, name.size() >= scale.size() && name.compare(name.size() - scale.size(), scale.size(), scale) == 0 ? 1.0 : 0.0);
+    fill(parameter,
+         name.size() >= scale.size() && name.compare(name.size() - scale.size(), scale.size(), scale) == 0 ? 1.0 : 0.0);
   } else {
     fill_normal(parameter, 0.02, options.seed, name);
   }

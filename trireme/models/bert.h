@@ -14,8 +14,9 @@
 #include <string>
 #include <utility>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the padding.
-// Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens; masks have all.
+// B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the
+// padding. Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens; masks
+// have all.
 namespace trireme::models {
 
 /// What follows the word embedding: adds positions and segments, normalises, drops. Passes the mask on.
@@ -24,14 +25,16 @@ class BertEmbeddingsImpl : public torch::nn::Module {
   explicit BertEmbeddingsImpl(const BertOptions& options, const ModelRanks& ranks = {});
   /// All tokens are of segment 0.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
-  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segments_BT);
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
+                                            const at::Tensor& segments_BT);
 
   torch::nn::Embedding position_embeddings{nullptr};
   torch::nn::Embedding token_type_embeddings{nullptr};
   torch::nn::LayerNorm LayerNorm{nullptr};
 
  private:
-  std::pair<at::Tensor, at::Tensor> finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT, const at::Tensor& segment_embeddings);
+  std::pair<at::Tensor, at::Tensor> finish(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
+                                           const at::Tensor& segment_embeddings);
 
   double dropout_;
   ModelRanks ranks_;
@@ -73,7 +76,8 @@ class BertOutputImpl : public torch::nn::Module {
 TORCH_MODULE(BertOutput);
 
 /// Post-norm transformer block. Takes and returns hidden [B, T, H] and mask [B, T].
-/// The parts below it carry Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense, output.dense.
+/// The parts below it carry Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense,
+/// output.dense.
 class BertBlockImpl : public torch::nn::Module {
  public:
   explicit BertBlockImpl(const BertOptions& options, const ModelRanks& ranks = {});

@@ -23,18 +23,22 @@ pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ra
   const auto named = [&](Layer layer, const std::string& prefix) {
     layer.name(prefix);
     layer.initialise([prefix, options](torch::nn::Module& module) {
-      fill_values(prefix, module, [&](const std::string& name, const at::Tensor& parameter) { initialise_bert(name, parameter, options); });
+      fill_values(prefix, module, [&](const std::string& name, const at::Tensor& parameter) {
+        initialise_bert(name, parameter, options);
+      });
     });
     return layer;
   };
-  TiedLayerSpec<tensor::VocabParallelEmbedding> words("word_embeddings", options.vocab_size, options.hidden, ranks.tensor);
+  TiedLayerSpec<tensor::VocabParallelEmbedding> words("word_embeddings", options.vocab_size, options.hidden,
+                                                      ranks.tensor);
   TiedLayerSpec<tensor::VocabParallelEmbedding> decoder = words;
   words.forward_fn([ranks](tensor::VocabParallelEmbedding& embedding, const Tensors& inputs) {
     Tensors outputs = inputs; // mask and segments go on as they are
     outputs.at(0) = embedding->forward(own_tokens(inputs.at(0), ranks));
     return outputs;
   });
-  decoder.forward_fn([](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
+  decoder.forward_fn(
+      [](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
 
   const std::string words_name = "bert.embeddings.word_embeddings";
   std::vector<Layer> layers;
@@ -52,18 +56,21 @@ pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ra
 at::Tensor masked_lm_loss(const Tensors& outputs, const Tensors& targets) {
   const at::Tensor& logits = outputs.at(0);
   const at::Tensor target = targets.at(0).reshape({-1});
-  const at::Tensor sum = at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target, {}, at::Reduction::Sum, kIgnoredTarget);
+  const at::Tensor sum =
+      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target, {}, at::Reduction::Sum, kIgnoredTarget);
   return sum / target.ne(kIgnoredTarget).sum().clamp_min(1);
 }
 
-std::function<at::Tensor(const Tensors&, const Tensors&)> bert_loss(const BertOptions& options, const ModelRanks& ranks) {
+std::function<at::Tensor(const Tensors&, const Tensors&)> bert_loss(const BertOptions& options,
+                                                                    const ModelRanks& ranks) {
   if (ranks.tensor.alone() && !ranks.shares_tokens()) {
     return masked_lm_loss;
   }
   return [classes = options.vocab_size, ranks](const Tensors& outputs, const Tensors& targets) {
     const at::Tensor& logits = outputs.at(0);
     const at::Tensor target = own_tokens(targets.at(0), ranks).reshape({-1});
-    const at::Tensor sum = tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), target, classes, ranks.tensor, at::Reduction::Sum, kIgnoredTarget);
+    const at::Tensor sum = tensor::cross_entropy(logits.reshape({-1, logits.size(-1)}), target, classes, ranks.tensor,
+                                                 at::Reduction::Sum, kIgnoredTarget);
     return mean_over_tokens(sum, target.ne(kIgnoredTarget).sum(), ranks);
   };
 }

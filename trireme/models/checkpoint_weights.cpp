@@ -18,7 +18,8 @@ checkpoint::WeightFiles plain_weights(const std::filesystem::path& path) {
   auto weights = checkpoint::WeightFiles::open(path);
   for (const checkpoint::Safetensors& file : weights.files()) {
     if (file.metadata().count(checkpoint::kSaveIdKey) != 0) {
-      throw InputError("init_from", concat(file.path().string(), " is one rank's part of a checkpoint"), "Name the checkpoint's folder.");
+      throw InputError("init_from", concat(file.path().string(), " is one rank's part of a checkpoint"),
+                       "Name the checkpoint's folder.");
     }
   }
   return weights;
@@ -30,7 +31,9 @@ void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name
   }
   const at::IntArrayRef shape = saved.entry(name).shape;
   if (shape != parameter.sizes()) {
-    throw InputError("init_from", concat(saved.folder().string(), ": parameter \"", name, "\" has shape ", shape, ", the model needs ", parameter.sizes()),
+    throw InputError("init_from",
+                     concat(saved.folder().string(), ": parameter \"", name, "\" has shape ", shape,
+                            ", the model needs ", parameter.sizes()),
                      kSameModel);
   }
   const std::string master = concat(optim::kMasterState, '/', name);
@@ -40,7 +43,9 @@ void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name
 void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<std::string>& of_model) {
   for (const std::string& name : saved.names("parameter")) {
     if (of_model.count(name) == 0) {
-      throw InputError("init_from", concat(saved.folder().string(), ": the model has no place for parameter \"", name, '"'), kSameModel);
+      throw InputError("init_from",
+                       concat(saved.folder().string(), ": the model has no place for parameter \"", name, '"'),
+                       kSameModel);
     }
   }
 }

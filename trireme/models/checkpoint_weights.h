@@ -11,11 +11,12 @@
 // Starting a model from the weights of a checkpoint, without its optimizer states, step and samples.
 namespace trireme::models {
 
-/// The newest checkpoint in `path` (a run folder, its `checkpoints`, or one checkpoint); nullopt when there is none, as in a
-/// folder of safetensors files. Cost: one read of its files. Errors: InputError when it is damaged.
+/// The newest checkpoint in `path` (a run folder, its `checkpoints`, or one checkpoint); nullopt when there is none, as
+/// in a folder of safetensors files. Cost: one read of its files. Errors: InputError when it is damaged.
 std::optional<checkpoint::Checkpoint> checkpoint_in(const std::filesystem::path& path);
 
-/// The safetensors files of `path`. Errors: InputError when one is a rank's part of a checkpoint, which has neither all values nor the masters.
+/// The safetensors files of `path`. Errors: InputError when one is a rank's part of a checkpoint, which has neither all
+/// values nor the masters.
 checkpoint::WeightFiles plain_weights(const std::filesystem::path& path);
 
 /// Fills `parameter`, which the whole model calls `name`, from its fp32 master where `saved` has one.

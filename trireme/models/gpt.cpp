@@ -42,7 +42,8 @@ at::Tensor GptEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
 }
 
 GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& ranks)
-    : c_attn(register_module("c_attn", tensor::ColumnParallelLinear(options.hidden, 3 * options.hidden, ranks.tensor, /*bias=*/true, /*parts=*/3))),
+    : c_attn(register_module("c_attn", tensor::ColumnParallelLinear(options.hidden, 3 * options.hidden, ranks.tensor,
+                                                                    /*bias=*/true, /*parts=*/3))),
       c_proj(register_module("c_proj", tensor::RowParallelLinear(options.hidden, options.hidden, ranks.tensor))),
       heads(heads_of_rank("gpt", options.heads, ranks)),
       dropout(options.dropout),
@@ -51,14 +52,18 @@ GptAttentionImpl::GptAttentionImpl(const GptOptions& options, const ModelRanks& 
 at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
   const auto [qkv, bias] = project(c_attn, x_BTH);
   const bool drops = dropout > 0 && is_training();
-  const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1, qkv.device()); // other heads, other probabilities
+  const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1,
+                              qkv.device()); // other heads, other probabilities
   if (!ranks.shares_tokens()) {
     return fused::causal_attention(qkv, bias, heads, drops ? dropout : 0.0);
   }
   const std::vector<int64_t> sizes = {qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)};
-  const std::vector<at::Tensor> qkv_BTAD = (bias.defined() ? qkv + bias : qkv).view(sizes).unbind(2); // its backward writes the gradient once, select's thrice
+  const std::vector<at::Tensor> qkv_BTAD = (bias.defined() ? qkv + bias : qkv)
+                                               .view(sizes)
+                                               .unbind(2); // its backward writes the gradient once, select's thrice
   const auto part = [&](size_t which) { return qkv_BTAD[which].transpose(1, 2); };
-  const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context, {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
+  const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context,
+                                          {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
   return y.transpose(1, 2).reshape({sizes[0], sizes[1], heads * sizes[4]});
 }
 
@@ -91,17 +96,21 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options, const ModelRanks& ranks)
 at::Tensor GptBlockImpl::forward(const at::Tensor& x_BTH) {
   const at::Tensor normal = normalise(ln_1, x_BTH);
   if (dropout > 0 && is_training()) { // between a projection's bias and the addition
-    const auto [x, y] = fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
+    const auto [x, y] =
+        fused::add_layer_norm(attn->forward(normal), x_BTH, {}, ln_2->weight, ln_2->bias, ln_2->options.eps());
     return x + mlp->forward(y);
   }
   const auto [attended, attention_bias] = project(attn->c_proj, attn->mix(normal));
-  const auto [x, y] = fused::add_layer_norm(attended, x_BTH, attention_bias, ln_2->weight, ln_2->bias, ln_2->options.eps());
+  const auto [x, y] =
+      fused::add_layer_norm(attended, x_BTH, attention_bias, ln_2->weight, ln_2->bias, ln_2->options.eps());
   const auto [out, mlp_bias] = project(mlp->c_proj, mlp->activate(y));
   return fused::add_bias(out, x, mlp_bias);
 }
 
 GptPositionsImpl::GptPositionsImpl(const GptOptions& options, const ModelRanks& ranks)
-    : weight(register_parameter("weight", torch::empty({options.sequence_length, options.hidden}))), dropout(options.dropout), ranks(ranks) {}
+    : weight(register_parameter("weight", torch::empty({options.sequence_length, options.hidden}))),
+      dropout(options.dropout),
+      ranks(ranks) {}
 
 at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
   return drop(add_positions("gpt", x_BTH, weight, ranks), dropout, is_training(), ranks);
@@ -114,10 +123,12 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, c
     const auto fill = values_of(values, part.name);
     switch (part.kind) {
       case GptPart::Kind::tokens:
-        embedding->wte = register_module("wte", zero::Sharded<tensor::VocabParallelEmbedding>(fill, options.vocab_size, options.hidden, ranks.tensor));
+        embedding->wte = register_module("wte", zero::Sharded<tensor::VocabParallelEmbedding>(
+                                                    fill, options.vocab_size, options.hidden, ranks.tensor));
         break;
       case GptPart::Kind::positions:
-        embedding->wpe = register_module("wpe", zero::Sharded<nn::Embedding>(fill, options.sequence_length, options.hidden));
+        embedding->wpe =
+            register_module("wpe", zero::Sharded<nn::Embedding>(fill, options.sequence_length, options.hidden));
         break;
       case GptPart::Kind::block:
         h->emplace_back(fill, options, ranks);
@@ -146,8 +157,9 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
   const GptValues values(options);
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
-    lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(values_of(values, gpt_parts(options).back().name), options.hidden,
-                                                                                     options.vocab_size, ranks.tensor, /*bias=*/false));
+    lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(
+                                             values_of(values, gpt_parts(options).back().name), options.hidden,
+                                             options.vocab_size, ranks.tensor, /*bias=*/false));
   }
 }
 
@@ -163,7 +175,8 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
     return logits;
   }
   const at::Tensor whole = context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1);
-  if (whole.requires_grad()) { // the engine takes the mean over the context ranks, of which each has the gradient of its tokens
+  if (whole.requires_grad()) { // the engine takes the mean over the context ranks, of which each has the gradient of
+                               // its tokens
     whole.register_hook([ranks = ranks_.context.size()](const at::Tensor& grad) { return grad * ranks; });
   }
   return whole;

@@ -13,7 +13,8 @@
 #include <filesystem>
 #include <string>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens.
+// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks share tokens or split sequences, hidden values
+// have this rank's part of the T tokens.
 namespace trireme::models {
 
 class GptValues;
@@ -104,11 +105,11 @@ TORCH_MODULE(GptTrunk);
 ///
 /// Parameters carry Hugging Face GPT-2 names ("transformer.h.0.attn.c_attn.weight") in
 /// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
-/// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank together
-/// when it is built under zero::Init.
-/// Among tensor-parallel ranks heads, MLPs and vocabulary are split, among context-parallel ranks the tokens. Every rank gets the same batch and
-/// the same logits; loss() is the same among tensor ranks, and among context ranks the mean is that of all tokens.
-/// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+/// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank
+/// together when it is built under zero::Init. Among tensor-parallel ranks heads, MLPs and vocabulary are split, among
+/// context-parallel ranks the tokens. Every rank gets the same batch and the same logits; loss() is the same among
+/// tensor ranks, and among context ranks the mean is that of all tokens. Source: Radford et al. 2019, "Language Models
+/// are Unsupervised Multitask Learners".
 class GptImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes that do not fit each other or the ranks.

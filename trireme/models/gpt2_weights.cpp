@@ -5,8 +5,8 @@
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/checkpoint/weight_files.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <map>
@@ -56,10 +56,12 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
 void check_tied_head(const checkpoint::WeightFiles& files, const std::filesystem::path& weights) {
   const std::string embedding = name_in(files, kEmbedding);
   if (files.has(kHead) && files.has(embedding) && !are_equal(files.tensor(kHead), files.tensor(embedding))) {
-    throw InputError("gpt",
-                     concat(weights.string(), ": tensor \"", kHead, "\" differs from \"", embedding,
-                            "\", and with model.tie_embeddings true the model has one weight for both: the head would be lost"),
-                     concat("Set model.tie_embeddings to false to start from both, or take \"", kHead, "\" out of the file to start from the embedding alone."));
+    throw InputError(
+        "gpt",
+        concat(weights.string(), ": tensor \"", kHead, "\" differs from \"", embedding,
+               "\", and with model.tie_embeddings true the model has one weight for both: the head would be lost"),
+        concat("Set model.tie_embeddings to false to start from both, or take \"", kHead,
+               "\" out of the file to start from the embedding alone."));
   }
 }
 
@@ -75,8 +77,8 @@ void check_whole(const Gpt& model) {
     const at::Tensor& value = item.value();
     if (value.sizes() != at::IntArrayRef(sizes.at(item.key()))) {
       throw InputError("gpt",
-                       concat("save_gpt2: this rank has a part of parameter \"", item.key(), "\": shape ", value.sizes(), " of ",
-                              at::IntArrayRef(sizes.at(item.key()))),
+                       concat("save_gpt2: this rank has a part of parameter \"", item.key(), "\": shape ",
+                              value.sizes(), " of ", at::IntArrayRef(sizes.at(item.key()))),
                        "Save a checkpoint, and save_gpt2() a Gpt of one rank whose init_from is that checkpoint.");
     }
   }
@@ -86,7 +88,10 @@ void check_whole(const Gpt& model) {
 std::string configuration(const GptOptions& options, at::ScalarType dtype) {
   constexpr int64_t kEndOfText = 50256;
   const nlohmann::json token = options.vocab_size > kEndOfText ? nlohmann::json(kEndOfText) : nlohmann::json();
-  const char* dtype_name = dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : dtype == at::kDouble ? "float64" : "float32";
+  const char* dtype_name = dtype == at::kBFloat16 ? "bfloat16"
+                           : dtype == at::kHalf   ? "float16"
+                           : dtype == at::kDouble ? "float64"
+                                                  : "float32";
   return nlohmann::ordered_json{{"architectures", {"GPT2LMHeadModel"}},
                                 {"model_type", "gpt2"},
                                 {"vocab_size", options.vocab_size},
@@ -127,21 +132,23 @@ void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, 
   }
   if (source.sizes() != value.sizes()) {
     throw InputError("gpt",
-                     concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(), ", the model needs ",
-                            transposed ? value.t().sizes() : value.sizes()),
+                     concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(),
+                            ", the model needs ", transposed ? value.t().sizes() : value.sizes()),
                      "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
   }
   value.detach().copy_(source);
 }
 
-void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files, const std::filesystem::path& weights) {
+void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files,
+                      const std::filesystem::path& weights) {
   std::set<std::string> places;
   for (const std::string& parameter : parameters) {
     places.insert(name_in(files, parameter));
   }
   for (const std::string& name : files.names()) {
     if (places.count(name) == 0 && !is_constant(name) && name != kHead) {
-      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'), "Check layers in \"model\".");
+      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'),
+                       "Check layers in \"model\".");
     }
   }
   if (parameters.count(kHead) == 0) {
@@ -175,7 +182,8 @@ void save_gpt2(const Gpt& model, const std::filesystem::path& path) {
   }
   checkpoint::write_safetensors(alone ? path : folder / "model.safetensors", tensors, {{"format", "pt"}});
   if (!alone) {
-    write_file_atomically(folder / "config.json", configuration(model->options(), tensors.front().tensor.scalar_type()));
+    write_file_atomically(folder / "config.json",
+                          configuration(model->options(), tensors.front().tensor.scalar_type()));
   }
 }
 

@@ -19,7 +19,9 @@ using pipeline::TiedLayerSpec;
 
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks) {
   const auto values = std::make_shared<const GptValues>(options);
-  const auto embed = [ranks](tensor::VocabParallelEmbedding& embedding, const at::Tensor& tokens_BT) { return embedding->forward(own_tokens(tokens_BT, ranks)); };
+  const auto embed = [ranks](tensor::VocabParallelEmbedding& embedding, const at::Tensor& tokens_BT) {
+    return embedding->forward(own_tokens(tokens_BT, ranks));
+  };
   TiedLayerSpec<tensor::VocabParallelEmbedding> tied("wte", options.vocab_size, options.hidden, ranks.tensor);
   tied.forward_fn(embed);
   const auto layer_of = [&](GptPart::Kind kind) -> Layer {
@@ -39,7 +41,8 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
       return LayerSpec<tensor::ColumnParallelLinear>(options.hidden, options.vocab_size, ranks.tensor, /*bias=*/false);
     }
     TiedLayerSpec<tensor::VocabParallelEmbedding> head = tied;
-    head.forward_fn([](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
+    head.forward_fn(
+        [](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
     return head;
   };
   std::vector<Layer> layers;
@@ -56,7 +59,8 @@ at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors&
   return fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), at::Reduction::Mean);
 }
 
-std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gpt_loss(const GptOptions& options, const ModelRanks& ranks) {
+std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> gpt_loss(const GptOptions& options,
+                                                                                       const ModelRanks& ranks) {
   if (ranks.tensor.alone() && !ranks.shares_tokens()) {
     return token_loss;
   }

@@ -18,6 +18,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
 /// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats a token.
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
 /// The same for the outputs of gpt_layers() among these ranks.
-std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(const GptOptions& options, const ModelRanks& ranks);
+std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(
+    const GptOptions& options, const ModelRanks& ranks);
 
 } // namespace trireme::models

@@ -38,7 +38,8 @@ GptValues::GptValues(const GptOptions& options) : options_(options) {
 }
 
 void GptValues::fill(const std::string& prefix, const torch::nn::Module& module) const {
-  fill_values(prefix, module, [&](const std::string& name, const at::Tensor& parameter) { fill_whole(name, parameter); });
+  fill_values(prefix, module,
+              [&](const std::string& name, const at::Tensor& parameter) { fill_whole(name, parameter); });
 }
 
 void GptValues::fill_whole(const std::string& name, const at::Tensor& parameter) const {

@@ -41,8 +41,8 @@ struct GptPart {
   std::vector<Parameter> parameters;
 };
 
-/// Lists the layers of a GPT in their order, with Hugging Face's names. The module, the layers of a pipeline and the estimate come from it.
-/// A tied head is the token embedding once more, by name and parameters.
+/// Lists the layers of a GPT in their order, with Hugging Face's names. The module, the layers of a pipeline and the
+/// estimate come from it. A tied head is the token embedding once more, by name and parameters.
 std::vector<GptPart> gpt_parts(const GptOptions& options);
 
 /// A small convolutional classifier for images [B, channels, side, side].
@@ -54,7 +54,8 @@ struct CnnOptions {
   /// Filters of the first convolution; the second has twice as many.
   int64_t width = 32;
   double dropout = 0;
-  /// Weights to start from: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme. Empty: random from `seed`.
+  /// Weights to start from: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme.
+  /// Empty: random from `seed`.
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };

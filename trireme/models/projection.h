@@ -12,8 +12,8 @@ struct Projection {
   at::Tensor bias; ///< undefined: y has it
 };
 
-/// The bias is left to a pass of fused/ where tensors like x have one, which adds it on its way. Elsewhere the product adds it at no cost, and in its own type: under
-/// autocast a bias in fp32 would make all that follows fp32.
+/// The bias is left to a pass of fused/ where tensors like x have one, which adds it on its way. Elsewhere the product
+/// adds it at no cost, and in its own type: under autocast a bias in fp32 would make all that follows fp32.
 template <class Linear>
 Projection project(Linear& linear, const at::Tensor& x) {
   if (fused::has_passes(x)) {

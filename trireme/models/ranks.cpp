@@ -14,18 +14,21 @@ at::Tensor own_tokens(const at::Tensor& x_BT, const ModelRanks& ranks) {
 
 int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks) {
   if (heads % ranks.tensor.group.size() != 0) {
-    throw InputError(model, concat("the ", ranks.tensor.group.size(), " tensor-parallel ranks must divide the ", heads, " heads"),
-                     "Choose parallel.tensor so that it divides model.heads.");
+    throw InputError(
+        model, concat("the ", ranks.tensor.group.size(), " tensor-parallel ranks must divide the ", heads, " heads"),
+        "Choose parallel.tensor so that it divides model.heads.");
   }
   return heads / ranks.tensor.group.size();
 }
 
-at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions, const ModelRanks& ranks) {
+at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions,
+                         const ModelRanks& ranks) {
   const int64_t tokens = x_BTH.size(1);
   const int64_t parts = ranks.tensor.splits_sequence() ? ranks.tensor.group.size() : 1;
   const int64_t length = tokens * parts * ranks.context.size();
   if (length > positions.size(0)) {
-    throw InputError(model, concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
+    throw InputError(
+        model, concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
   }
   const int64_t begin = parts > 1 ? ranks.tensor.group.rank() * tokens : 0;
   if (!ranks.shares_tokens()) {
@@ -44,7 +47,8 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, cons
   return sum * (static_cast<double>(ranks.context.size()) / all.squeeze(0).clamp_min(1)).to(sum.scalar_type());
 }
 
-at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary, const ModelRanks& ranks) {
+at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary,
+                            const ModelRanks& ranks) {
   constexpr int64_t kIgnored = -100;
   const at::Tensor rows = logits.reshape({-1, logits.size(-1)});
   const at::Tensor target = own_tokens(targets_BT, ranks).reshape({-1});

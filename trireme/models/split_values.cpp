@@ -8,7 +8,8 @@
 
 namespace trireme::models {
 
-void fill_values(const std::string& prefix, const torch::nn::Module& module, const std::function<void(const std::string& name, const at::Tensor& parameter)>& fill) {
+void fill_values(const std::string& prefix, const torch::nn::Module& module,
+                 const std::function<void(const std::string& name, const at::Tensor& parameter)>& fill) {
   const torch::NoGradGuard no_grad;
   const tensor::Placements split = tensor::placements_of(module);
   for (const auto& item : module.named_parameters()) {

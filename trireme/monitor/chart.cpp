@@ -218,7 +218,7 @@ void append_line(std::string& svg, const Scale& scale, const ChartLine& line, co
     const std::string x = one_decimal(scale.x(points[i].x));
     const std::string y = one_decimal(scale.y(points[i].y));
     path += concat(begins ? "M" : "L", x, ' ', y);
-    if (marked || (begins && ends)) {  // a lone point would be invisible as a line
+    if (marked || (begins && ends)) { // a lone point would be invisible as a line
       dots += concat("<circle class=\"dot ", style, "\" cx=\"", x, "\" cy=\"", y, "\" r=\"3.5\"/>");
     }
   }
@@ -232,17 +232,18 @@ void append_marks(std::string& svg, const Scale& scale, const ChartOptions& opti
   if (options.reference) {
     const double y = scale.y(*options.reference);
     svg += concat("<line class=\"reference\" x1=\"", one_decimal(scale.left()), "\" x2=\"", one_decimal(scale.right()),
-                  "\" y1=\"", one_decimal(y), "\" y2=\"", one_decimal(y), "\"/><text class=\"note\" text-anchor=\"end\" x=\"",
-                  one_decimal(scale.right() - 6), "\" y=\"", one_decimal(y - 6), "\">",
-                  escape_html(options.reference_label), "</text>\n");
+                  "\" y1=\"", one_decimal(y), "\" y2=\"", one_decimal(y),
+                  "\"/><text class=\"note\" text-anchor=\"end\" x=\"", one_decimal(scale.right() - 6), "\" y=\"",
+                  one_decimal(y - 6), "\">", escape_html(options.reference_label), "</text>\n");
   }
   if (options.mark_x) {
     const double x = scale.x(*options.mark_x);
     const bool late = x > (scale.left() + scale.right()) / 2;
-    svg += concat("<line class=\"mark\" x1=\"", one_decimal(x), "\" x2=\"", one_decimal(x), "\" y1=\"", one_decimal(kTop),
-                  "\" y2=\"", one_decimal(scale.bottom()), "\"/><text class=\"note bad\" text-anchor=\"",
-                  late ? "end" : "start", "\" x=\"", one_decimal(x + (late ? -6 : 6)), "\" y=\"", one_decimal(kTop + 12),
-                  "\">", escape_html(options.mark_label), "</text>\n");
+    svg +=
+        concat("<line class=\"mark\" x1=\"", one_decimal(x), "\" x2=\"", one_decimal(x), "\" y1=\"", one_decimal(kTop),
+               "\" y2=\"", one_decimal(scale.bottom()), "\"/><text class=\"note bad\" text-anchor=\"",
+               late ? "end" : "start", "\" x=\"", one_decimal(x + (late ? -6 : 6)), "\" y=\"", one_decimal(kTop + 12),
+               "\">", escape_html(options.mark_label), "</text>\n");
   }
 }
 
@@ -252,13 +253,12 @@ std::string draw_chart(const std::vector<ChartLine>& lines, const ChartOptions& 
   const Scale scale(lines, options);
   // Every svg of a page needs a clip path of its own name; the geometry makes one that is right wherever it repeats.
   const std::string clip = concat("clip-", options.width, '-', options.height, '-', one_decimal(scale.left()));
-  std::string svg =
-      concat("<svg class=\"", options.log_x ? "log" : "linear", options.width > 700 ? " wide" : "", options.narrow ? " narrow" : "",
-             "\" viewBox=\"0 0 ", options.width, ' ', options.height,
-             "\" role=\"img\" aria-label=\"", escape_html(options.title), "\" ", scale.attributes(), ">\n<clipPath id=\"",
-             clip, "\"><rect x=\"", one_decimal(scale.left() - 6), "\" y=\"", one_decimal(kTop - 6), "\" width=\"",
-             one_decimal(scale.right() - scale.left() + 12), "\" height=\"", one_decimal(scale.bottom() - kTop + 6),
-             "\"/></clipPath>\n");
+  std::string svg = concat("<svg class=\"", options.log_x ? "log" : "linear", options.width > 700 ? " wide" : "",
+                           options.narrow ? " narrow" : "", "\" viewBox=\"0 0 ", options.width, ' ', options.height,
+                           "\" role=\"img\" aria-label=\"", escape_html(options.title), "\" ", scale.attributes(),
+                           ">\n<clipPath id=\"", clip, "\"><rect x=\"", one_decimal(scale.left() - 6), "\" y=\"",
+                           one_decimal(kTop - 6), "\" width=\"", one_decimal(scale.right() - scale.left() + 12),
+                           "\" height=\"", one_decimal(scale.bottom() - kTop + 6), "\"/></clipPath>\n");
   append_axes(svg, scale, options);
   svg += concat("<g clip-path=\"url(#", clip, ")\">\n");
   for (const ChartLine& line : lines) {
@@ -282,7 +282,7 @@ std::string chart_points_json(const std::vector<ChartLine>& lines) {
   }
   std::string text = all.dump();
   for (size_t at = 0; (at = text.find('<', at)) != std::string::npos; at += 6) {
-    text.replace(at, 1, "\\u003c");  // "</script>" would end the element
+    text.replace(at, 1, "\\u003c"); // "</script>" would end the element
   }
   return text;
 }

@@ -17,17 +17,17 @@ struct ChartLine {
 
 struct ChartOptions {
   std::string title;
-  std::string unit;      ///< shown beside the title: "nats/byte"
+  std::string unit; ///< shown beside the title: "nats/byte"
   std::string x_label = "step";
-  int width = 1060;      ///< of the drawing, in CSS pixels at full size; it scales down
+  int width = 1060; ///< of the drawing, in CSS pixels at full size; it scales down
   int height = 360;
-  bool log_x = false;    ///< points with x < 1 are drawn at 1
+  bool log_x = false; ///< points with x < 1 are drawn at 1
   bool from_zero = false;
-  bool narrow = false;   ///< shown where the window is narrow, in place of a wide one
-  std::optional<double> reference;  ///< a dashed level...
-  std::string reference_label;      ///< ...and what it is
-  std::optional<double> mark_x;     ///< a dotted upright...
-  std::string mark_label;           ///< ...and what happened there
+  bool narrow = false;             ///< shown where the window is narrow, in place of a wide one
+  std::optional<double> reference; ///< a dashed level...
+  std::string reference_label;     ///< ...and what it is
+  std::optional<double> mark_x;    ///< a dotted upright...
+  std::string mark_label;          ///< ...and what happened there
 };
 
 /// Draws the lines as one inline <svg> without external references. Every curve is

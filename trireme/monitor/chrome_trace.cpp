@@ -174,12 +174,9 @@ void Tracer::write(const std::filesystem::path& path) const {
     const int row = rows[lane].place(event.begin_ns, event.end_ns);
     const int tid = lane * kRowsPerLane + row;
     row_names[tid] = row == 0 ? kLaneNames[lane] : concat(kLaneNames[lane], ' ', row + 1);
-    ordered_json entry = {{"ph", "X"},
-                          {"name", clean_utf8(event.name)},
-                          {"pid", rank},
-                          {"tid", tid},
-                          {"ts", microseconds(event.begin_ns)},
-                          {"dur", microseconds(event.end_ns - event.begin_ns)}};
+    ordered_json entry = {
+        {"ph", "X"},  {"name", clean_utf8(event.name)},     {"pid", rank},
+        {"tid", tid}, {"ts", microseconds(event.begin_ns)}, {"dur", microseconds(event.end_ns - event.begin_ns)}};
     if (event.bytes >= 0) {
       entry["args"] = {{"bytes", event.bytes}};
     }

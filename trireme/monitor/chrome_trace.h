@@ -99,7 +99,8 @@ class Span {
   Lane lane_;
 };
 
-/// One exchange with rank 0: own clock at the question, rank 0's clock at its answer, own clock when the answer arrived.
+/// One exchange with rank 0: own clock at the question, rank 0's clock at its answer, own clock when the answer
+/// arrived.
 struct ClockSample {
   int64_t sent_ns;
   int64_t remote_ns;

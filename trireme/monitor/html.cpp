@@ -28,9 +28,8 @@ void append_json(std::string& out, const nlohmann::ordered_json& value, const st
     out += concat('\n', indent, '}');
   } else if (value.is_array()) {
     // Short lists of plain values (betas, sizes) read best on one line.
-    const bool flat = value.size() <= 8 && std::none_of(value.begin(), value.end(), [](const auto& element) {
-      return element.is_structured();
-    });
+    const bool flat = value.size() <= 8 && std::none_of(value.begin(), value.end(),
+                                                        [](const auto& element) { return element.is_structured(); });
     const char* separator = flat ? "[" : "[\n";
     for (const auto& element : value) {
       out += flat ? separator : separator + deeper;
@@ -51,12 +50,23 @@ std::string escape_html(std::string_view text) {
   std::string escaped;
   for (const char c : clean_utf8(text)) {
     switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      case '\'': escaped += "&#39;"; break;
-      default: escaped += c;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
+      default:
+        escaped += c;
     }
   }
   return escaped;

@@ -16,11 +16,11 @@ using nlohmann::ordered_json;
 
 struct RealKey {
   const char* key;
-  std::optional<double> StepMetrics::*member;
+  std::optional<double> StepMetrics::* member;
 };
 struct WholeKey {
   const char* key;
-  std::optional<int64_t> StepMetrics::*member;
+  std::optional<int64_t> StepMetrics::* member;
 };
 
 constexpr RealKey kRealKeys[] = {
@@ -62,8 +62,9 @@ std::optional<double> not_finite_value(const json& text) {
 }
 
 bool is_int64(const json& value) {
-  return value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
-                                    : value.is_number_integer();
+  return value.is_number_unsigned()
+             ? value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
+             : value.is_number_integer();
 }
 
 bool read_real(const json& object, const char* key, std::optional<double>& into) {

@@ -68,7 +68,9 @@ MetricsWriter::MetricsWriter(const fs::path& path, std::optional<int64_t> resume
   }
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    throw Error("metrics", concat("cannot write ", path.string(), ": ", describe_write_failure(no_folder ? no_folder.value() : errno, path, 0)),
+    throw Error("metrics",
+                concat("cannot write ", path.string(), ": ",
+                       describe_write_failure(no_folder ? no_folder.value() : errno, path, 0)),
                 "Check the output folder and its permissions.");
   }
 }

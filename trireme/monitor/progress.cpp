@@ -109,8 +109,8 @@ std::string join_fields(const std::vector<Field>& fields, bool colour) {
 /// Drops the least wanted fields until the rest fits; the first always stays, cut if need be.
 void fit(std::vector<Field>& fields, size_t columns) {
   while (fields.size() > 1 && columns_of(fields) > columns) {
-    fields.erase(std::max_element(fields.begin(), fields.end(),
-                                  [](const Field& a, const Field& b) { return a.rank < b.rank; }));
+    fields.erase(
+        std::max_element(fields.begin(), fields.end(), [](const Field& a, const Field& b) { return a.rank < b.rank; }));
   }
   Field& last = fields.front();
   if (columns_of(last) > columns) {

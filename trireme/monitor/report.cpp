@@ -33,8 +33,9 @@ std::string step_text(double step) {
 std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& options, bool tabs = false) {
   std::string html = "<section class=\"panel\">\n";
   if (tabs) {
-    html += "<input class=\"choice pick-linear\" type=\"radio\" name=\"x\" id=\"x-linear\" checked>"
-            "<input class=\"choice pick-log\" type=\"radio\" name=\"x\" id=\"x-log\">\n";
+    html +=
+        "<input class=\"choice pick-linear\" type=\"radio\" name=\"x\" id=\"x-linear\" checked>"
+        "<input class=\"choice pick-log\" type=\"radio\" name=\"x\" id=\"x-log\">\n";
   }
   html += concat("<div class=\"caption\"><h2>", escape_html(options.title), "</h2>");
   if (!options.unit.empty()) {
@@ -42,12 +43,14 @@ std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& opti
   }
   for (const ChartLine& line : lines) {
     if (lines.size() > 1 && !line.points.empty()) {
-      html += concat("<span class=\"legend\"><i class=\"", escape_html(line.style), "\"></i>", escape_html(line.label), "</span>");
+      html += concat("<span class=\"legend\"><i class=\"", escape_html(line.style), "\"></i>", escape_html(line.label),
+                     "</span>");
     }
   }
   if (tabs) {
-    html += "<span class=\"tabs\"><label class=\"to-linear\" for=\"x-linear\">linear</label>"
-            "<label class=\"to-log\" for=\"x-log\">log</label></span>";
+    html +=
+        "<span class=\"tabs\"><label class=\"to-linear\" for=\"x-linear\">linear</label>"
+        "<label class=\"to-log\" for=\"x-log\">log</label></span>";
   }
   html += "</div>\n<div class=\"plots\">\n";
   const auto draw = [&](ChartOptions drawing) {
@@ -65,7 +68,8 @@ std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& opti
     narrow.narrow = true;
     draw(narrow);
   }
-  return html + concat("<script type=\"application/json\">", chart_points_json(lines), "</script>\n</div>\n</section>\n");
+  return html +
+         concat("<script type=\"application/json\">", chart_points_json(lines), "</script>\n</div>\n</section>\n");
 }
 
 std::string loss_figure(const RunSummary& summary, const Curves& curves) {
@@ -87,7 +91,8 @@ std::string loss_figure(const RunSummary& summary, const Curves& curves) {
     options.reference = summary.unigram_entropy;
     options.reference_label = concat("unigram entropy ", decimals(*summary.unigram_entropy, 2));
   }
-  const auto broken = std::find_if(curves.loss.begin(), curves.loss.end(), [](const Point& p) { return !std::isfinite(p.y); });
+  const auto broken =
+      std::find_if(curves.loss.begin(), curves.loss.end(), [](const Point& p) { return !std::isfinite(p.y); });
   if (broken != curves.loss.end()) {
     options.mark_x = broken->x;
     options.mark_label = concat("not finite from step ", step_text(broken->x));
@@ -160,7 +165,8 @@ std::string samples_panel(const std::vector<GeneratedText>& samples) {
   std::string html = "<section class=\"panel\"><h2>What the model writes</h2>\n";
   for (const GeneratedText& sample : samples) {
     // The line end after <pre> keeps one that the prompt begins with: HTML drops the first.
-    html += concat("<pre class=\"sample\">\n<mark>", escape_html(sample.prompt), "</mark>", escape_html(sample.text), "</pre>\n");
+    html += concat("<pre class=\"sample\">\n<mark>", escape_html(sample.prompt), "</mark>", escape_html(sample.text),
+                   "</pre>\n");
   }
   return html + "</section>\n";
 }
@@ -204,17 +210,19 @@ std::string render_report(const RunSummary& summary, const Steps& steps) {
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
       "script-src 'unsafe-inline'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
-      escape_html(summary.title), "</title>\n<style>", kReportStyle, "</style>\n</head>\n<body>\n<main>\n", header(summary),
-      report_cards(summary, steps, curves), loss_figure(summary, curves), small_figures(summary, curves),
-      samples_panel(summary.samples), "<div class=\"grid2\">\n", config_panel(summary.config), environment_panel(summary),
-      "</div>\n<footer>Trireme</footer>\n</main>\n<script>", kReportScript, "</script>\n</body>\n</html>\n");
+      escape_html(summary.title), "</title>\n<style>", kReportStyle, "</style>\n</head>\n<body>\n<main>\n",
+      header(summary), report_cards(summary, steps, curves), loss_figure(summary, curves),
+      small_figures(summary, curves), samples_panel(summary.samples), "<div class=\"grid2\">\n",
+      config_panel(summary.config), environment_panel(summary), "</div>\n<footer>Trireme</footer>\n</main>\n<script>",
+      kReportScript, "</script>\n</body>\n</html>\n");
 }
 
 void write_report(const std::filesystem::path& path, const RunSummary& summary, const Steps& steps) {
   write_file_atomically(path, render_report(summary, steps));
 }
 
-void write_report(const std::filesystem::path& path, const RunSummary& summary, const std::filesystem::path& metrics_file) {
+void write_report(const std::filesystem::path& path, const RunSummary& summary,
+                  const std::filesystem::path& metrics_file) {
   std::error_code error;
   write_report(path, summary, std::filesystem::exists(metrics_file, error) ? read_metrics(metrics_file) : Steps());
 }

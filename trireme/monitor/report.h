@@ -22,21 +22,21 @@ struct GeneratedText {
 /// The part of a report beside the curves. Everything is optional: unknown values are left out.
 struct RunSummary {
   std::string title = "Training run";
-  std::string status;       ///< "finished", "interrupted at step 812"
-  std::string started;      ///< "2026-11-21 09:23 UTC", see format_utc()
-  std::string loss_unit;    ///< "nats/byte"
-  std::string layout;       ///< "data 2, gloo": under the number of ranks
-  std::string model;        ///< "GPT, 4 layers, hidden 128": under the number of parameters
-  std::string device;       ///< "CPU"
+  std::string status;    ///< "finished", "interrupted at step 812"
+  std::string started;   ///< "2026-11-21 09:23 UTC", see format_utc()
+  std::string loss_unit; ///< "nats/byte"
+  std::string layout;    ///< "data 2, gloo": under the number of ranks
+  std::string model;     ///< "GPT, 4 layers, hidden 128": under the number of parameters
+  std::string device;    ///< "CPU"
   std::string device_detail;
-  std::string speed_unit;   ///< "bytes/s" for a byte-level model; default: tokens/s or samples/s, as measured
+  std::string speed_unit; ///< "bytes/s" for a byte-level model; default: tokens/s or samples/s, as measured
   int ranks = 0;
   int64_t num_parameters = 0;
-  std::optional<double> elapsed_s;        ///< default: from the first to the last line of the metrics
-  std::optional<double> unigram_entropy;  ///< the loss of a model that only knows how often each symbol is
+  std::optional<double> elapsed_s;       ///< default: from the first to the last line of the metrics
+  std::optional<double> unigram_entropy; ///< the loss of a model that only knows how often each symbol is
   std::vector<GeneratedText> samples;
   nlohmann::ordered_json config;
-  std::vector<std::pair<std::string, std::string>> environment;  ///< {"libtorch", "2.13.0"}, {"cores", "2"}
+  std::vector<std::pair<std::string, std::string>> environment; ///< {"libtorch", "2.13.0"}, {"cores", "2"}
 };
 
 /// Writes report.html from the run's metrics: one file that opens from disk and uses no network
@@ -51,8 +51,9 @@ void write_report(const std::filesystem::path& path, const RunSummary& summary, 
 void write_report(const std::filesystem::path& path, const RunSummary& summary,
                   const std::filesystem::path& metrics_file);
 
-/// A run that ended otherwise than it could say itself: the report, if it says "running, step 20, ...", now says `status` and the rest of it, "failed, step 20, ...".
-/// Without a report nothing happens. Errors: Error when `path` cannot be written.
+/// A run that ended otherwise than it could say itself: the report, if it says "running, step 20, ...", now says
+/// `status` and the rest of it, "failed, step 20, ...". Without a report nothing happens. Errors: Error when `path`
+/// cannot be written.
 void end_report(const std::filesystem::path& path, const std::string& status);
 
 /// The page as HTML text.

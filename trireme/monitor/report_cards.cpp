@@ -16,7 +16,7 @@ namespace {
 using Steps = std::vector<StepMetrics>;
 
 template <typename Value>
-std::vector<Point> series(const Steps& steps, std::optional<Value> StepMetrics::*member) {
+std::vector<Point> series(const Steps& steps, std::optional<Value> StepMetrics::* member) {
   std::vector<Point> points;
   for (const StepMetrics& step : steps) {
     if (step.*member) {
@@ -60,7 +60,8 @@ std::string loss_cards(const RunSummary& summary, const Curves& curves) {
   if (!curves.val_accuracy.empty()) {
     const Point* best = best_of(curves.val_accuracy, /*highest=*/true);
     html += card("Validation accuracy", decimals(curves.val_accuracy.back().y * 100, 2), "%",
-                 best == nullptr ? "" : concat("best ", decimals(best->y * 100, 2), " % at step ", step_text(best->x)), "main");
+                 best == nullptr ? "" : concat("best ", decimals(best->y * 100, 2), " % at step ", step_text(best->x)),
+                 "main");
   }
   if (!curves.val_loss.empty()) {
     std::string below;
@@ -77,7 +78,11 @@ std::string loss_cards(const RunSummary& summary, const Curves& curves) {
     const bool smoothed = curves.smooth_loss.back().y != curves.loss.back().y;
     html += card("Training loss", decimals(broken ? curves.loss.back().y : curves.smooth_loss.back().y, 3),
                  broken ? "" : summary.loss_unit,
-                 concat(broken ? "began at " : smoothed ? "smoothed; began at " : "began at ", decimals(curves.loss.front().y, 3)), "train");
+                 concat(broken     ? "began at "
+                        : smoothed ? "smoothed; began at "
+                                   : "began at ",
+                        decimals(curves.loss.front().y, 3)),
+                 "train");
   }
   return html;
 }
@@ -118,7 +123,8 @@ std::string machine_cards(const RunSummary& summary, const Curves& curves) {
     html += card("Peak device memory", format_bytes(peak->y), "", "of the largest rank");
   }
   if (!curves.host_syncs.empty()) {
-    html += card("Host waits", decimals(median(values_of(curves.host_syncs)), 0), "a step", "for the device, rank 0; median");
+    html += card("Host waits", decimals(median(values_of(curves.host_syncs)), 0), "a step",
+                 "for the device, rank 0; median");
   }
   if (!curves.traffic.empty()) {
     const auto bytes = values_of(curves.traffic);

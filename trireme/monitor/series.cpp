@@ -112,7 +112,8 @@ std::string format_tick(double value) {
     std::snprintf(text, sizeof text, "%.3g", value);
     // "2e-06" -> "2e-6"
     std::string short_text = text;
-    if (const size_t e = short_text.find('e'); e != std::string::npos && short_text.size() > e + 3 && short_text[e + 2] == '0') {
+    if (const size_t e = short_text.find('e');
+        e != std::string::npos && short_text.size() > e + 3 && short_text[e + 2] == '0') {
       short_text.erase(e + 2, 1);
     }
     return short_text;

@@ -73,7 +73,8 @@ std::optional<Straggler> find_straggler(const std::vector<std::vector<StepShare>
       {"forward", [](const StepShare& share) { return share.forward; }},
       {"backward", [](const StepShare& share) { return share.backward; }},
       {"optimizer", [](const StepShare& share) { return share.optimizer; }},
-      {"elsewhere", [](const StepShare& s) { return std::max(0.0, busy(s) - s.data - s.forward - s.backward - s.optimizer); }},
+      {"elsewhere",
+       [](const StepShare& s) { return std::max(0.0, busy(s) - s.data - s.forward - s.backward - s.optimizer); }},
   };
   double most = -1;
   for (const auto& [name, get] : phases) {
@@ -89,9 +90,9 @@ std::optional<Straggler> find_straggler(const std::vector<std::vector<StepShare>
 }
 
 std::string describe(const Straggler& straggler, int world_rank) {
-  return concat("rank ", world_rank, " arrives last in ", std::lround(straggler.last_share * 100), " % of the last ", straggler.steps,
-                " steps: ", number(straggler.speed, 2), "x of the fastest in ", straggler.phase, ", ", number(straggler.slowdown, 1),
-                " times its time for a step");
+  return concat("rank ", world_rank, " arrives last in ", std::lround(straggler.last_share * 100), " % of the last ",
+                straggler.steps, " steps: ", number(straggler.speed, 2), "x of the fastest in ", straggler.phase, ", ",
+                number(straggler.slowdown, 1), " times its time for a step");
 }
 
 } // namespace trireme::monitor

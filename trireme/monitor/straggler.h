@@ -25,7 +25,8 @@ struct Straggler {
   double last_share = 0;
   /// Its own time for a step over that of the fastest rank.
   double slowdown = 1;
-  /// Where it loses most: "data", "forward", "backward", "optimizer" or "elsewhere", and its speed there over the fastest rank's.
+  /// Where it loses most: "data", "forward", "backward", "optimizer" or "elsewhere", and its speed there over the
+  /// fastest rank's.
   std::string phase;
   double speed = 1;
   int steps = 0;

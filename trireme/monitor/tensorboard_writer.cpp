@@ -107,11 +107,12 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, std::optional<int64
   make_private_folders(folder, error);
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    throw Error("tensorboard", concat("cannot create ", path_.string(), ": ", describe_write_failure(error ? error.value() : errno, path_, 0)),
-                "Check the output folder and its permissions.");
+    throw Error(
+        "tensorboard",
+        concat("cannot create ", path_.string(), ": ", describe_write_failure(error ? error.value() : errno, path_, 0)),
+        "Check the output folder and its permissions.");
   }
-  append_record(
-      Message().fixed64(kEventWallTime, unix_seconds()).bytes(kEventFileVersion, "brain.Event:2").encoded());
+  append_record(Message().fixed64(kEventWallTime, unix_seconds()).bytes(kEventFileVersion, "brain.Event:2").encoded());
   if (resumed_step) {
     add_event(Message().message(kEventSessionLog, Message().varint(kSessionLogStatus, kSessionLogStart)).encoded(),
               *resumed_step + 1);
@@ -146,8 +147,7 @@ void TensorBoardWriter::add_event(std::string_view fields, int64_t step) {
 }
 
 void TensorBoardWriter::scalar(std::string_view tag, double value, int64_t step) {
-  const Message point =
-      Message().bytes(kValueTag, clean_utf8(tag)).fixed32(kValueSimple, static_cast<float>(value));
+  const Message point = Message().bytes(kValueTag, clean_utf8(tag)).fixed32(kValueSimple, static_cast<float>(value));
   add_event(Message().message(kEventSummary, Message().message(kSummaryValue, point)).encoded(), step);
 }
 
@@ -157,10 +157,8 @@ void TensorBoardWriter::text(std::string_view tag, std::string_view markdown, in
                              .message(kTensorShape, Message().message(kShapeDim, Message().varint(kDimSize, 1)))
                              .bytes(kTensorString, clean_utf8(markdown));
   const Message metadata = Message().message(kMetadataPlugin, Message().bytes(kPluginName, "text"));
-  const Message value = Message()
-                            .bytes(kValueTag, clean_utf8(tag))
-                            .message(kValueTensor, tensor)
-                            .message(kValueMetadata, metadata);
+  const Message value =
+      Message().bytes(kValueTag, clean_utf8(tag)).message(kValueTensor, tensor).message(kValueMetadata, metadata);
   add_event(Message().message(kEventSummary, Message().message(kSummaryValue, value)).encoded(), step);
 }
 

@@ -64,7 +64,7 @@ Terminal stderr_terminal() {
     terminal.columns = window_width;
     return terminal;
   }
-  struct stat kind {};
+  struct stat kind{};
   if (::fstat(STDERR_FILENO, &kind) == 0 && S_ISREG(kind.st_mode)) {
     // A file, even under the launcher: TRIREME_TTY is about the launcher's pipe.
     return describe_terminal([](const char*) { return std::nullopt; }, std::nullopt);

@@ -8,10 +8,10 @@ namespace trireme::monitor {
 
 /// Says what the place that shows stderr can do.
 struct Terminal {
-  bool live = false;     ///< lines may be redrawn in place
-  bool colour = false;   ///< escape codes for colour are welcome
-  bool unicode = false;  ///< shows UTF-8
-  std::function<int()> columns = [] { return 80; };  ///< asked at each redraw: windows change size
+  bool live = false;                                ///< lines may be redrawn in place
+  bool colour = false;                              ///< escape codes for colour are welcome
+  bool unicode = false;                             ///< shows UTF-8
+  std::function<int()> columns = [] { return 80; }; ///< asked at each redraw: windows change size
 };
 
 /// Decides from the environment; a pure function, for tests.

@@ -3,7 +3,8 @@
 #include <trireme/aio/memory.h>
 
 namespace trireme::offload {
-DiskPlan::DiskPlan(const std::vector<bucket::StoredArray>& arrays, const std::function<bool(const Bucket& bucket)>& needs_place) {
+DiskPlan::DiskPlan(const std::vector<bucket::StoredArray>& arrays,
+                   const std::function<bool(const Bucket& bucket)>& needs_place) {
   for (size_t b = 0; b < arrays.front().numel.size(); ++b) {
     Bucket& bucket = buckets.emplace_back();
     bucket.offset = bytes;

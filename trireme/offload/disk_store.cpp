@@ -14,10 +14,15 @@
 namespace trireme::offload {
 
 DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, std::shared_ptr<Traffic> traffic)
-    : folder_(std::move(folder)), options_(std::move(options)), kind_(keep_name(options_.kind)), traffic_(std::move(traffic)), transfers_(options_.aio),
+    : folder_(std::move(folder)),
+      options_(std::move(options)),
+      kind_(keep_name(options_.kind)),
+      traffic_(std::move(traffic)),
+      transfers_(options_.aio),
       left_in_memory_(options_.elements_in_memory) {
   if (options_.buffers < 3) {
-    throw InputError("offload", concat("buffer_count of the ", options_.kind, " is ", options_.buffers), "Say at least 3: a bucket is read and one written while one is used.");
+    throw InputError("offload", concat("buffer_count of the ", options_.kind, " is ", options_.buffers),
+                     "Say at least 3: a bucket is read and one written while one is used.");
   }
 }
 
@@ -72,7 +77,8 @@ void DiskStore::add_sizes(const DiskPlan& plan) {
   }
   std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
   sizes_.resize(std::min(sizes_.size(), static_cast<size_t>(options_.buffers)));
-  for (auto first_extra = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->is_extra; }); first_extra - slots_.begin() < std::ssize(sizes_);) {
+  for (auto first_extra = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->is_extra; });
+       first_extra - slots_.begin() < std::ssize(sizes_);) {
     first_extra = slots_.insert(first_extra, std::make_unique<Slot>()) + 1;
   }
 }
@@ -122,12 +128,14 @@ const std::vector<at::Tensor>& DiskStore::acquire(int64_t buffer, int64_t bucket
     return wanted.in_memory;
   }
   if (wanted.is_lost) {
-    throw Error("offload", concat(describe(buffer, bucket), " is lost: it could not be written"), "Start the ranks again and load the last checkpoint.");
+    throw Error("offload", concat(describe(buffer, bucket), " is lost: it could not be written"),
+                "Start the ranks again and load the last checkpoint.");
   }
   Slot* slot = find(buffer, bucket);
   if (slot == nullptr) {
     slot = take(buffers_[buffer].plan.buckets[bucket].bytes, false);
-    std::for_each(slots_.begin(), slots_.end(), [](const auto& other) { other->is_promised = false; }); // what was named came in another order
+    std::for_each(slots_.begin(), slots_.end(),
+                  [](const auto& other) { other->is_promised = false; }); // what was named came in another order
     if (slot == nullptr) {
       slot = take(buffers_[buffer].plan.buckets[bucket].bytes, true);
     }
@@ -215,7 +223,8 @@ std::optional<bucket::Extent> DiskStore::extent(int64_t buffer, int64_t bucket, 
   }
   const DiskPlan::Bucket& place = of.plan.buckets[bucket];
   const bucket::StoredArray& stored = of.arrays[array];
-  return bucket::Extent{concat("/proc/self/fd/", of.file->descriptor()), place.offset + place.begins[array], stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type))};
+  return bucket::Extent{concat("/proc/self/fd/", of.file->descriptor()), place.offset + place.begins[array],
+                        stored.numel[bucket] * static_cast<int64_t>(c10::elementSize(stored.type))};
 }
 
 int64_t DiskStore::ahead() const {
@@ -232,13 +241,15 @@ int64_t DiskStore::buffer_bytes() const {
 }
 
 DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
-  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const auto& slot) { return slot->buffer == buffer && slot->bucket == bucket; });
+  const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const auto& slot) { return slot->buffer == buffer && slot->bucket == bucket; });
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not what was used last, if it may still be written. Of the rest what could be
-// halved least often, so that the largest stays for the largest buckets; of that what is empty, then what was used longest ago. Whether a transfer of it goes on makes no difference:
-// the choice follows from the calls alone.
+// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not
+// what was used last, if it may still be written. Of the rest what could be halved least often, so that the largest
+// stays for the largest buckets; of that what is empty, then what was used longest ago. Whether a transfer of it goes
+// on makes no difference: the choice follows from the calls alone.
 DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   const auto is_free = [&](size_t i) {
     const Slot& slot = *slots_[i];
@@ -252,8 +263,10 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
     const Slot& slot = *slots_[i];
     const bool is_empty = slot.buffer < 0;
     const bool is_being_written = slot.state == Slot::State::writing && slot.last_use == last;
-    const int halvings = std::bit_width(static_cast<uint64_t>(size_of(i) / std::max<int64_t>(bytes, 1))); // until it would be too small
-    return std::tuple(is_being_written, halvings, !is_empty, is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
+    const int halvings =
+        std::bit_width(static_cast<uint64_t>(size_of(i) / std::max<int64_t>(bytes, 1))); // until it would be too small
+    return std::tuple(is_being_written, halvings, !is_empty,
+                      is_empty ? static_cast<uint64_t>(size_of(i)) : slot.last_use);
   };
   std::optional<size_t> best;
   for (size_t i = slots_.size(); i-- > 0;) {
@@ -295,7 +308,8 @@ void DiskStore::give_memory(Slot& slot, int64_t bytes) {
 void DiskStore::drop_extra_slots() {
   for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > std::ssize(sizes_);) {
     --slot;
-    if (const auto& used = (*slot)->used; (*slot)->uses == 0 && (*slot)->is_extra && (!used || used->done()) && !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
+    if (const auto& used = (*slot)->used; (*slot)->uses == 0 && (*slot)->is_extra && (!used || used->done()) &&
+                                          !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
       slot = slots_.erase(slot);
     }
   }
@@ -361,15 +375,17 @@ void DiskStore::check(const Slot& slot) {
   const DiskPlan::Bucket& place = buffer.plan.buckets[slot.bucket];
   if (checksum(slot.memory.data(), static_cast<size_t>(place.bytes)) != buffer.buckets[slot.bucket].checksum) {
     throw Error("offload",
-                concat("the disk has changed ", describe(slot.buffer, slot.bucket), ": bytes ", place.offset, " to ", place.offset + place.bytes, " of ", buffer.file->path().string(),
-                       " are not what was written"),
-                "Nothing was computed with them. Start the ranks again and load the last checkpoint, and have a look at the disk.");
+                concat("the disk has changed ", describe(slot.buffer, slot.bucket), ": bytes ", place.offset, " to ",
+                       place.offset + place.bytes, " of ", buffer.file->path().string(), " are not what was written"),
+                "Nothing was computed with them. Start the ranks again and load the last checkpoint, and have a look "
+                "at the disk.");
   }
 }
 
 std::string DiskStore::describe(int64_t buffer, int64_t bucket) const {
   const std::vector<std::string>& names = buffers_[buffer].names;
-  return concat("bucket ", bucket, " of the ", options_.kind, names.empty() ? "" : concat(", which begins with \"", names.at(bucket), "\""));
+  return concat("bucket ", bucket, " of the ", options_.kind,
+                names.empty() ? "" : concat(", which begins with \"", names.at(bucket), "\""));
 }
 
 } // namespace trireme::offload

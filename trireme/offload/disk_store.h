@@ -35,21 +35,26 @@ struct DiskOptions {
   aio::Options aio = {};
 };
 
-/// Keeps arrays in files of this rank: one for each flat buffer, whose name is gone as soon as it is open, so that nothing of it survives the process.
+/// Keeps arrays in files of this rank: one for each flat buffer, whose name is gone as soon as it is open, so that
+/// nothing of it survives the process.
 ///
-/// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that of the largest, the second that of the next. So any
-/// `buffers` buckets can have memory together, whichever they are. It is written after each release() that modified it. With
-/// pipeline_read and pipeline_write bucket k+1 is read and k-1 written while k is used. Memory keeps its values until it is taken for
-/// another bucket that it is large enough for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named: what comes again soon is not read again. With 3
-/// pieces smaller buckets need that of the largest too, where each is written: it is then read when it is used. While a caller holds tensors of
-/// a released bucket, its memory stays theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for, by the host, when it is to be used again,
-/// and before it is written to the file.
+/// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that
+/// of the largest, the second that of the next. So any `buffers` buckets can have memory together, whichever they are.
+/// It is written after each release() that modified it. With pipeline_read and pipeline_write bucket k+1 is read and
+/// k-1 written while k is used. Memory keeps its values until it is taken for another bucket that it is large enough
+/// for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named:
+/// what comes again soon is not read again. With 3 pieces smaller buckets need that of the largest too, where each is
+/// written: it is then read when it is used. While a caller holds tensors of a released bucket, its memory stays
+/// theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for,
+/// by the host, when it is to be used again, and before it is written to the file.
 ///
-/// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error, not a wrong model.
+/// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error,
+/// not a wrong model.
 ///
-/// Memory: the `buffers` largest buckets, and elements_in_memory. Bytes: each bucket as DiskPlan fills it up, read when it is not in memory any more, and written.
-/// Errors: Error with the file, the operation and the place where a transfer failed. What was to be written then is lost, and acquire() of it says so.
-/// One thread at a time. Source of the scheme: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), section 6.
+/// Memory: the `buffers` largest buckets, and elements_in_memory. Bytes: each bucket as DiskPlan fills it up, read when
+/// it is not in memory any more, and written. Errors: Error with the file, the operation and the place where a transfer
+/// failed. What was to be written then is lost, and acquire() of it says so. One thread at a time. Source of the
+/// scheme: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), section 6.
 class DiskStore : public bucket::StateStore {
  public:
   DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, std::shared_ptr<Traffic> traffic);
@@ -63,12 +68,14 @@ class DiskStore : public bucket::StateStore {
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override;
   void release(int64_t buffer, int64_t bucket, bool modified) override;
   void prefetch(int64_t buffer, int64_t bucket) override;
-  /// All buffers but the one that is used, the one that is written, and, where one bucket is much larger than all others, the one that is for it.
+  /// All buffers but the one that is used, the one that is written, and, where one bucket is much larger than all
+  /// others, the one that is for it.
   int64_t ahead() const override;
   void forget(int64_t buffer, int64_t bucket) override;
   bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override;
 
-  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike what acquire() gives; who shares it compares the two.
+  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike
+  /// what acquire() gives; who shares it compares the two.
   std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override;
 
   /// Bytes of memory that buckets have now, without those that stay in memory.
@@ -128,9 +135,10 @@ class DiskStore : public bucket::StateStore {
   std::shared_ptr<Traffic> traffic_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> sizes_; // of the largest buckets, the largest first
-  std::vector<std::unique_ptr<Slot>> slots_; // one for each of sizes_, with memory as soon as it is used; behind them the extra ones
+  std::vector<std::unique_ptr<Slot>>
+      slots_;                // one for each of sizes_, with memory as soon as it is used; behind them the extra ones
   aio::Transfers transfers_; // its end waits for transfers of what is above
-  int64_t left_in_memory_; // elements
+  int64_t left_in_memory_;   // elements
   at::DeviceType pinned_for_ = at::kCPU;
   uint64_t uses_ = 0;
 };

@@ -27,7 +27,8 @@ struct HostBuffer::Memory {
   std::atomic<int> tensors{0};
 };
 
-HostBuffer::HostBuffer(int64_t bytes, at::DeviceType pinned_for) : memory_(std::make_shared<Memory>(bytes, pinned_for)) {}
+HostBuffer::HostBuffer(int64_t bytes, at::DeviceType pinned_for)
+    : memory_(std::make_shared<Memory>(bytes, pinned_for)) {}
 
 std::byte* HostBuffer::data() const {
   return memory_->begin;

@@ -8,7 +8,8 @@
 
 namespace trireme::offload {
 
-/// Memory of the host for the arrays of one bucket at a time, aligned for direct transfers. Tensors on it keep it, and may end on any thread.
+/// Memory of the host for the arrays of one bucket at a time, aligned for direct transfers. Tensors on it keep it, and
+/// may end on any thread.
 class HostBuffer {
  public:
   /// `pinned_for`: devices of this kind copy from it without the host waiting. Such memory must not end while they do.

@@ -52,7 +52,8 @@ class HostStore final : public bucket::KeptStore {
   Buckets make(const std::vector<bucket::StoredArray>& arrays, at::Device device) override {
     int64_t all = 0;
     for (const bucket::StoredArray& array : arrays) {
-      all = std::accumulate(array.numel.begin(), array.numel.end(), all, [&](int64_t sum, int64_t numel) { return sum + bytes_of(numel, array.type); });
+      all = std::accumulate(array.numel.begin(), array.numel.end(), all,
+                            [&](int64_t sum, int64_t numel) { return sum + bytes_of(numel, array.type); });
     }
     Blocks blocks(all, pinned_ ? device.type() : at::kCPU);
     Buckets buckets(arrays.front().numel.size());
@@ -70,7 +71,8 @@ class HostStore final : public bucket::KeptStore {
 class PartialStore : public bucket::StateStore {
  public:
   PartialStore(std::unique_ptr<bucket::StateStore> moved, double ratio)
-      : moved_(std::move(moved)), rest_(bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
+      : moved_(std::move(moved)),
+        rest_(bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
           return at::empty({numel}, at::TensorOptions(type).device(device));
         })),
         ratio_(ratio) {}

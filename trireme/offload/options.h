@@ -22,7 +22,8 @@ constexpr const char* word(Place place) {
   return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
 }
 
-/// Masters, optimizer states and, on a device, gradients, which are in files where parameters are too: "offload_optimizer" of "zero_optimization".
+/// Masters, optimizer states and, on a device, gradients, which are in files where parameters are too:
+/// "offload_optimizer" of "zero_optimization".
 struct OptimizerOptions {
   Place place = Place::device;
   /// The folder of the files; each rank makes a folder of its own in it.
@@ -37,7 +38,8 @@ struct OptimizerOptions {
   bool fast_init = false;
   /// Share of the elements that is moved; the rest stays where the model is.
   double ratio = 1;
-  /// Steps with the gradients of the step before, while the device computes the next ones (ZeRO-Offload's delayed parameter update).
+  /// Steps with the gradients of the step before, while the device computes the next ones (ZeRO-Offload's delayed
+  /// parameter update).
   bool delayed_update = false;
 };
 
@@ -52,7 +54,8 @@ struct ParameterOptions {
   bool pin_memory = true;
 };
 
-/// What is moved to cheaper memory between uses. Source: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload); Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity).
+/// What is moved to cheaper memory between uses. Source: Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload); Rajbhandari
+/// et al. 2021, arXiv:2104.07857 (ZeRO-Infinity).
 struct Options {
   OptimizerOptions optimizer;
   ParameterOptions parameters;

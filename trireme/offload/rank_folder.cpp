@@ -35,8 +35,9 @@ int64_t holder_of(const struct stat& folder) {
     int64_t pid = 0;
     unsigned major = 0, minor = 0;
     unsigned long inode = 0;
-    if (words >> number >> kind >> advisory >> write >> pid >> place && kind == "FLOCK" && std::sscanf(place.c_str(), "%x:%x:%lu", &major, &minor, &inode) == 3 &&
-        inode == folder.st_ino && makedev(major, minor) == folder.st_dev) {
+    if (words >> number >> kind >> advisory >> write >> pid >> place && kind == "FLOCK" &&
+        std::sscanf(place.c_str(), "%x:%x:%lu", &major, &minor, &inode) == 3 && inode == folder.st_ino &&
+        makedev(major, minor) == folder.st_dev) {
       return pid;
     }
   }
@@ -46,9 +47,12 @@ int64_t holder_of(const struct stat& folder) {
 [[noreturn]] void refuse_used(const fs::path& path, const struct stat& folder) {
   const int64_t pid = holder_of(folder);
   if (pid == ::getpid()) {
-    throw InputError("offload", concat(path.string(), " holds the offloaded files of another engine of this process"), "Let go of that engine first, or give each an \"nvme_path\" of its own.");
+    throw InputError("offload", concat(path.string(), " holds the offloaded files of another engine of this process"),
+                     "Let go of that engine first, or give each an \"nvme_path\" of its own.");
   }
-  throw InputError("offload", concat(path.string(), " holds the offloaded files of another job", pid > 0 ? concat(" (process ", pid, ")") : "", " that still runs"),
+  throw InputError("offload",
+                   concat(path.string(), " holds the offloaded files of another job",
+                          pid > 0 ? concat(" (process ", pid, ")") : "", " that still runs"),
                    "Give each job an \"nvme_path\" of its own, or end that one.");
 }
 
@@ -67,11 +71,12 @@ bool is_the_same(const struct stat& a, const struct stat& b) {
 }
 
 bool is_still_there(int parent, const std::string& name, const struct stat& locked) {
-  struct stat now {};
+  struct stat now{};
   return ::fstatat(parent, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) == 0 && is_the_same(now, locked);
 }
 
-// Removes what an earlier process has left: this user's regular files with names of ours. Nothing else is touched, and no link is followed.
+// Removes what an earlier process has left: this user's regular files with names of ours. Nothing else is touched, and
+// no link is followed.
 void remove_files_of_ours(int folder) {
   DIR* const entries = ::fdopendir(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (entries == nullptr) {
@@ -79,9 +84,9 @@ void remove_files_of_ours(int folder) {
   }
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(entries)) {
-    struct stat found {};
-    if (is_name_of_ours(entry->d_name) && ::fstatat(folder, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) &&
-        found.st_uid == ::geteuid()) {
+    struct stat found{};
+    if (is_name_of_ours(entry->d_name) && ::fstatat(folder, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISREG(found.st_mode) && found.st_uid == ::geteuid()) {
       names.emplace_back(entry->d_name);
     }
   }
@@ -114,7 +119,11 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
   }
   const std::string own = concat(name, ".rank", rank);
   const fs::path path = fs::absolute(parent) / own;
-  const auto fail = [&](const char* what, int code) { throw InputError("offload", concat("cannot ", what, ' ', path.string(), ": ", describe_write_failure(code, parent / ".", 0)), kNext); };
+  const auto fail = [&](const char* what, int code) {
+    throw InputError("offload",
+                     concat("cannot ", what, ' ', path.string(), ": ", describe_write_failure(code, parent / ".", 0)),
+                     kNext);
+  };
   std::error_code error;
   make_private_folders(path.parent_path(), error);
   if (error) {
@@ -136,11 +145,12 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
       continue;
     }
     if (!lock && (errno == ENOTDIR || errno == ELOOP)) { // of a link the system may say either
-      struct stat found {};
-      const bool is_link = ::fstatat(above.get(), own.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
+      struct stat found{};
+      const bool is_link =
+          ::fstatat(above.get(), own.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
       refuse_strange(path, is_link ? "is a symbolic link" : "is not a folder");
     }
-    struct stat locked {};
+    struct stat locked{};
     if (!lock || ::fstat(lock.get(), &locked) != 0) {
       fail("open", errno);
     }
@@ -151,7 +161,8 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
       if (errno == EWOULDBLOCK) {
         refuse_used(path, locked);
       }
-      log::warning("offload: the file system of ", path.string(), " has no locks (", std::strerror(errno), "): see to it that no other job uses this \"nvme_path\"");
+      log::warning("offload: the file system of ", path.string(), " has no locks (", std::strerror(errno),
+                   "): see to it that no other job uses this \"nvme_path\"");
     }
     if (!is_still_there(above.get(), own, locked)) {
       continue;
@@ -164,7 +175,7 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
 // While it is locked. What others have put into it stays, and so does the folder then.
 RankFolder::~RankFolder() {
   remove_files_of_ours(lock_.get());
-  struct stat locked {};
+  struct stat locked{};
   const std::string own = path_.filename().string();
   if (::fstat(lock_.get(), &locked) == 0 && is_still_there(above_.get(), own, locked)) {
     ::unlinkat(above_.get(), own.c_str(), AT_REMOVEDIR);

@@ -7,7 +7,9 @@ namespace trireme::optim {
 
 Adagrad::Adagrad(const AdagradOptions& options, StateType state_type)
     : Optimizer(state_type), options_(options), states_{{"sum", false, options.initial_accumulator_value}} {
-  const auto check = [this](const char* option, double value) { check_option(value >= 0, name(), option, "at least 0", value); };
+  const auto check = [this](const char* option, double value) {
+    check_option(value >= 0, name(), option, "at least 0", value);
+  };
   check("lr", options.lr);
   check("lr_decay", options.lr_decay);
   check("eps", options.eps);

@@ -34,7 +34,9 @@ void Adam::step(const ShardStep& shard) const {
   // Computed in double and rounded once: 1 - beta2 in fp32 would lose four digits.
   const double correction1 = options_.bias_correction ? 1 - std::pow(betas.beta1, step) : 1;
   const bucket::HeldMoments& held = shard.held;
-  const double correction2 = options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(held.second_steps.value_or(shard.step))) : 1;
+  const double correction2 =
+      options_.bias_correction ? 1 - std::pow(betas.beta2, static_cast<double>(held.second_steps.value_or(shard.step)))
+                               : 1;
   const bool decoupled = options_.decoupled_weight_decay;
 
   kernels::AdamArgs args;

@@ -15,14 +15,21 @@ namespace {
 using kernels::Element;
 
 at::ScalarType scalar_type_of(Element type) {
-  return type == Element::bf16 ? at::kBFloat16 : type == Element::f16 ? at::kHalf : type == Element::f64 ? at::kDouble : at::kFloat;
+  return type == Element::bf16  ? at::kBFloat16
+         : type == Element::f16 ? at::kHalf
+         : type == Element::f64 ? at::kDouble
+                                : at::kFloat;
 }
 
 /// Elements [begin, end) of an array of the device.
 at::Tensor view_of(const void* array, Element type, int64_t begin, int64_t end, at::Device device) {
   const at::ScalarType scalar = scalar_type_of(type);
-  char* const first = static_cast<char*>(const_cast<void*>(array)) + begin * static_cast<int64_t>(c10::elementSize(scalar));
-  return at::for_blob(first, {end - begin}).options(at::TensorOptions(scalar).device(device)).target_device(device).make_tensor();
+  char* const first =
+      static_cast<char*>(const_cast<void*>(array)) + begin * static_cast<int64_t>(c10::elementSize(scalar));
+  return at::for_blob(first, {end - begin})
+      .options(at::TensorOptions(scalar).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 /// kernels/stochastic.h in integers of 64 bits, of which the lower 32 count.
@@ -33,11 +40,14 @@ at::Tensor stochastic_bf16_of(const at::Tensor& x, uint32_t seed) {
   hash = hash.bitwise_xor_(hash.bitwise_right_shift(16)).mul_(int64_t{0x85ebca6b}).bitwise_and_(kLow);
   hash = hash.bitwise_xor_(hash.bitwise_right_shift(13)).mul_(int64_t{0xc2b2ae35}).bitwise_and_(kLow);
   const at::Tensor rounded = hash.bitwise_right_shift_(16).add_(bits).bitwise_and_(kLow).bitwise_right_shift_(16);
-  return at::where(x.isnan(), at::full({}, int64_t{0x7fc0}, rounded.options()), rounded).to(at::kShort).view(at::kBFloat16);
+  return at::where(x.isnan(), at::full({}, int64_t{0x7fc0}, rounded.options()), rounded)
+      .to(at::kShort)
+      .view(at::kBFloat16);
 }
 
 [[noreturn]] void refuse_codes(at::Device device) {
-  throw Error("optim", concat("8-bit optimizer states need kernels of our own, and there are none for tensors on ", device, '.'),
+  throw Error("optim",
+              concat("8-bit optimizer states need kernels of our own, and there are none for tensors on ", device, '.'),
               "Use \"state_dtype\": \"bf16\".");
 }
 
@@ -53,7 +63,9 @@ struct Part {
   }
   /// One element.
   at::Tensor scale() const {
-    return args.device_grad_scale != nullptr ? view_of(args.device_grad_scale, Element::f32, 0, 1, device) : at::full({1}, args.grad_scale, at::TensorOptions(at::kFloat).device(device));
+    return args.device_grad_scale != nullptr
+               ? view_of(args.device_grad_scale, Element::f32, 0, 1, device)
+               : at::full({1}, args.grad_scale, at::TensorOptions(at::kFloat).device(device));
   }
   /// `after`; or `before`, where the call is to change nothing.
   at::Tensor unless_skipped(const at::Tensor& after, const at::Tensor& before) const {
@@ -110,23 +122,28 @@ at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, f
 bool may_be_fused(const kernels::AdamArgs& args, at::Device device) {
   static const auto fused = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", "");
   const bool moves = args.one_minus_beta1 > 0 && args.beta2 < 1; // its bias corrections divide by zero otherwise
-  return moves && args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 && args.exp_avg_sq.type == Element::f32 &&
-         (args.weight_decay == 0 || args.param_scale == 1) && fused.hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
+  return moves && args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 &&
+         args.exp_avg_sq.type == Element::f32 && (args.weight_decay == 0 || args.param_scale == 1) &&
+         fused.hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
 }
 
-/// ATen's kernel in one pass. Its bias corrections are 1 in step infinity; those of the arguments are put into its lr and eps.
+/// ATen's kernel in one pass. Its bias corrections are 1 in step infinity; those of the arguments are put into its lr
+/// and eps.
 void fused_adam(const Part& part, const kernels::AdamArgs& args) {
   const at::Tensor scale = part.scale();
   const at::Tensor step = at::full_like(scale, std::numeric_limits<float>::infinity());
   const double lr = static_cast<double>(args.step_size) / args.root_scale;
   const double eps = static_cast<double>(args.eps) / args.root_scale;
   const bool decoupled = args.param_scale != 1;
-  using Fused = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double, double, double, double, bool, bool,
-                         const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);
+  using Fused = void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                         double, double, double, double, double, bool, bool, const std::optional<at::Tensor>&,
+                         const std::optional<at::Tensor>&);
   const Fused run = decoupled ? static_cast<Fused>(at::_fused_adamw_) : static_cast<Fused>(at::_fused_adam_);
   const double decay = !decoupled ? args.weight_decay : lr == 0 ? 0 : (1 - static_cast<double>(args.param_scale)) / lr;
-  run({part.param()}, {view_of(args.grad, args.grad_type, part.begin, part.end, part.device)}, {part.read(args.exp_avg)}, {part.read(args.exp_avg_sq)}, {},
-      {step}, lr, 1 - static_cast<double>(args.one_minus_beta1), args.beta2, decay, eps, /*amsgrad=*/false, /*maximize=*/false, scale.reciprocal(), scale.isnan().to(at::kFloat));
+  run({part.param()}, {view_of(args.grad, args.grad_type, part.begin, part.end, part.device)},
+      {part.read(args.exp_avg)}, {part.read(args.exp_avg_sq)}, {}, {step}, lr,
+      1 - static_cast<double>(args.one_minus_beta1), args.beta2, decay, eps, /*amsgrad=*/false, /*maximize=*/false,
+      scale.reciprocal(), scale.isnan().to(at::kFloat));
   part.copy_param();
 }
 
@@ -141,7 +158,8 @@ void adam(const kernels::AdamArgs& args, const Part& part) {
   const at::Tensor v = second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2);
   part.write(args.exp_avg, m);
   part.write(args.exp_avg_sq, v);
-  part.set_param(part.param().mul(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size));
+  part.set_param(
+      part.param().mul(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size));
 }
 
 void sgd(const kernels::SgdArgs& args, const Part& part) {
@@ -211,19 +229,23 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
       const at::Tensor m = part.read(args.exp_avg);
       part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
       part.write(args.exp_avg_sq, second_moment(part.read(args.exp_avg_sq), g, args.beta2, args.one_minus_beta2));
-      to.copy_(part.unless_skipped(to.add(at::stack({squared_sum(part.param()), squared_sum(lamb_direction(args, part))})), to));
+      to.copy_(part.unless_skipped(
+          to.add(at::stack({squared_sum(part.param()), squared_sum(lamb_direction(args, part))})), to));
     });
   }
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device device) {
+void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
+                const kernels::LambScale& scale, at::Device device) {
   for (const Segment& segment : segments) {
-    const at::Tensor roots = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
+    const at::Tensor roots =
+        view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device).sqrt();
     const at::Tensor weight = roots.select(0, 0);
     const at::Tensor update = roots.select(0, 1);
     const at::Tensor ratio = weight.div(update).clamp_(scale.min_coeff, scale.max_coeff);
     const at::Tensor usable = weight.gt(0).logical_and_(update.gt(0));
-    const at::Tensor step_size = at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
+    const at::Tensor step_size =
+        at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
       const Part part{args, begin, end, device};
       part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));
@@ -232,7 +254,9 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
 }
 
 void add_squared_norm(const void* x, Element type, int64_t n, double* sum, at::Device device) {
-  for_pieces(0, n, [&](int64_t begin, int64_t end) { view_of(sum, Element::f64, 0, 1, device).add_(squared_sum(view_of(x, type, begin, end, device))); });
+  for_pieces(0, n, [&](int64_t begin, int64_t end) {
+    view_of(sum, Element::f64, 0, 1, device).add_(squared_sum(view_of(x, type, begin, end, device)));
+  });
 }
 
 void decode_states(const kernels::StateArray&, bool, int64_t, float*, at::Device device) {

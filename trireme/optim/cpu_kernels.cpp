@@ -73,7 +73,9 @@ void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segme
   }
   const std::vector<Block> blocks = blocks_of(segments);
   std::vector<kernels::LambSums> parts(blocks.size());
-  parallel_each(blocks.size(), [&](size_t i) { parts[i] = kernels::active_kernels().lamb_moments(*args, blocks[i].begin, blocks[i].end); });
+  parallel_each(blocks.size(), [&](size_t i) {
+    parts[i] = kernels::active_kernels().lamb_moments(*args, blocks[i].begin, blocks[i].end);
+  });
   for (size_t i = 0; i < blocks.size(); ++i) {
     const int64_t parameter = segments[blocks[i].segment].parameter;
     sums[2 * parameter] += parts[i].param;
@@ -81,7 +83,8 @@ void lamb_moments(const kernels::LambArgs& given, std::span<const Segment> segme
   }
 }
 
-void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device) {
+void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segments, const double* sums,
+                const kernels::LambScale& scale, at::Device) {
   const auto args = with_scale(given);
   if (!args) {
     return;
@@ -106,7 +109,8 @@ void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* t
   std::vector<double> sums((n + kBlock - 1) / kBlock);
   parallel_ranges(n, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += kBlock) {
-      sums[i / kBlock] = kernels::active_kernels().squared_norm(static_cast<const char*>(x) + i * bytes, type, std::min(kBlock, end - i));
+      sums[i / kBlock] = kernels::active_kernels().squared_norm(static_cast<const char*>(x) + i * bytes, type,
+                                                                std::min(kBlock, end - i));
     }
   });
   double sum = 0;
@@ -117,7 +121,9 @@ void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* t
 }
 
 void decode_states(const kernels::StateArray& state, bool is_signed, int64_t n, float* to, at::Device) {
-  parallel_ranges(n, [&](int64_t begin, int64_t end) { kernels::active_kernels().decode_state(state, is_signed, begin, end, to + begin); });
+  parallel_ranges(n, [&](int64_t begin, int64_t end) {
+    kernels::active_kernels().decode_state(state, is_signed, begin, end, to + begin);
+  });
 }
 
 void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from, at::Device) {

@@ -37,11 +37,13 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
   const On on(device);
   const at::Tensor partials = partial_sums(device);
   for (const Segment& segment : segments) {
-    kernels::cuda::lamb_moments(args, segment.begin, segment.end, partials.mutable_data_ptr<double>(), sums + 2 * segment.parameter, on.stream());
+    kernels::cuda::lamb_moments(args, segment.begin, segment.end, partials.mutable_data_ptr<double>(),
+                                sums + 2 * segment.parameter, on.stream());
   }
 }
 
-void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device device) {
+void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
+                const kernels::LambScale& scale, at::Device device) {
   const On on(device);
   for (const Segment& segment : segments) {
     kernels::cuda::lamb_apply(args, segment.begin, segment.end, sums + 2 * segment.parameter, scale, on.stream());

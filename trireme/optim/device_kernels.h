@@ -7,8 +7,9 @@
 
 namespace trireme::optim {
 
-/// The optimizers' kernels for whole arrays on one kind of device. All pointers are to memory of `device`, sums too: no function waits for
-/// the device. Each returns when its work is ordered before any later use of the arrays there (CUDA: on the current stream).
+/// The optimizers' kernels for whole arrays on one kind of device. All pointers are to memory of `device`, sums too: no
+/// function waits for the device. Each returns when its work is ordered before any later use of the arrays there (CUDA:
+/// on the current stream).
 struct DeviceKernels {
   // Elements [0, n).
   void (*adam)(const kernels::AdamArgs& args, int64_t n, at::Device device);
@@ -16,25 +17,30 @@ struct DeviceKernels {
   void (*lion)(const kernels::LionArgs& args, int64_t n, at::Device device);
   void (*adagrad)(const kernels::AdagradArgs& args, int64_t n, at::Device device);
   void (*rmsprop)(const kernels::RmspropArgs& args, int64_t n, at::Device device);
-  /// Updates the states of these segments, and adds the squares of parameter p's weights to sums[2p], of its update to sums[2p + 1].
-  void (*lamb_moments)(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums, at::Device device);
+  /// Updates the states of these segments, and adds the squares of parameter p's weights to sums[2p], of its update to
+  /// sums[2p + 1].
+  void (*lamb_moments)(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums,
+                       at::Device device);
   /// Updates the parameters, each segment with the step size that the scale and its parameter's sums (all ranks') give.
-  void (*lamb_apply)(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums, const kernels::LambScale& scale, at::Device device);
+  void (*lamb_apply)(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
+                     const kernels::LambScale& scale, at::Device device);
   /// Adds the sum of squares of x[0, n) to *sum, the same bits in every run.
   void (*add_squared_norm)(const void* x, kernels::Element type, int64_t n, double* sum, at::Device device);
   /// 8-bit states to fp32 and back, rounded to nearest.
   void (*decode_states)(const kernels::StateArray& state, bool is_signed, int64_t n, float* to, at::Device device);
-  void (*encode_states)(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from, at::Device device);
+  void (*encode_states)(const kernels::StateArray& state, bool is_signed, int64_t n, const float* from,
+                        at::Device device);
 };
 
 /// The kernels for the device of `tensor`: those registered, else kAtenKernels (aten_kernels.h).
 const DeviceKernels& kernels_for(const at::Tensor& tensor);
 
-/// Sets the kernels of a kind of device; the CPU's are built in, and CUDA's where nvcc compiled them. Call it before the first tensor on such a device.
+/// Sets the kernels of a kind of device; the CPU's are built in, and CUDA's where nvcc compiled them. Call it before
+/// the first tensor on such a device.
 void register_kernels(at::DeviceType device, const DeviceKernels& kernels);
 
-/// Elements of a block of the CPU's kernels: threads get whole blocks, and a reduction has one partial result a block, so neither depends
-/// on how many threads there are. 64 KiB of floats: small enough to share evenly.
+/// Elements of a block of the CPU's kernels: threads get whole blocks, and a reduction has one partial result a block,
+/// so neither depends on how many threads there are. 64 KiB of floats: small enough to share evenly.
 inline constexpr int64_t kBlock = 16384;
 
 /// Run on all threads of at::parallel_for, with the widest instructions of this machine (kernels/kernels.h).

@@ -18,20 +18,27 @@ int64_t blocks_of(const Segment& segment) {
 }
 
 at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device) {
-  return device.is_cpu() ? comm::allocate_host(numel, type) : torch::empty({numel}, at::TensorOptions(type).device(device));
+  return device.is_cpu() ? comm::allocate_host(numel, type)
+                         : torch::empty({numel}, at::TensorOptions(type).device(device));
 }
 
 } // namespace
 
-FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded,
-                             std::unique_ptr<bucket::StateStore> store, const HostStepOptions& host)
-    : rule_(make_optimizer(options)), store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)), sharded_(sharded), host_(host) {
+FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of,
+                             const OptimizerOptions& options, bool sharded, std::unique_ptr<bucket::StateStore> store,
+                             const HostStepOptions& host)
+    : rule_(make_optimizer(options)),
+      store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)),
+      sharded_(sharded),
+      host_(host) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       if (rule_->needs_norms() && !tensor.placement.global_shape.empty()) {
-        throw InputError("optim", concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", ", tensor.placement.tile.empty() ? "of which each rank has a part" : "which is in tiles"),
+        throw InputError("optim",
+                         concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", ",
+                                tensor.placement.tile.empty() ? "of which each rank has a part" : "which is in tiles"),
                          "Use AdamW.");
       }
       of_each.push_back(options_of(tensor));
@@ -49,13 +56,17 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   if (!shards_.empty()) {
     device_ = shards_.front().buffer->parameter(0).device();
     prepare_host_steps();
-    if (options.state_type == StateType::int8 && !steps_all_on_host() && &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
-      throw InputError("optim", concat("optimizer states of 8 bits need kernels of our own, and this build has none for ", device_.str(), '.'),
+    if (options.state_type == StateType::int8 && !steps_all_on_host() &&
+        &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
+      throw InputError("optim",
+                       concat("optimizer states of 8 bits need kernels of our own, and this build has none for ",
+                              device_.str(), '.'),
                        "Use \"state_dtype\": \"bf16\", or build Trireme with nvcc.");
     }
   }
   if (rule_->needs_norms()) {
-    norms_ = torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(steps_on_host() ? at::kCPU : device_));
+    norms_ =
+        torch::zeros({2 * tensors}, at::TensorOptions(torch::kFloat64).device(steps_on_host() ? at::kCPU : device_));
     for (Shard& shard : shards_) {
       shard.norms = norms_.slice(0, shard.first_norm, shard.first_norm + 2 * shard.buffer->count());
     }
@@ -112,7 +123,8 @@ void FlatOptimizer::keep(Shard& shard) {
     arrays.push_back({at::kFloat, rule_->states()[i].initial, blocks});
   }
   for (const bucket::StoredArray& array : arrays) {
-    bytes_ += std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}) * static_cast<int64_t>(c10::elementSize(array.type));
+    bytes_ += std::accumulate(array.numel.begin(), array.numel.end(), int64_t{0}) *
+              static_cast<int64_t>(c10::elementSize(array.type));
   }
   if (!arrays.empty()) {
     shard.in_store = store_->add(arrays, shard.buffer->parameter(0).device());
@@ -120,7 +132,8 @@ void FlatOptimizer::keep(Shard& shard) {
   }
 }
 
-void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const {
+void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifies,
+                                const std::function<void(const BucketStates&)>& f) const {
   const size_t masters = has_masters(shard) ? 1 : 0;
   const size_t states = rule_->states().size();
   if (!shard.in_store) {
@@ -128,7 +141,8 @@ void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifie
     return;
   }
   store_->use(*shard.in_store, bucket, modifies, [&](std::span<const at::Tensor> arrays) {
-    f({shard.has_master[bucket] ? arrays.front() : at::Tensor(), arrays.subspan(masters, states), arrays.subspan(masters + states)});
+    f({shard.has_master[bucket] ? arrays.front() : at::Tensor(), arrays.subspan(masters, states),
+       arrays.subspan(masters + states)});
   });
 }
 
@@ -164,7 +178,8 @@ void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gra
   Shard& shard = shards_[buffer];
   const int64_t numel = shard.buffer->layout().buckets()[bucket].numel();
   if (gradient.scalar_type() != at::kFloat || gradient.numel() != numel) {
-    throw Error("optim", concat(rule_->name(), ": a gradient of ", gradient.numel(), ' ', gradient.scalar_type(), " for a bucket of ", numel, ": it takes fp32."));
+    throw Error("optim", concat(rule_->name(), ": a gradient of ", gradient.numel(), ' ', gradient.scalar_type(),
+                                " for a bucket of ", numel, ": it takes fp32."));
   }
   shard.gradients.resize(shard.segments.size());
   shard.gradients[bucket] = std::move(gradient);
@@ -191,20 +206,25 @@ void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
 
 void FlatOptimizer::step_rows(int64_t buffer, int64_t parameter, at::Tensor rows) {
   if (sharded_ || needs_norms() || rule_->state_type() == StateType::int8) {
-    throw Error("optim", concat(rule_->name(), ": single rows of \"", shards_[buffer].buffer->name(parameter), "\" cannot be stepped with ",
-                                sharded_ ? "shards" : needs_norms() ? "norms of whole parameters" : "8-bit states", '.'));
+    throw Error("optim", concat(rule_->name(), ": single rows of \"", shards_[buffer].buffer->name(parameter),
+                                "\" cannot be stepped with ",
+                                sharded_        ? "shards"
+                                : needs_norms() ? "norms of whole parameters"
+                                                : "8-bit states",
+                                '.'));
   }
   shards_[buffer].rows[parameter] = std::move(rows);
 }
 
-at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment) {
+at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket,
+                                    size_t segment) {
   const int64_t begin = shard.first_block[bucket][segment];
   return states.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
 }
 
 // Covers segments [first, last) and the gaps between them, which are zero and stay zero.
-ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first,
-                                    size_t last) const {
+ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states,
+                                    int64_t bucket, size_t first, size_t last) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const int64_t start = owned(shard, bucket).begin;
   const int64_t begin = segments[first].begin;
@@ -219,7 +239,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   }
   const bool given = !shard.gradients.empty() && shard.gradients[bucket].defined();
   const int64_t first_of_bucket = shard.buffer->layout().buckets()[bucket].begin;
-  step.grad = given                   ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket)
+  step.grad = given ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket)
               : shard.on_host[bucket] ? shard.buffer->host_gradients()->wait(bucket, range, shard.gradient_set)
                                       : shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : states.states) {
@@ -239,11 +259,14 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   return step;
 }
 
-void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel, const std::function<void(ShardStep&)>& f) {
+void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel,
+                                 const std::function<void(ShardStep&)>& f) {
   if (rows.numel() == 0) {
     return;
   }
-  const auto taken = [&](const at::Tensor& from) { return from.defined() ? from.view({-1, row_numel}).index_select(0, rows).view({-1}) : at::Tensor(); };
+  const auto taken = [&](const at::Tensor& from) {
+    return from.defined() ? from.view({-1, row_numel}).index_select(0, rows).view({-1}) : at::Tensor();
+  };
   ShardStep step = whole;
   step.param = taken(whole.param);
   step.param_copy = taken(whole.param_copy);
@@ -266,9 +289,10 @@ void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows,
   }
 }
 
-// Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each parameter is stepped alone, because
-// it has blocks of its own.
-void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
+// Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each
+// parameter is stepped alone, because it has blocks of its own.
+void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states,
+                               const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto left_out = [&](size_t s) { return is_left_out(shard, segments[s].parameter); };
   const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
@@ -278,11 +302,13 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
     if (left_out(first)) {
       continue;
     }
-    while (states.scales.empty() && !by_rows(first) && last < segments.size() && !left_out(last) && !by_rows(last) && options(last) == options(first)) {
+    while (states.scales.empty() && !by_rows(first) && last < segments.size() && !left_out(last) && !by_rows(last) &&
+           options(last) == options(first)) {
       ++last;
     }
     ShardStep step = shard_step(shard, data, states, bucket, first, last);
-    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first), segments.begin() + static_cast<int64_t>(last));
+    std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first),
+                             segments.begin() + static_cast<int64_t>(last));
     for (Segment& segment : own) {
       segment.begin -= segments[first].begin;
       segment.end -= segments[first].begin;
@@ -290,14 +316,16 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
     step.segments = own;
     if (by_rows(first)) {
       const std::vector<int64_t>& sizes = shard.buffer->layout().tensors()[segments[first].parameter].sizes;
-      step_rows_of(step, shard.rows.at(segments[first].parameter), c10::multiply_integers(sizes.begin() + 1, sizes.end()), f);
+      step_rows_of(step, shard.rows.at(segments[first].parameter),
+                   c10::multiply_integers(sizes.begin() + 1, sizes.end()), f);
     } else {
       f(step);
     }
   }
 }
 
-void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const {
+void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modifies,
+                                  const std::function<void(ShardStep&)>& f) const {
   const auto step_with = [&](const at::Tensor& data) {
     with_states(shard, bucket, true, [&](const BucketStates& states) {
       prefetch_after(shard, bucket);
@@ -316,7 +344,8 @@ void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
   const Shard* next = &shard;
   int64_t b = bucket;
   bool is_end = false;
-  const int64_t named = std::max<int64_t>(1, store_->ahead() - 1); // here writes follow each other at once: one more has its memory
+  const int64_t named =
+      std::max<int64_t>(1, store_->ahead() - 1); // here writes follow each other at once: one more has its memory
   for (int64_t k = 1; k <= named; ++k) {
     if (++b == std::ssize(next->segments)) {
       b = 0;

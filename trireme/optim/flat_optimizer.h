@@ -38,29 +38,34 @@ struct HostStepOptions {
   bool pinned = true;
   /// Where the gradients of what is stepped on the host are; null: in one piece of its memory for each buffer.
   std::shared_ptr<bucket::StateStore> gradients = nullptr;
-  /// Sharded gradients are added up over micro-batches on the host: not where ranks with the same shard exchange them before the step.
+  /// Sharded gradients are added up over micro-batches on the host: not where ranks with the same shard exchange them
+  /// before the step.
   bool add_up_there = true;
-  /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host steps while the device computes the next gradients, with
-  /// the parameters of before. Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (delayed parameter update).
+  /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host
+  /// steps while the device computes the next gradients, with the parameters of before. Source: Ren et al. 2021,
+  /// arXiv:2101.06840, section 5.2 (delayed parameter update).
   bool delayed = false;
 };
 
 /// Steps this rank's part of a set of flat buffers, and owns the optimizer states
 /// of that part (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
-/// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes the
-/// parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are.
-/// The bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them on the host of a device, the CPU's kernels step the
-/// bucket there: its gradients go to pinned memory as soon as send_gradient() says that they are final, and the new parameters return while the next bucket is stepped, each
-/// on a stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. A shard of parameters on the host whose states are on the
-/// device comes there to be stepped, and returns. Masters follow changes of parameters before the first step; later, see refresh_masters().
-/// Cost: one pass of the kernel over the owned elements; LAMB: two, with one all-reduce between them.
+/// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes
+/// the parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are. The
+/// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them
+/// on the host of a device, the CPU's kernels step the bucket there: its gradients go to pinned memory as soon as
+/// send_gradient() says that they are final, and the new parameters return while the next bucket is stepped, each on a
+/// stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's
+/// kernels. A shard of parameters on the host whose states are on the device comes there to be stepped, and returns.
+/// Masters follow changes of parameters before the first step; later, see refresh_masters(). Cost: one pass of the
+/// kernel over the owned elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer : public bucket::SteppedValues {
  public:
-  /// Calls `options_of` once for each parameter; neighbours with the same options are stepped in one pass. The buffers must outlive
-  /// the optimizer. Without a `store` masters and states are in memory, on the parameters' device.
+  /// Calls `options_of` once for each parameter; neighbours with the same options are stepped in one pass. The buffers
+  /// must outlive the optimizer. Without a `store` masters and states are in memory, on the parameters' device.
   using OptionsOf = std::function<ParameterOptions(const bucket::TensorInfo&)>;
-  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of, const OptimizerOptions& options, bool sharded = false,
+  FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const OptionsOf& options_of,
+                const OptimizerOptions& options, bool sharded = false,
                 std::unique_ptr<bucket::StateStore> store = nullptr, const HostStepOptions& host = {});
 
   bool sharded() const override {
@@ -84,7 +89,8 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// Starts a step with these values and counts it; call it before step_bucket().
   /// The last two: ShardStep's.
   void begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale = {});
-  /// Gives the parameters of ParameterOptions::group g lr_factor `of_group[g]`, before begin_step(). Returns whether one had another. Empty: nothing changes.
+  /// Gives the parameters of ParameterOptions::group g lr_factor `of_group[g]`, before begin_step(). Returns whether
+  /// one had another. Empty: nothing changes.
   bool set_lr_factors(std::span<const double> of_group);
   /// The step that has begun turned out to change nothing, because its factor was NaN: it does not count.
   void cancel_step() {
@@ -109,36 +115,43 @@ class FlatOptimizer : public bucket::SteppedValues {
   std::optional<double> beta2() const override {
     return betas_ ? std::optional(betas_->beta2) : std::nullopt;
   }
-  /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on every rank.
+  /// Skips parameter i of `buffer` and its states in this step if unused[i]. Call it after begin_step(), the same on
+  /// every rank.
   void leave_out(int64_t buffer, std::vector<bool> unused);
   bool is_left_out(int64_t buffer, int64_t parameter) const override {
     return is_left_out(shards_[buffer], parameter);
   }
-  /// Steps only these rows ([n], int64, ascending, on the parameter's device) of parameter i of `buffer` in this step; the other rows and their states stay as they are. Call it after begin_step().
-  /// Cost: the rows are copied together, stepped in one pass, and copied back. Not where something is sharded, with needs_norms(), or with 8-bit states: Error.
+  /// Steps only these rows ([n], int64, ascending, on the parameter's device) of parameter i of `buffer` in this step;
+  /// the other rows and their states stay as they are. Call it after begin_step(). Cost: the rows are copied together,
+  /// stepped in one pass, and copied back. Not where something is sharded, with needs_norms(), or with 8-bit states:
+  /// Error.
   void step_rows(int64_t buffer, int64_t parameter, at::Tensor rows);
   /// True: all gradients must be final before the first step_bucket(), because the step needs parameters' norms (LAMB).
   bool needs_norms() const override {
     return rule_->needs_norms();
   }
-  /// With needs_norms(), unless set_trust_ratios() has said what follows from it: updates the states and sums every parameter's norms over the ranks with one all-reduce for each reduce group. Call it after
-  /// begin_step(), when all gradients are final, and before the first step_bucket(). Else it does nothing.
+  /// With needs_norms(), unless set_trust_ratios() has said what follows from it: updates the states and sums every
+  /// parameter's norms over the ranks with one all-reduce for each reduce group. Call it after begin_step(), when all
+  /// gradients are final, and before the first step_bucket(). Else it does nothing.
   void prepare();
   /// Sets the all-reduce of float64 sums [n] over the ranks of the shards. Required with needs_norms() and sharded().
   void sum_over(std::function<void(at::Tensor& sums, int reduce_group)> all_reduce) {
     sum_over_ = std::move(all_reduce);
   }
-  /// Steps the owned part of one bucket. Call it once for each bucket after begin_step(). On the host it blocks until the bucket's gradients are there, for nothing else.
+  /// Steps the owned part of one bucket. Call it once for each bucket after begin_step(). On the host it blocks until
+  /// the bucket's gradients are there, for nothing else.
   void step_bucket(int64_t buffer, int64_t bucket);
 
   /// Whether any bucket is stepped on the host of a device.
   bool steps_on_host() const {
     return to_device_ != nullptr;
   }
-  /// The bucket's gradients are final: starts to bring what is stepped on the host there, unless that was done. From step_bucket() on it comes by itself.
+  /// The bucket's gradients are final: starts to bring what is stepped on the host there, unless that was done. From
+  /// step_bucket() on it comes by itself.
   void send_gradient(int64_t buffer, int64_t bucket);
-  /// With HostStepOptions::delayed, after step_bucket() of all buckets: a thread steps them while this one goes on. Until finish_bucket() has been called for each of them
-  /// nothing else may be asked of this optimizer but send_gradient() and squared_grad_norm().
+  /// With HostStepOptions::delayed, after step_bucket() of all buckets: a thread steps them while this one goes on.
+  /// Until finish_bucket() has been called for each of them nothing else may be asked of this optimizer but
+  /// send_gradient() and squared_grad_norm().
   void start_delayed();
   bool steps_later() const {
     return steps_on_host() && host_.delayed;
@@ -150,15 +163,17 @@ class FlatOptimizer : public bucket::SteppedValues {
   void finish_bucket(int64_t buffer, int64_t bucket);
   /// Waits for the thread, whatever it comes to: before the end of the buffers.
   void drop_delayed() noexcept;
-  /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count (bucket::Placement). The sum
-  /// over the ranks is that of all gradients. Uses shards even if nothing is sharded, so that every stage adds in the same order.
-  /// Finite if and only if all these gradients are.
-  /// [1], fp64, on the parameters' device, which it does not wait for.
+  /// Sum of squares, in double and in order of buckets, of this rank's shard of the gradients that count
+  /// (bucket::Placement). The sum over the ranks is that of all gradients. Uses shards even if nothing is sharded, so
+  /// that every stage adds in the same order. Finite if and only if all these gradients are. [1], fp64, on the
+  /// parameters' device, which it does not wait for.
   at::Tensor squared_grad_norm() const;
-  /// The same for gradients that every rank has for itself: of all of them, with each buffer's sum multiplied by factor(buffer).
+  /// The same for gradients that every rank has for itself: of all of them, with each buffer's sum multiplied by
+  /// factor(buffer).
   at::Tensor own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const;
 
-  /// Copies changed parameters into their masters: those that differ from their rounded master, and all that are masters because they are on the host.
+  /// Copies changed parameters into their masters: those that differ from their rounded master, and all that are
+  /// masters because they are on the host.
   void refresh_masters();
   /// Bytes of masters and states of this rank.
   int64_t bytes() const {
@@ -166,11 +181,12 @@ class FlatOptimizer : public bucket::SteppedValues {
   }
 
   /// Calls `visit(state name, tensor name, tensor sizes, begin, values)` for each piece of
-  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order. With `modifies` it may write into them.
-  /// Masters come as "master", fp32. fp32 and bf16 states are viewed in their type. 8-bit states come as fp32, whatever blocks they
-  /// lie in, and are encoded again afterwards: unchanged values give unchanged codes, so saving and resuming in the same shards is
-  /// exact; in other shards, blocks are cut anew.
-  using Visit = std::function<void(const std::string&, const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
+  /// state on this rank: `values` are elements [begin, begin + n) of the tensor's row-major order. With `modifies` it
+  /// may write into them. Masters come as "master", fp32. fp32 and bf16 states are viewed in their type. 8-bit states
+  /// come as fp32, whatever blocks they lie in, and are encoded again afterwards: unchanged values give unchanged
+  /// codes, so saving and resuming in the same shards is exact; in other shards, blocks are cut anew.
+  using Visit =
+      std::function<void(const std::string&, const bucket::TensorInfo&, int64_t begin, const at::Tensor& values)>;
   void for_each_state(const Visit& visit, bool modifies = true);
 
   /// A piece of state as for_each_state() visits it, without its values.
@@ -190,8 +206,10 @@ class FlatOptimizer : public bucket::SteppedValues {
   };
   /// All of them. Reads no values.
   std::vector<StateBucket> state_buckets() const;
-  /// Calls visit(number, values) for the pieces of one bucket, which have memory for the time of the call. for_each_state() is this for one bucket after the other.
-  void visit_states(int64_t buffer, int64_t bucket, const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies);
+  /// Calls visit(number, values) for the pieces of one bucket, which have memory for the time of the call.
+  /// for_each_state() is this for one bucket after the other.
+  void visit_states(int64_t buffer, int64_t bucket,
+                    const std::function<void(size_t number, const at::Tensor& values)>& visit, bool modifies);
   /// Says that visit_states() of this bucket is near.
   void prefetch_states(int64_t buffer, int64_t bucket);
   /// Where the values of one piece lie in a file, byte for byte as they are visited (bucket::StateStore::extent).
@@ -201,22 +219,22 @@ class FlatOptimizer : public bucket::SteppedValues {
   struct LeftNorms;
   struct Shard {
     bucket::FlatParameters* buffer;
-    std::vector<ParameterOptions> options; // of each parameter
-    bool low_precision; // the parameters are not fp32, and have masters
-    std::vector<std::vector<Segment>> segments; // of each bucket's owned range
+    std::vector<ParameterOptions> options;         // of each parameter
+    bool low_precision;                            // the parameters are not fp32, and have masters
+    std::vector<std::vector<Segment>> segments;    // of each bucket's owned range
     std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
-    std::vector<at::Tensor> gradients; // given for the present step; undefined: the buffer's
-    std::vector<bool> unused; // parameters that this step leaves out; empty: none
-    std::map<int64_t, at::Tensor> rows; // of parameters of which this step takes only these
-    std::vector<bucket::Slot> uncounted; // in the norm, in buffer order
-    int64_t first_norm; // in norms_
-    at::Tensor norms; // its part of norms_
-    std::optional<int64_t> in_store; // its number; absent: it has neither masters nor states
-    std::vector<bool> on_host; // bucket b is stepped on the host of a device
-    std::vector<bool> has_master; // bucket b: low precision, or a copy on the host
-    std::shared_ptr<LeftNorms> left_norms; // of gradients that do not stay on the device
-    int gradient_set = 0; // of bucket::HostGradients, that the present step reads
-    std::vector<at::Tensor> results; // of a delayed step: parameters on the host
+    std::vector<at::Tensor> gradients;             // given for the present step; undefined: the buffer's
+    std::vector<bool> unused;                      // parameters that this step leaves out; empty: none
+    std::map<int64_t, at::Tensor> rows;            // of parameters of which this step takes only these
+    std::vector<bucket::Slot> uncounted;           // in the norm, in buffer order
+    int64_t first_norm;                            // in norms_
+    at::Tensor norms;                              // its part of norms_
+    std::optional<int64_t> in_store;               // its number; absent: it has neither masters nor states
+    std::vector<bool> on_host;                     // bucket b is stepped on the host of a device
+    std::vector<bool> has_master;                  // bucket b: low precision, or a copy on the host
+    std::shared_ptr<LeftNorms> left_norms;         // of gradients that do not stay on the device
+    int gradient_set = 0;                          // of bucket::HostGradients, that the present step reads
+    std::vector<at::Tensor> results;               // of a delayed step: parameters on the host
   };
 
   // Masters and states of a bucket's owned range in the store.
@@ -226,10 +244,11 @@ class FlatOptimizer : public bucket::SteppedValues {
     std::span<const at::Tensor> scales; // of 8-bit states
   };
 
-  // Squares of gradients that leave the device before anybody asks for the norm, piece by piece as add_squared_norm_of() would add them.
+  // Squares of gradients that leave the device before anybody asks for the norm, piece by piece as
+  // add_squared_norm_of() would add them.
   struct LeftNorms {
     std::vector<std::vector<bucket::Range>> pieces; // of each bucket
-    std::vector<at::Tensor> sums; // [pieces], fp64, on the device
+    std::vector<at::Tensor> sums;                   // [pieces], fp64, on the device
   };
 
   /// The range of a bucket that this rank steps.
@@ -241,13 +260,16 @@ class FlatOptimizer : public bucket::SteppedValues {
   bool steps_all_on_host() const;
   void prepare_host_steps();
   void bring_gradients(Shard& shard);
-  void with_states(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(const BucketStates&)>& f) const;
+  void with_states(const Shard& shard, int64_t bucket, bool modifies,
+                   const std::function<void(const BucketStates&)>& f) const;
   void follow_first_values();
   void refresh_master(const Shard& shard, int64_t bucket);
-  /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass, beside the states: with parameters that it `modifies`, or only reads.
+  /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass, beside the states: with
+  /// parameters that it `modifies`, or only reads.
   void for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const;
   // The same of a bucket whose new parameters go to `data`, beside the masters; undefined: nowhere.
-  void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states, const std::function<void(ShardStep&)>& f) const;
+  void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states,
+                  const std::function<void(ShardStep&)>& f) const;
   void step(Shard& shard, ShardStep& step) const;
   void step_on_host(Shard& shard, int64_t bucket);
   at::Tensor new_parameters(Shard& shard, int64_t bucket, const BucketStates& states);
@@ -255,12 +277,16 @@ class FlatOptimizer : public bucket::SteppedValues {
   bool is_left_out(const Shard& shard, int64_t parameter) const {
     return !shard.unused.empty() && shard.unused[parameter];
   }
-  ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket, size_t first, size_t last) const;
-  static void step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel, const std::function<void(ShardStep&)>& f);
+  ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket,
+                       size_t first, size_t last) const;
+  static void step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel,
+                           const std::function<void(ShardStep&)>& f);
   void prefetch_after(const Shard& shard, int64_t bucket) const;
   static std::vector<bucket::Range> counted(const Shard& shard, const bucket::Range& range);
-  static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum);
-  static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket, size_t segment);
+  static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
+                                  const at::Tensor& sum);
+  static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket,
+                              size_t segment);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;
@@ -275,10 +301,10 @@ class FlatOptimizer : public bucket::SteppedValues {
   at::Tensor device_grad_scale_;
   std::function<void(at::Tensor&, int)> sum_over_;
   at::Device device_ = at::kCPU; // of all buffers
-  at::Tensor norms_; // of every tensor of every buffer, as ShardStep::norms
+  at::Tensor norms_;             // of every tensor of every buffer, as ShardStep::norms
   bool prepared_ = false;
   HostStepOptions host_;
-  std::unique_ptr<ParametersToDevice> to_device_; // null: nothing is stepped on the host of a device
+  std::unique_ptr<ParametersToDevice> to_device_;   // null: nothing is stepped on the host of a device
   std::vector<std::pair<int64_t, int64_t>> queued_; // buffer and bucket, of a delayed step that begins
   std::future<void> delayed_;
   std::vector<std::pair<int64_t, int64_t>> finished_; // of a delayed step: not brought to the device yet

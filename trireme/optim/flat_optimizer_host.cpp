@@ -60,14 +60,24 @@ void FlatOptimizer::prepare_host_steps() {
     return;
   }
   if (!steps_all_on_host() && (needs_norms() || host_.delayed)) {
-    throw InputError("optim", concat(needs_norms() ? concat(rule_->name(), ", which needs the norms of whole parameters in one place,") : "a delayed update", " with a part of the parameters on the device"),
-                     "Let all of them be stepped on the host (\"ratio\": 1).");
+    throw InputError(
+        "optim",
+        concat(needs_norms() ? concat(rule_->name(), ", which needs the norms of whole parameters in one place,")
+                             : "a delayed update",
+               " with a part of the parameters on the device"),
+        "Let all of them be stepped on the host (\"ratio\": 1).");
   }
   if (needs_norms() && host_.delayed) {
-    throw InputError("optim", concat(rule_->name(), " with a delayed update: its first phase needs all gradients and would hold the device up"), "Use AdamW, or no delayed_update.");
+    throw InputError("optim",
+                     concat(rule_->name(),
+                            " with a delayed update: its first phase needs all gradients and would hold the device up"),
+                     "Use AdamW, or no delayed_update.");
   }
   if (!host_.gradients) {
-    host_.gradients = bucket::make_memory_store([pinned = host_.pinned](int64_t numel, at::ScalarType type, at::Device device) { return device::pinned_host(numel, type, pinned ? device.type() : at::kCPU); });
+    host_.gradients =
+        bucket::make_memory_store([pinned = host_.pinned](int64_t numel, at::ScalarType type, at::Device device) {
+          return device::pinned_host(numel, type, pinned ? device.type() : at::kCPU);
+        });
   }
   to_device_ = std::make_unique<ParametersToDevice>(device_, host_.pinned, host_.delayed ? buckets : kReturning);
   for (Shard& shard : shards_) {
@@ -92,8 +102,10 @@ void FlatOptimizer::bring_gradients(Shard& shard) {
   if (options.add_up_there) {
     const auto norms = std::make_shared<LeftNorms>();
     for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
-      norms->pieces.push_back(shard.on_host[b] ? counted(shard, shard.buffer->plan().mine(b)) : std::vector<bucket::Range>());
-      norms->sums.push_back(torch::zeros({std::ssize(norms->pieces.back())}, at::TensorOptions(torch::kFloat64).device(device_)));
+      norms->pieces.push_back(shard.on_host[b] ? counted(shard, shard.buffer->plan().mine(b))
+                                               : std::vector<bucket::Range>());
+      norms->sums.push_back(
+          torch::zeros({std::ssize(norms->pieces.back())}, at::TensorOptions(torch::kFloat64).device(device_)));
     }
     options.leaving = [norms, ranges = options.ranges](int64_t b, const at::Tensor& values) {
       for (int64_t i = 0; i < std::ssize(norms->pieces[b]); ++i) {
@@ -112,7 +124,8 @@ void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
 }
 
 // What no kernel writes: gaps between parameters, and parameters that the step leaves out.
-void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master, const at::Tensor& parameters) const {
+void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master,
+                                   const at::Tensor& parameters) const {
   int64_t end = 0;
   for (const Segment& segment : shard.segments[bucket]) {
     if (end < segment.begin) {
@@ -128,7 +141,8 @@ void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at:
 
 at::Tensor FlatOptimizer::new_parameters(Shard& shard, int64_t bucket, const BucketStates& states) {
   const at::Tensor parameters = to_device_->take(owned(shard, bucket).numel(), shard.buffer->scalar_type());
-  step_parts(shard, bucket, shard.low_precision ? parameters : at::Tensor(), states, [&](ShardStep& one) { step(shard, one); });
+  step_parts(shard, bucket, shard.low_precision ? parameters : at::Tensor(), states,
+             [&](ShardStep& one) { step(shard, one); });
   if (shard.low_precision) {
     fill_unstepped(shard, bucket, states.master, parameters);
   } else {
@@ -192,7 +206,8 @@ void FlatOptimizer::finish_bucket(int64_t buffer, int64_t bucket) {
   }
   finished_.erase(found);
   Shard& shard = shards_[buffer];
-  shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) { to_device_->send(shard.results[bucket], data); });
+  shard.buffer->modify_owned_data(bucket, owned(shard, bucket),
+                                  [&](const at::Tensor& data) { to_device_->send(shard.results[bucket], data); });
 }
 
 } // namespace trireme::optim

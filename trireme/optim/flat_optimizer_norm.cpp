@@ -14,7 +14,8 @@ at::Tensor FlatOptimizer::squared_grad_norm() const {
     }
     for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
       const bool was_taken = shard.left_norms && shard.on_host[b]; // as they left
-      shard.buffer->prefetch_grad(was_taken ? 0 : (b + 1) % std::ssize(shard.segments)); // the first one's step comes next
+      shard.buffer->prefetch_grad(was_taken ? 0
+                                            : (b + 1) % std::ssize(shard.segments)); // the first one's step comes next
       if (!was_taken) {
         add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
         continue;
@@ -27,7 +28,8 @@ at::Tensor FlatOptimizer::squared_grad_norm() const {
   return sum;
 }
 
-at::Tensor FlatOptimizer::own_squared_grad_norm(const std::function<double(const bucket::FlatParameters&)>& factor) const {
+at::Tensor FlatOptimizer::own_squared_grad_norm(
+    const std::function<double(const bucket::FlatParameters&)>& factor) const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
     const at::Tensor of_buffer = torch::zeros_like(sum);
@@ -54,7 +56,8 @@ std::vector<bucket::Range> FlatOptimizer::counted(const Shard& shard, const buck
   return pieces;
 }
 
-void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range, const at::Tensor& sum) {
+void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
+                                        const at::Tensor& sum) {
   for (const bucket::Range& piece : counted(shard, range)) {
     add_squared_norm(shard.buffer->owned_grad(bucket, piece), sum);
   }

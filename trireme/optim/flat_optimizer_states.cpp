@@ -17,7 +17,8 @@ std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
       const auto add = [&](const std::string& state, at::ScalarType visited) {
         for (const Segment& segment : shard.segments[b]) {
           const int64_t begin = owned(shard, b).begin + segment.begin - layout.slot_of(segment.parameter).begin;
-          found.pieces.push_back({state, &layout.tensors()[segment.parameter], begin, segment.end - segment.begin, visited});
+          found.pieces.push_back(
+              {state, &layout.tensors()[segment.parameter], begin, segment.end - segment.begin, visited});
         }
       };
       if (shard.low_precision) {
@@ -34,7 +35,8 @@ std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
   return buckets;
 }
 
-void FlatOptimizer::visit_states(int64_t buffer, int64_t bucket, const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) {
+void FlatOptimizer::visit_states(int64_t buffer, int64_t bucket,
+                                 const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) {
   const Shard& shard = shards_[buffer];
   const std::vector<Segment>& segments = shard.segments[bucket];
   const auto& infos = rule_->states();
@@ -89,14 +91,15 @@ std::optional<bucket::Extent> FlatOptimizer::state_extent(int64_t buffer, int64_
   const Shard& shard = shards_[buffer];
   const std::vector<Segment>& segments = shard.segments[bucket];
   const size_t unvisited = has_masters(shard) && !shard.low_precision ? 1 : 0; // copies of fp32 parameters on the host
-  const size_t array = number / segments.size() + unvisited; // as keep() numbers them
+  const size_t array = number / segments.size() + unvisited;                   // as keep() numbers them
   const bool is_master = shard.low_precision && array == 0;
   if ((shard.low_precision && steps_ == 0) || (!is_master && rule_->state_type() == StateType::int8)) {
     return std::nullopt;
   }
   std::optional<bucket::Extent> extent = store_->extent(*shard.in_store, bucket, static_cast<int64_t>(array));
   if (extent) {
-    const auto bytes = static_cast<int64_t>(c10::elementSize(is_master ? at::kFloat : scalar_type(rule_->state_type())));
+    const auto bytes =
+        static_cast<int64_t>(c10::elementSize(is_master ? at::kFloat : scalar_type(rule_->state_type())));
     const Segment& segment = segments[number % segments.size()];
     extent->offset += segment.begin * bytes;
     extent->bytes = (segment.end - segment.begin) * bytes;

@@ -42,14 +42,16 @@ void FlatOptimizer::refresh_master(const Shard& shard, int64_t bucket) {
   });
 }
 
-void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, const std::function<void(const Values&)>& f) {
+void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access,
+                                const std::function<void(const Values&)>& f) {
   const torch::NoGradGuard no_grad;
   follow_first_values();
   const bool writes_parameters = access == Access::write || access == Access::write_all;
   const bool writes_states = access == Access::write_states || access == Access::write_all;
   const bool with_all = writes_states || access == Access::read_all;
   Shard& shard = shards_[buffer];
-  const auto visit_coded = [&](const BucketStates& kept, size_t i, const auto& visit) { // 8-bit states: f(codes, scales, where in the bucket)
+  const auto visit_coded = [&](const BucketStates& kept, size_t i,
+                               const auto& visit) { // 8-bit states: f(codes, scales, where in the bucket)
     for (size_t s = 0; s < shard.segments[bucket].size(); ++s) {
       const Segment& segment = shard.segments[bucket][s];
       visit(kept.states[i].slice(0, segment.begin, segment.end), scales_of(shard, kept, i, bucket, s), segment);
@@ -63,7 +65,8 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
       if (!kept.scales.empty()) {
         at::Tensor& decoded = values.states.back() = torch::zeros_like(kept.states[i], torch::kFloat32);
         visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
-          decoded.slice(0, segment.begin, segment.end).copy_(decode_states(codes, scales, rule_->states()[i].is_signed));
+          decoded.slice(0, segment.begin, segment.end)
+              .copy_(decode_states(codes, scales, rule_->states()[i].is_signed));
         });
       }
     }
@@ -73,12 +76,14 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access, c
     }
     for (size_t i = 0; writes_states && !kept.scales.empty() && i < values.states.size(); ++i) {
       visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
-        encode_states(values.states[i].slice(0, segment.begin, segment.end), codes, scales, rule_->states()[i].is_signed);
+        encode_states(values.states[i].slice(0, segment.begin, segment.end), codes, scales,
+                      rule_->states()[i].is_signed);
       });
     }
   };
   if (!writes_parameters) {
-    with_states(shard, bucket, writes_states, [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
+    with_states(shard, bucket, writes_states,
+                [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
     return;
   }
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {

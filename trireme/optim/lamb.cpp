@@ -41,7 +41,9 @@ Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_t
   check(options.min_coeff >= 0, "min_coeff", "at least 0", options.min_coeff);
   check(options.max_coeff >= options.min_coeff, "max_coeff", "at least min_coeff", options.max_coeff);
   if (state_type == StateType::int8) {
-    throw InputError("optim", "lamb: states of 8 bits are not possible: their blocks lie across parameters, whose norms are taken one by one.",
+    throw InputError("optim",
+                     "lamb: states of 8 bits are not possible: their blocks lie across parameters, whose norms are "
+                     "taken one by one.",
                      "Use \"state_dtype\": \"bf16\".");
   }
 }
@@ -94,15 +96,17 @@ void Lamb::step(const ShardStep& shard) const {
   const Betas betas = shard.betas.value_or(Betas{options_.beta1, options_.beta2});
   const double step = static_cast<double>(shard.step);
   const double second_steps = static_cast<double>(shard.held.second_steps.value_or(shard.step));
-  const double correction =
-      options_.bias_correction ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step)) : 1;
+  const double correction = options_.bias_correction
+                                ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step))
+                                : 1;
   // Ratios that are given have limits of their own.
   const bool given = shard.held.first;
   const double least = given ? 0 : options_.min_coeff;
   const double most = given ? std::numeric_limits<double>::infinity() : options_.max_coeff;
   if (!shard.segments.empty()) {
-    kernels_for(shard.param).lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(),
-                                        {shard.lr * correction, least, most}, shard.param.device());
+    kernels_for(shard.param)
+        .lamb_apply(args, shard.segments, shard.norms.const_data_ptr<double>(), {shard.lr * correction, least, most},
+                    shard.param.device());
   }
 }
 

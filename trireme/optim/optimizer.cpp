@@ -50,7 +50,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
 void add_squared_norm(const at::Tensor& grad, const at::Tensor& sum) {
   check_flat(grad, "squared_norm: grad", {at::kFloat, at::kBFloat16, at::kHalf}, grad.device());
   check_flat(sum, "squared_norm: sum", {at::kDouble}, grad.device());
-  kernels_for(grad).add_squared_norm(grad.const_data_ptr(), element_of(grad.scalar_type()), grad.numel(), sum.mutable_data_ptr<double>(), grad.device());
+  kernels_for(grad).add_squared_norm(grad.const_data_ptr(), element_of(grad.scalar_type()), grad.numel(),
+                                     sum.mutable_data_ptr<double>(), grad.device());
 }
 
 double squared_norm(const at::Tensor& grad) {
@@ -61,12 +62,14 @@ double squared_norm(const at::Tensor& grad) {
 
 at::Tensor decode_states(const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
   at::Tensor values = at::empty({codes.numel()}, codes.options().dtype(at::kFloat));
-  kernels_for(codes).decode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.mutable_data_ptr<float>(), codes.device());
+  kernels_for(codes).decode_states(codes_and_scales(codes, scales), is_signed, codes.numel(),
+                                   values.mutable_data_ptr<float>(), codes.device());
   return values;
 }
 
 void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed) {
-  kernels_for(codes).encode_states(codes_and_scales(codes, scales), is_signed, codes.numel(), values.const_data_ptr<float>(), codes.device());
+  kernels_for(codes).encode_states(codes_and_scales(codes, scales), is_signed, codes.numel(),
+                                   values.const_data_ptr<float>(), codes.device());
 }
 
 } // namespace trireme::optim

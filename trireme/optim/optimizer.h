@@ -55,22 +55,24 @@ struct ShardStep {
   /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, for each of the states; else empty.
   std::vector<at::Tensor> scales;
   std::span<const Segment> segments;
-  /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks of its weights, at 2p, and of its update,
-  /// at 2p + 1. fp64, on the shard's device.
+  /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks of its weights, at 2p, and of
+  /// its update, at 2p + 1. fp64, on the shard's device.
   at::Tensor norms;
   double lr = 0;
   double weight_decay = 0;
   /// Multiplies each gradient as it is read: unscaling and clipping need no extra pass.
   double grad_scale = 1;
-  /// The factor where only the device knows it, in place of grad_scale: one element, fp32, on the shard's device. NaN: the step changes
-  /// nothing. May be undefined.
+  /// The factor where only the device knows it, in place of grad_scale: one element, fp32, on the shard's device. NaN:
+  /// the step changes nothing. May be undefined.
   at::Tensor device_grad_scale;
-  /// 1 for the first step. Used by bias correction, and by bf16 and 8-bit states, which are rounded stochastically with new random bits
-  /// in each step: rounding to nearest would drop changes below half a unit in the last place (kernels/optimizer_args.h).
+  /// 1 for the first step. Used by bias correction, and by bf16 and 8-bit states, which are rounded stochastically with
+  /// new random bits in each step: rounding to nearest would drop changes below half a unit in the last place
+  /// (kernels/optimizer_args.h).
   int64_t step = 1;
   /// Overrides the optimizer's betas (Adam, LAMB and Lion), as Schedule::betas_at() gives them for OneCycle.
   std::optional<Betas> betas;
-  /// Adam and LAMB: what the gradient leaves as it is. LAMB holds both moments or none; while it does, `norms` say the trust ratio as it is to be.
+  /// Adam and LAMB: what the gradient leaves as it is. LAMB holds both moments or none; while it does, `norms` say the
+  /// trust ratio as it is to be.
   bucket::HeldMoments held;
 };
 
@@ -82,13 +84,15 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual const char* name() const = 0;
   virtual const std::vector<StateInfo>& states() const = 0;
-  /// Updates param, states and param_copy in place. The same bits for any number of threads and any SIMD width, and however a buffer
-  /// is cut into shards (8-bit states: at multiples of kStateBlock; LAMB: up to rounding of the norms, in double).
-  /// Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes an element; kernels/optimizer_args.h has the others. Allocates nothing.
-  /// Errors: Error naming the tensor whose shape, type, layout or device is wrong; nothing is changed then.
+  /// Updates param, states and param_copy in place. The same bits for any number of threads and any SIMD width, and
+  /// however a buffer is cut into shards (8-bit states: at multiples of kStateBlock; LAMB: up to rounding of the norms,
+  /// in double). Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes an element; kernels/optimizer_args.h has
+  /// the others. Allocates nothing. Errors: Error naming the tensor whose shape, type, layout or device is wrong;
+  /// nothing is changed then.
   virtual void step(const ShardStep& shard) const = 0;
 
-  /// True: a step has two phases: prepare() for all shards, then, after `sums` are reduced over all ranks, step() with these norms.
+  /// True: a step has two phases: prepare() for all shards, then, after `sums` are reduced over all ranks, step() with
+  /// these norms.
   virtual bool needs_norms() const {
     return false;
   }
@@ -112,14 +116,15 @@ at::ScalarType scalar_type(StateType type);
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 
-/// Adds the squares of `grad` ([n], fp32, bf16 or fp16, contiguous), summed in double, to `sum` ([1], fp64, on the same device); the same
-/// bits for any number of threads. Finite if and only if every element is: the overflow check of mixed precision.
-/// Cost: reads the array once; waits for no device.
+/// Adds the squares of `grad` ([n], fp32, bf16 or fp16, contiguous), summed in double, to `sum` ([1], fp64, on the same
+/// device); the same bits for any number of threads. Finite if and only if every element is: the overflow check of
+/// mixed precision. Cost: reads the array once; waits for no device.
 void add_squared_norm(const at::Tensor& grad, const at::Tensor& sum);
 /// The same sum as a number, for which it waits.
 double squared_norm(const at::Tensor& grad);
 
-/// Converts 8-bit states ([n] codes with their scales) to fp32 and back. Writing unchanged values back gives the same codes.
+/// Converts 8-bit states ([n] codes with their scales) to fp32 and back. Writing unchanged values back gives the same
+/// codes.
 at::Tensor decode_states(const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 void encode_states(const at::Tensor& values, const at::Tensor& codes, const at::Tensor& scales, bool is_signed);
 

@@ -20,15 +20,16 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 
-/// 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) by DeepSpeed's names: AdamW, whose second moment stays as it is from some step on, while the ranks
-/// exchange momenta of one bit an element (compress::OneBitAdamSync).
+/// 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) by DeepSpeed's names: AdamW, whose second moment stays as it is from
+/// some step on, while the ranks exchange momenta of one bit an element (compress::OneBitAdamSync).
 struct OneBitAdamOptions : AdamOptions {
   /// Steps before that. Absent: until the second moment has settled.
   std::optional<int64_t> freeze_step = 100000;
 };
 
-/// 0/1 Adam (Lu et al. 2022, arXiv:2202.06009) by DeepSpeed's names: AdamW, whose second moment moves at ever longer intervals, while the ranks exchange
-/// gradients of one bit an element between; later they step by themselves and exchange what they have come to (compress::ZeroOneAdamSync).
+/// 0/1 Adam (Lu et al. 2022, arXiv:2202.06009) by DeepSpeed's names: AdamW, whose second moment moves at ever longer
+/// intervals, while the ranks exchange gradients of one bit an element between; later they step by themselves and
+/// exchange what they have come to (compress::ZeroOneAdamSync).
 struct ZeroOneAdamOptions : AdamOptions {
   /// Steps after which the second moment stays as it is.
   int64_t var_freeze_step = 100000;
@@ -39,10 +40,12 @@ struct ZeroOneAdamOptions : AdamOptions {
   /// Longest interval of meetings; 1: the ranks meet in every step.
   int64_t local_step_clipper = 16;
 
-  /// Steps between two meetings at `step`, which counts from 1: 1 up to var_freeze_step and local_step_scaler steps longer, then doubled after every local_step_scaler steps.
+  /// Steps between two meetings at `step`, which counts from 1: 1 up to var_freeze_step and local_step_scaler steps
+  /// longer, then doubled after every local_step_scaler steps.
   constexpr int64_t local_interval(int64_t step) const {
     int64_t interval = 1;
-    for (int64_t doublings = (step - var_freeze_step - 1) / local_step_scaler; doublings > 0 && interval < local_step_clipper; --doublings) {
+    for (int64_t doublings = (step - var_freeze_step - 1) / local_step_scaler;
+         doublings > 0 && interval < local_step_clipper; --doublings) {
       interval = 2 * interval < local_step_clipper ? 2 * interval : local_step_clipper;
     }
     return interval;
@@ -74,8 +77,9 @@ struct LambOptions {
   bool eps_inside_sqrt = false;
 };
 
-/// 1-bit LAMB (Li et al. 2021, arXiv:2104.06069) by DeepSpeed's names: LAMB, whose second moment stays as it is from some step on, while the ranks exchange
-/// momenta of one bit an element and trust ratios follow from those of before (compress::OneBitLambSync).
+/// 1-bit LAMB (Li et al. 2021, arXiv:2104.06069) by DeepSpeed's names: LAMB, whose second moment stays as it is from
+/// some step on, while the ranks exchange momenta of one bit an element and trust ratios follow from those of before
+/// (compress::OneBitLambSync).
 struct OneBitLambOptions : LambOptions {
   /// Steps before that. Absent: until the second moment has settled.
   std::optional<int64_t> freeze_step = 100000;
@@ -114,8 +118,9 @@ struct RmspropOptions {
   bool centered = false;
 };
 
-/// Type of optimizer states: 4, 2 or 1 bytes an element. int8: blocks of 256 elements of one parameter with a scale each (Dettmers et al.
-/// 2022, arXiv:2110.02861). The arithmetic is always fp32; bf16 and int8 are rounded stochastically, the same bits on every machine.
+/// Type of optimizer states: 4, 2 or 1 bytes an element. int8: blocks of 256 elements of one parameter with a scale
+/// each (Dettmers et al. 2022, arXiv:2110.02861). The arithmetic is always fp32; bf16 and int8 are rounded
+/// stochastically, the same bits on every machine.
 enum class StateType { fp32, bf16, int8 };
 
 /// "fp32", "bf16" or "int8", as a configuration calls it.
@@ -123,12 +128,13 @@ inline const char* name(StateType type) {
   return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
 }
 
-/// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters of two and more dimensions, not biases
-/// and norms, as is usual for GPTs.
+/// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters of two and more
+/// dimensions, not biases and norms, as is usual for GPTs.
 enum class DecayRule { all, matrices };
 
 /// The options of an optimizer; their type selects the optimizer.
-using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions, OneBitAdamOptions, OneBitLambOptions, ZeroOneAdamOptions>;
+using Rule = std::variant<AdamOptions, SgdOptions, LambOptions, LionOptions, AdagradOptions, RmspropOptions,
+                          OneBitAdamOptions, OneBitLambOptions, ZeroOneAdamOptions>;
 
 /// The optimizer of a run: {.rule = SgdOptions{.lr = 0.1, .momentum = 0.9}}. Default: AdamW.
 struct OptimizerOptions {

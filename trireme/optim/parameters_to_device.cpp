@@ -6,7 +6,8 @@
 
 namespace trireme::optim {
 
-ParametersToDevice::ParametersToDevice(at::Device device, bool pinned, size_t pieces) : device_(device), pinned_for_(pinned ? device.type() : at::kCPU) {
+ParametersToDevice::ParametersToDevice(at::Device device, bool pinned, size_t pieces)
+    : device_(device), pinned_for_(pinned ? device.type() : at::kCPU) {
   for (size_t i = 0; i < pieces; ++i) {
     pieces_.push_back({at::Tensor(), device::Event(device.type())});
   }
@@ -26,7 +27,9 @@ at::Tensor ParametersToDevice::take(int64_t numel, at::ScalarType type) {
 }
 
 void ParametersToDevice::send(const at::Tensor& from, const at::Tensor& to) {
-  const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& one) { return one.memory.defined() && one.memory.const_data_ptr() == from.const_data_ptr(); });
+  const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [&](const Piece& one) {
+    return one.memory.defined() && one.memory.const_data_ptr() == from.const_data_ptr();
+  });
   const c10::Stream current = device::current_stream(device_);
   const c10::Stream own = streams_.on(device_);
   device::Event ready(device_.type());

@@ -9,7 +9,8 @@
 
 namespace trireme::optim {
 
-/// Pinned memory in which the host writes new parameters, and their way back to the device: on a stream of their own, while the host steps the next bucket.
+/// Pinned memory in which the host writes new parameters, and their way back to the device: on a stream of their own,
+/// while the host steps the next bucket.
 ///
 /// Memory of the host: `pieces` times the largest piece. One thread at a time.
 class ParametersToDevice {
@@ -18,7 +19,8 @@ class ParametersToDevice {
 
   /// [numel], not initialised. Blocks while what was taken `pieces` times ago is still being copied.
   at::Tensor take(int64_t numel, at::ScalarType type);
-  /// Copies what take() gave, `to` a tensor on the device: after all that is on the current stream, which goes on when the copy is there. The host does not wait.
+  /// Copies what take() gave, `to` a tensor on the device: after all that is on the current stream, which goes on when
+  /// the copy is there. The host does not wait.
   void send(const at::Tensor& from, const at::Tensor& to);
 
  private:

@@ -17,7 +17,9 @@ Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type) : Optimize
   check(options.momentum >= 0, "momentum", "at least 0", options.momentum);
   states_.push_back({"square_avg", false});
   if (options.centered && state_type != StateType::fp32) {
-    throw InputError("optim", "rmsprop: \"centered\" needs states in fp32: it divides by the root of the difference of two states, which rounding makes negative.",
+    throw InputError("optim",
+                     "rmsprop: \"centered\" needs states in fp32: it divides by the root of the difference of two "
+                     "states, which rounding makes negative.",
                      "Leave \"state_dtype\" out, or switch \"centered\" off.");
   }
   if (options.centered) {

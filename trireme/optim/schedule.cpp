@@ -30,7 +30,9 @@ std::optional<Betas> Schedule::betas_of(int64_t) const {
 }
 
 void Schedule::set_lr(double lr) {
-  throw InputError("optim", concat("The learning rate cannot be set to ", lr, ": the schedule ", name(), " decides it."), "Leave the \"scheduler\" out of the configuration.");
+  throw InputError("optim",
+                   concat("The learning rate cannot be set to ", lr, ": the schedule ", name(), " decides it."),
+                   "Leave the \"scheduler\" out of the configuration.");
 }
 
 nlohmann::json Schedule::state() const {
@@ -44,9 +46,9 @@ void Schedule::load_state(const nlohmann::json& state) {
   const nlohmann::json schedule = member("schedule");
   const nlohmann::json steps = member("steps_taken");
   if (!schedule.is_string() || !steps.is_number_integer() || steps.get<int64_t>() < 0) {
-    throw InputError(
-        "optim", concat("The checkpoint has no state of a learning-rate schedule, got ", state.dump(), '.'),
-        "Load the run's own checkpoint, or start anew from its weights (model.init_from).");
+    throw InputError("optim",
+                     concat("The checkpoint has no state of a learning-rate schedule, got ", state.dump(), '.'),
+                     "Load the run's own checkpoint, or start anew from its weights (model.init_from).");
   }
   if (schedule.get<std::string>() != name()) {
     throw InputError(
@@ -64,7 +66,8 @@ bool is_rate(double lr) {
 
 double check(double lr, int64_t step) {
   if (!is_rate(lr)) {
-    throw InputError("optim", concat("The learning rate of step ", step, " is ", lr, '.'), "It must be a number of 0 or more.");
+    throw InputError("optim", concat("The learning rate of step ", step, " is ", lr, '.'),
+                     "It must be a number of 0 or more.");
   }
   return lr;
 }
@@ -91,8 +94,10 @@ class Constant final : public Schedule {
   void load_state(const nlohmann::json& state) override {
     const bool was_set = state.is_object() && state.contains("lr");
     if (was_set && !(state.at("lr").is_number() && is_rate(state.at("lr").get<double>()))) {
-      throw InputError("optim", concat("The checkpoint's learning rate is ", state.at("lr").dump(), "; it must be a number of 0 or more."),
-                       "The checkpoint is damaged: load another one, or start anew from its weights (model.init_from).");
+      throw InputError(
+          "optim",
+          concat("The checkpoint's learning rate is ", state.at("lr").dump(), "; it must be a number of 0 or more."),
+          "The checkpoint is damaged: load another one, or start anew from its weights (model.init_from).");
     }
     Schedule::load_state(state);
     was_set_ = was_set;

@@ -52,7 +52,8 @@ class Schedule : public Stateful {
     return betas_at(steps_taken_ + 1);
   }
 
-  /// The lr of each group of the optimizer relative to lr(), where they may change (ParameterOptions::group); empty: they stay as they are.
+  /// The lr of each group of the optimizer relative to lr(), where they may change (ParameterOptions::group); empty:
+  /// they stay as they are.
   virtual std::vector<double> group_factors() const {
     return {};
   }
@@ -92,7 +93,8 @@ class Schedule : public Stateful {
 /// as in DeepSpeed). Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double optimizer_lr);
 
-/// A schedule of the program's own: `lr_at` gives the lr of optimizer step number `step`, counted from 1. Errors of lr(): InputError when that is negative or not finite.
+/// A schedule of the program's own: `lr_at` gives the lr of optimizer step number `step`, counted from 1. Errors of
+/// lr(): InputError when that is negative or not finite.
 std::unique_ptr<Schedule> make_schedule(std::function<double(int64_t step)> lr_at);
 
 } // namespace trireme::optim

@@ -108,8 +108,7 @@ class OneCycle final : public Schedule {
     const double stairs = rising ? first_stairs_ : second_stairs_;
     if (stairs > 0) {
       const double in_cycle = std::fmod(at, total_);
-      const double position =
-          in_cycle <= first_ ? in_cycle * stairs / first_ : (total_ - in_cycle) * stairs / second_;
+      const double position = in_cycle <= first_ ? in_cycle * stairs / first_ : (total_ - in_cycle) * stairs / second_;
       return std::floor(position) / stairs;
     }
     return rising ? x / peak : (x - 1) / (peak - 1);

@@ -48,14 +48,12 @@ class WarmupSchedule : public Schedule {
   std::vector<std::string> warnings() const override {
     std::vector<std::string> found;
     if (lr_at(1) == 0 && lr_at(2) == 0) {
-      found.push_back(concat(
-          name_, " runs optimizer steps 1 and 2 at learning rate 0, as DeepSpeed does",
-          decays_ && total_ <= 2 ? "." : "; a warm-up minimum above 0 avoids one or both."));
+      found.push_back(concat(name_, " runs optimizer steps 1 and 2 at learning rate 0, as DeepSpeed does",
+                             decays_ && total_ <= 2 ? "." : "; a warm-up minimum above 0 avoids one or both."));
     }
     if (decays_ && total_ < warmup_.steps()) {
-      found.push_back(concat(
-          name_, ": total_num_steps ", total_, " is less than warmup_num_steps ", warmup_.steps(),
-          ", so the learning rate never reaches its maximum."));
+      found.push_back(concat(name_, ": total_num_steps ", total_, " is less than warmup_num_steps ", warmup_.steps(),
+                             ", so the learning rate never reaches its maximum."));
     }
     return found;
   }
@@ -64,9 +62,8 @@ class WarmupSchedule : public Schedule {
   WarmupSchedule(const char* name, const ScheduleOptions& options, bool decays)
       : name_(name), warmup_(name, options), decays_(decays), total_(options.total_num_steps) {
     if (decays && total_ < 1) {
-      throw InputError(
-          "optim", concat(name, " needs total_num_steps of at least 1, got ", total_, '.'),
-          "Set scheduler.params.total_num_steps to the number of optimizer steps of the run.");
+      throw InputError("optim", concat(name, " needs total_num_steps of at least 1, got ", total_, '.'),
+                       "Set scheduler.params.total_num_steps to the number of optimizer steps of the run.");
     }
   }
 

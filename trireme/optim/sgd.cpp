@@ -14,9 +14,8 @@ Sgd::Sgd(const SgdOptions& options, StateType state_type) : Optimizer(state_type
   check("momentum", options.momentum);
   check("weight_decay", options.weight_decay);
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
-    throw InputError(
-        "optim",
-        concat("sgd: nesterov needs momentum above 0 and dampening 0, got ", options.momentum, " and ", options.dampening, '.'));
+    throw InputError("optim", concat("sgd: nesterov needs momentum above 0 and dampening 0, got ", options.momentum,
+                                     " and ", options.dampening, '.'));
   }
 }
 

@@ -8,12 +8,17 @@ namespace trireme::optim {
 namespace {
 
 const char* short_name(at::ScalarType type) {
-  return type == at::kFloat ? "fp32" : type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : type == at::kDouble ? "fp64" : "uint8";
+  return type == at::kFloat      ? "fp32"
+         : type == at::kBFloat16 ? "bf16"
+         : type == at::kHalf     ? "fp16"
+         : type == at::kDouble   ? "fp64"
+                                 : "uint8";
 }
 
 } // namespace
 
-void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types, at::Device device) {
+void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types,
+                at::Device device) {
   std::vector<std::string> names;
   bool known = false;
   for (const at::ScalarType type : types) {
@@ -25,20 +30,23 @@ void check_flat(const at::Tensor& tensor, const std::string& what, std::initiali
     throw Error("optim", concat(what, " is an undefined tensor, expected a flat ", expected, " array."));
   }
   if (tensor.dim() != 1 || !known || !tensor.is_contiguous() || tensor.device() != device) {
-    throw Error("optim",
-                concat(what, " must be a contiguous ", expected, " array [n] on ", device, ", got ", tensor.scalar_type(), ' ', tensor.sizes(), " on ",
-                       tensor.device(), tensor.is_contiguous() ? "" : ", not contiguous", '.'),
-                "Pass the flat buffer or a slice of it.");
+    throw Error(
+        "optim",
+        concat(what, " must be a contiguous ", expected, " array [n] on ", device, ", got ", tensor.scalar_type(), ' ',
+               tensor.sizes(), " on ", tensor.device(), tensor.is_contiguous() ? "" : ", not contiguous", '.'),
+        "Pass the flat buffer or a slice of it.");
   }
 }
 
 void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   const std::string prefix = std::string(optimizer.name()) + ": ";
   const at::Device device = shard.param.defined() ? shard.param.device() : at::kCPU;
-  const auto check = [&](const at::Tensor& tensor, const std::string& name, std::initializer_list<at::ScalarType> types) {
+  const auto check = [&](const at::Tensor& tensor, const std::string& name,
+                         std::initializer_list<at::ScalarType> types) {
     check_flat(tensor, prefix + name, types, device);
     if (tensor.numel() != shard.param.numel()) {
-      throw Error("optim", concat(prefix, name, " has ", tensor.numel(), " elements, the parameters have ", shard.param.numel(), '.'));
+      throw Error("optim", concat(prefix, name, " has ", tensor.numel(), " elements, the parameters have ",
+                                  shard.param.numel(), '.'));
     }
   };
   check(shard.param, "param", {at::kFloat});
@@ -52,8 +60,8 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   const auto& infos = optimizer.states();
   const size_t scales = optimizer.state_type() == StateType::int8 ? infos.size() : 0;
   if (shard.states.size() != infos.size() || shard.scales.size() != scales) {
-    throw Error("optim", concat(prefix, "needs ", infos.size(), " states and ", scales, " arrays of scales, got ", shard.states.size(), " and ",
-                                shard.scales.size(), '.'));
+    throw Error("optim", concat(prefix, "needs ", infos.size(), " states and ", scales, " arrays of scales, got ",
+                                shard.states.size(), " and ", shard.scales.size(), '.'));
   }
   for (size_t i = 0; i < infos.size(); ++i) {
     check(shard.states[i], infos[i].name, {scalar_type(optimizer.state_type())});
@@ -62,7 +70,8 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   for (size_t i = 0; i < scales; ++i) {
     check_flat(shard.scales[i], concat(prefix, "scales of ", infos[i].name), {at::kFloat}, device);
     if (shard.scales[i].numel() != blocks) {
-      throw Error("optim", concat(prefix, "scales of ", infos[i].name, " has ", shard.scales[i].numel(), " elements, ", blocks, " are needed."));
+      throw Error("optim", concat(prefix, "scales of ", infos[i].name, " has ", shard.scales[i].numel(), " elements, ",
+                                  blocks, " are needed."));
     }
   }
   if (shard.step < 1) {
@@ -78,7 +87,10 @@ void check_option(bool holds, const char* optimizer, const char* option, const c
 
 kernels::Element element_of(at::ScalarType type) {
   using kernels::Element;
-  return type == at::kBFloat16 ? Element::bf16 : type == at::kHalf ? Element::f16 : type == at::kByte ? Element::u8 : Element::f32;
+  return type == at::kBFloat16 ? Element::bf16
+         : type == at::kHalf   ? Element::f16
+         : type == at::kByte   ? Element::u8
+                               : Element::f32;
 }
 
 namespace {
@@ -108,7 +120,8 @@ void set_arrays(kernels::StepArgs& args, const ShardStep& shard) {
 
 kernels::StateArray state_array(const ShardStep& shard, size_t i) {
   const at::Tensor& state = shard.states[i];
-  return {state.mutable_data_ptr(), element_of(state.scalar_type()), shard.scales.empty() ? nullptr : shard.scales[i].mutable_data_ptr<float>()};
+  return {state.mutable_data_ptr(), element_of(state.scalar_type()),
+          shard.scales.empty() ? nullptr : shard.scales[i].mutable_data_ptr<float>()};
 }
 
 } // namespace trireme::optim

@@ -8,12 +8,13 @@
 
 namespace trireme::optim {
 
-/// Throws Error naming what is wrong unless `shard` holds contiguous arrays of one length, on one device, and of the types that ShardStep says,
-/// the states of `optimizer`, and a step of at least 1.
+/// Throws Error naming what is wrong unless `shard` holds contiguous arrays of one length, on one device, and of the
+/// types that ShardStep says, the states of `optimizer`, and a step of at least 1.
 void check_shard(const ShardStep& shard, const Optimizer& optimizer);
 
 /// Throws Error unless `tensor` is [n], contiguous, of one of these types and on `device`.
-void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types, at::Device device);
+void check_flat(const at::Tensor& tensor, const std::string& what, std::initializer_list<at::ScalarType> types,
+                at::Device device);
 
 /// Throws InputError("optim", "<optimizer>: <option> must be <range>, got <value>") unless `holds`.
 void check_option(bool holds, const char* optimizer, const char* option, const char* range, double value);

@@ -31,24 +31,37 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_mov
   const auto of = [&](PartWay way) {
     constexpr int64_t kBytes = int64_t{1} << 30;
     const ActivationTimes times = activation_times(cluster, kBytes, way);
-    const auto each = [&](double over_link, double files) { return std::max(over_link, files) / static_cast<double>(kBytes); };
-    return activations::MoveCost{each(times.leave_over_link, times.leave_to_files), each(times.back_over_link, times.back_from_files), times.copied / static_cast<double>(kBytes)};
+    const auto each = [&](double over_link, double files) {
+      return std::max(over_link, files) / static_cast<double>(kBytes);
+    };
+    return activations::MoveCost{each(times.leave_over_link, times.leave_to_files),
+                                 each(times.back_over_link, times.back_from_files),
+                                 times.copied / static_cast<double>(kBytes)};
   };
   problem.host = of(PartWay::host);
   problem.nvme = of(PartWay::nvme);
-  problem.allowed = activations::ways_that_move(may_move == MayMove::to_hosts_and_files && cluster.has_hosts_beside(), may_move != MayMove::nowhere && has_files(cluster, run));
+  problem.allowed = activations::ways_that_move(may_move == MayMove::to_hosts_and_files && cluster.has_hosts_beside(),
+                                                may_move != MayMove::nowhere && has_files(cluster, run));
 }
 
 // What is left to a rank for activations: of files, and of its host's memory.
 int64_t room(int64_t of_host, const Cluster& cluster, int64_t taken, double usable) {
-  return static_cast<int64_t>(usable * static_cast<double>(std::max<int64_t>(0, of_host / cluster.ranks_per_host - taken)));
+  return static_cast<int64_t>(usable *
+                              static_cast<double>(std::max<int64_t>(0, of_host / cluster.ranks_per_host - taken)));
 }
 
 // Stages with the same are alike. Speeds and the budget are those of all.
 std::vector<double> key_of(const activations::Problem& problem) {
-  std::vector<double> out = {static_cast<double>(problem.allowed.size()), problem.after_last, problem.gather, static_cast<double>(problem.file_room), static_cast<double>(problem.host_room), static_cast<double>(problem.in_flight), static_cast<double>(problem.put_off)};
+  std::vector<double> out = {static_cast<double>(problem.allowed.size()),
+                             problem.after_last,
+                             problem.gather,
+                             static_cast<double>(problem.file_room),
+                             static_cast<double>(problem.host_room),
+                             static_cast<double>(problem.in_flight),
+                             static_cast<double>(problem.put_off)};
   for (const PartCost& part : problem.parts) {
-    out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes), static_cast<double>(part.share_bytes), part.forward, part.backward});
+    out.insert(out.end(), {static_cast<double>(part.bytes), static_cast<double>(part.input_bytes),
+                           static_cast<double>(part.share_bytes), part.forward, part.backward});
   }
   return out;
 }
@@ -56,7 +69,12 @@ std::vector<double> key_of(const activations::Problem& problem) {
 class Stages {
  public:
   Stages(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, MayMove may_move)
-      : cluster_(cluster), run_(needs.layouts.run()), needs_(needs), may_move_(may_move), problems_(estimate::stage_problems(run_)), costs_(layer_costs(cluster, keeping_all(job), layout)) {}
+      : cluster_(cluster),
+        run_(needs.layouts.run()),
+        needs_(needs),
+        may_move_(may_move),
+        problems_(estimate::stage_problems(run_)),
+        costs_(layer_costs(cluster, keeping_all(job), layout)) {}
 
   estimate::StageProblem of(int64_t stage) const {
     estimate::StageProblem out = problems_[static_cast<size_t>(stage)];
@@ -88,9 +106,12 @@ class Stages {
       most += problem.in_flight * (part.bytes + part.input_bytes);
     }
     const estimate::StageMoves& moves = needs_.moves[static_cast<size_t>(stage)];
-    const int64_t on_host = moves.host_bytes() - moves.activations_on_host() + needs_.memory[static_cast<size_t>(stage)].always_on_host();
-    problem.file_room = std::min(most, room(cluster_.disk.bytes, cluster_, moves.file_bytes(), activations::kUsableOfDisk));
-    problem.host_room = std::min(most, room(cluster_.host.memory_bytes - cluster_.host.reserved_bytes, cluster_, on_host, activations::kUsableOfHost));
+    const int64_t on_host =
+        moves.host_bytes() - moves.activations_on_host() + needs_.memory[static_cast<size_t>(stage)].always_on_host();
+    problem.file_room =
+        std::min(most, room(cluster_.disk.bytes, cluster_, moves.file_bytes(), activations::kUsableOfDisk));
+    problem.host_room = std::min(most, room(cluster_.host.memory_bytes - cluster_.host.reserved_bytes, cluster_,
+                                            on_host, activations::kUsableOfHost));
   }
 
   // Seconds of the layers behind the last part.
@@ -115,7 +136,8 @@ class Stages {
 
 } // namespace
 
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared, MayMove may_move) {
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared,
+                       MayMove may_move) {
   const estimate::Run& run = needs.layouts.run();
   const Stages stages(cluster, job, layout, needs, may_move);
   std::vector<PartWay> of_layers(run.model.layers.size(), PartWay::keep);

@@ -30,9 +30,11 @@ struct Needs {
   std::vector<estimate::StageMoves> moves = {}; ///< empty: nothing is moved
 };
 
-/// The choice of ranks in a planned layout: activations::choose(), as theirs is, for each stage, with planned costs where they have measured ones.
-/// `needs`: of the run of the layout, run_of(). `may_move`: as far as the cluster has it. Cost: that of choose() for each stage; stages that are alike, of this or another layout, are worked out once.
-ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared, MayMove may_move = MayMove::to_hosts_and_files);
+/// The choice of ranks in a planned layout: activations::choose(), as theirs is, for each stage, with planned costs
+/// where they have measured ones. `needs`: of the run of the layout, run_of(). `may_move`: as far as the cluster has
+/// it. Cost: that of choose() for each stage; stages that are alike, of this or another layout, are worked out once.
+ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared,
+                       MayMove may_move = MayMove::to_hosts_and_files);
 
 /// Whether anything of activations could be moved on these hosts.
 bool may_move_activations(const Cluster& cluster, const estimate::Run& run);

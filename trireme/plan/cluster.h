@@ -8,8 +8,8 @@
 
 namespace trireme::plan {
 
-/// Speed of matrix products by their size, (m n k)^(1/3): points by size, on a straight line over the logarithm between them, the nearest
-/// point's outside.
+/// Speed of matrix products by their size, (m n k)^(1/3): points by size, on a straight line over the logarithm between
+/// them, the nearest point's outside.
 struct SpeedCurve {
   struct Point {
     double size = 0;
@@ -20,7 +20,8 @@ struct SpeedCurve {
   double at(double size) const;
 };
 
-/// A kind of link, from the inside of a host outwards. Units of `ranks` neighbours are connected by it; the next level connects these units.
+/// A kind of link, from the inside of a host outwards. Units of `ranks` neighbours are connected by it; the next level
+/// connects these units.
 struct Level {
   std::string name;
   int64_t ranks = 1;
@@ -67,21 +68,26 @@ struct Cluster {
   SpeedCurve products;
   /// Of attention; empty: those of a product of its size.
   SpeedCurve attention;
-  /// Bytes a second of a loop over memory (an optimizer), and of the passes between matrix products (norms, activations).
+  /// Bytes a second of a loop over memory (an optimizer), and of the passes between matrix products (norms,
+  /// activations).
   double memory_bandwidth = 0;
   double pass_bandwidth = 0;
-  /// Seconds that a block costs beside its work, forward and again backward; other layers, which are fewer operations, a share of it.
+  /// Seconds that a block costs beside its work, forward and again backward; other layers, which are fewer operations,
+  /// a share of it.
   double layer_seconds = 0;
   /// Seconds more that the weights of a block cost, forward and again backward; tensor ranks share them.
   double weight_seconds = 0;
-  /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do both.
+  /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do
+  /// both.
   double overlap = 1;
-  /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share cores.
+  /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share
+  /// cores.
   int64_t processors = 1;
 
   /// Whether collectives use the links of all their members on a host together. Else they are one ring over all ranks.
   bool hierarchical = true;
-  /// What an all-reduce takes, in all-gathers of as many bytes: 2 over links (a reduce-scatter and an all-gather), less where ranks share memory.
+  /// What an all-reduce takes, in all-gathers of as many bytes: 2 over links (a reduce-scatter and an all-gather), less
+  /// where ranks share memory.
   double all_reduce_gathers = 2;
 
   HostMemory host;

@@ -92,7 +92,8 @@ void read_rank(const JsonNode& node, Cluster& out) {
     out.attention = read_curve(*attention, out.peak_flops);
   }
   out.memory_bandwidth = a_second(reader, "memory_bandwidth");
-  out.pass_bandwidth = reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : a_second(reader, "pass_bandwidth");
+  out.pass_bandwidth =
+      reader.find("pass_bandwidth") == nullptr ? out.memory_bandwidth : a_second(reader, "pass_bandwidth");
   out.layer_seconds = seconds(reader, "layer_seconds");
   out.weight_seconds = seconds(reader, "weight_seconds");
   reader.finish();
@@ -100,7 +101,8 @@ void read_rank(const JsonNode& node, Cluster& out) {
 
 void read_host(const JsonNode& node, Cluster& out) {
   if (out.on_host) {
-    node.fail("ranks compute on the host: \"rank\" describes its memory", "Leave it out, or write \"device\": \"card\" in \"rank\".");
+    node.fail("ranks compute on the host: \"rank\" describes its memory",
+              "Leave it out, or write \"device\": \"card\" in \"rank\".");
   }
   ObjectReader reader(node);
   out.host.memory_bytes = byte_count(reader, "memory_bytes");
@@ -112,7 +114,8 @@ void read_host(const JsonNode& node, Cluster& out) {
 
 void read_disk(const JsonNode& node, Cluster& out) {
   if (!out.on_host && out.host.memory_bytes == 0) {
-    node.fail("a card's files are read and stepped in the host's memory, which is not described", "Write \"host\" too.");
+    node.fail("a card's files are read and stepped in the host's memory, which is not described",
+              "Write \"host\" too.");
   }
   ObjectReader reader(node);
   out.disk.bytes = byte_count(reader, "bytes");
@@ -142,7 +145,8 @@ void read_links(const JsonNode& node, Cluster& out) {
       reader.require("hosts");
       const int64_t size = count(reader, "hosts", 0);
       if (size % hosts != 0 || size <= hosts || out.hosts % size != 0) {
-        reader.find("hosts")->fail(concat(size, " must be a multiple of ", hosts, ", larger, and divide the ", out.hosts, " hosts"));
+        reader.find("hosts")->fail(
+            concat(size, " must be a multiple of ", hosts, ", larger, and divide the ", out.hosts, " hosts"));
       }
       hosts = size;
       out.levels.push_back(read_link(name, hosts * out.ranks_per_host, reader));
@@ -160,7 +164,8 @@ void read_links(const JsonNode& node, Cluster& out) {
 Cluster read(const JsonNode& root) {
   Cluster out;
   if (root.is_object() && root.find("model") != nullptr && root.find("rank") == nullptr) {
-    root.fail("this is a run file, not the description of a cluster", "Give one as examples/plan/cluster.json to --cluster, or let --calibrate write one.");
+    root.fail("this is a run file, not the description of a cluster",
+              "Give one as examples/plan/cluster.json to --cluster, or let --calibrate write one.");
   }
   ObjectReader reader(root);
   out.name = reader.get("name", std::string("cluster"));
@@ -224,7 +229,10 @@ std::string write_cluster(const Cluster& cluster) {
   if (!cluster.attention.points.empty()) {
     rank["attention_achieved"] = curve_json(cluster.attention, cluster.peak_flops);
   }
-  rank.update({{"memory_bandwidth", cluster.memory_bandwidth}, {"pass_bandwidth", cluster.pass_bandwidth}, {"layer_seconds", cluster.layer_seconds}, {"weight_seconds", cluster.weight_seconds}});
+  rank.update({{"memory_bandwidth", cluster.memory_bandwidth},
+               {"pass_bandwidth", cluster.pass_bandwidth},
+               {"layer_seconds", cluster.layer_seconds},
+               {"weight_seconds", cluster.weight_seconds}});
   ordered_json links = ordered_json::object();
   ordered_json groups = ordered_json::array();
   for (const Level& level : cluster.levels) {
@@ -241,9 +249,14 @@ std::string write_cluster(const Cluster& cluster) {
   if (!groups.empty()) {
     links["host_groups"] = groups;
   }
-  ordered_json out{{"name", cluster.name},           {"hosts", cluster.hosts},     {"ranks_per_host", cluster.ranks_per_host},
-                   {"processors", cluster.processors}, {"overlap", cluster.overlap}, {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
-                   {"all_reduce_gathers", cluster.all_reduce_gathers}, {"rank", rank}};
+  ordered_json out{{"name", cluster.name},
+                   {"hosts", cluster.hosts},
+                   {"ranks_per_host", cluster.ranks_per_host},
+                   {"processors", cluster.processors},
+                   {"overlap", cluster.overlap},
+                   {"collectives", cluster.hierarchical ? "hierarchical" : "flat"},
+                   {"all_reduce_gathers", cluster.all_reduce_gathers},
+                   {"rank", rank}};
   if (cluster.host.memory_bytes > 0) {
     out["host"] = {{"memory_bytes", cluster.host.memory_bytes},
                    {"reserved_bytes", cluster.host.reserved_bytes},
@@ -251,7 +264,9 @@ std::string write_cluster(const Cluster& cluster) {
                    {"link_bandwidth", cluster.host.link_bandwidth}};
   }
   if (cluster.disk.bytes > 0) {
-    out["disk"] = {{"bytes", cluster.disk.bytes}, {"read_bandwidth", cluster.disk.read_bandwidth}, {"write_bandwidth", cluster.disk.write_bandwidth}};
+    out["disk"] = {{"bytes", cluster.disk.bytes},
+                   {"read_bandwidth", cluster.disk.read_bandwidth},
+                   {"write_bandwidth", cluster.disk.write_bandwidth}};
   }
   out["links"] = links;
   return out.dump(2) + "\n";

@@ -12,7 +12,8 @@ void fit_block(const std::array<BlockTime, 3>& measured, const Job& job, Cluster
   Job plain = job;
   plain.base.activations = {};
   const auto planned = [&](const BlockTime& block) {
-    const LayerCost cost = layer_costs(cluster, plain, {.tensor = block.tensor, .micro_batch = block.samples}).at(2); // behind two embeddings
+    const LayerCost cost = layer_costs(cluster, plain, {.tensor = block.tensor, .micro_batch = block.samples})
+                               .at(2); // behind two embeddings
     return cost.forward + cost.backward();
   };
   const std::array<double, 3> parts = {planned(measured[0]), planned(measured[1]), planned(measured[2])};
@@ -38,7 +39,9 @@ void fit_block(const std::array<BlockTime, 3>& measured, const Job& job, Cluster
   }
   for (size_t i = 0; i < measured.size(); ++i) {
     const BlockTime& block = measured[i];
-    log::info("a block of ", block.samples, " samples", block.tensor > 1 ? concat(", a share of 1 / ", block.tensor, " of it,") : "", " takes ", block.seconds * 1e3, " ms; its parts together ", parts[i] * 1e3, " ms");
+    log::info("a block of ", block.samples, " samples",
+              block.tensor > 1 ? concat(", a share of 1 / ", block.tensor, " of it,") : "", " takes ",
+              block.seconds * 1e3, " ms; its parts together ", parts[i] * 1e3, " ms");
   }
 }
 

@@ -10,20 +10,23 @@ namespace trireme::plan {
 namespace {
 
 // Passes over a tensor of the residual stream's size: reads and writes, forward; backward has twice as many.
-constexpr double kPassesInside = 12; // queries, keys, values and results of attention (4); GELU (8)
-constexpr double kPassesOutside = 9; // both norms and the additions
+constexpr double kPassesInside = 12;   // queries, keys, values and results of attention (4); GELU (8)
+constexpr double kPassesOutside = 9;   // both norms and the additions
 constexpr double kPassesOfDropout = 5; // two of them
-// Where context ranks attend: queries, keys and values apart and behind their bias (6), packed to travel (4), results put together (3). Backward: gradients put together
-// (6) and summed for the bias (3), keys and values packed again (4), their gradients added as they come by (8), those of queries and results (3). As many for an all-to-all.
+// Where context ranks attend: queries, keys and values apart and behind their bias (6), packed to travel (4), results
+// put together (3). Backward: gradients put together (6) and summed for the bias (3), keys and values packed again (4),
+// their gradients added as they come by (8), those of queries and results (3). As many for an all-to-all.
 constexpr double kPassesOfContextForward = 13;
 constexpr double kPassesOfContextBackward = 24;
-// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large or the only one: they are copied into the order of samples, or out of it.
+// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large or the only one: they are
+// copied into the order of samples, or out of it.
 constexpr double kPassesOfOrder = 2.5;
 // Passes over attention's matrix where it is written.
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
 
-// Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block has about 10.
+// Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block
+// has about 10.
 double share_of_block(models::GptPart::Kind kind) {
   switch (kind) {
     case models::GptPart::Kind::block:
@@ -81,7 +84,8 @@ class Costs {
     }
     const AxisGroup tensor{layout_.tensor, 1};
     const double gather = gather_seconds(cluster_, tensor, static_cast<double>(layer.tensor_bytes));
-    const double pass = layout_.sequence_parallel ? gather + into_order(layer.tensor_bytes) : gather * cluster_.all_reduce_gathers / 2;
+    const double pass =
+        layout_.sequence_parallel ? gather + into_order(layer.tensor_bytes) : gather * cluster_.all_reduce_gathers / 2;
     const double beside = share_of_block(kind) * (cluster_.layer_seconds + cluster_.weight_seconds / tensor_);
     cost.forward += layer.tensor_passes_forward * pass + beside;
     cost.backward_input += layer.tensor_passes_backward * pass + beside;
@@ -102,12 +106,15 @@ class Costs {
   double gradients(const estimate::Layer& layer) const {
     const int64_t times = layout_.accumulation(job_);
     const estimate::Run& run = job_.base;
-    const estimate::Type kept = run.compute == estimate::Type::fp32 ? run.compute : times > 1 ? run.grad_accumulation : run.travel;
+    const estimate::Type kept = run.compute == estimate::Type::fp32 ? run.compute
+                                : times > 1                         ? run.grad_accumulation
+                                                                    : run.travel;
     double numel = 0;
     for (const estimate::Parameter& parameter : layer.parameters) {
       numel += static_cast<double>(parameter.numel);
     }
-    return numel * (element_ + estimate::bytes_of(kept) * (2 - 1 / static_cast<double>(times))) / cluster_.memory_bandwidth;
+    return numel * (element_ + estimate::bytes_of(kept) * (2 - 1 / static_cast<double>(times))) /
+           cluster_.memory_bandwidth;
   }
   double product(double inner, double outer) const {
     return 2 * rows_ * inner * outer / cluster_.products.at(std::cbrt(rows_ * inner * outer));
@@ -130,31 +137,42 @@ class Costs {
     add_product(cost, h_, 4 * h_ / tensor_);
     add_product(cost, 4 * h_ / tensor_, h_);
     const bool writes_matrix = gpt_.dropout > 0;
-    const bool again = writes_matrix && layout_.context > 1; // attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward
+    const bool again =
+        writes_matrix &&
+        layout_.context >
+            1; // attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward
     const double share = again ? share_of_scores() : 1;
     const auto length = static_cast<double>(gpt_.sequence_length);
     // One product of queries and keys; half of it where what lies above the diagonal is left out.
     const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
     const double attention = once * share / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
-    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share * (again ? estimate::bytes_of(estimate::Type::fp32) / product_ : 1) : 0;
-    const double stream = kPassesInside * stream_ / tensor_ + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
+    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share *
+                                              (again ? estimate::bytes_of(estimate::Type::fp32) / product_ : 1)
+                                        : 0;
+    const double stream = kPassesInside * stream_ / tensor_ +
+                          (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
-    cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention + passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
+    cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention +
+                           passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
     cost.flops += 6 * once; // the same of all layouts
     if (layout_.context > 1) {
-      cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) + passes(kPassesOfContextForward * stream_ / tensor_);
-      cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) + passes(kPassesOfContextBackward * stream_ / tensor_);
+      cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) +
+                      passes(kPassesOfContextForward * stream_ / tensor_);
+      cost.backward_input += over_context(layer.context_bytes_backward, layer.context_bytes_forward, 5 * attention) +
+                             passes(kPassesOfContextBackward * stream_ / tensor_);
     }
   }
 
-  // Of a matrix of scores over context ranks, some queries at a time: of a rank's own block the keys up to the last of them, of others' blocks half.
+  // Of a matrix of scores over context ranks, some queries at a time: of a rank's own block the keys up to the last of
+  // them, of others' blocks half.
   double share_of_scores() const {
     const bool ring = job_.context_kind == context::Kind::ring;
     const int64_t tokens = gpt_.sequence_length / (ring ? layout_.context : 1);
     const int64_t heads = layout_.micro_batch * gpt_.heads / layout_.tensor / (ring ? 1 : layout_.context);
     const auto c = static_cast<double>(layout_.context);
-    const double own = static_cast<double>(tokens + context::queries_at_once(heads * tokens, tokens)) / static_cast<double>(2 * tokens);
+    const double own = static_cast<double>(tokens + context::queries_at_once(heads * tokens, tokens)) /
+                       static_cast<double>(2 * tokens);
     return ring ? (own + (c - 1) / 2) / c : own;
   }
 
@@ -165,7 +183,8 @@ class Costs {
     if (job_.context_kind == context::Kind::ulysses) {
       return exchange_seconds(cluster_, group, static_cast<double>(bytes) * c / (c - 1));
     }
-    const double steps = (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // of the forward's size
+    const double steps =
+        (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // of the forward's size
     const double step = ring_message_seconds(cluster_, group, static_cast<double>(forward_bytes) / (c - 1));
     return std::max(0.0, steps * step - cluster_.overlap * attention);
   }
@@ -178,13 +197,14 @@ class Costs {
   double between_; // ranks that share what lies between the divided matrices
   double element_;
   double product_; // bytes of a number that a matrix product takes and makes
-  double rows_; // tokens of a micro-batch here
+  double rows_;    // tokens of a micro-batch here
   double h_;
   double stream_; // elements of the residual stream
   double vocabulary_;
 };
 
-// Whether each layer is recomputed in backward: as the layout says, unless the job names ways; none where "auto" has not chosen yet.
+// Whether each layer is recomputed in backward: as the layout says, unless the job names ways; none where "auto" has
+// not chosen yet.
 std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layers) {
   std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0 && !job.base.activations.automatic);
   const activations::Options& activations = job.base.activations;
@@ -220,7 +240,8 @@ double published_flops(const models::GptOptions& gpt, int64_t batch) {
   const auto l = static_cast<double>(gpt.layers);
   const auto h = static_cast<double>(gpt.hidden);
   const auto length = static_cast<double>(gpt.sequence_length);
-  return 96 * static_cast<double>(batch) * length * l * h * h * (1 + length / (6 * h) + static_cast<double>(gpt.vocab_size) / (16 * l * h));
+  return 96 * static_cast<double>(batch) * length * l * h * h *
+         (1 + length / (6 * h) + static_cast<double>(gpt.vocab_size) / (16 * l * h));
 }
 
 } // namespace trireme::plan

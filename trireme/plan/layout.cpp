@@ -13,7 +13,9 @@ int64_t layers_of(const Job& job) {
 }
 
 std::string where(const char* what, offload::Place place) {
-  return place == offload::Place::device ? "" : concat(", ", what, place == offload::Place::host ? " on the host" : " in files");
+  return place == offload::Place::device
+             ? ""
+             : concat(", ", what, place == offload::Place::host ? " on the host" : " in files");
 }
 
 std::string does_not_divide(const char* what, int64_t number, const char* by, int64_t divisor) {
@@ -23,10 +25,13 @@ std::string does_not_divide(const char* what, int64_t number, const char* by, in
 } // namespace
 
 std::string describe(const Layout& layout, const Job& job) {
-  return concat("pipe ", layout.pipe, ", data ", layout.data, ", context ", layout.context, ", tensor ", layout.tensor, layout.sequence_parallel ? " with sequence parallelism" : "",
-                ", ZeRO ", layout.zero_stage, ", micro-batch ", layout.micro_batch, " x ", layout.accumulation(job), ", ", pipeline::schedule_name(layout.schedule),
-                layout.chunks > 1 ? concat(" (", layout.chunks, " chunks)") : "", layout.recompute > 0 ? concat(", recompute ", layout.recompute) : "",
-                where("states", layout.states), where("parameters", layout.parameters));
+  return concat("pipe ", layout.pipe, ", data ", layout.data, ", context ", layout.context, ", tensor ", layout.tensor,
+                layout.sequence_parallel ? " with sequence parallelism" : "", ", ZeRO ", layout.zero_stage,
+                ", micro-batch ", layout.micro_batch, " x ", layout.accumulation(job), ", ",
+                pipeline::schedule_name(layout.schedule),
+                layout.chunks > 1 ? concat(" (", layout.chunks, " chunks)") : "",
+                layout.recompute > 0 ? concat(", recompute ", layout.recompute) : "", where("states", layout.states),
+                where("parameters", layout.parameters));
 }
 
 std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe) {
@@ -55,9 +60,11 @@ std::string why_impossible(const Job& job, const Layout& layout) {
     return "replicas that step by themselves share nothing: no ZeRO, no context ranks, no sequence parallelism";
   }
   const bool ring = job.context_kind == context::Kind::ring;
-  const int64_t pieces = layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
+  const int64_t pieces =
+      layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
   if (gpt.sequence_length % pieces != 0) {
-    return ring ? concat("sequence ", gpt.sequence_length, " cannot be divided into ", pieces, " pieces, two for each of context ", layout.context)
+    return ring ? concat("sequence ", gpt.sequence_length, " cannot be divided into ", pieces,
+                         " pieces, two for each of context ", layout.context)
                 : does_not_divide("sequence", gpt.sequence_length, "context", layout.context);
   }
   if (!ring && gpt.heads / layout.tensor % layout.context != 0) {
@@ -73,10 +80,14 @@ std::string why_impossible(const Job& job, const Layout& layout) {
     return does_not_divide("batch of a replica", job.batch / layout.data, "micro-batch", layout.micro_batch);
   }
   if (layout.pipe * layout.chunks > layers_of(job)) {
-    return concat("pipe ", layout.pipe, layout.chunks > 1 ? concat(" x ", layout.chunks, " chunks") : "", " is more than the ", layers_of(job), " layers");
+    return concat("pipe ", layout.pipe, layout.chunks > 1 ? concat(" x ", layout.chunks, " chunks") : "",
+                  " is more than the ", layers_of(job), " layers");
   }
-  if (static_cast<double>(layout.accumulation(job)) * static_cast<double>(layout.pipe * layout.chunks) > static_cast<double>(pipeline::kMostForwards)) {
-    return concat(layout.accumulation(job), " micro-batches on ", layout.pipe * layout.chunks, layout.pipe * layout.chunks == 1 ? " part" : " parts", " of the model are more than ", pipeline::kMostForwards, " forwards in a step");
+  if (static_cast<double>(layout.accumulation(job)) * static_cast<double>(layout.pipe * layout.chunks) >
+      static_cast<double>(pipeline::kMostForwards)) {
+    return concat(layout.accumulation(job), " micro-batches on ", layout.pipe * layout.chunks,
+                  layout.pipe * layout.chunks == 1 ? " part" : " parts", " of the model are more than ",
+                  pipeline::kMostForwards, " forwards in a step");
   }
   return "";
 }
@@ -89,7 +100,8 @@ pipeline::ScheduleKind schedule_of(const Layout& layout) {
   return layout.pipe == 1 ? pipeline::ScheduleKind::naive : layout.schedule;
 }
 
-const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKind kind,
+                                                           const pipeline::ScheduleShape& shape) {
   const pipeline::ScheduleShape few = fewer_micro_batches(kind, shape);
   auto& found = in_flight_[{static_cast<int>(kind), few.stages, few.micro_batches, few.chunks}];
   if (found.empty()) {
@@ -111,9 +123,11 @@ const std::vector<estimate::Run::Waiting>& Shared::waiting(const pipeline::Sched
   return found;
 }
 
-const std::vector<estimate::Run::Programs>& Shared::programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+const std::vector<estimate::Run::Programs>& Shared::programs(pipeline::ScheduleKind kind,
+                                                             const pipeline::ScheduleShape& shape) {
   const bool whole = fewer_micro_batches(kind, shape) == shape;
-  const int beyond = whole ? shape.micro_batches : -1 - shape.micro_batches % shape.stages; // of many, the remainder tells
+  const int beyond =
+      whole ? shape.micro_batches : -1 - shape.micro_batches % shape.stages; // of many, the remainder tells
   auto& found = programs_[{static_cast<int>(kind), shape.stages, beyond, shape.chunks}];
   if (found.empty()) {
     found = programs_of(kind, shape);
@@ -140,7 +154,8 @@ const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
 }
 
 // Making programs takes longer than simulating them. So many are kept that they are 64 MB.
-const std::vector<pipeline::Program>& Shared::schedules(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {
+const std::vector<pipeline::Program>& Shared::schedules(pipeline::ScheduleKind kind,
+                                                        const pipeline::ScheduleShape& shape) {
   constexpr size_t kMostInstructions = (64 << 20) / sizeof(pipeline::Instruction);
   const std::array<int, 4> key = {static_cast<int>(kind), shape.stages, shape.micro_batches, shape.chunks};
   if (const auto found = schedules_.find(key); found != schedules_.end()) {

@@ -64,14 +64,16 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-/// Values of Layout::recompute that differ. A policy says itself what is recomputed, which a list of layers does by the layer; "auto" chooses; a list of ways may be for a model in one piece
-/// or for a list of layers, which a pipeline has anyway.
+/// Values of Layout::recompute that differ. A policy says itself what is recomputed, which a list of layers does by the
+/// layer; "auto" chooses; a list of ways may be for a model in one piece or for a list of layers, which a pipeline has
+/// anyway.
 std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe);
 
 /// "pipe 8, data 4, context 1, tensor 8, ZeRO 1, micro-batch 2 x 64, interleaved (2 chunks), recompute 1"
 std::string describe(const Layout& layout, const Job& job);
 
-/// Why the layout cannot be built, whatever the memory; empty: it can. One sentence: heads, vocabulary, sequence, batch, layers.
+/// Why the layout cannot be built, whatever the memory; empty: it can. One sentence: heads, vocabulary, sequence,
+/// batch, layers.
 std::string why_impossible(const Job& job, const Layout& layout);
 
 /// The model as a rank of the layout has it, or one like it with `blocks` blocks.
@@ -84,13 +86,14 @@ estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks
 class Shared {
  public:
   explicit Shared(const Job& job) : job_(job) {}
-  /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it depends on their remainder only,
-  /// so few are laid out.
+  /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it
+  /// depends on their remainder only, so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// Beside it, of a zero-bubble pipeline (estimate::Run::waiting).
   const std::vector<estimate::Run::Waiting>& waiting(const pipeline::ScheduleShape& shape);
   /// What each stage computes (estimate::Run::programs).
-  const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
+  const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind,
+                                                       const pipeline::ScheduleShape& shape);
   /// Where the parts of the model begin (estimate::Run::bounds).
   const std::vector<int64_t>& bounds(const Layout& layout);
   /// The pipeline's step with these costs; kept until other costs are asked for, because ZeRO's stages have the same.
@@ -114,8 +117,8 @@ class Shared {
   pipeline::Timeline last_;
 };
 
-/// The run on the ranks of a layout, which have a device's memory or their host's. Files are read ahead and written behind (pipeline_read and pipeline_write).
-/// Errors: Error where why_impossible() says something.
+/// The run on the ranks of a layout, which have a device's memory or their host's. Files are read ahead and written
+/// behind (pipeline_read and pipeline_write). Errors: Error where why_impossible() says something.
 estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool on_device = true);
 
 /// The pipeline's size. With one stage micro-batches follow each other as in naive.

@@ -7,8 +7,8 @@
 namespace trireme::plan {
 namespace {
 
-// Ranks of the group that are always in one unit, for the worst of the axis's groups: those of 6 adjacent ranks in units of 8 begin at 0, 6, 12,
-// and two of the second are in the first unit.
+// Ranks of the group that are always in one unit, for the worst of the axis's groups: those of 6 adjacent ranks in
+// units of 8 begin at 0, 6, 12, and two of the second are in the first unit.
 int64_t members(const AxisGroup& group, int64_t unit) {
   return std::clamp<int64_t>(std::gcd(unit, group.ranks * group.stride) / group.stride, 1, group.ranks);
 }
@@ -31,8 +31,8 @@ void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit&
   }
 }
 
-// Bytes of an all-gather of `bytes` that a rank's link of a level carries. Collectives are rings, as NCCL's are over several hosts: all bytes but those of one rank pass each link of a ring.
-// The members of a unit have a ring each.
+// Bytes of an all-gather of `bytes` that a rank's link of a level carries. Collectives are rings, as NCCL's are over
+// several hosts: all bytes but those of one rank pass each link of a ring. The members of a unit have a ring each.
 double arriving(const Cluster& cluster, const AxisGroup& group, double bytes, int64_t below, int64_t units) {
   const double passing = bytes * (1 - 1 / static_cast<double>(group.ranks));
   if (!cluster.hierarchical) {
@@ -88,7 +88,9 @@ double message_seconds(const Cluster& cluster, int64_t first, int64_t second, in
 
 double ring_message_seconds(const Cluster& cluster, const AxisGroup& group, double bytes) {
   double slowest = 0;
-  for_each_level(cluster, group, [&](const Level& level, int64_t, int64_t) { slowest = std::max(slowest, level.latency + bytes / level.bandwidth); });
+  for_each_level(cluster, group, [&](const Level& level, int64_t, int64_t) {
+    slowest = std::max(slowest, level.latency + bytes / level.bandwidth);
+  });
   return slowest;
 }
 

@@ -8,17 +8,20 @@
 
 namespace trireme::plan {
 
-/// Ranks first, first + stride, ...: a group of an axis of the mesh. With the mesh [pipe, data, context, tensor] and the last axis adjacent, the
-/// stride of an axis is the product of those behind it. All groups of the axis work at the same time.
+/// Ranks first, first + stride, ...: a group of an axis of the mesh. With the mesh [pipe, data, context, tensor] and
+/// the last axis adjacent, the stride of an axis is the product of those behind it. All groups of the axis work at the
+/// same time.
 struct AxisGroup {
   int64_t ranks = 1;
   int64_t stride = 1;
 };
 
-/// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes Cluster::all_reduce_gathers.
+/// Seconds of an all-gather that leaves `bytes` with every rank, or of a reduce-scatter of as many; an all-reduce takes
+/// Cluster::all_reduce_gathers.
 ///
-/// Rings over n ranks: bytes (1 - 1/n) pass every link of a ring. Of a unit with m members each has a ring that enters the unit over its link, so that each link carries an m-th.
-/// The levels work at the same time in chunks, so the slowest counts; every level with g units adds its latency log2(g) times. In a flat ring all bytes pass every link.
+/// Rings over n ranks: bytes (1 - 1/n) pass every link of a ring. Of a unit with m members each has a ring that enters
+/// the unit over its link, so that each link carries an m-th. The levels work at the same time in chunks, so the
+/// slowest counts; every level with g units adds its latency log2(g) times. In a flat ring all bytes pass every link.
 double gather_seconds(const Cluster& cluster, const AxisGroup& group, double bytes);
 
 /// Seconds of an all-to-all in which every rank holds `bytes` before and after.
@@ -36,7 +39,8 @@ struct LevelBytes {
   int64_t bytes = 0;
 };
 
-/// How `sent` bytes that a rank sends in rings over the group are divided among its links, from inside a host outwards. Where members share rings evenly: together they are `sent`.
+/// How `sent` bytes that a rank sends in rings over the group are divided among its links, from inside a host outwards.
+/// Where members share rings evenly: together they are `sent`.
 std::vector<LevelBytes> ring_bytes(const Cluster& cluster, const AxisGroup& group, int64_t sent);
 
 /// The level that connects the group: "inside_host", say. Empty for a group of one.

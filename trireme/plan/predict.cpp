@@ -16,7 +16,7 @@
 namespace trireme::plan {
 namespace {
 
-constexpr double kSmallSum = 40; // bytes of loss, norm and counts
+constexpr double kSmallSum = 40;       // bytes of loss, norm and counts
 constexpr double kLargestWhole = 4e18; // that are a whole number, with what is added to them
 
 std::string bytes(int64_t number) {
@@ -43,7 +43,10 @@ class Step {
         shared_(shared),
         replicas_{run_.gradient_ranks(), run_.tensor_ranks} {
     for (int64_t stage = 0; stage < run_.stages; ++stage) {
-      moved_.push_back(move_times(cluster, run_, layouts_.of(stage), layout.moves_nothing() || needs.moves.empty() ? estimate::StageMoves() : needs.moves[static_cast<size_t>(stage)]));
+      moved_.push_back(move_times(cluster, run_, layouts_.of(stage),
+                                  layout.moves_nothing() || needs.moves.empty()
+                                      ? estimate::StageMoves()
+                                      : needs.moves[static_cast<size_t>(stage)]));
     }
   }
 
@@ -55,7 +58,7 @@ class Step {
     out.pipeline_seconds = std::max(timeline.total, over_processors(timeline));
 
     std::vector<double> end(static_cast<size_t>(run_.stages), 0); // of the last backward
-    std::vector<double> last(end.size(), 0); // its time
+    std::vector<double> last(end.size(), 0);                      // its time
     for (const pipeline::TimelineSpan& span : timeline.spans) {
       const auto stage = static_cast<size_t>(span.stage);
       end[stage] = std::max(end[stage], span.end);
@@ -72,20 +75,25 @@ class Step {
       out.optimizer_seconds = std::max(out.optimizer_seconds, optimizer(flat, moved));
     }
     out.reduce_seconds = std::max(0.0, reduced - timeline.total) + small_sums();
-    if (run_.on_device && run_.moves_states() && run_.offload.optimizer.delayed_update) { // beside the next step's computation
+    if (run_.on_device && run_.moves_states() &&
+        run_.offload.optimizer.delayed_update) { // beside the next step's computation
       out.optimizer_seconds = std::max(0.0, out.optimizer_seconds - out.pipeline_seconds);
     }
     out.step_seconds = out.pipeline_seconds + out.reduce_seconds + out.optimizer_seconds;
   }
 
  private:
-  // Seconds that a part of the stage gathers units of stage 3 for a forward, or a backward: what is not kept from before, spread evenly.
+  // Seconds that a part of the stage gathers units of stage 3 for a forward, or a backward: what is not kept from
+  // before, spread evenly.
   double gathering(int64_t stage) const {
     if (!run_.shards(3)) {
       return 0;
     }
     const int64_t bytes = estimate::bytes_of(run_.compute) * layouts_.gathers(stage).elements(layouts_.of(stage));
-    return bytes == 0 ? 0 : gather_seconds(cluster_, replicas_, static_cast<double>(bytes) / static_cast<double>(2 * run_.accumulation * run_.chunks));
+    return bytes == 0
+               ? 0
+               : gather_seconds(cluster_, replicas_,
+                                static_cast<double>(bytes) / static_cast<double>(2 * run_.accumulation * run_.chunks));
   }
 
   std::vector<pipeline::PartCosts> part_costs() const {
@@ -106,9 +114,15 @@ class Step {
       for (int64_t i = run_.bounds[p]; i < run_.bounds[p + 1]; ++i) {
         const LayerCost& layer = layers[i];
         part.forward += layer.forward;
-        part.backward_input += layer.backward_input + (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
-        moved += activation_times(cluster_, activations::recomputes(ways[i]) ? estimate::kept_input(run_, shared, i) : run_.model.layers[i].kept, ways[i]);
-        part.backward_weight += layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
+        part.backward_input +=
+            layer.backward_input +
+            (shared[i] > 0 ? gather_seconds(cluster_, {run_.tensor_ranks, 1}, static_cast<double>(shared[i])) : 0);
+        moved += activation_times(
+            cluster_,
+            activations::recomputes(ways[i]) ? estimate::kept_input(run_, shared, i) : run_.model.layers[i].kept,
+            ways[i]);
+        part.backward_weight +=
+            layer.backward_weight + layer.gradients + (run_.computes_weights_later(stage) ? layer.weights_later : 0);
       }
       part.forward += moved.copied;
       part.backward_input += moved.copied;
@@ -147,11 +161,13 @@ class Step {
     for (const pipeline::TimelineSpan& span : timeline.spans) {
       busy += span.end - span.begin;
     }
-    return busy * static_cast<double>(run_.ranks_of_stage()) / static_cast<double>(cluster_.hosts * cluster_.processors);
+    return busy * static_cast<double>(run_.ranks_of_stage()) /
+           static_cast<double>(cluster_.hosts * cluster_.processors);
   }
 
   double reduce_all(const bucket::FlatLayout& flat) const {
-    const double once = gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.travel) * flat.numel()));
+    const double once =
+        gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.travel) * flat.numel()));
     return run_.shards(1) ? once : cluster_.all_reduce_gathers * once;
   }
 
@@ -180,14 +196,16 @@ class Step {
       return 0;
     }
     const auto numel = static_cast<double>(run_.model.layers.front().parameters.front().numel);
-    return cluster_.all_reduce_gathers * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, estimate::bytes_of(run_.compute) * numel);
+    return cluster_.all_reduce_gathers * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()},
+                                                        estimate::bytes_of(run_.compute) * numel);
   }
 
-  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere is stepped by a card's host at the same
-  // time; ranks on the CPU do both.
+  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere
+  // is stepped by a card's host at the same time; ranks on the CPU do both.
   double optimizer(const bucket::FlatLayout& flat, const MoveTimes& moved) const {
     const auto owned = static_cast<double>(flat.numel() / run_.shard_ranks());
-    const auto here = static_cast<double>(flat.numel() / run_.shard_ranks() - estimate::elsewhere_of(run_, flat).elements);
+    const auto here =
+        static_cast<double>(flat.numel() / run_.shard_ranks() - estimate::elsewhere_of(run_, flat).elements);
     const double g = estimate::bytes_of(run_.gradients());
     const double e = estimate::bytes_of(run_.compute);
     const double states = 2.0 * static_cast<double>(run_.states * run_.state_bytes);
@@ -198,15 +216,18 @@ class Step {
     const double pass = cluster_.on_host ? beside + there : std::max(beside, there);
     const double norm = job_.base.clips ? sharing * owned * g / cluster_.memory_bandwidth : 0;
     const double gathers =
-        run_.shards(1) ? gather_seconds(cluster_, replicas_, e * static_cast<double>(estimate::whole_elements(flat))) : 0;
-    const double hidden = cluster_.overlap * std::min(pass, gathers) * (1 - 1 / static_cast<double>(std::max<int64_t>(1, std::ssize(flat.buckets()))));
+        run_.shards(1) ? gather_seconds(cluster_, replicas_, e * static_cast<double>(estimate::whole_elements(flat)))
+                       : 0;
+    const double hidden = cluster_.overlap * std::min(pass, gathers) *
+                          (1 - 1 / static_cast<double>(std::max<int64_t>(1, std::ssize(flat.buckets()))));
     return norm + pass + gathers - hidden;
   }
 
   // Loss and norm, over replicas and stages.
   double small_sums() const {
     const AxisGroup stages{run_.stages, run_.ranks_of_stage()};
-    return cluster_.all_reduce_gathers * (2 * gather_seconds(cluster_, replicas_, kSmallSum) + gather_seconds(cluster_, stages, kSmallSum));
+    return cluster_.all_reduce_gathers *
+           (2 * gather_seconds(cluster_, replicas_, kSmallSum) + gather_seconds(cluster_, stages, kSmallSum));
   }
 
   const Cluster& cluster_;
@@ -228,7 +249,8 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
   const int64_t t = layout.tensor;
   const std::vector<estimate::StageTraffic> stages = estimate::traffic_of(layouts);
   std::vector<AxisBytes> out;
-  for (const Axis& axis : {Axis{"pipe", {layout.pipe, t * layout.context * layout.data}, false}, Axis{"data", {layout.gradient_ranks(), t}, true},
+  for (const Axis& axis : {Axis{"pipe", {layout.pipe, t * layout.context * layout.data}, false},
+                           Axis{"data", {layout.gradient_ranks(), t}, true},
                            Axis{"context", {layout.context, t}, false}, Axis{"tensor", {t, 1}, true}}) {
     const std::string slowest = level_name(cluster, axis.group);
     if (slowest.empty()) {
@@ -242,7 +264,8 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
       }
       most = std::max(most, sum);
     }
-    for (const LevelBytes& level : axis.is_ring && most > 0 ? ring_bytes(cluster, axis.group, most) : std::vector{LevelBytes{slowest, most}}) {
+    for (const LevelBytes& level :
+         axis.is_ring&& most > 0 ? ring_bytes(cluster, axis.group, most) : std::vector{LevelBytes{slowest, most}}) {
       out.push_back({axis.name, level.level, level.bytes});
     }
   }
@@ -253,11 +276,13 @@ std::string too_large(const Cluster& cluster, const Prediction& prediction) {
   const auto counted = [&](const estimate::Item& item) { // a card has neither libtorch nor data
     return cluster.on_host || (item.name != "baseline" && item.name != "data") ? item.bytes : 0;
   };
-  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(), [&](const auto& a, const auto& b) { return counted(a) < counted(b); });
+  const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(),
+                                        [&](const auto& a, const auto& b) { return counted(a) < counted(b); });
   std::string name = largest->name;
   std::replace(name.begin(), name.end(), '_', ' ');
-  return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ", bytes(prediction.memory_bytes - cluster.memory_bytes),
-                " too much, most for ", name, " (", bytes(largest->bytes), ')');
+  return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ",
+                bytes(prediction.memory_bytes - cluster.memory_bytes), " too much, most for ", name, " (",
+                bytes(largest->bytes), ')');
 }
 
 // The sum over the ranks of the host that needs most; `of` is a stage's.
@@ -279,12 +304,14 @@ void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Predict
   std::vector<int64_t> on_host;
   std::vector<int64_t> in_files;
   for (size_t stage = 0; stage < needs.moves.size(); ++stage) {
-    on_host.push_back(needs.moves[stage].sure_host_peak() + (cluster.on_host ? 0 : needs.memory[stage].always_on_host()));
+    on_host.push_back(needs.moves[stage].sure_host_peak() +
+                      (cluster.on_host ? 0 : needs.memory[stage].always_on_host()));
     in_files.push_back(needs.moves[stage].disk_bytes());
   }
   out.on_host = needs.moves[shown].on_host;
   out.in_files = needs.moves[shown].in_files;
-  std::ranges::copy_if(needs.moves[shown].in_files_at_times, std::back_inserter(out.in_files), [](const estimate::Item& item) { return item.name == estimate::kActivations; });
+  std::ranges::copy_if(needs.moves[shown].in_files_at_times, std::back_inserter(out.in_files),
+                       [](const estimate::Item& item) { return item.name == estimate::kActivations; });
   out.host_bytes = cluster.on_host ? 0 : largest_host(cluster, run, on_host) + cluster.host.reserved_bytes;
   out.disk_bytes = largest_host(cluster, run, in_files);
   for (const estimate::Way way : estimate::kWays) {
@@ -301,8 +328,10 @@ void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Predict
 // Why hosts with so much memory and disk have no room for what is moved; empty: they have.
 std::string no_room(const Prediction& of, int64_t memory_bytes, int64_t disk_bytes) {
   const auto too_small = [](const char* what, int64_t needed, int64_t there) {
-    return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (", bytes(needed), ')')
-                      : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
+    return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (",
+                               bytes(needed), ')')
+                      : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ",
+                               bytes(there));
   };
   if (of.host_bytes > memory_bytes) {
     return too_small("memory", of.host_bytes, memory_bytes);
@@ -322,7 +351,9 @@ std::string no_room_to_measure(const Cluster& cluster, const Needs& needs) {
 void add_memory(const Cluster& cluster, Needs& needs, Prediction& out) {
   const estimate::Run& run = needs.layouts.run();
   const std::vector<estimate::StageMemory>& memory = needs.memory = estimate::memory_of(needs.layouts);
-  const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) { return needed(cluster, a) < needed(cluster, b); });
+  const auto largest = std::max_element(memory.begin(), memory.end(), [&](const auto& a, const auto& b) {
+    return needed(cluster, a) < needed(cluster, b);
+  });
   out.memory = largest->items;
   out.memory_bytes = needed(cluster, *largest);
   out.refused = out.memory_bytes > cluster.memory_bytes ? too_large(cluster, out) : "";
@@ -335,14 +366,17 @@ void add_memory(const Cluster& cluster, Needs& needs, Prediction& out) {
     add_moves(cluster, needs, static_cast<size_t>(largest - memory.begin()), out);
   }
   if (out.refused.empty()) {
-    out.refused = is_chosen ? no_room(out, cluster.host.memory_bytes, cluster.disk.bytes) : no_room_to_measure(cluster, needs);
+    out.refused =
+        is_chosen ? no_room(out, cluster.host.memory_bytes, cluster.disk.bytes) : no_room_to_measure(cluster, needs);
   }
 }
 
 Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times);
 
-// `out`: the same with everything kept that memory_budget allows. The choice counts activations only: where buffers of files leave a host too little, less is moved.
-Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared, Prediction out) {
+// `out`: the same with everything kept that memory_budget allows. The choice counts activations only: where buffers of
+// files leave a host too little, less is moved.
+Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs,
+                            Shared& shared, Prediction out) {
   for (const MayMove may_move : {MayMove::to_hosts_and_files, MayMove::to_files, MayMove::nowhere}) {
     const ChosenWays chosen = choose_ways(cluster, job, layout, needs, shared, may_move);
     if (!chosen.refused.empty()) {
@@ -404,7 +438,8 @@ Prediction predict(const Cluster& cluster, const Job& job, const Layout& layout,
   return worked_out(cluster, job, layout, shared, true);
 }
 
-double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs, Shared& shared) {
+double least_seconds(const Cluster& cluster, const Job& job, const Layout& layout, const std::vector<LayerCost>& costs,
+                     Shared& shared) {
   const std::vector<int64_t>& bounds = shared.bounds(layout);
   const auto micro_batches = static_cast<double>(layout.accumulation(job));
   double before = 0; // the first forward on its way to a stage, and the last backward on its way back
@@ -418,7 +453,8 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
       for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
         const double backward = costs[i].backward() + costs[i].gradients;
         work += costs[i].forward + backward;
-        way += chunk == 0 ? costs[i].forward + (layout.schedule == pipeline::ScheduleKind::one_f_one_b ? backward : 0) : 0;
+        way +=
+            chunk == 0 ? costs[i].forward + (layout.schedule == pipeline::ScheduleKind::one_f_one_b ? backward : 0) : 0;
       }
     }
     least = std::max(least, before + micro_batches * work);
@@ -430,7 +466,7 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
 }
 
 int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
-  constexpr int64_t kFirst = 2; // behind two embeddings
+  constexpr int64_t kFirst = 2;                                                     // behind two embeddings
   const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // else all are alike
   estimate::Run run = run_of_layers(job, layout, blocks);
   run.on_device = on_device;
@@ -440,18 +476,26 @@ int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {
   const double share = layout.zero_stage >= 1 ? 1.0 / static_cast<double>(layout.gradient_ranks()) : 1.0;
   const double e = estimate::bytes_of(job.base.compute);
-  const auto elsewhere = [&](offload::Place place) { return place == offload::Place::nvme || (on_device && place == offload::Place::host); };
+  const auto elsewhere = [&](offload::Place place) {
+    return place == offload::Place::nvme || (on_device && place == offload::Place::host);
+  };
   const bool states_moved = elsewhere(layout.states);
-  const double kept = states_moved ? 0 : 1; // of what may be moved; with a ratio a part of it stays, which may be less than a bucket
-  const double states = (static_cast<double>(job.base.states * job.base.state_bytes) + (job.base.compute == estimate::Type::fp32 ? 0 : 4)) * kept;
+  const double kept =
+      states_moved ? 0 : 1; // of what may be moved; with a ratio a part of it stays, which may be less than a bucket
+  const double states = (static_cast<double>(job.base.states * job.base.state_bytes) +
+                         (job.base.compute == estimate::Type::fp32 ? 0 : 4)) *
+                        kept;
   const double shards = layout.zero_stage >= 3 ? share * (elsewhere(layout.parameters) ? 0 : 1) : 1;
   const double gradients = layout.zero_stage >= 2 ? share * (on_device ? kept : 1) : 1;
   const double a_number = e * shards + e * gradients + states * share;
   // Embeddings take the place of some blocks.
   const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
-                                          static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) / (12 * static_cast<double>(job.gpt.hidden)) - 1);
+                                          static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) /
+                                              (12 * static_cast<double>(job.gpt.hidden)) -
+                                          1);
   const double in_flight = static_cast<double>(std::min(layout.pipe, layout.accumulation(job)));
-  const double least = a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) + in_flight * std::ceil(blocks) * static_cast<double>(block_kept);
+  const double least = a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) +
+                       in_flight * std::ceil(blocks) * static_cast<double>(block_kept);
   return static_cast<int64_t>(std::min(least, kLargestWhole));
 }
 

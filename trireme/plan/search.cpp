@@ -26,7 +26,7 @@ std::vector<int64_t> divisors(int64_t number) {
 
 struct Candidate {
   Layout layout;
-  double least = 0; ///< seconds
+  double least = 0;       ///< seconds
   int64_t block_kept = 0; ///< bytes that a block keeps of a micro-batch at least
 };
 
@@ -92,11 +92,16 @@ struct Faster {
 class Search {
  public:
   Search(const Cluster& cluster, const Job& job, const SearchOptions& options)
-      : cluster_(cluster), job_(job), options_(options), shared_(job_), parameters_(estimate::gpt(job.gpt, {}).parameters()) {
+      : cluster_(cluster),
+        job_(job),
+        options_(options),
+        shared_(job_),
+        parameters_(estimate::gpt(job.gpt, {}).parameters()) {
     job_.base.model = {}; // each layout has its own
     job_.base.explains = false;
     bound_ = job_;
-    if (job_.base.activations.automatic && !may_move_activations(cluster, job_.base)) { // then nothing needs less than to recompute
+    if (job_.base.activations.automatic &&
+        !may_move_activations(cluster, job_.base)) { // then nothing needs less than to recompute
       bound_.base.activations = in_one_way(bound_.base.activations, activations::Way::recompute);
     }
   }
@@ -105,11 +110,13 @@ class Search {
     for (const int64_t tensor : divisors(cluster_.ranks())) {
       for (const int64_t context : divisors(cluster_.ranks() / tensor)) {
         for (const int64_t pipe : divisors(cluster_.ranks() / tensor / context)) {
-          add_axes({.pipe = pipe, .data = cluster_.ranks() / tensor / context / pipe, .context = context, .tensor = tensor});
+          add_axes(
+              {.pipe = pipe, .data = cluster_.ranks() / tensor / context / pipe, .context = context, .tensor = tensor});
         }
       }
     }
-    std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
+    std::stable_sort(candidates_.begin(), candidates_.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.least < b.least; });
     plan_.candidates += std::ssize(candidates_);
     for (const Candidate& candidate : candidates_) {
       consider(candidate);
@@ -202,7 +209,9 @@ class Search {
       left_out_.insert(axes);
       return true;
     }
-    if (least_memory(job_, candidate.layout, parameters_, candidate.block_kept, !cluster_.on_host) + cluster_.reserved_bytes > cluster_.memory_bytes) {
+    if (least_memory(job_, candidate.layout, parameters_, candidate.block_kept, !cluster_.on_host) +
+            cluster_.reserved_bytes >
+        cluster_.memory_bytes) {
       left_out_.insert(axes);
       return false;
     }
@@ -226,7 +235,10 @@ class Search {
     if (fitting_.count(axes) > 0) {
       return;
     }
-    Layout layout{.pipe = std::get<0>(axes), .data = std::get<1>(axes), .context = std::get<2>(axes), .tensor = std::get<3>(axes)};
+    Layout layout{.pipe = std::get<0>(axes),
+                  .data = std::get<1>(axes),
+                  .context = std::get<2>(axes),
+                  .tensor = std::get<3>(axes)};
     layout.sequence_parallel = layout.tensor > 1;
     layout.sequence_parallel = layout.sequence_parallel && why_impossible(job_, layout).empty();
     std::vector<Layout> smallest;
@@ -247,7 +259,8 @@ class Search {
     for (const Layout& one : smallest) {
       ++plan_.estimated;
       // What "auto" chooses may not fit although what it may keep does.
-      Prediction prediction = activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
+      Prediction prediction =
+          activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
       if (prediction.refused.empty()) {
         fitting_.insert(axes);
         return;

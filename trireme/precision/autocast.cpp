@@ -16,7 +16,8 @@ Autocast::Autocast(Type type, c10::DeviceType device, bool enabled) : device_(de
     throw InputError("precision", concat("autocast does not know the device ", device), "Use it on cpu or cuda.");
   }
   if (enabled && type == Type::fp32) {
-    throw InputError("precision", "autocast to fp32: there is nothing lower to cast to", "Choose bf16 or fp16, or leave autocast out.");
+    throw InputError("precision", "autocast to fp32: there is nothing lower to cast to",
+                     "Choose bf16 or fp16, or leave autocast out.");
   }
   enabled_before_ = at::autocast::is_autocast_enabled(device);
   type_before_ = at::autocast::get_autocast_dtype(device);

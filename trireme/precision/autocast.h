@@ -7,8 +7,8 @@
 
 namespace trireme::precision {
 
-/// Runs operations in a lower type where that is safe (matrix products, convolutions, attention) and in fp32 where it is not (most
-/// losses; on CUDA also norms and softmax), by ATen's own lists for the device: torch.autocast from C++.
+/// Runs operations in a lower type where that is safe (matrix products, convolutions, attention) and in fp32 where it
+/// is not (most losses; on CUDA also norms and softmax), by ATen's own lists for the device: torch.autocast from C++.
 ///
 ///   {
 ///     const Autocast autocast;              // bf16 on the CPU
@@ -16,9 +16,9 @@ namespace trireme::precision {
 ///   }
 ///   loss.backward();                        // outside: operations run in the types of their forward
 ///
-/// Acts on the calling thread. Guards nest; `enabled = false` turns autocast off inside. The end of a guard restores the previous state,
-/// also after an exception. Casts of weights are kept until the outermost guard ends, so change no weights inside.
-/// Cost: one cast of each weight that does not have the type already.
+/// Acts on the calling thread. Guards nest; `enabled = false` turns autocast off inside. The end of a guard restores
+/// the previous state, also after an exception. Casts of weights are kept until the outermost guard ends, so change no
+/// weights inside. Cost: one cast of each weight that does not have the type already.
 class Autocast {
  public:
   /// Errors: InputError for a type other than bf16 and fp16, or a device without autocast.

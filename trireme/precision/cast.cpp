@@ -15,7 +15,8 @@ using Window = std::tuple<const void*, int64_t, std::vector<int64_t>, std::vecto
 using Done = std::map<Window, at::Tensor>;
 
 Window window(const at::Tensor& tensor) {
-  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
+  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(),
+          tensor.strides().vec()};
 }
 
 void cast_in_place(at::Tensor& tensor, at::ScalarType type, Done& done) {

@@ -2,10 +2,10 @@
 
 #include <trireme/base/error.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 
@@ -16,7 +16,8 @@ using Kind = std::pair<at::Device, at::ScalarType>;
 
 struct ByKind {
   bool operator()(const Kind& a, const Kind& b) const {
-    return std::tuple(a.first.type(), a.first.index(), a.second) < std::tuple(b.first.type(), b.first.index(), b.second);
+    return std::tuple(a.first.type(), a.first.index(), a.second) <
+           std::tuple(b.first.type(), b.first.index(), b.second);
   }
 };
 
@@ -31,7 +32,8 @@ std::map<Kind, std::vector<at::Tensor>, ByKind> gradients_of(torch::optim::Optim
       }
       if (grad.scalar_type() == at::kHalf) {
         throw InputError("precision",
-                         concat("GradScaler: a gradient of shape ", grad.sizes(), " is fp16, so the optimizer would lose small updates"),
+                         concat("GradScaler: a gradient of shape ", grad.sizes(),
+                                " is fp16, so the optimizer would lose small updates"),
                          "Keep the parameters in fp32 and run forward under Autocast(Type::fp16).");
       }
       const at::Tensor values = grad.is_sparse() ? grad._values() : grad;
@@ -54,8 +56,10 @@ float checked_scale(const char* name, double scale) {
 }
 
 GradScalerOptions checked(const GradScalerOptions& options) {
-  require(options.growth_factor > 1 && std::isfinite(options.growth_factor), "growth_factor", "> 1", options.growth_factor);
-  require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor", "between 0 and 1", options.backoff_factor);
+  require(options.growth_factor > 1 && std::isfinite(options.growth_factor), "growth_factor", "> 1",
+          options.growth_factor);
+  require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor", "between 0 and 1",
+          options.backoff_factor);
   require(options.growth_interval >= 1, "growth_interval", ">= 1", static_cast<double>(options.growth_interval));
   return options;
 }
@@ -132,7 +136,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   Progress& progress = progress_.at(&optimizer);
   if (progress.stepped) {
-    throw Error("precision", "GradScaler: step() twice for one optimizer in one iteration", "Call update() after each step().");
+    throw Error("precision", "GradScaler: step() twice for one optimizer in one iteration",
+                "Call update() after each step().");
   }
   if (!progress.flag.defined()) {
     progress_.erase(&optimizer);
@@ -152,7 +157,8 @@ void GradScaler::update() {
     return;
   }
   if (progress_.empty()) {
-    throw Error("precision", "GradScaler: update() without unscale_() or step() before it", "Call scaler.step(optimizer) first.");
+    throw Error("precision", "GradScaler: update() without unscale_() or step() before it",
+                "Call scaler.step(optimizer) first.");
   }
   bool found = false;
   for (auto& [optimizer, progress] : progress_) {
@@ -218,7 +224,8 @@ void GradScaler::load_state(const nlohmann::json& state) {
   }
   try {
     if (state.empty()) {
-      throw InputError("precision", "GradScaler: the saved state is empty", "It was saved by a scaler with enabled = false.");
+      throw InputError("precision", "GradScaler: the saved state is empty",
+                       "It was saved by a scaler with enabled = false.");
     }
     GradScalerOptions options = options_;
     options.init_scale = state.at("scale").get<double>();

@@ -27,7 +27,8 @@ struct GradScalerOptions {
   bool enabled = true;
 };
 
-/// Scales losses for fp16 gradients in a plain libtorch loop, as torch.amp.GradScaler does in Python. Engines use LossScaler.
+/// Scales losses for fp16 gradients in a plain libtorch loop, as torch.amp.GradScaler does in Python. Engines use
+/// LossScaler.
 ///
 ///   GradScaler scaler;                      // or GradScaler scaler({}, group): all its ranks step or none does
 ///   {
@@ -40,11 +41,12 @@ struct GradScalerOptions {
 ///   scaler.update();
 ///
 /// Bit-equal to Python's: the scale is an fp32 number, and gradients are multiplied by its fp32 reciprocal.
-/// With a group one element is all-reduced (max) for each optimizer and step, started in unscale_() and waited for in step().
-/// Cost: unscale_() reads and writes each gradient once. Not thread-safe.
+/// With a group one element is all-reduced (max) for each optimizer and step, started in unscale_() and waited for in
+/// step(). Cost: unscale_() reads and writes each gradient once. Not thread-safe.
 class GradScaler final : public Stateful {
  public:
-  /// Errors: InputError for growth_factor <= 1, backoff_factor outside (0, 1), growth_interval < 1 or an init_scale that fp32 cannot hold.
+  /// Errors: InputError for growth_factor <= 1, backoff_factor outside (0, 1), growth_interval < 1 or an init_scale
+  /// that fp32 cannot hold.
   explicit GradScaler(const GradScalerOptions& options = {}, comm::Group group = {});
 
   /// `outputs` times the scale; itself when disabled.
@@ -52,8 +54,8 @@ class GradScaler final : public Stateful {
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
   /// Divides the gradients by the scale, once a step, after the last backward. Collective with a group.
-  /// Errors: Error when called twice before update(), after step(), or when nothing was ever scaled; InputError for fp16 gradients
-  /// (parameters stay fp32 here).
+  /// Errors: Error when called twice before update(), after step(), or when nothing was ever scaled; InputError for
+  /// fp16 gradients (parameters stay fp32 here).
   void unscale_(torch::optim::Optimizer& optimizer);
   /// Calls unscale_() if that was not done yet, then the optimizer's step unless a gradient is NaN or Inf on any rank.
   /// Returns whether it stepped. Errors: Error when called twice before update(), or when there is no gradient at all.
@@ -85,13 +87,14 @@ class GradScaler final : public Stateful {
   /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when
   /// disabled. Call it after update().
   nlohmann::json state() const override;
-  /// Errors: InputError when it is malformed or a disabled scaler's; nothing is changed then. Does nothing when disabled.
+  /// Errors: InputError when it is malformed or a disabled scaler's; nothing is changed then. Does nothing when
+  /// disabled.
   void load_state(const nlohmann::json& state) override;
 
  private:
   // State of one optimizer in this iteration; the entry exists once its gradients are unscaled.
   struct Progress {
-    at::Tensor flag; // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
+    at::Tensor flag;                // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
     std::optional<comm::Work> work; // the flag is on its way between the ranks
     bool stepped = false;
     bool found();

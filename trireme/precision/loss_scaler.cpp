@@ -22,7 +22,8 @@ void require_option(bool holds, const char* option, const char* range, double va
 template <typename T>
 T field(const nlohmann::json& state, const char* name) {
   const auto found = state.find(name);
-  const bool fits = found != state.end() && (std::is_same_v<T, double> ? found->is_number() : found->is_number_integer());
+  const bool fits =
+      found != state.end() && (std::is_same_v<T, double> ? found->is_number() : found->is_number_integer());
   if (!fits) {
     throw InputError("precision", concat("a saved loss scaler has no number \"", name, "\": ", state.dump()),
                      "The checkpoint was written by something else, or is damaged.");
@@ -35,19 +36,23 @@ T field(const nlohmann::json& state, const char* name) {
 LossScaler::LossScaler() = default;
 
 LossScaler::LossScaler(const LossScaleOptions& options)
-    : options_(options), dynamic_(options.loss_scale == 0), scale_(options.loss_scale), hysteresis_(options.hysteresis) {
-  require_option(options.loss_scale >= 0 && options.loss_scale <= kLargestScale, "loss_scale", "0 (dynamic) or a number up to 2^127",
-          options.loss_scale);
+    : options_(options),
+      dynamic_(options.loss_scale == 0),
+      scale_(options.loss_scale),
+      hysteresis_(options.hysteresis) {
+  require_option(options.loss_scale >= 0 && options.loss_scale <= kLargestScale, "loss_scale",
+                 "0 (dynamic) or a number up to 2^127", options.loss_scale);
   if (!dynamic_) {
     return;
   }
   const auto power = static_cast<double>(options.initial_scale_power);
   require_option(power >= 0 && power <= 127, "initial_scale_power", "from 0 to 127", power);
-  require_option(options.loss_scale_window >= 1, "loss_scale_window", ">= 1", static_cast<double>(options.loss_scale_window));
+  require_option(options.loss_scale_window >= 1, "loss_scale_window", ">= 1",
+                 static_cast<double>(options.loss_scale_window));
   require_option(options.hysteresis >= 1, "hysteresis", ">= 1", static_cast<double>(options.hysteresis));
   scale_ = std::ldexp(1.0, static_cast<int>(options.initial_scale_power));
-  require_option(options.min_loss_scale > 0 && options.min_loss_scale <= scale_, "min_loss_scale", "> 0 and at most 2^initial_scale_power",
-          options.min_loss_scale);
+  require_option(options.min_loss_scale > 0 && options.min_loss_scale <= scale_, "min_loss_scale",
+                 "> 0 and at most 2^initial_scale_power", options.min_loss_scale);
 }
 
 bool LossScaler::limit(double largest) {
@@ -104,10 +109,12 @@ void LossScaler::load_state(const nlohmann::json& state) {
   const auto iteration = field<int64_t>(state, "iteration");
   const auto last_overflow = field<int64_t>(state, "last_overflow");
   const auto overflows_in_a_row = field<int64_t>(state, "overflows_in_a_row");
-  const bool sane = scale > 0 && scale <= kLargestScale && largest > 0 && largest <= kLargestScale && hysteresis >= 1 && last_overflow >= -1 && last_overflow < iteration &&
-                    overflows_in_a_row >= 0 && overflows_in_a_row <= iteration;
+  const bool sane = scale > 0 && scale <= kLargestScale && largest > 0 && largest <= kLargestScale && hysteresis >= 1 &&
+                    last_overflow >= -1 && last_overflow < iteration && overflows_in_a_row >= 0 &&
+                    overflows_in_a_row <= iteration;
   if (!sane) {
-    throw InputError("precision", concat("a saved loss scaler cannot be: ", state.dump()), "The checkpoint is damaged; take an older one.");
+    throw InputError("precision", concat("a saved loss scaler cannot be: ", state.dump()),
+                     "The checkpoint is damaged; take an older one.");
   }
   if (dynamic_) {
     scale_ = std::max(scale, options_.min_loss_scale);
@@ -116,7 +123,8 @@ void LossScaler::load_state(const nlohmann::json& state) {
     largest_ = largest;
     scale_ = std::min(options_.loss_scale, largest_);
     if (scale_ < options_.loss_scale) {
-      log::info("the loss scale is ", scale_, ", to which a loss in fp16 lowered it before the checkpoint, not ", options_.loss_scale);
+      log::info("the loss scale is ", scale_, ", to which a loss in fp16 lowered it before the checkpoint, not ",
+                options_.loss_scale);
     }
   }
   iteration_ = iteration;

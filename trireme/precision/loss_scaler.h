@@ -19,8 +19,8 @@ namespace trireme::precision {
 /// The scale stops growing at 2^127, the largest power of two that fp32 holds.
 ///
 /// A step's gradients carry the scale that its loss was multiplied with, so unscale them before update(), or with
-/// Update::used: DeepSpeed divides by the scale of the *next* step (zero/stage_1_and_2.py), so that gradients are halved
-/// whenever the scale doubles.
+/// Update::used: DeepSpeed divides by the scale of the *next* step (zero/stage_1_and_2.py), so that gradients are
+/// halved whenever the scale doubles.
 ///
 ///   (scaler.scale() * loss).backward();
 ///   bool overflow = ...;                            // the same on all ranks: FoundInf
@@ -37,8 +37,8 @@ class LossScaler final : public Stateful {
     /// Scale of the next step's loss.
     double scale = 1;
     bool skipped = false;
-    /// A dynamic scale should have been lowered and was at its minimum. DeepSpeed ends the run here; say which gradients it was
-    /// (OverflowWatch) when doing so.
+    /// A dynamic scale should have been lowered and was at its minimum. DeepSpeed ends the run here; say which
+    /// gradients it was (OverflowWatch) when doing so.
     bool at_minimum = false;
   };
 
@@ -63,8 +63,8 @@ class LossScaler final : public Stateful {
     return overflows_in_a_row_;
   }
 
-  /// Lowers a larger fixed scale to `largest`, for losses of a type with a smaller range. Returns whether it was larger. A dynamic scale
-  /// goes down by its rule.
+  /// Lowers a larger fixed scale to `largest`, for losses of a type with a smaller range. Returns whether it was
+  /// larger. A dynamic scale goes down by its rule.
   bool limit(double largest);
   /// Largest scale so far allowed.
   double largest() const {
@@ -76,8 +76,8 @@ class LossScaler final : public Stateful {
 
   /// {"loss_scale", "largest", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
   nlohmann::json state() const override;
-  /// Continues from the saved state. The options of this scaler decide whether the scale changes: a fixed scale stays, up to the saved limit.
-  /// Errors: InputError when it is malformed; nothing is changed then.
+  /// Continues from the saved state. The options of this scaler decide whether the scale changes: a fixed scale stays,
+  /// up to the saved limit. Errors: InputError when it is malformed; nothing is changed then.
   void load_state(const nlohmann::json& state) override;
 
  private:

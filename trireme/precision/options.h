@@ -13,7 +13,8 @@ constexpr const char* type_name(Type type) {
   return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
 }
 
-/// How losses are scaled so that small fp16 gradients do not vanish; see LossScaler for the rule. DeepSpeed's names and defaults.
+/// How losses are scaled so that small fp16 gradients do not vanish; see LossScaler for the rule. DeepSpeed's names and
+/// defaults.
 struct LossScaleOptions {
   /// 0: dynamic. Else the scale of every step.
   double loss_scale = 0;

@@ -4,8 +4,8 @@
 #include <trireme/device/absent_memory.h>
 #include <trireme/precision/found_inf.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,6 @@ namespace trireme::precision {
 namespace {
 
 using nlohmann::json;
-
 
 NonFinite count(const std::string& name, const at::Tensor& tensor, int rank) {
   const at::Tensor values = tensor.is_sparse() ? tensor._values() : tensor;
@@ -34,7 +33,8 @@ json to_json(const std::vector<NonFinite>& found) {
 std::vector<NonFinite> from_json(const json& list, int rank) {
   std::vector<NonFinite> out;
   for (const json& one : list) {
-    out.push_back({one[0].get<std::string>(), rank, one[1].get<int64_t>(), one[2].get<int64_t>(), one[3].get<int64_t>()});
+    out.push_back(
+        {one[0].get<std::string>(), rank, one[1].get<int64_t>(), one[2].get<int64_t>(), one[3].get<int64_t>()});
   }
   return out;
 }
@@ -42,7 +42,8 @@ std::vector<NonFinite> from_json(const json& list, int rank) {
 std::vector<json> gather(const comm::Group& group, const json& here) {
   const std::string text = here.dump(-1, ' ', false, json::error_handler_t::replace);
   at::Tensor lengths = at::zeros({group.size()}, at::kLong);
-  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(text.size()), at::kLong), "overflow report sizes").wait();
+  group.all_gather(lengths, at::full({1}, static_cast<int64_t>(text.size()), at::kLong), "overflow report sizes")
+      .wait();
   const int64_t longest = lengths.max().item<int64_t>();
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::memcpy(mine.data_ptr(), text.data(), text.size());
@@ -163,7 +164,10 @@ std::string OverflowWatch::report(const comm::Group& group) {
   {
     const std::lock_guard lock(state.mutex);
     const auto weights = state.bad > 0 ? find_non_finite(state.parameters, 0, state.most) : std::vector<NonFinite>{};
-    here = {{"gradients", to_json(state.seen)}, {"bad", state.bad}, {"arrived", state.arrived}, {"weights", to_json(weights)}};
+    here = {{"gradients", to_json(state.seen)},
+            {"bad", state.bad},
+            {"arrived", state.arrived},
+            {"weights", to_json(weights)}};
     state.seen.clear();
     state.bad = 0;
     state.arrived = 0;

@@ -24,8 +24,8 @@ struct NonFinite {
   int64_t numel = 0;
 };
 
-/// Finds the first `most` tensors that hold NaN or Inf, in the given order. Skips undefined and empty tensors (sharded parameters).
-/// Cost: reads the tensors once.
+/// Finds the first `most` tensors that hold NaN or Inf, in the given order. Skips undefined and empty tensors (sharded
+/// parameters). Cost: reads the tensors once.
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most = 3);
 
 /// Gathers the findings of all ranks of `group`, in order of ranks. Collective.

@@ -6,8 +6,8 @@
 #include <trireme/recompute/state.h>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 #include <torch/types.h>
 
@@ -62,12 +62,14 @@ Outputs sort(const Tensors& outputs, const Tensors& leaves) {
   return sorted;
 }
 
-std::string describe(const std::vector<at::IntArrayRef>& sizes, const std::vector<at::ScalarType>& types, size_t outputs) {
+std::string describe(const std::vector<at::IntArrayRef>& sizes, const std::vector<at::ScalarType>& types,
+                     size_t outputs) {
   std::vector<std::string> parts;
   for (size_t i = 0; i < sizes.size(); ++i) {
     parts.push_back(concat(sizes[i], ' ', types[i]));
   }
-  return concat(outputs, outputs == 1 ? " tensor" : " tensors", parts.empty() ? "" : ", with a gradient: ", join(parts, ", "));
+  return concat(outputs, outputs == 1 ? " tensor" : " tensors",
+                parts.empty() ? "" : ", with a gradient: ", join(parts, ", "));
 }
 
 // What the second run needs from the first.
@@ -76,7 +78,7 @@ struct Record : torch::CustomClassHolder {
   RandomState random;
   AutocastState autocast;
   Tensors buffers;
-  std::vector<bool> defined; // for each input
+  std::vector<bool> defined;       // for each input
   std::vector<bool> requires_grad; // for each defined input
   std::vector<Source> sources;
   std::vector<std::vector<int64_t>> sizes; // of the differentiable outputs
@@ -93,9 +95,11 @@ struct Record : torch::CustomClassHolder {
     }
     if (sources != again.sources || before != now || types != types_now) {
       throw Error("recompute",
-                  concat("a recomputed function returned other tensors in backward (", describe(now, types_now, again.sources.size()),
-                         ") than in forward (", describe(before, types, sources.size()), ')'),
-                  "It must depend on its inputs and on random numbers only, and on nothing that changes between forward and backward.");
+                  concat("a recomputed function returned other tensors in backward (",
+                         describe(now, types_now, again.sources.size()), ") than in forward (",
+                         describe(before, types, sources.size()), ')'),
+                  "It must depend on its inputs and on random numbers only, and on nothing that changes between "
+                  "forward and backward.");
     }
   }
 };
@@ -263,8 +267,9 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
     outputs = f(leaves);
     if (const std::vector<uint32_t> after = versions(inputs); after != before) {
       const auto first = std::mismatch(before.begin(), before.end(), after.begin()).first - before.begin();
-      throw InputError("recompute", concat("a recomputed function changed its input ", first, " in place"),
-                       "Backward calls it again on the same input: use the out-of-place operation, or begin with a clone.");
+      throw InputError(
+          "recompute", concat("a recomputed function changed its input ", first, " in place"),
+          "Backward calls it again on the same input: use the out-of-place operation, or begin with a clone.");
     }
     sorted = sort(outputs, leaves);
   }

@@ -15,11 +15,13 @@ struct Options {
   /// Dropout draws the same masks the second time, and the random numbers after backward are
   /// those of a run without recomputation. Costs a copy of the generator's state (5 kB) a call.
   bool preserve_rng_state = true;
-  /// Buffers that f changes, such as BatchNorm's running statistics: restored after the second call. Costs a copy of them.
+  /// Buffers that f changes, such as BatchNorm's running statistics: restored after the second call. Costs a copy of
+  /// them.
   Tensors buffers = {};
 };
 
-/// Calls f without keeping its activations (activations::run() decides between that and other ways); backward calls f again on the same inputs.
+/// Calls f without keeping its activations (activations::run() decides between that and other ways); backward calls f
+/// again on the same inputs.
 ///
 /// Results and gradients are bit-equal to f(inputs). Only the inputs are kept between forward and backward.
 /// Peak memory of a model in k such parts: the parts' inputs and one part's activations. Cost: one more
@@ -32,7 +34,8 @@ struct Options {
 /// that f changes and Options does not name change twice.
 ///
 /// Differentiate with backward(): torch::autograd::grad() does not see the parameters inside f and fills their
-/// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on it run twice.
+/// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on
+/// it run twice.
 ///
 /// Errors: InputError when f changes one of its inputs in place. In backward: Error when an input was
 /// modified in place since, when f returns other shapes, types or numbers of tensors the
@@ -45,11 +48,14 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options = {
 ///   at::Tensor y = trireme::recompute::call([&](at::Tensor x) { return block->forward(x); }, x);
 template <typename F, typename... T>
 auto call(F f, const T&... tensors) {
-  static_assert((std::is_convertible_v<const T&, at::Tensor> && ...), "call() passes tensors on; let the lambda capture the rest");
+  static_assert((std::is_convertible_v<const T&, at::Tensor> && ...),
+                "call() passes tensors on; let the lambda capture the rest");
   using Result = std::decay_t<decltype(f(at::Tensor(tensors)...))>;
   const Function listed = [f = std::move(f)](const Tensors& inputs) mutable {
     Tensors outputs;
-    [&]<size_t... I>(std::index_sequence<I...>) { append(outputs, f(at::Tensor(inputs[I])...)); }(std::index_sequence_for<T...>());
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      append(outputs, f(at::Tensor(inputs[I])...));
+    }(std::index_sequence_for<T...>());
     return outputs;
   };
   size_t position = 0;

@@ -13,7 +13,8 @@ thread_local Saver* present = nullptr;
 
 class AskingEngine : public torch::autograd::Engine {
  public:
-  // An engine starts its threads at the first backward, but only the first engine of a process does: here both have, in this order.
+  // An engine starts its threads at the first backward, but only the first engine of a process does: here both have, in
+  // this order.
   explicit AskingEngine(Engine& before) {
     before.initialize_device_threads_pool();
     start_device_threads();
@@ -33,7 +34,9 @@ void install() {
   static const bool installed = [] {
     const torch::autograd::Engine& before = torch::autograd::Engine::get_default_engine();
     if (typeid(before) != typeid(torch::autograd::Engine)) {
-      throw Error("activations", "autograd's engine in this process is not libtorch's own (Python has one of its own), so that saved tensors cannot be moved or counted",
+      throw Error("activations",
+                  "autograd's engine in this process is not libtorch's own (Python has one of its own), so that saved "
+                  "tensors cannot be moved or counted",
                   "Leave \"activation_checkpointing\" out, or use torch.autograd.graph.saved_tensors_hooks in Python.");
     }
     asking_engine();

@@ -63,7 +63,8 @@ AutocastState AutocastState::present() {
     devices.push_back(*type);
   }
   for (const at::DeviceType device : devices) {
-    state.entries_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+    state.entries_.push_back(
+        {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
   }
   state.cache_ = at::autocast::is_autocast_cache_enabled();
   return state;

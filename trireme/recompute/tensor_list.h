@@ -34,9 +34,11 @@ void append(Tensors& list, T&& value) {
   if constexpr (std::is_convertible_v<T&&, at::Tensor>) {
     list.push_back(std::forward<T>(value));
   } else if constexpr (IsTuple<Plain>::value) {
-    std::apply([&list](auto&&... element) { (append(list, std::forward<decltype(element)>(element)), ...); }, std::forward<T>(value));
+    std::apply([&list](auto&&... element) { (append(list, std::forward<decltype(element)>(element)), ...); },
+               std::forward<T>(value));
   } else {
-    static_assert(std::is_same_v<Plain, Tensors>, "a tensor, a vector of tensors, or a pair or tuple of these is wanted");
+    static_assert(std::is_same_v<Plain, Tensors>,
+                  "a tensor, a vector of tensors, or a pair or tuple of these is wanted");
     for (auto& tensor : value) {
       list.push_back(tensor);
     }

@@ -22,7 +22,8 @@ Descriptor listening_socket(const std::string& address, std::string_view scheme)
   const char* const end = address.data() + address.size();
   const auto [stop, error] = std::from_chars(address.data() + scheme.size(), end, number);
   if (error != std::errc() || stop != end || store::bound_port(number) == 0) {
-    throw InputError("rpc", concat(address, " is no listening socket of this process."), "trireme launch and trireme train open one for each server.");
+    throw InputError("rpc", concat(address, " is no listening socket of this process."),
+                     "trireme launch and trireme train open one for each server.");
   }
   return Descriptor(number);
 }
@@ -50,7 +51,9 @@ std::vector<Transport> own_transports() {
          return tcp::connect(tcp::parse_address(address), access, deadline);
        }},
       {"fd://",
-       [](const std::string& address, const Access& access) { return tcp::serve(listening_socket(address, "fd://"), access); },
+       [](const std::string& address, const Access& access) {
+         return tcp::serve(listening_socket(address, "fd://"), access);
+       },
        nullptr},
       {"grpc://", serve_grpc, connect_grpc},
       {"grpcs://", serve_grpc, connect_grpc},
@@ -68,7 +71,7 @@ std::vector<Transport>& transports() {
   return all;
 }
 
-const Transport& transport_of(const std::string& address, auto Transport::*function) {
+const Transport& transport_of(const std::string& address, auto Transport::* function) {
   for (const Transport& transport : transports()) {
     if (address.starts_with(transport.scheme) && transport.*function) {
       return transport;

@@ -11,10 +11,11 @@
 #include <span>
 #include <string>
 
-/// Requests and replies between processes that come and go: what a Group cannot do, whose members are fixed and fail together. One folder a transport.
+/// Requests and replies between processes that come and go: what a Group cannot do, whose members are fixed and fail
+/// together. One folder a transport.
 ///
-/// A message is a short text (JSON; at most kLargestHeader bytes) and a long body of bytes, whose meaning is the caller's. A server takes the requests of all clients as they come and answers each
-/// when it likes, in any order.
+/// A message is a short text (JSON; at most kLargestHeader bytes) and a long body of bytes, whose meaning is the
+/// caller's. A server takes the requests of all clients as they come and answers each when it likes, in any order.
 namespace trireme::rpc {
 
 using Clock = trireme::Clock;
@@ -26,8 +27,9 @@ inline constexpr size_t kWholeRoom = ~size_t{0};
 class Call {
  public:
   virtual ~Call() = default;
-  /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or `deadline` has passed, which breaks it too: the reply
-  /// would come into memory that is somebody else's by then. Every later wait() throws it again.
+  /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or
+  /// `deadline` has passed, which breaks it too: the reply would come into memory that is somebody else's by then.
+  /// Every later wait() throws it again.
   virtual std::string wait(Clock::time_point deadline) = 0;
   /// Waits until wait() would not block, or until `time`, which breaks nothing. Returns done().
   virtual bool wait_until(Clock::time_point time) = 0;
@@ -39,8 +41,11 @@ class Call {
 class Client {
  public:
   virtual ~Client() = default;
-  /// Sends a request. `body` and `room`, where the reply's body goes (at most as many bytes as it has; the reply's header says how many where that is not clear), stay alive and in place until wait() has returned or thrown, or the client is gone.
-  virtual std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body = {}, std::span<std::byte> room = {}) = 0;
+  /// Sends a request. `body` and `room`, where the reply's body goes (at most as many bytes as it has; the reply's
+  /// header says how many where that is not clear), stay alive and in place until wait() has returned or thrown, or the
+  /// client is gone.
+  virtual std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body = {},
+                                     std::span<std::byte> room = {}) = 0;
   /// Bytes of bodies sent and received so far.
   virtual int64_t bytes_sent() const = 0;
   virtual int64_t bytes_received() const = 0;
@@ -57,7 +62,8 @@ struct Event {
   std::string header;
   /// Valid until the reply. On one host it may be the client's own memory.
   std::span<const std::byte> body;
-  /// Where the reply's body is to be written before reply(): as long as the client's room. On one host it may be the client's own memory.
+  /// Where the reply's body is to be written before reply(): as long as the client's room. On one host it may be the
+  /// client's own memory.
   std::span<std::byte> room;
 };
 
@@ -67,7 +73,8 @@ class Server {
   virtual ~Server() = default;
   /// The next event, or nullopt after `timeout`.
   virtual std::optional<Event> next(std::chrono::milliseconds timeout) = 0;
-  /// Answers a request; the first `body_bytes` of its room, at most all, are the body and travel. Does nothing where the client is gone.
+  /// Answers a request; the first `body_bytes` of its room, at most all, are the body and travel. Does nothing where
+  /// the client is gone.
   virtual void reply(uint64_t id, std::string header, size_t body_bytes = kWholeRoom) = 0;
   /// What clients connect to, such as "tcp://10.0.0.1:4711".
   virtual std::string address() const = 0;
@@ -80,16 +87,20 @@ struct Access {
   std::string job;
 };
 
-/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "grpc+fd://NUMBER", "grpcs+fd://NUMBER" (the same on such a socket), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
+/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was
+/// given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "grpc+fd://NUMBER", "grpcs+fd://NUMBER" (the same on
+/// such a socket), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
-/// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError when nobody answered.
+/// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError
+/// when nobody answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
 
 /// One kind of address: what stands before it, and who serves and connects there.
 struct Transport {
   std::string scheme; // "tcp://"
   std::function<std::unique_ptr<Server>(const std::string& address, const Access& access)> serve;
-  std::function<std::unique_ptr<Client>(const std::string& address, const Access& access, Clock::time_point deadline)> connect;
+  std::function<std::unique_ptr<Client>(const std::string& address, const Access& access, Clock::time_point deadline)>
+      connect;
 };
 /// Adds a kind of address that is not among those of serve(), before any thread uses it: tests simulate a network.
 void add_transport(Transport transport);

@@ -13,7 +13,9 @@ namespace trireme::store {
 class LostError : public PeerError {
  public:
   explicit LostError(const std::string& happened)
-      : PeerError("store", happened, "The process that runs the store has ended or is stopped: look at its output and its state."), happened(happened) {}
+      : PeerError("store", happened,
+                  "The process that runs the store has ended or is stopped: look at its output and its state."),
+        happened(happened) {}
   std::string happened;
 };
 
@@ -21,8 +23,8 @@ class LostError : public PeerError {
 class Channel {
  public:
   virtual ~Channel() = default;
-  /// Sends a whole message and returns the reply without its length. Errors: LostError when the connection has ended, or
-  /// there was no reply within `patience`.
+  /// Sends a whole message and returns the reply without its length. Errors: LostError when the connection has ended,
+  /// or there was no reply within `patience`.
   virtual std::string exchange(const std::string& request, std::chrono::milliseconds patience) = 0;
 };
 

@@ -15,8 +15,8 @@ constexpr milliseconds kLongestCall{std::chrono::hours(24 * 365)};
 
 } // namespace
 
-std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
-                                        milliseconds patience) {
+std::shared_ptr<Client> Client::connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job,
+                                        Clock::time_point deadline, milliseconds patience) {
   return std::make_shared<Client>(make_socket_channel(connect_and_prove(endpoint, source, job, deadline)), patience);
 }
 
@@ -65,11 +65,14 @@ int64_t Client::add(const std::string& key, int64_t delta) {
 }
 
 bool Client::wait(const std::vector<std::string>& keys, milliseconds timeout) {
-  return MessageReader(call(MessageWriter(Op::wait).add(keys).add(static_cast<int64_t>(timeout.count())).finish(), timeout)).truth();
+  return MessageReader(
+             call(MessageWriter(Op::wait).add(keys).add(static_cast<int64_t>(timeout.count())).finish(), timeout))
+      .truth();
 }
 
 std::string Client::compare_set(const std::string& key, std::string_view expected, std::string_view desired) {
-  const std::string reply = call(MessageWriter(Op::compare_set).add(std::string_view(key)).add(expected).add(desired).finish());
+  const std::string reply =
+      call(MessageWriter(Op::compare_set).add(std::string_view(key)).add(expected).add(desired).finish());
   return std::string(MessageReader(reply).text());
 }
 
@@ -93,8 +96,14 @@ void Client::last_will(const std::string& key, std::string_view value, const std
   call(MessageWriter(Op::last_will).add(std::string_view(key)).add(value).add(std::string_view(counter)).finish());
 }
 
-int64_t Client::take_number(const std::string& numbers, const std::string& key, std::string_view value, const std::string& counter) {
-  const auto request = MessageWriter(Op::take_number).add(std::string_view(numbers)).add(std::string_view(key)).add(value).add(std::string_view(counter)).finish();
+int64_t Client::take_number(const std::string& numbers, const std::string& key, std::string_view value,
+                            const std::string& counter) {
+  const auto request = MessageWriter(Op::take_number)
+                           .add(std::string_view(numbers))
+                           .add(std::string_view(key))
+                           .add(value)
+                           .add(std::string_view(counter))
+                           .finish();
   return MessageReader(call(request)).number();
 }
 

@@ -30,8 +30,8 @@ class Client {
   /// nobody listens or the connection breaks; fails at once for a store or program that is not the job's.
   /// `patience`: a call that is not answered for so long (at least two seconds) ends in LostError.
   /// Errors: ConnectError.
-  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline,
-                                         std::chrono::milliseconds patience = kPatience);
+  static std::shared_ptr<Client> connect(const Endpoint& endpoint, const SecretSource& source, const std::string& job,
+                                         Clock::time_point deadline, std::chrono::milliseconds patience = kPatience);
   /// Over a channel that is connected.
   explicit Client(std::unique_ptr<Channel> channel, std::chrono::milliseconds patience = kPatience)
       : patience_(patience), channel_(std::move(channel)) {}
@@ -57,12 +57,13 @@ class Client {
   int64_t count();
   void append(const std::string& key, std::string_view value);
 
-  /// Makes the server set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if this process is
-  /// killed or its host vanishes. The last call counts; an empty key removes the will.
+  /// Makes the server set `key` to `value` and add 1 to `counter` ("": none) when this connection ends, also if this
+  /// process is killed or its host vanishes. The last call counts; an empty key removes the will.
   void last_will(const std::string& key, std::string_view value, const std::string& counter = "");
-  /// Adds 1 to `numbers`, returns the sum N, and makes `key` + N the key of this connection's last will, all in one request:
-  /// whoever is killed meanwhile has either no number, or a will that says that it is gone.
-  int64_t take_number(const std::string& numbers, const std::string& key, std::string_view value, const std::string& counter = "");
+  /// Adds 1 to `numbers`, returns the sum N, and makes `key` + N the key of this connection's last will, all in one
+  /// request: whoever is killed meanwhile has either no number, or a will that says that it is gone.
+  int64_t take_number(const std::string& numbers, const std::string& key, std::string_view value,
+                      const std::string& counter = "");
 
  private:
   /// Returns the reply without its status. The server may take up to `busy` to make it.

@@ -24,13 +24,16 @@ std::string at(const Endpoint& endpoint) {
 }
 
 ConnectError not_a_store(const Endpoint& endpoint, const std::string& why) {
-  return {Reason::not_a_store, concat("what listens on ", at(endpoint), " is not the meeting point of this job (", why, ")."),
-          "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output."};
+  return {
+      Reason::not_a_store,
+      concat("what listens on ", at(endpoint), " is not the meeting point of this job (", why, ")."),
+      "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output."};
 }
 
 ConnectError wrong_secret(const Endpoint& endpoint, const std::string& who) {
   return {Reason::wrong_secret, concat("the secret is wrong: ", who, " at the meeting point ", at(endpoint), "."),
-          "Start all ranks of a job with the same secret: trireme launch makes one, otherwise TRIREME_SECRET_FILE names the file, the same for every rank. If "
+          "Start all ranks of a job with the same secret: trireme launch makes one, otherwise TRIREME_SECRET_FILE "
+          "names the file, the same for every rank. If "
           "another job meets there, choose another MASTER_PORT."};
 }
 
@@ -42,16 +45,20 @@ void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const st
     case GreetingKind::foreign:
       throw not_a_store(endpoint, "it speaks another protocol");
     case GreetingKind::of_another_version:
-      throw ConnectError(Reason::other_version, concat("the meeting point ", at(endpoint), " is run by another version of Trireme."),
+      throw ConnectError(Reason::other_version,
+                         concat("the meeting point ", at(endpoint), " is run by another version of Trireme."),
                          "Start all ranks from the same build.");
     case GreetingKind::of_another_job:
-      throw ConnectError(Reason::other_job, concat("the ranks of another job meet on ", at(endpoint), job.empty() ? "" : concat(" (this is job \"", job, "\")"), "."),
+      throw ConnectError(Reason::other_job,
+                         concat("the ranks of another job meet on ", at(endpoint),
+                                job.empty() ? "" : concat(" (this is job \"", job, "\")"), "."),
                          "Choose another MASTER_PORT, or wait until the other job has ended.");
   }
 }
 
 /// Proves both sides to each other. `ended` and `late`: the server has gone or is silent; try again.
-Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
+Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job,
+                     Clock::time_point deadline) {
   Greeting greeting;
   // The first byte already shows another protocol, whose greeting may be shorter.
   Transfer got = receive_all(socket, greeting.data(), 1, deadline);
@@ -88,7 +95,8 @@ Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& s
 
 } // namespace
 
-Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& source, const std::string& job, Clock::time_point deadline) {
+Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& source, const std::string& job,
+                             Clock::time_point deadline) {
   const auto start = Clock::now();
   std::string problem;
   bool listens = false;
@@ -104,7 +112,8 @@ Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& sourc
       problem = shaken == Transfer::late ? "it does not answer" : "it closes the connection";
     } else {
       listens = false;
-      problem = attempt.unknown_host ? concat("the host name ", endpoint.host, " is unknown") : concat("nobody listens on ", at(endpoint));
+      problem = attempt.unknown_host ? concat("the host name ", endpoint.host, " is unknown")
+                                     : concat("nobody listens on ", at(endpoint));
     }
     if (Clock::now() >= deadline) {
       break;
@@ -115,7 +124,8 @@ Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& sourc
     throw not_a_store(endpoint, problem);
   }
   const auto waited = std::chrono::duration<double>(deadline - start).count();
-  throw ConnectError(Reason::nobody, concat(problem, " after ", format_seconds(waited), "."), "Start the process that listens there, or look at its output.");
+  throw ConnectError(Reason::nobody, concat(problem, " after ", format_seconds(waited), "."),
+                     "Start the process that listens there, or look at its output.");
 }
 
 } // namespace trireme::store

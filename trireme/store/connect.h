@@ -31,9 +31,10 @@ class ConnectError : public PeerError {
   std::string next;
 };
 
-/// Connects to who listens there, and both sides prove that they belong to the job (handshake.h). Retries until `deadline` while
-/// nobody listens or the connection breaks; fails at once for another job's listener or another program. Returns a non-blocking socket.
-/// Errors: ConnectError.
-Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& source, const std::string& job, std::chrono::steady_clock::time_point deadline);
+/// Connects to who listens there, and both sides prove that they belong to the job (handshake.h). Retries until
+/// `deadline` while nobody listens or the connection breaks; fails at once for another job's listener or another
+/// program. Returns a non-blocking socket. Errors: ConnectError.
+Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& source, const std::string& job,
+                             std::chrono::steady_clock::time_point deadline);
 
 } // namespace trireme::store

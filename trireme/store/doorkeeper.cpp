@@ -20,7 +20,8 @@ using std::chrono::milliseconds;
 
 constexpr uint64_t kDoor = 0;
 constexpr int kAdmittedAtOnce = 32;
-/// A stranger younger than this is not driven out by a newer one: with thousands that come at once, all would drive out each other.
+/// A stranger younger than this is not driven out by a newer one: with thousands that come at once, all would drive out
+/// each other.
 constexpr milliseconds kShortestStay{200};
 constexpr milliseconds kBetweenReports{1000};
 
@@ -34,8 +35,10 @@ void watch_door(int events, int listening, bool on) {
 Doorkeeper::Doorkeeper(Descriptor listening, DoorkeeperOptions options)
     : options_(std::move(options)), listening_(std::move(listening)), events_(epoll_create1(EPOLL_CLOEXEC)) {
   epoll_event door{.events = EPOLLIN, .data = {.u64 = kDoor}};
-  if (!events_ || !set_nonblocking(listening_.get()) || epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &door) != 0) {
-    throw Error("store", concat("cannot serve: ", std::strerror(errno), "."), "Raise the limit on open files (ulimit -n).");
+  if (!events_ || !set_nonblocking(listening_.get()) ||
+      epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &door) != 0) {
+    throw Error("store", concat("cannot serve: ", std::strerror(errno), "."),
+                "Raise the limit on open files (ulimit -n).");
   }
 }
 
@@ -69,7 +72,8 @@ std::vector<Descriptor> Doorkeeper::serve() {
   while (!strangers_.empty() && strangers_.begin()->second.since + options_.patience <= now) {
     turn_away(strangers_.begin()->first, "it has not proved in time that it belongs to the job");
   }
-  if (rests_until_ != Clock::time_point::min() && (rests_until_ <= now || strangers_.size() < options_.most_strangers)) {
+  if (rests_until_ != Clock::time_point::min() &&
+      (rests_until_ <= now || strangers_.size() < options_.most_strangers)) {
     rests_until_ = Clock::time_point::min();
     watch_door(events_.get(), listening_.get(), true);
     knocked = true;
@@ -109,8 +113,10 @@ void Doorkeeper::accept_some() {
     stranger.since = Clock::now();
     stranger.greeting = make_greeting(options_.job);
     epoll_event interest{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = number}};
-    const ssize_t sent = ::send(socket.get(), stranger.greeting.data(), stranger.greeting.size(), MSG_NOSIGNAL); // a new connection has room for it
-    if (sent == static_cast<ssize_t>(stranger.greeting.size()) && epoll_ctl(events_.get(), EPOLL_CTL_ADD, socket.get(), &interest) == 0) {
+    const ssize_t sent = ::send(socket.get(), stranger.greeting.data(), stranger.greeting.size(),
+                                MSG_NOSIGNAL); // a new connection has room for it
+    if (sent == static_cast<ssize_t>(stranger.greeting.size()) &&
+        epoll_ctl(events_.get(), EPOLL_CTL_ADD, socket.get(), &interest) == 0) {
       stranger.socket = std::move(socket);
       strangers_.emplace(number, std::move(stranger));
     }
@@ -152,7 +158,8 @@ bool Doorkeeper::examine(uint64_t number, Stranger& stranger) {
     const Proof proof = make_proof(options_.secret, stranger.greeting, answer);
     verdict.append(proof.data(), proof.size());
   }
-  const bool told = ::send(stranger.socket.get(), verdict.data(), verdict.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(verdict.size());
+  const bool told = ::send(stranger.socket.get(), verdict.data(), verdict.size(), MSG_NOSIGNAL) ==
+                    static_cast<ssize_t>(verdict.size());
   if (!known) {
     turn_away(number, "it has another secret");
   } else if (!told) {

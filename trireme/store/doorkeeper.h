@@ -24,12 +24,11 @@ struct DoorkeeperOptions {
   size_t most_strangers = 256;
 };
 
-/// Accepts connections, and lets in those who prove that they know the job's secret (handshake.h). A stranger may send 64 bytes, and
-/// the first wrong one closes its connection. A warning, at most one a second, counts those that were turned away.
-/// Never blocks: whoever owns it polls fd(), and calls serve() when it is readable or wake() has come.
+/// Accepts connections, and lets in those who prove that they know the job's secret (handshake.h). A stranger may send
+/// 64 bytes, and the first wrong one closes its connection. A warning, at most one a second, counts those that were
+/// turned away. Never blocks: whoever owns it polls fd(), and calls serve() when it is readable or wake() has come.
 class Doorkeeper {
  public:
-
   /// Errors: Error when the system refuses a descriptor.
   Doorkeeper(Descriptor listening, DoorkeeperOptions options);
 

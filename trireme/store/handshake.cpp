@@ -43,8 +43,10 @@ Proof hmac(const Secret& secret, std::string_view side, const Greeting& greeting
   unsigned length = 0;
   // An empty key still needs an address.
   const char* key = secret.empty() ? "" : secret.bytes().data();
-  if (HMAC(EVP_sha256(), key, static_cast<int>(secret.bytes().size()), reinterpret_cast<const unsigned char*>(message.data()), message.size(),
-           reinterpret_cast<unsigned char*>(proof.data()), &length) == nullptr || length != proof.size()) {
+  if (HMAC(EVP_sha256(), key, static_cast<int>(secret.bytes().size()),
+           reinterpret_cast<const unsigned char*>(message.data()), message.size(),
+           reinterpret_cast<unsigned char*>(proof.data()), &length) == nullptr ||
+      length != proof.size()) {
     throw Error("store", "OpenSSL refuses HMAC-SHA256.", "See its configuration (openssl.cnf).");
   }
   return proof;
@@ -79,7 +81,8 @@ GreetingKind judge_greeting(const Greeting& greeting, std::string_view job) {
     return GreetingKind::of_another_version;
   }
   const auto tag = tag_of(job);
-  return std::equal(tag.begin(), tag.end(), greeting.begin() + kHeadBytes) ? GreetingKind::of_this_job : GreetingKind::of_another_job;
+  return std::equal(tag.begin(), tag.end(), greeting.begin() + kHeadBytes) ? GreetingKind::of_this_job
+                                                                           : GreetingKind::of_another_job;
 }
 
 Answer make_answer(const Secret& secret, const Greeting& greeting) {

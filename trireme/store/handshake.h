@@ -12,8 +12,9 @@ namespace trireme::store {
 /// HMAC-SHA256 (Bellare, Canetti, Krawczyk 1996) in three passes, as in ISO/IEC 9798-4.
 ///
 ///   server -> client  greeting: "TRIREME", version, 8 bytes of SHA-256 of the job's name, 32 random bytes
-///   client -> server  answer:   "TRIREME", version, 24 random bytes, HMAC(secret, "client" | greeting | the answer so far)
-///   server -> client  verdict:  'A' and HMAC(secret, "server" | greeting | answer), or 'R' and the end of the connection
+///   client -> server  answer:   "TRIREME", version, 24 random bytes, HMAC(secret, "client" | greeting | the answer so
+///   far) server -> client  verdict:  'A' and HMAC(secret, "server" | greeting | answer), or 'R' and the end of the
+///   connection
 ///
 /// Each proof covers both ends' random bytes and names the end that made it, so a replayed or reflected answer is
 /// useless. Later messages on the connection are neither encrypted nor signed.

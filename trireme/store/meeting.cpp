@@ -26,13 +26,17 @@ int64_t number_in(const std::optional<std::string>& text) {
 } // namespace
 
 FinishedError::FinishedError(int64_t round)
-    : Error("elastic", concat("the training was finished in round ", round, ", before this process could take part again."),
+    : Error("elastic",
+            concat("the training was finished in round ", round, ", before this process could take part again."),
             "It ends with status 0: there is nothing left to do.") {}
 
 Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
-    : options_(std::move(options)), prefix_(options_.training == 1 ? "elastic/" : concat("elastic/training ", options_.training, '/')), client_(std::move(client)) {
+    : options_(std::move(options)),
+      prefix_(options_.training == 1 ? "elastic/" : concat("elastic/training ", options_.training, '/')),
+      client_(std::move(client)) {
   if (options_.min_ranks < 1 || (options_.max_ranks != 0 && options_.max_ranks < options_.min_ranks)) {
-    throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"), "Use at least 1, and as many or more at most (0: any number).");
+    throw InputError("elastic", concat("from ", options_.min_ranks, " to ", options_.max_ranks, " ranks"),
+                     "Use at least 1, and as many or more at most (0: any number).");
   }
   if (!client_) {
     client_ = Client::connect(options_.store, options_.secret, options_.job, Clock::now() + options_.start_patience);
@@ -88,7 +92,8 @@ Decision Meeting::newest_decision() {
 
 View Meeting::look() {
   View view;
-  const auto counters = client_->find_all({key("changes"), key("ids")}); // changes first: what happens from here on is one more
+  const auto counters =
+      client_->find_all({key("changes"), key("ids")}); // changes first: what happens from here on is one more
   view.changes = number_in(counters[0]);
   const int64_t ids = number_in(counters[1]);
   std::vector<std::string> keys;
@@ -136,12 +141,14 @@ std::optional<Round> Meeting::take(const Decision& decision) {
   const auto mine = std::find(decision.members.begin(), decision.members.end(), id_);
   if (mine != decision.members.end()) {
     changes_ = decision.changes;
-    return Round{decision.number, static_cast<int>(mine - decision.members.begin()), static_cast<int>(decision.members.size()), decision.members, decision.places};
+    return Round{decision.number, static_cast<int>(mine - decision.members.begin()),
+                 static_cast<int>(decision.members.size()), decision.members, decision.places};
   }
   if (decision.spares.contains(id_)) {
     come();
   } else if (was_member) { // it was late, and what it has is old
-    log::warning("elastic: this process came too late for round ", decision.number, ", which the others have begun without it; it comes again as a new one");
+    log::warning("elastic: this process came too late for round ", decision.number,
+                 ", which the others have begun without it; it comes again as a new one");
     client_->set(key("gone", id_), "1");
     id_ = 0;
     come();
@@ -156,16 +163,21 @@ void Meeting::say_what_it_waits_for(const View& view) const {
   const auto members = std::ssize(living_members(last_, view));
   if (members == 0) {
     if (last_.number > 0) {
-      log::info("elastic: all members of round ", last_.number, " are gone, and the training is not finished; round ", next(), " waits for other processes for ",
-                format_seconds(std::chrono::duration<double>(options_.start_patience).count()), ", and begins with those that have come");
+      log::info("elastic: all members of round ", last_.number, " are gone, and the training is not finished; round ",
+                next(), " waits for other processes for ",
+                format_seconds(std::chrono::duration<double>(options_.start_patience).count()),
+                ", and begins with those that have come");
     }
   } else if (options_.max_ranks != 0 && members >= options_.max_ranks) {
-    log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks, options_.max_ranks == 1 ? " process" : " processes",
+    log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks,
+              options_.max_ranks == 1 ? " process" : " processes",
               "; this one waits until one of them is lost, or the training is finished");
   } else if (last_.number == 0) {
-    log::info("elastic: the store was lost, and ", members, members == 1 ? " process trains" : " processes train", "; waiting for the end of their stretch");
+    log::info("elastic: the store was lost, and ", members, members == 1 ? " process trains" : " processes train",
+              "; waiting for the end of their stretch");
   } else {
-    log::info("elastic: waiting for the ", members, members == 1 ? " member" : " members", " of round ", last_.number, " to come to the end of their stretch");
+    log::info("elastic: waiting for the ", members, members == 1 ? " member" : " members", " of round ", last_.number,
+              " to come to the end of their stretch");
   }
 }
 
@@ -190,18 +202,24 @@ Round Meeting::next_round() {
     }
     const bool may = may_propose(last_, view, id_);
     const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
-    if (may && complete(last_, view, waited, {options_.min_ranks, options_.max_ranks, options_.start_patience, options_.late_patience})) {
+    if (may && complete(last_, view, waited,
+                        {options_.min_ranks, options_.max_ranks, options_.start_patience, options_.late_patience})) {
       propose(view);
       continue;
     }
-    if (const auto come = std::ssize(view.come(next())); may && waited >= options_.patience && come < options_.min_ranks) {
-      throw PeerError("elastic", concat("round ", next(), " cannot begin: ", come, " of at least ", options_.min_ranks, " ranks are there after ",
-                                        format_seconds(std::chrono::duration<double>(options_.patience).count())),
-                      "Start more processes, or allow fewer ranks.");
+    if (const auto come = std::ssize(view.come(next()));
+        may && waited >= options_.patience && come < options_.min_ranks) {
+      throw PeerError(
+          "elastic",
+          concat("round ", next(), " cannot begin: ", come, " of at least ", options_.min_ranks,
+                 " ranks are there after ", format_seconds(std::chrono::duration<double>(options_.patience).count())),
+          "Start more processes, or allow fewer ranks.");
     }
     if (!may && last_.has_member(id_) && waited >= options_.patience) {
-      throw PeerError("elastic", concat("round ", next(), " cannot begin: a member of round ", last_.number, " that has the training's state lives, and has not come for ",
-                                        format_seconds(std::chrono::duration<double>(options_.patience).count())),
+      throw PeerError("elastic",
+                      concat("round ", next(), " cannot begin: a member of round ", last_.number,
+                             " that has the training's state lives, and has not come for ",
+                             format_seconds(std::chrono::duration<double>(options_.patience).count())),
                       "It is stopped or hangs: end it, and the others go on without it.");
     }
     if (!said && Clock::now() - start >= kQuiet && !last_.has_member(id_)) {
@@ -285,11 +303,13 @@ bool Meeting::wait_for_finish(int first) {
     const auto gone = [&](int64_t id) { return !view.living.contains(id); };
     const auto waited = Clock::now() - start;
     const bool late = waited >= options_.patience;
-    const bool my_turn = std::all_of(last_.members.begin(), mine, [&](int64_t id) { return gone(id) || (late && id == saves); });
+    const bool my_turn =
+        std::all_of(last_.members.begin(), mine, [&](int64_t id) { return gone(id) || (late && id == saves); });
     if (my_turn && (late || (known && gone(saves)))) {
       const bool finished = left_behind(); // the last word of one that has just gone may have come after the wait
       if (!finished && late) {
-        log::warning("elastic: the results of round ", last_.number, " have not been saved for ", format_seconds(std::chrono::duration<double>(options_.patience).count()),
+        log::warning("elastic: the results of round ", last_.number, " have not been saved for ",
+                     format_seconds(std::chrono::duration<double>(options_.patience).count()),
                      ": the one that saves is slow, stopped or hangs, and this process saves them too");
       }
       return finished;

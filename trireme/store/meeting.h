@@ -28,15 +28,16 @@ struct MeetingOptions {
   int max_ranks = 0;
   /// Of those that come for the same first round, the lower place has the lower rank.
   int place = 0;
-  /// The first round, and one after the loss of all members, waits so long for max_ranks, and then begins with min_ranks.
-  /// So long a process waits for the store.
+  /// The first round, and one after the loss of all members, waits so long for max_ranks, and then begins with
+  /// min_ranks. So long a process waits for the store.
   std::chrono::milliseconds start_patience{30'000};
   /// A round goes on without a member of the last one that lives and does not come within so long after another member.
   std::chrono::milliseconds late_patience{120'000};
-  /// What Meeting::state() said before this process lost its connection, or all lost the store: it goes on as one that trains, and
-  /// who has no state begins nothing while it lives. "": it has none.
+  /// What Meeting::state() said before this process lost its connection, or all lost the store: it goes on as one that
+  /// trains, and who has no state begins nothing while it lives. "": it has none.
   std::string state = {};
-  /// For min_ranks, and for the one that saves at the end. A process that waits for members that still train waits as long as they live.
+  /// For min_ranks, and for the one that saves at the end. A process that waits for members that still train waits as
+  /// long as they live.
   std::chrono::milliseconds patience{600'000};
 };
 
@@ -61,14 +62,14 @@ class FinishedError : public Error {
 
 /// Where processes that come and go agree on who takes part in the next round.
 ///
-/// Each has a number, the next one for each process that comes, and a last will, by which the store knows that it is gone.
-/// While members of the last round live, only they propose the next round: when all of them have come, or `late_patience` after
-/// their own coming. So a process that waits never begins by itself while others train. When all members are gone, those who
-/// wait begin again. The store takes the first proposal (membership.h has the rules).
-/// Ranks: members keep their order; new ones come behind, in the order of the first rounds that they came for, then of places and
-/// numbers. So rank 0 is one that has been there for longest, and a new process is not rank 0 while a member is there.
-/// Cost: about 20 small requests a second while it waits, one for changed(); no thread.
-/// Errors: ConnectError, LostError (both PeerError) where the store is not there or ends.
+/// Each has a number, the next one for each process that comes, and a last will, by which the store knows that it is
+/// gone. While members of the last round live, only they propose the next round: when all of them have come, or
+/// `late_patience` after their own coming. So a process that waits never begins by itself while others train. When all
+/// members are gone, those who wait begin again. The store takes the first proposal (membership.h has the rules).
+/// Ranks: members keep their order; new ones come behind, in the order of the first rounds that they came for, then of
+/// places and numbers. So rank 0 is one that has been there for longest, and a new process is not rank 0 while a member
+/// is there. Cost: about 20 small requests a second while it waits, one for changed(); no thread. Errors: ConnectError,
+/// LostError (both PeerError) where the store is not there or ends.
 class Meeting {
  public:
   explicit Meeting(MeetingOptions options);
@@ -89,26 +90,28 @@ class Meeting {
   bool is_counted() const {
     return continues_ || last_.number == 0;
   }
-  /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits on.
-  /// Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
+  /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits
+  /// on. Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
   Round next_round();
-  /// Whether another round would have other members: one of this round's is gone, or another process has come for which there is
-  /// room, or the others have gone on without this process.
+  /// Whether another round would have other members: one of this round's is gone, or another process has come for which
+  /// there is room, or the others have gone on without this process.
   bool changed();
-  /// What the round was for has been done, or has failed here: waits until all members know how it ended, and returns the same
-  /// on all of them. True: all have said true. False: one of them has said false, is gone, or has said nothing within
-  /// late_patience; then none may keep what it has done. Once a round. True implies settle().
+  /// What the round was for has been done, or has failed here: waits until all members know how it ended, and returns
+  /// the same on all of them. True: all have said true. False: one of them has said false, is gone, or has said nothing
+  /// within late_patience; then none may keep what it has done. Once a round. True implies settle().
   bool conclude(bool well);
-  /// This process has the training's state, from other members of this round. Until then a member that is new neither proposes a
-  /// round nor is rank 0 while one with the state lives.
+  /// This process has the training's state, from other members of this round. Until then a member that is new neither
+  /// proposes a round nor is rank 0 while one with the state lives.
   void settle();
-  /// Whether the others have gone on without this process, or have finished: what it has is old, and it must write no results.
+  /// Whether the others have gone on without this process, or have finished: what it has is old, and it must write no
+  /// results.
   bool left_behind();
-  /// The training is over and its results are safe: who waits, or comes later, gets FinishedError. False: the others have gone
-  /// on without this process, and finish by themselves.
+  /// The training is over and its results are safe: who waits, or comes later, gets FinishedError. False: the others
+  /// have gone on without this process, and finish by themselves.
   bool finish();
-  /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone, or has not
-  /// finished within `patience`, and so are all ranks before this one: it is this one's turn to save the results.
+  /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone,
+  /// or has not finished within `patience`, and so are all ranks before this one: it is this one's turn to save the
+  /// results.
   bool wait_for_finish(int first);
 
  private:
@@ -132,10 +135,10 @@ class Meeting {
   const MeetingOptions options_;
   const std::string prefix_; // of all keys
   std::shared_ptr<Client> client_;
-  int64_t id_ = 0; // 0: not entered yet
+  int64_t id_ = 0;         // 0: not entered yet
   bool continues_ = false; // under a number that is not among the members of the last round
-  Decision last_; // that this process knows; in a round, that of the round
-  int64_t changes_ = 0; // seen by this round
+  Decision last_;          // that this process knows; in a round, that of the round
+  int64_t changes_ = 0;    // seen by this round
 };
 
 } // namespace trireme::store

@@ -16,12 +16,15 @@ constexpr std::chrono::milliseconds kMembersMoment{2000};
 } // namespace
 
 std::string Decision::text() const {
-  return nlohmann::json{{"number", number}, {"members", members}, {"places", places}, {"fresh", fresh}, {"spares", spares}, {"changes", changes}, {"finished", finished}}.dump();
+  return nlohmann::json{{"number", number}, {"members", members}, {"places", places},    {"fresh", fresh},
+                        {"spares", spares}, {"changes", changes}, {"finished", finished}}
+      .dump();
 }
 
 Decision Decision::parse(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text);
-  return {json.at("number"), json.at("members"), json.at("places"), json.at("fresh"), json.at("spares"), json.at("changes"), json.at("finished")};
+  return {json.at("number"), json.at("members"), json.at("places"),  json.at("fresh"),
+          json.at("spares"), json.at("changes"), json.at("finished")};
 }
 
 bool Decision::has_member(int64_t id) const {
@@ -92,7 +95,8 @@ bool complete(const Decision& last, const View& view, std::chrono::milliseconds 
     return waited >= limits.late_patience;
   }
   const bool room = limits.max_ranks == 0 || std::ssize(members) < limits.max_ranks;
-  const bool spares_here = std::all_of(last.spares.begin(), last.spares.end(), [&](int64_t id) { return here(id) || !view.living.contains(id); });
+  const bool spares_here = std::all_of(last.spares.begin(), last.spares.end(),
+                                       [&](int64_t id) { return here(id) || !view.living.contains(id); });
   return !room || spares_here || waited >= std::min(limits.late_patience, kSparesMoment);
 }
 

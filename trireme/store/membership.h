@@ -40,8 +40,8 @@ struct Decision {
 struct Process {
   /// The round that it waits for or was in last; 0: it has not come yet.
   int64_t come = 0;
-  /// The round whose state it says it has: one that was new in it, or a member whose connection broke and that has another
-  /// number since. 0: the state of a store that was lost.
+  /// The round whose state it says it has: one that was new in it, or a member whose connection broke and that has
+  /// another number since. 0: the state of a store that was lost.
   std::optional<int64_t> state = std::nullopt;
 };
 
@@ -61,7 +61,8 @@ struct Limits {
   std::chrono::milliseconds late_patience{};
 };
 
-/// The last round's members that live, under another number too; where there was no round, those that come with the training's state.
+/// The last round's members that live, under another number too; where there was no round, those that come with the
+/// training's state.
 std::set<int64_t> living_members(const Decision& last, const View& view);
 
 /// Whether all its members live, under the numbers that it has.
@@ -70,8 +71,8 @@ bool is_whole(const Decision& last, const View& view);
 /// Those of them that have the training's state: all that were not fresh, or say so.
 std::set<int64_t> holders(const Decision& last, const View& view);
 
-/// Whether `id` may propose the round after `last`. While members of the last round live, one of those that have the state, or,
-/// where all of those are gone, any other of its members. Else anybody.
+/// Whether `id` may propose the round after `last`. While members of the last round live, one of those that have the
+/// state, or, where all of those are gone, any other of its members. Else anybody.
 bool may_propose(const Decision& last, const View& view, int64_t id);
 
 /// Whether the round may begin for one who may propose it. `waited`: since it came, or has seen that no member lives.
@@ -83,8 +84,8 @@ struct Order {
   int place = 0;
 };
 
-/// The round after `last`, of those that have come: members with the state in the order of their ranks, then other members, then
-/// new processes by Order and number. `orders`: of all that have come.
+/// The round after `last`, of those that have come: members with the state in the order of their ranks, then other
+/// members, then new processes by Order and number. `orders`: of all that have come.
 Decision next_decision(const Decision& last, const View& view, const std::map<int64_t, Order>& orders, int max_ranks);
 
 } // namespace trireme::store

@@ -9,8 +9,8 @@
 
 namespace trireme::store {
 
-/// A message is a length (4 bytes, little-endian, 1 to kLongestMessage) and so many bytes. A request begins with its Op,
-/// the reply to it with its Status; strings inside have their length (4 bytes) before them.
+/// A message is a length (4 bytes, little-endian, 1 to kLongestMessage) and so many bytes. A request begins with its
+/// Op, the reply to it with its Status; strings inside have their length (4 bytes) before them.
 inline constexpr uint32_t kLongestMessage = 16u << 20;
 inline constexpr size_t kLengthBytes = 4;
 

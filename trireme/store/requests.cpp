@@ -94,7 +94,8 @@ Outcome carry_out(Table& table, uint64_t waiter, std::string_view bytes) {
       const int64_t delta = request.number();
       request.end();
       const auto sum = table.add(key, delta);
-      return sum ? reply().add(*sum).finish() : refuse(concat("\"", key, "\" holds no number that ", delta, " can be added to"));
+      return sum ? reply().add(*sum).finish()
+                 : refuse(concat("\"", key, "\" holds no number that ", delta, " can be added to"));
     }
     case Op::wait:
       return wait(table, waiter, request);

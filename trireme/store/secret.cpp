@@ -19,7 +19,8 @@
 namespace trireme::store {
 namespace {
 
-constexpr const char* kHowToMake = "Make one with: (umask 077; head -c 32 /dev/urandom > FILE), the same file on every host.";
+constexpr const char* kHowToMake =
+    "Make one with: (umask 077; head -c 32 /dev/urandom > FILE), the same file on every host.";
 
 // This user's alone; or root's, who lets one group read it, as Kubernetes mounts secrets.
 bool is_private(const struct stat& status) {
@@ -42,7 +43,8 @@ std::string bytes_of_hex(std::string_view text) {
     text.remove_suffix(1);
   }
   std::string bytes;
-  if (text.size() != 2 * Secret::kBytes || std::any_of(text.begin(), text.end(), [](char digit) { return hex_value(digit) < 0; })) {
+  if (text.size() != 2 * Secret::kBytes ||
+      std::any_of(text.begin(), text.end(), [](char digit) { return hex_value(digit) < 0; })) {
     return bytes;
   }
   for (size_t place = 0; place < text.size(); place += 2) {
@@ -78,25 +80,31 @@ std::string bytes_in(int descriptor) {
 Secret from_descriptor(int64_t number) {
   const std::string bytes = number >= 0 && number <= 1'000'000 ? bytes_in(static_cast<int>(number)) : "";
   if (bytes.empty()) {
-    throw InputError("store", concat("TRIREME_SECRET_FD=", number, " is not the memory file with the secret of the job in this process."),
-                     "trireme launch sets it, and a program between it and the rank must not close it. Started by hand: unset it.");
+    throw InputError(
+        "store",
+        concat("TRIREME_SECRET_FD=", number, " is not the memory file with the secret of the job in this process."),
+        "trireme launch sets it, and a program between it and the rank must not close it. Started by hand: unset it.");
   }
   return Secret(bytes);
 }
 
 Secret from_file(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
+  struct stat status{};
   if (!file || ::fstat(file.get(), &status) != 0) {
-    throw InputError("store", concat("the secret in TRIREME_SECRET_FILE=", path, " cannot be read: ", std::strerror(errno), "."), kHowToMake);
+    throw InputError("store",
+                     concat("the secret in TRIREME_SECRET_FILE=", path, " cannot be read: ", std::strerror(errno), "."),
+                     kHowToMake);
   }
   if (!S_ISREG(status.st_mode) || !is_private(status)) {
-    throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must be a file of this user that nobody else may read."),
+    throw InputError("store",
+                     concat("TRIREME_SECRET_FILE=", path, " must be a file of this user that nobody else may read."),
                      concat("Type: chmod 600 ", path));
   }
   const std::string bytes = bytes_in(file.get());
   if (bytes.empty()) {
-    throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must hold 32 bytes or 64 hexadecimal digits."), kHowToMake);
+    throw InputError("store", concat("TRIREME_SECRET_FILE=", path, " must hold 32 bytes or 64 hexadecimal digits."),
+                     kHowToMake);
   }
   return Secret(bytes);
 }
@@ -147,7 +155,8 @@ Secret Secret::from_environment() {
 
 int Secret::memory_file() const {
   Descriptor file(::memfd_create("trireme-secret", MFD_ALLOW_SEALING));
-  if (!file || ::write(file.get(), bytes_.data(), kBytes) != static_cast<ssize_t>(kBytes) || ::fchmod(file.get(), 0600) != 0 ||
+  if (!file || ::write(file.get(), bytes_.data(), kBytes) != static_cast<ssize_t>(kBytes) ||
+      ::fchmod(file.get(), 0600) != 0 ||
       ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     throw Error("store", concat("cannot make a memory file for the secret of the job: ", std::strerror(errno), "."));
   }

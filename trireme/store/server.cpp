@@ -45,13 +45,19 @@ int64_t Server::connections() const {
 }
 
 Server::Loop::Loop(int listening, ServerOptions options)
-    : options_(std::move(options)), listening_(listening), events_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      buffer_(kReadAtOnce), next_number_(kFirstConnection) {
+    : options_(std::move(options)),
+      listening_(listening),
+      events_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      buffer_(kReadAtOnce),
+      next_number_(kFirstConnection) {
   epoll_event listener{.events = EPOLLIN, .data = {.u64 = kListener}};
   epoll_event wake{.events = EPOLLIN, .data = {.u64 = kWake}};
-  if (!events_ || !wake_ || !set_nonblocking(listening_.get()) || epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &listener) != 0 ||
+  if (!events_ || !wake_ || !set_nonblocking(listening_.get()) ||
+      epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &listener) != 0 ||
       epoll_ctl(events_.get(), EPOLL_CTL_ADD, wake_.get(), &wake) != 0) {
-    throw Error("store", concat("cannot serve the meeting point of the ranks: ", std::strerror(errno), "."), "Raise the limit on open files (ulimit -n).");
+    throw Error("store", concat("cannot serve the meeting point of the ranks: ", std::strerror(errno), "."),
+                "Raise the limit on open files (ulimit -n).");
   }
   // Signals are for the program's own threads.
   sigset_t all;
@@ -86,7 +92,8 @@ void Server::Loop::run() {
 
 void Server::Loop::wait_for_events() {
   std::array<epoll_event, 64> happened;
-  const int count = epoll_wait(events_.get(), happened.data(), static_cast<int>(happened.size()), milliseconds_to_next());
+  const int count =
+      epoll_wait(events_.get(), happened.data(), static_cast<int>(happened.size()), milliseconds_to_next());
   bool knocked = false;
   for (int place = 0; place < count; ++place) {
     const uint64_t number = happened[place].data.u64;
@@ -250,7 +257,8 @@ void Server::Loop::examine(uint64_t number, Connection& connection) {
 
 void Server::Loop::handle_requests(uint64_t number, Connection& connection) {
   try {
-    while (!connection.parked && connection.out.empty() && connection.trusted && connection.in.size() >= kLengthBytes && ending_.count(number) == 0) {
+    while (!connection.parked && connection.out.empty() && connection.trusted && connection.in.size() >= kLengthBytes &&
+           ending_.count(number) == 0) {
       const uint32_t length = message_length(connection.in);
       if (connection.in.size() < kLengthBytes + length) {
         return;
@@ -344,7 +352,8 @@ void Server::Loop::set_deadline(uint64_t number, Connection& connection, Clock::
 }
 
 void Server::Loop::watch(uint64_t number, Connection& connection) {
-  const uint32_t wanted = EPOLLRDHUP | (connection.parked || !connection.out.empty() ? 0u : EPOLLIN) | (connection.out.empty() ? 0u : EPOLLOUT);
+  const uint32_t wanted = EPOLLRDHUP | (connection.parked || !connection.out.empty() ? 0u : EPOLLIN) |
+                          (connection.out.empty() ? 0u : EPOLLOUT);
   if (wanted != connection.interest) {
     connection.interest = wanted;
     epoll_event interest{.events = wanted, .data = {.u64 = number}};
@@ -391,8 +400,9 @@ void Server::Loop::tell_refused(bool at_end) {
   if (unreported_ == 0 || (!at_end && now < reported_at_ + kBetweenWarnings)) {
     return;
   }
-  log::warning("the meeting point of the ranks has turned away ", unreported_, unreported_ == 1 ? " connection" : " connections",
-               " that did not prove to belong to this job (last ", last_refusal_, ").");
+  log::warning("the meeting point of the ranks has turned away ", unreported_,
+               unreported_ == 1 ? " connection" : " connections", " that did not prove to belong to this job (last ",
+               last_refusal_, ").");
   unreported_ = 0;
   reported_at_ = now;
 }

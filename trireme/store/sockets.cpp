@@ -33,8 +33,9 @@ Addresses resolve(const Endpoint& endpoint, bool required) {
   addrinfo* found = nullptr;
   const int code = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (code != 0 && required) {
-    throw InputError("comm", concat("the host name \"", endpoint.host, "\" (MASTER_ADDR) is unknown: ", gai_strerror(code), "."),
-                     "Set MASTER_ADDR to a name or address that all hosts know.");
+    throw InputError(
+        "comm", concat("the host name \"", endpoint.host, "\" (MASTER_ADDR) is unknown: ", gai_strerror(code), "."),
+        "Set MASTER_ADDR to a name or address that all hosts know.");
   }
   return Addresses(code == 0 ? found : nullptr, freeaddrinfo);
 }
@@ -50,14 +51,18 @@ bool connected(int descriptor, std::chrono::milliseconds patience) {
 
 std::string in_numbers(const sockaddr_storage& address, socklen_t length) {
   char text[NI_MAXHOST];
-  return getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0 ? text : "?";
+  return getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof(text), nullptr, 0,
+                     NI_NUMERICHOST) == 0
+             ? text
+             : "?";
 }
 
 bool on_loopback(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
   }
-  return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
+  return address.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr);
 }
 
 } // namespace
@@ -71,8 +76,11 @@ int listen_on(const Endpoint& endpoint) {
   int code = 0;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (is_every_address(address->ai_addr)) {
-      throw InputError("comm", concat("MASTER_ADDR=", endpoint.host, " stands for every address of this host, and the ranks meet on one only."),
-                       "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
+      throw InputError(
+          "comm",
+          concat("MASTER_ADDR=", endpoint.host,
+                 " stands for every address of this host, and the ranks meet on one only."),
+          "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
     }
     Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int yes = 1;
@@ -89,8 +97,9 @@ int listen_on(const Endpoint& endpoint) {
     throw InputError("comm", concat("port ", endpoint.port, " on ", endpoint.host, " is in use by another program."),
                      "Choose another MASTER_PORT, or start with trireme launch, which finds a free one.");
   }
-  throw InputError("comm", concat("rank 0 cannot listen on ", endpoint.host, ":", endpoint.port, ": ", std::strerror(code), "."),
-                   "MASTER_ADDR must be an address of the host that runs rank 0, MASTER_PORT a port above 1023.");
+  throw InputError(
+      "comm", concat("rank 0 cannot listen on ", endpoint.host, ":", endpoint.port, ": ", std::strerror(code), "."),
+      "MASTER_ADDR must be an address of the host that runs rank 0, MASTER_PORT a port above 1023.");
 }
 
 int bound_port(int descriptor) {
@@ -163,9 +172,11 @@ void let_wait_to_read(int descriptor) {
 bool is_silent(int descriptor) {
   tcp_info info{};
   socklen_t length = sizeof(info);
-  // The kernel of a process that does not read answers: to keep-alives, and to probes of its full window, which come seldom.
+  // The kernel of a process that does not read answers: to keep-alives, and to probes of its full window, which come
+  // seldom.
   constexpr int kUnansweredProbes = 3;
-  return getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && (info.tcpi_retransmits > 0 || info.tcpi_probes >= kUnansweredProbes) &&
+  return getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+         (info.tcpi_retransmits > 0 || info.tcpi_probes >= kUnansweredProbes) &&
          info.tcpi_last_ack_recv > static_cast<uint32_t>(std::chrono::milliseconds(kSilence).count());
 }
 
@@ -177,13 +188,15 @@ bool set_nonblocking(int descriptor) {
 std::string peer_name(int descriptor) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  return getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length) : "?";
+  return getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length)
+                                                                                      : "?";
 }
 
 std::string bound_host(int descriptor) {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
-  return getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length) : "?";
+  return getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? in_numbers(address, length)
+                                                                                      : "?";
 }
 
 std::string own_address_towards(const std::string& host) {
@@ -203,7 +216,8 @@ std::string own_address_towards(const std::string& host) {
       return text;
     }
   }
-  throw InputError("comm", concat("there is no route to \"", host, "\" (MASTER_ADDR)."), "Check the network, or set MASTER_ADDR to another address.");
+  throw InputError("comm", concat("there is no route to \"", host, "\" (MASTER_ADDR)."),
+                   "Check the network, or set MASTER_ADDR to another address.");
 }
 
 std::string host_identity() {

@@ -2,7 +2,6 @@
 
 #include <trireme/base/descriptor.h>
 
-
 #include <chrono>
 #include <string>
 
@@ -45,15 +44,16 @@ Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patie
 /// A stopped process is not silent: its kernel answers.
 inline constexpr std::chrono::seconds kSilence{15};
 
-/// Sets the options of a connection for short messages: no delay for small packets, and an error after kSilence, whether
-/// it is idle or waits for the other side to read.
+/// Sets the options of a connection for short messages: no delay for small packets, and an error after kSilence,
+/// whether it is idle or waits for the other side to read.
 void prepare_connection(int descriptor);
 
 /// Ends idle connections only: a busy one may wait for a stopped process to read, which the kernel counts as silence.
 void end_when_silent(int descriptor);
 
-/// For connections over which much is sent: removes the error of prepare_connection() for one that waits for the other side to read, however long.
-/// Who uses it asks is_silent() now and then while something is on its way; idle ones still end after kSilence.
+/// For connections over which much is sent: removes the error of prepare_connection() for one that waits for the other
+/// side to read, however long. Who uses it asks is_silent() now and then while something is on its way; idle ones still
+/// end after kSilence.
 void let_wait_to_read(int descriptor);
 
 /// Whether the other host has answered nothing for kSilence although this one asked.
@@ -72,7 +72,8 @@ std::string bound_host(int descriptor);
 /// under a loopback name. No packet is sent. Errors: InputError when the name is unknown.
 std::string own_address_towards(const std::string& host);
 
-/// Equal for processes that share a machine: host name and boot id, or what TRIREME_HOST says (the launcher's name for it).
+/// Equal for processes that share a machine: host name and boot id, or what TRIREME_HOST says (the launcher's name for
+/// it).
 std::string host_identity();
 
 } // namespace trireme::store

@@ -16,11 +16,12 @@ class Table {
   void set(const std::string& key, std::string_view value);
   /// Returns nullptr if the key is not set.
   const std::string* find(const std::string& key) const;
-  /// Adds to a decimal number that starts at 0 and returns the sum; nullopt when the value is no number or the sum is too large.
+  /// Adds to a decimal number that starts at 0 and returns the sum; nullopt when the value is no number or the sum is
+  /// too large.
   std::optional<int64_t> add(const std::string& key, int64_t delta);
   void append(const std::string& key, std::string_view value);
-  /// Sets `desired` when the value is `expected`, or when there is none and `expected` is "". Returns the value afterwards;
-  /// `expected` when there is none (so c10d::Store::compareSet wants it).
+  /// Sets `desired` when the value is `expected`, or when there is none and `expected` is "". Returns the value
+  /// afterwards; `expected` when there is none (so c10d::Store::compareSet wants it).
   std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
   bool remove(const std::string& key);
   bool has_all(const std::vector<std::string>& keys) const;

@@ -25,17 +25,23 @@ bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
 
 } // namespace
 
-EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& group, std::shared_ptr<bucket::StateStore> store) : group_(group) {
+EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& group,
+                         std::shared_ptr<bucket::StateStore> store)
+    : group_(group) {
   bucket::LayoutOptions layout;
   layout.shards = group_.size();
-  const bucket::FlatOptions sharded{.rank = group_.rank(),
-                                    .size = group_.size(),
-                                    .shard_gradients = true,
-                                    .shard_parameters = true,
-                                    .unit_of = [](const at::Tensor&) { return 0; },
-                                    .parameter_store = std::move(store),
-                                    .keep_spare_memory = false}; // there are as many pools as modules: together they would keep the whole model
-  buffers_ = bucket::flatten(parameters_of(module), layout, [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); }, sharded);
+  const bucket::FlatOptions sharded{
+      .rank = group_.rank(),
+      .size = group_.size(),
+      .shard_gradients = true,
+      .shard_parameters = true,
+      .unit_of = [](const at::Tensor&) { return 0; },
+      .parameter_store = std::move(store),
+      .keep_spare_memory = false}; // there are as many pools as modules: together they would keep the whole model
+  buffers_ = bucket::flatten(
+      parameters_of(module), layout,
+      [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); },
+      sharded);
   for (const auto& buffer : buffers_) {
     buffer->move_in(0);
     group_.broadcast(buffer->bucket_data(0), 0, "parameters of a new module").wait();

@@ -8,7 +8,8 @@
 
 namespace trireme::zero {
 
-GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator, std::vector<at::Tensor> parameters, std::optional<int> modifier)
+GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator,
+                                       std::vector<at::Tensor> parameters, std::optional<int> modifier)
     : coordinator_(std::move(coordinator)), parameters_(std::move(parameters)), modifier_(modifier) {
   coordinator_->pin(parameters_, modifier_.has_value());
 }

@@ -11,8 +11,8 @@
 
 namespace trireme::zero {
 
-/// While it lives, a module that is Sharded keeps only this rank's part of its parameters as soon as it has been built (and
-/// initialised): no rank ever holds the whole model. Afterwards initialize() takes over, at any ZeRO stage.
+/// While it lives, a module that is Sharded keeps only this rank's part of its parameters as soon as it has been built
+/// (and initialised): no rank ever holds the whole model. Afterwards initialize() takes over, at any ZeRO stage.
 ///
 ///   zero::Init init(world);
 ///   Net net(options); // its blocks are Sharded<Block>
@@ -22,13 +22,16 @@ namespace trireme::zero {
 class Init {
  public:
   /// All ranks of the world are data-parallel.
-  /// `type`: what the parameters are converted to as well, as the configuration will ask for ("bf16": {"enabled": true}).
-  /// `device`: where the engine will train; each module is moved there as it is built. Default: as InitializeOptions::device, which is
-  /// device::choose("auto").
-  /// Errors: Error when another one lives; those of device::choose().
-  explicit Init(const comm::World& world, precision::Type type = precision::Type::fp32, std::optional<c10::Device> device = std::nullopt);
-  /// Among some of the ranks, whose device only the caller knows. The parts are in `store`, which lives until the engine has them; null: in memory.
-  Init(comm::Group group, precision::Type type, c10::Device device, std::shared_ptr<bucket::StateStore> store = nullptr);
+  /// `type`: what the parameters are converted to as well, as the configuration will ask for ("bf16": {"enabled":
+  /// true}). `device`: where the engine will train; each module is moved there as it is built. Default: as
+  /// InitializeOptions::device, which is device::choose("auto"). Errors: Error when another one lives; those of
+  /// device::choose().
+  explicit Init(const comm::World& world, precision::Type type = precision::Type::fp32,
+                std::optional<c10::Device> device = std::nullopt);
+  /// Among some of the ranks, whose device only the caller knows. The parts are in `store`, which lives until the
+  /// engine has them; null: in memory.
+  Init(comm::Group group, precision::Type type, c10::Device device,
+       std::shared_ptr<bucket::StateStore> store = nullptr);
   ~Init();
   Init(const Init&) = delete;
   Init& operator=(const Init&) = delete;

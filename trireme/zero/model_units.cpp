@@ -25,7 +25,8 @@ void ModelUnits::add(torch::nn::Module& module, std::unique_ptr<EarlyShards> ear
 }
 
 // Tiles come after the unit that they are in, because their gradients are final before all of the unit's own are.
-void ModelUnits::add_one(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit, std::optional<size_t> within) {
+void ModelUnits::add_one(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit,
+                         std::optional<size_t> within) {
   Item item{&module, std::move(early), unit, {}, within};
   for (const at::Tensor& parameter : own_parameters(module)) {
     if (unit_of_.emplace(parameter.unsafeGetTensorImpl(), static_cast<int64_t>(items_.size())).second) {
@@ -119,7 +120,8 @@ void ModelUnits::drop_early_shards() {
   }
 }
 
-void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const Agree& agree, const std::shared_ptr<ParameterCoordinator>& coordinator) {
+void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, const Agree& agree,
+                           const std::shared_ptr<ParameterCoordinator>& coordinator) {
   const torch::NoGradGuard no_grad;
   const auto move_in = [&](bucket::FlatParameters& buffer, int64_t b) {
     buffer.move_in(b);
@@ -159,8 +161,9 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
   }
   move_in_unit(bucket::TensorInfo::kNoUnit);
   for (const Item& item : items_) {
-    coordinator->add(*item.module, [this](const at::Tensor& parameter) { return sizes_.at(parameter.unsafeGetTensorImpl()); },
-                     item.within ? items_[*item.within].module : nullptr);
+    coordinator->add(
+        *item.module, [this](const at::Tensor& parameter) { return sizes_.at(parameter.unsafeGetTensorImpl()); },
+        item.within ? items_[*item.within].module : nullptr);
   }
 }
 

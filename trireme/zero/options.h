@@ -17,11 +17,12 @@ struct ZeroOptions {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   /// Stage 3: elements that may be gathered ahead of time; absent: the next unit.
   std::optional<int64_t> prefetch_elements = std::nullopt;
-  /// Stage 3: elements that are whole at a time, as far as units that the step uses again are kept for it; absent: in one pipeline stage
-  /// nothing is kept, in several half of what a stage's units have.
+  /// Stage 3: elements that are whole at a time, as far as units that the step uses again are kept for it; absent: in
+  /// one pipeline stage nothing is kept, in several half of what a stage's units have.
   std::optional<int64_t> max_live_elements = std::nullopt;
 
-  /// Stages 1 to 3: so many neighbouring data ranks hold one copy of what is sharded, and the copies are kept equal; absent: all together.
+  /// Stages 1 to 3: so many neighbouring data ranks hold one copy of what is sharded, and the copies are kept equal;
+  /// absent: all together.
   std::optional<int64_t> shard_size = std::nullopt;
 
   /// max_live_elements, also where it is absent, for units of so many elements on a stage of so many.

@@ -28,7 +28,8 @@ const Node* source_of(const Node& node) {
 
 } // namespace
 
-// An embedding's backward reads indices only, unless its weight is computed from parameters. Tensor ranks set the rows of others to zero and add up.
+// An embedding's backward reads indices only, unless its weight is computed from parameters. Tensor ranks set the rows
+// of others to zero and add up.
 bool ParameterCoordinator::reads_parameters_in_backward(const at::Tensor& output) const {
   const Node* node = output.grad_fn().get();
   while (node != nullptr && (node->name() == "MaskedFillBackward0" || is_exchange_(*node))) {
@@ -48,7 +49,8 @@ ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at:
   Parts parts;
   for (size_t b = 0; b < buffers_.size(); ++b) {
     for (int64_t i = 0; i < buffers_[b]->count(); ++i) {
-      const bool meant = std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& p) { return p.is_same(buffers_[b]->parameter(i)); });
+      const bool meant = std::any_of(parameters.begin(), parameters.end(),
+                                     [&](const at::Tensor& p) { return p.is_same(buffers_[b]->parameter(i)); });
       const Part part{b, buffers_[b]->layout().bucket_of(i)};
       if (meant && !contains(parts, part)) {
         parts.push_back(part);
@@ -73,7 +75,8 @@ void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& si
     }
   }
   if (const auto outer = units_.find(within); outer != units_.end()) {
-    std::copy_if(outer->second.begin(), outer->second.end(), std::back_inserter(parts), [&](const Part& part) { return !contains(parts, part); });
+    std::copy_if(outer->second.begin(), outer->second.end(), std::back_inserter(parts),
+                 [&](const Part& part) { return !contains(parts, part); });
   }
   units_.emplace(&module, std::move(parts));
 }
@@ -100,7 +103,8 @@ ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) 
 }
 
 int64_t ParameterCoordinator::unit_elements() const {
-  return std::accumulate(numel_.begin(), numel_.end(), int64_t{0}, [](int64_t sum, const auto& part) { return sum + part.second; });
+  return std::accumulate(numel_.begin(), numel_.end(), int64_t{0},
+                         [](int64_t sum, const auto& part) { return sum + part.second; });
 }
 
 // Adds units that are there and come again, whole units only, until the next one has no room.
@@ -227,7 +231,9 @@ void ParameterCoordinator::release_all() {
 void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool to_modify) {
   for (const Part& part : parts_of(parameters)) {
     if (const bucket::FlatParameters& buffer = *buffers_[part.buffer]; to_modify && buffer.reduce_group() != 0) {
-      throw InputError("engine", concat("gather_parameters() with a modifier_rank of \"", buffer.name(0), "\" or its neighbours, which not every rank has"),
+      throw InputError("engine",
+                       concat("gather_parameters() with a modifier_rank of \"", buffer.name(0),
+                              "\" or its neighbours, which not every rank has"),
                        "Change them on each rank that has them, without modifier_rank.");
     }
   }

@@ -20,44 +20,48 @@ struct Node;
 
 namespace trireme::zero {
 
-/// Gathers the parameters of the unit that is about to be used, and those of the next ones ahead of time (ZeRO stage 3).
+/// Gathers the parameters of the unit that is about to be used, and those of the next ones ahead of time (ZeRO stage
+/// 3).
 ///
-/// One rule for forward, backward and recomputation: entering a unit lets go of every other that is not expected next. So the
-/// last unit of forward is still there for its backward, and a recomputed one for the backward that follows.
-/// What is next is what came next in the pass before; the first pass gathers nothing ahead. Of a pipeline's schedule each computation is
-/// known from the first of its kind on.
-/// Units that the pass uses again may be kept, those that come first, as long as no more than keep() elements are whole (Belady 1966:
-/// whatever is needed latest has to go).
-/// Every rank enters the same units in the same order.
+/// One rule for forward, backward and recomputation: entering a unit lets go of every other that is not expected next.
+/// So the last unit of forward is still there for its backward, and a recomputed one for the backward that follows.
+/// What is next is what came next in the pass before; the first pass gathers nothing ahead. Of a pipeline's schedule
+/// each computation is known from the first of its kind on. Units that the pass uses again may be kept, those that come
+/// first, as long as no more than keep() elements are whole (Belady 1966: whatever is needed latest has to go). Every
+/// rank enters the same units in the same order.
 ///
-/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is kept: where M
-/// micro-batches go to and fro over L units of one size, of which K (at least two, where one is gathered ahead) are kept, 2M(L - K) + K units are gathered.
-/// Shards that are in files come from there two stages ahead: from the disk to the host, and then gathered.
+/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is
+/// kept: where M micro-batches go to and fro over L units of one size, of which K (at least two, where one is gathered
+/// ahead) are kept, 2M(L - K) + K units are gathered. Shards that are in files come from there two stages ahead: from
+/// the disk to the host, and then gathered.
 ///
-/// Memory: the shards, one unit, and what is gathered ahead; or, if that is more, what may be kept. Source: Rajbhandari et al. 2020,
-/// arXiv:1910.02054, section 5.3.
+/// Memory: the shards, one unit, and what is gathered ahead; or, if that is more, what may be kept. Source: Rajbhandari
+/// et al. 2020, arXiv:1910.02054, section 5.3.
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
  public:
   /// Whether a node of autograd's graph only exchanges its one tensor with other ranks.
   using IsExchange = std::function<bool(const torch::autograd::Node&)>;
-  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing. `is_exchange`: that of tensor ranks.
-  /// The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then needs not be given back.
-  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups, std::optional<int64_t> ahead, IsExchange is_exchange)
+  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing. `is_exchange`:
+  /// that of tensor ranks. The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then
+  /// needs not be given back.
+  ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups,
+                       std::optional<int64_t> ahead, IsExchange is_exchange)
       : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead), is_exchange_(std::move(is_exchange)) {}
 
   using SizeOf = std::function<int64_t(const at::Tensor& parameter)>;
-  /// Makes a unit of the module: its parameters, those of its children but not of tiles included, are gathered together. Those of the unit `within` which a tile lies
-  /// stay while it is used.
-  /// They have been taken in by the buffers. `size`: elements of a parameter when it is decided what is gathered ahead and kept. Tensor ranks, whose parts may
-  /// differ, take the largest: they gather what they have whole among all of them, so they decide the same.
+  /// Makes a unit of the module: its parameters, those of its children but not of tiles included, are gathered
+  /// together. Those of the unit `within` which a tile lies stay while it is used. They have been taken in by the
+  /// buffers. `size`: elements of a parameter when it is decided what is gathered ahead and kept. Tensor ranks, whose
+  /// parts may differ, take the largest: they gather what they have whole among all of them, so they decide the same.
   void add(const torch::nn::Module& module, const SizeOf& size, const torch::nn::Module* within = nullptr);
 
-  /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none are kept.
+  /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none
+  /// are kept.
   void keep(int64_t elements) {
     keep_ = elements;
   }
-  /// Says that shards are elsewhere (a bucket::StateStore that reads ahead): the buckets of so many come from there to the host while earlier units are
-  /// used, before they are gathered. At first none.
+  /// Says that shards are elsewhere (a bucket::StateStore that reads ahead): the buckets of so many come from there to
+  /// the host while earlier units are used, before they are gathered. At first none.
   void read_ahead(int64_t buckets) {
     read_ahead_ = buckets;
   }
@@ -83,8 +87,9 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// Lets go of everything: the shards have changed.
   void release_all();
 
-  /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed over.
-  /// `to_modify`: one rank's values will be everybody's. Errors: InputError for parameters that not all ranks of the data group have.
+  /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed
+  /// over. `to_modify`: one rank's values will be everybody's. Errors: InputError for parameters that not all ranks of
+  /// the data group have.
   void pin(const std::vector<at::Tensor>& parameters, bool to_modify = false);
   /// Called whenever parameters were modified between pin() and unpin().
   void on_modified(std::function<void()> callback) {

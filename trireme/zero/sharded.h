@@ -17,8 +17,8 @@
 
 namespace trireme::zero {
 
-/// A module of class Impl whose parameters are there only while they are used (ZeRO stage 3); at other stages an Impl and
-/// nothing more. Names of parameters do not change. A Sharded within another is a part of it.
+/// A module of class Impl whose parameters are there only while they are used (ZeRO stage 3); at other stages an Impl
+/// and nothing more. Names of parameters do not change. A Sharded within another is a part of it.
 template <typename Impl>
 class ShardedImpl : public Impl, public Unit {
  public:
@@ -36,13 +36,19 @@ class ShardedImpl : public Impl, public Unit {
     built(*this);
   }
 
-  /// A part of the model whose activations may be recomputed or moved (activations::run()), if it takes tensors and returns such.
+  /// A part of the model whose activations may be recomputed or moved (activations::run()), if it takes tensors and
+  /// returns such.
   template <typename... A>
   auto forward(A&&... args) {
     using Result = decltype(Impl::forward(std::forward<A>(args)...));
     if constexpr (recompute::IsTensors<Result>::value && (std::is_same_v<std::decay_t<A>, at::Tensor> && ...)) {
       if (activations::active()) {
-        return activations::call(part(*this, typeid(Impl)), [this](const std::same_as<at::Tensor> auto&... inputs) { return use([&] { return Impl::forward(inputs...); }); }, args...);
+        return activations::call(
+            part(*this, typeid(Impl)),
+            [this](const std::same_as<at::Tensor> auto&... inputs) {
+              return use([&] { return Impl::forward(inputs...); });
+            },
+            args...);
       }
     }
     return use([&] { return Impl::forward(std::forward<A>(args)...); });
@@ -64,16 +70,16 @@ class ShardedImpl : public Impl, public Unit {
 
 /// The holder: Sharded<Block> block(options); y = block(x), or block->forward(x).
 ///
-/// Call it through its own type. Through Block's (`as<BlockImpl>()->forward`) nobody gathers, and reading a parameter then fails
-/// with a message that says so.
+/// Call it through its own type. Through Block's (`as<BlockImpl>()->forward`) nobody gathers, and reading a parameter
+/// then fails with a message that says so.
 template <typename M>
 class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>> {
  public:
   using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
 };
 
-/// A torch::nn::ModuleList of Sharded<M>, whose loop has their type: for (auto& block : *blocks) x = block->forward(x). Names of
-/// parameters are those of a ModuleList.
+/// A torch::nn::ModuleList of Sharded<M>, whose loop has their type: for (auto& block : *blocks) x = block->forward(x).
+/// Names of parameters are those of a ModuleList.
 template <typename M>
 class ShardedListImpl : public torch::nn::ModuleListImpl {
  public:

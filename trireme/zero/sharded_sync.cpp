@@ -31,7 +31,8 @@ comm::Work ShardedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t 
 void ShardedSync::send_between() {
   for (const auto& shard : std::exchange(reducing_, {})) {
     shard->reduced.wait();
-    shard->between = sum_between(groups().replicas_of(*shard->buffer), *shard->buffer, shard->bucket, travel(*shard->buffer));
+    shard->between =
+        sum_between(groups().replicas_of(*shard->buffer), *shard->buffer, shard->bucket, travel(*shard->buffer));
   }
 }
 
@@ -39,7 +40,8 @@ void ShardedSync::backward_ended() {
   send_between();
 }
 
-comm::Work ShardedSync::sum_between(const comm::Group& replicas, bucket::FlatParameters& buffer, int64_t bucket, at::ScalarType travel) {
+comm::Work ShardedSync::sum_between(const comm::Group& replicas, bucket::FlatParameters& buffer, int64_t bucket,
+                                    at::ScalarType travel) {
   const torch::NoGradGuard no_grad;
   const at::Tensor shard = buffer.owned_grad(bucket, buffer.plan().mine(bucket));
   const std::string what = concat("gradients of the copies, bucket ", bucket);

@@ -9,16 +9,17 @@
 
 namespace trireme::zero {
 
-/// ZeRO: gradients are summed to shards, each rank steps its shard, and the stepped parameters travel while later buckets are stepped.
-/// Parameters that are gathered where they are used (ParameterCoordinator) stay shards. Where gradients are sharded (stage 2), a bucket loses
-/// its memory once it is reduced.
+/// ZeRO: gradients are summed to shards, each rank steps its shard, and the stepped parameters travel while later
+/// buckets are stepped. Parameters that are gathered where they are used (ParameterCoordinator) stay shards. Where
+/// gradients are sharded (stage 2), a bucket loses its memory once it is reduced.
 ///
 /// Cost for P bytes of gradients or parameters and N ranks: P(N-1)/N sent by each rank, for either.
 /// Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 7.
 ///
-/// With hybrid sharding (ReduceGroups::shard_within) S ranks hold one copy, and R = N/S have each shard: gradients are summed to shards among the
-/// S, and in the last backward of a step each shard is summed among its R, bucket by bucket while the next ones are reduced. Parameters travel
-/// among the S only. Cost: P(S-1)/S for either, and 2(P/S)(R-1)/R, once a step, between copies. Source: Zhang et al. 2022, arXiv:2205.00119.
+/// With hybrid sharding (ReduceGroups::shard_within) S ranks hold one copy, and R = N/S have each shard: gradients are
+/// summed to shards among the S, and in the last backward of a step each shard is summed among its R, bucket by bucket
+/// while the next ones are reduced. Parameters travel among the S only. Cost: P(S-1)/S for either, and 2(P/S)(R-1)/R,
+/// once a step, between copies. Source: Zhang et al. 2022, arXiv:2205.00119.
 class ShardedSync final : public parallel::AllReduceSync {
  public:
   using AllReduceSync::AllReduceSync;
@@ -45,7 +46,8 @@ class ShardedSync final : public parallel::AllReduceSync {
   };
 
   void send_between();
-  static comm::Work sum_between(const comm::Group& replicas, bucket::FlatParameters& buffer, int64_t bucket, at::ScalarType travel);
+  static comm::Work sum_between(const comm::Group& replicas, bucket::FlatParameters& buffer, int64_t bucket,
+                                at::ScalarType travel);
 
   bool last_ = true;
   std::vector<std::shared_ptr<Shard>> reducing_; // in the order in which all ranks go on

@@ -35,10 +35,14 @@ class TiledLinearImpl::TileImpl : public ShardedImpl<torch::nn::LinearImpl> {
   }
 };
 
-TiledLinearOptions tiles_within(int64_t memory_bytes, int64_t in_features, int64_t out_features, bool bias, int64_t element_bytes) {
+TiledLinearOptions tiles_within(int64_t memory_bytes, int64_t in_features, int64_t out_features, bool bias,
+                                int64_t element_bytes) {
   const int64_t elements = memory_bytes / (2 * element_bytes);
   if (elements < (bias ? 2 : 1) || in_features < 1 || out_features < 1) {
-    throw InputError("zero", concat("no two tiles of a linear layer [", out_features, ", ", in_features, "] fit into ", memory_bytes, " bytes"), "Allow more memory.");
+    throw InputError("zero",
+                     concat("no two tiles of a linear layer [", out_features, ", ", in_features, "] fit into ",
+                            memory_bytes, " bytes"),
+                     "Allow more memory.");
   }
   TiledLinearOptions options{in_features, out_features, bias, 1, 1};
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -85,7 +89,8 @@ TiledLinearImpl::TiledLinearImpl(const torch::nn::LinearImpl& linear, TiledLinea
 void TiledLinearImpl::build(const Values& initialise) {
   const auto check = [](int64_t size, int64_t splits, const char* side) {
     if (size < 1 || splits < 1 || splits > size) {
-      throw InputError("zero", concat("a linear layer with ", size, ' ', side, " features in ", splits, " parts"), "There is at least one feature in each part.");
+      throw InputError("zero", concat("a linear layer with ", size, ' ', side, " features in ", splits, " parts"),
+                       "There is at least one feature in each part.");
     }
   };
   check(options_.in_features, options_.in_splits, "in");
@@ -97,7 +102,8 @@ void TiledLinearImpl::build(const Values& initialise) {
     int64_t first_in = 0;
     for (int64_t i = 0; i < options_.in_splits; ++i) {
       const auto options = torch::nn::LinearOptions(in_sizes_[i], out_sizes_[o]).bias(options_.bias && i == 0);
-      tiles_.push_back(std::make_shared<TileImpl>([&](torch::nn::LinearImpl& tile) { initialise(tile, first_out, first_in); }, options));
+      tiles_.push_back(std::make_shared<TileImpl>(
+          [&](torch::nn::LinearImpl& tile) { initialise(tile, first_out, first_in); }, options));
       register_module(name_of_tile(o, i), tiles_.back());
       first_in += in_sizes_[i];
     }
@@ -123,7 +129,8 @@ at::Tensor TiledLinearImpl::weight() const {
   std::vector<at::Tensor> rows;
   for (auto tile = tiles_.begin(); tile != tiles_.end(); tile += options_.in_splits) {
     std::vector<at::Tensor> row;
-    std::transform(tile, tile + options_.in_splits, std::back_inserter(row), [](const auto& one) { return one->weight.detach(); });
+    std::transform(tile, tile + options_.in_splits, std::back_inserter(row),
+                   [](const auto& one) { return one->weight.detach(); });
     rows.push_back(at::cat(row, 1));
   }
   return at::cat(rows, 0);

@@ -28,14 +28,16 @@ class Unit {
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   virtual torch::nn::Module& module() = 0;
-  /// Whether it is a unit by itself within another one, too, of which everything else stays while it is used. Else it is a part of that.
+  /// Whether it is a unit by itself within another one, too, of which everything else stays while it is used. Else it
+  /// is a part of that.
   virtual bool is_tile() const {
     return false;
   }
 
   /// From now on `coordinator` is told when the parameters are needed; what Init left is dropped.
   void join(const std::shared_ptr<ParameterCoordinator>& coordinator);
-  /// Makes parameters that Init has sharded whole; they stay so until join(). Collective then. Returns whether it had to.
+  /// Makes parameters that Init has sharded whole; they stay so until join(). Collective then. Returns whether it had
+  /// to.
   bool make_whole();
 
  protected:

@@ -30,7 +30,8 @@ constexpr int64_t kOfARank = 4;
 constexpr int64_t kEvery = 4; // steps between two meetings
 
 struct Replica {
-  nn::Sequential net{nn::BatchNorm1d(3), nn::Linear(3, 5), nn::Tanh(), nn::Linear(5, 1)}; // no bias before a BatchNorm: of its gradient, rounding, Adam makes whole steps
+  nn::Sequential net{nn::BatchNorm1d(3), nn::Linear(3, 5), nn::Tanh(),
+                     nn::Linear(5, 1)}; // no bias before a BatchNorm: of its gradient, rounding, Adam makes whole steps
   std::unique_ptr<torch::optim::AdamW> adam;
 
   Replica() {
@@ -42,7 +43,8 @@ struct Replica {
     adam = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.01));
   }
   void step(const std::vector<int64_t>& samples) {
-    const at::Tensor x = torch::sin(torch::tensor(samples, at::kDouble).unsqueeze(1) * torch::tensor({0.3, 0.7, 1.1}, at::kDouble));
+    const at::Tensor x =
+        torch::sin(torch::tensor(samples, at::kDouble).unsqueeze(1) * torch::tensor({0.3, 0.7, 1.1}, at::kDouble));
     adam->zero_grad();
     (net->forward(x) - x.sum(1, true)).square().mean().backward();
     adam->step();
@@ -107,7 +109,8 @@ struct Reference {
 
 bool same(const Replica& a, const Replica& b) {
   const auto of_a = a.values(), of_b = b.values();
-  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.allclose(y, 1e-9, 1e-12); });
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.allclose(y, 1e-9, 1e-12); });
 }
 
 /// One process of the job.
@@ -153,14 +156,16 @@ TEST_F(ElasticAveragingTest, AReplicaThatIsLostIsLeftOutOfTheMean) {
     EXPECT_THAT(run_workers(3, 2,
                             [&](int) {
                               Process process;
-                              process.run([&] { return process.step == kSteps; },
-                                          [&] {
-                                            if (process.rounds.size() == 1 && rank() == lost && process.step == kDeath) {
-                                              ::raise(SIGKILL);
-                                            }
-                                          },
-                                          {.min_ranks = 2, .max_ranks = 3});
-                              EXPECT_THAT(process.rounds, ElementsAre(std::pair{0L, 3}, std::pair{kMeeting, 2})) << "nobody went back";
+                              process.run(
+                                  [&] { return process.step == kSteps; },
+                                  [&] {
+                                    if (process.rounds.size() == 1 && rank() == lost && process.step == kDeath) {
+                                      ::raise(SIGKILL);
+                                    }
+                                  },
+                                  {.min_ranks = 2, .max_ranks = 3});
+                              EXPECT_THAT(process.rounds, ElementsAre(std::pair{0L, 3}, std::pair{kMeeting, 2}))
+                                  << "nobody went back";
                               Reference reference(3);
                               for (int64_t step = 1; step <= kSteps; ++step) {
                                 reference.step();
@@ -179,46 +184,47 @@ TEST_F(ElasticAveragingTest, AReplicaThatIsLostIsLeftOutOfTheMean) {
 
 TEST_F(ElasticAveragingTest, AReplicaThatComesBeginsWithTheMean) {
   test::Gate come;
-  EXPECT_THAT(run_workers(3, 3,
-                          [&](int worker) {
-                            if (worker == 3) {
-                              come.wait();
-                            }
-                            Process process;
-                            if (worker == 3) { // what it has counts for nothing
-                              process.replica.net->parameters()[0].detach().fill_(std::numeric_limits<double>::quiet_NaN());
-                              process.step = 77;
-                            }
-                            int64_t joined = -1;
-                            process.state.add("joined", joined);
-                            process.run(
-                                [&] {
-                                  if (size() == 3 && joined < 0) {
-                                    joined = process.step;
-                                  }
-                                  return joined >= 0 && process.step == joined + 2 * kEvery;
-                                },
-                                [&] {
-                                  if (rank() == 0 && process.step == kEvery + 1) {
-                                    come.open();
-                                  }
-                                },
-                                {.min_ranks = worker == 3 ? 1 : 2});
-                            EXPECT_EQ(joined % kEvery, 0);
-                            EXPECT_EQ(process.rounds.back(), (std::pair{joined, 3}));
-                            Reference reference(2);
-                            for (int64_t step = 1; step <= joined + 2 * kEvery; ++step) {
-                              reference.step();
-                              if (step % kEvery == 0) {
-                                reference.average();
-                              }
-                              if (step == joined) {
-                                reference.add();
-                              }
-                            }
-                            EXPECT_TRUE(same(process.replica, *reference.replicas[0]));
-                          }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_workers(3, 3,
+                  [&](int worker) {
+                    if (worker == 3) {
+                      come.wait();
+                    }
+                    Process process;
+                    if (worker == 3) { // what it has counts for nothing
+                      process.replica.net->parameters()[0].detach().fill_(std::numeric_limits<double>::quiet_NaN());
+                      process.step = 77;
+                    }
+                    int64_t joined = -1;
+                    process.state.add("joined", joined);
+                    process.run(
+                        [&] {
+                          if (size() == 3 && joined < 0) {
+                            joined = process.step;
+                          }
+                          return joined >= 0 && process.step == joined + 2 * kEvery;
+                        },
+                        [&] {
+                          if (rank() == 0 && process.step == kEvery + 1) {
+                            come.open();
+                          }
+                        },
+                        {.min_ranks = worker == 3 ? 1 : 2});
+                    EXPECT_EQ(joined % kEvery, 0);
+                    EXPECT_EQ(process.rounds.back(), (std::pair{joined, 3}));
+                    Reference reference(2);
+                    for (int64_t step = 1; step <= joined + 2 * kEvery; ++step) {
+                      reference.step();
+                      if (step % kEvery == 0) {
+                        reference.average();
+                      }
+                      if (step == joined) {
+                        reference.add();
+                      }
+                    }
+                    EXPECT_TRUE(same(process.replica, *reference.replicas[0]));
+                  }),
+      IsEmpty());
 }
 
 } // namespace

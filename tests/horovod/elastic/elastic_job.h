@@ -24,7 +24,9 @@ namespace trireme::horovod::elastic {
 /// Processes of an elastic job: number 0 runs its store until `lasting` of the others have come to their end.
 class ElasticTest : public testing::Test {
  protected:
-  ElasticTest() : listening_(store::listen_on({"127.0.0.1", 0})), secret_(std::filesystem::path(testing::TempDir()) / concat("trireme_elastic_", ::getpid())) {
+  ElasticTest()
+      : listening_(store::listen_on({"127.0.0.1", 0})),
+        secret_(std::filesystem::path(testing::TempDir()) / concat("trireme_elastic_", ::getpid())) {
     std::ofstream(secret_) << store::Secret::random().hex();
     ::chmod(secret_.c_str(), 0600);
     ::setenv("TRIREME_SECRET_FILE", secret_.c_str(), 1);

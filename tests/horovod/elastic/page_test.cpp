@@ -45,21 +45,22 @@ TEST(HorovodPageTest, TheLoop) {
   EXPECT_THAT(run_processes(2,
                             [](int process) {
                               nn::Linear model(3, 2);
-                              const auto loader = std::make_unique<std::vector<at::Tensor>>(5, torch::full({4, 3}, 1.0 + process));
+                              const auto loader =
+                                  std::make_unique<std::vector<at::Tensor>>(5, torch::full({4, 3}, 1.0 + process));
                               namespace hvd = trireme::horovod;
-                              hvd::init();                                              // as trireme::World::connect(): any launcher
+                              hvd::init(); // as trireme::World::connect(): any launcher
                               torch::optim::AdamW adam(model->parameters(), 1e-3);
                               hvd::broadcast_parameters(model->named_parameters(), 0);
                               hvd::broadcast_optimizer_state(adam, 0);
                               hvd::DistributedOptimizer optimizer(adam, model->named_parameters());
-                              for (auto& batch : *loader) {                             // each rank its own part: trireme::TorchSampler
+                              for (auto& batch : *loader) { // each rank its own part: trireme::TorchSampler
                                 optimizer.zero_grad();
-                                loss(model, batch).backward();                          // gradients travel while backward computes
+                                loss(model, batch).backward(); // gradients travel while backward computes
                                 optimizer.step();
                               }
                               const at::Tensor batch = loader->front();
                               {
-                                at::Tensor everyone = hvd::allgather(embed(model, batch));   // samples of all ranks
+                                at::Tensor everyone = hvd::allgather(embed(model, batch)); // samples of all ranks
                                 loss(everyone).backward();
                                 EXPECT_EQ(everyone.size(0), 8);
                               }
@@ -78,23 +79,27 @@ TEST(HorovodPageTest, TheElasticRun) {
                               hvd::elastic::ElasticSampler sampler(data_size);
                               int64_t step = 0;
                               const int64_t steps = 10;
-                              hvd::elastic::TorchState state;                           // what a run needs to go on
-                              state.add("model", *model);                               // parameters and buffers
+                              hvd::elastic::TorchState state; // what a run needs to go on
+                              state.add("model", *model);     // parameters and buffers
                               state.add("adam", adam);
                               state.add("sampler", sampler);
                               state.add("step", step);
-                              hvd::elastic::run(state, [&](trireme::World& world) {     // once for each round of ranks
+                              hvd::elastic::run(state, [&](trireme::World& world) { // once for each round of ranks
                                 hvd::DistributedOptimizer optimizer(adam, model->named_parameters());
                                 sampler.reset();
                                 for (; step < steps; ++step) {
-                                  if (step % 100 == 0) { state.commit(); }
+                                  if (step % 100 == 0) {
+                                    state.commit();
+                                  }
                                   const auto samples = sampler.next(batch_size);
                                   optimizer.zero_grad();
                                   loss(model, *samples).backward();
                                   optimizer.step();
                                   sampler.record_batch(batch_size);
                                 }
-                                if (world.rank() == 0) { save(model); }                 // here: when run() returns, the training is finished
+                                if (world.rank() == 0) {
+                                  save(model);
+                                } // here: when run() returns, the training is finished
                                 EXPECT_EQ(world.size(), 2);
                               });
                               EXPECT_EQ(step, 10);
@@ -113,7 +118,7 @@ TEST(HorovodPageTest, TheElasticAverage) {
                               int64_t step = 0;
                               hvd::elastic::AveragingState state;
                               state.add("model", *model);
-                              state.add("adam", adam);                                  // each replica keeps its own states
+                              state.add("adam", adam); // each replica keeps its own states
                               state.add("sampler", sampler);
                               state.add("step", step);
                               hvd::elastic::run(state, [&](trireme::World&) {
@@ -121,10 +126,12 @@ TEST(HorovodPageTest, TheElasticAverage) {
                                 while (step < steps) {
                                   const auto samples = sampler.next(batch_size);
                                   adam.zero_grad();
-                                  loss(model, *samples).backward();                     // nothing travels
+                                  loss(model, *samples).backward(); // nothing travels
                                   adam.step();
                                   sampler.record_batch(batch_size);
-                                  if (++step % 50 == 0) { state.average(); }
+                                  if (++step % 50 == 0) {
+                                    state.average();
+                                  }
                                 }
                                 EXPECT_TRUE(hvd::broadcast(model->weight.detach(), 0).equal(model->weight));
                               });

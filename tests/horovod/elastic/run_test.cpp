@@ -48,7 +48,8 @@ torch::optim::AdamWOptions adam_options() {
 }
 
 at::Tensor loss_of(nn::Sequential& net, const std::vector<int64_t>& samples) {
-  const at::Tensor x = torch::sin(torch::tensor(samples, at::kDouble).unsqueeze(1) * torch::tensor({0.3, 0.7, 1.1}, at::kDouble));
+  const at::Tensor x =
+      torch::sin(torch::tensor(samples, at::kDouble).unsqueeze(1) * torch::tensor({0.3, 0.7, 1.1}, at::kDouble));
   return (net->forward(x) - x.sum(1, true)).square().mean();
 }
 
@@ -77,7 +78,8 @@ nn::Sequential reference(const History& history, int64_t steps) {
 
 bool same(nn::Sequential& a, nn::Sequential& b) {
   const auto of_a = a->parameters(), of_b = b->parameters();
-  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.allclose(y, 1e-9, 1e-12); });
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.allclose(y, 1e-9, 1e-12); });
 }
 
 /// What a process trains.
@@ -144,35 +146,42 @@ Death random_death() {
 }
 
 class ElasticDeathTest : public ElasticTest, public testing::WithParamInterface<Death> {};
-INSTANTIATE_TEST_SUITE_P(Deaths, ElasticDeathTest, testing::Values(Death{0, 7, 0}, Death{1, 5, 1}, Death{2, 9, 2}, Death{0, 0, 1}, random_death()),
+INSTANTIATE_TEST_SUITE_P(Deaths, ElasticDeathTest,
+                         testing::Values(Death{0, 7, 0}, Death{1, 5, 1}, Death{2, 9, 2}, Death{0, 0, 1},
+                                         random_death()),
                          [](const auto& test) { return concat(test.index); });
 
 // Killed in a step; the others go back to the last commit, and on without it.
 TEST_P(ElasticDeathTest, TheOthersGoOnFromTheLastCommit) {
   constexpr int64_t kSteps = 15;
-  EXPECT_THAT(run_workers(3, 2,
-                          [&](int) {
-                            Training training;
-                            training.run([&] { return training.step == kSteps; },
-                                         [&](int place) {
-                                           if (training.history.size() == 1 && training.resets == 0 && rank() == GetParam().rank && training.step == GetParam().step && place == GetParam().place) {
-                                             ::raise(SIGKILL);
-                                           }
-                                         },
-                                         {.min_ranks = 2, .max_ranks = 3});
-                            const int64_t commit = GetParam().step / 3 * 3;
-                            const History expected = commit == 0 ? History{{0, 2}} : History{{0, 3}, {commit, 2}};
-                            if (GetParam().step % 3 == 2 && GetParam().place == 2) { // the others may have made the next commit before they knew
-                              EXPECT_TRUE(training.history == expected || training.history == (History{{0, 3}, {commit + 3, 2}}));
-                            } else {
-                              EXPECT_EQ(training.history, expected);
-                            }
-                            EXPECT_EQ(training.resets, 1);
-                            nn::Sequential whole = reference(training.history, kSteps);
-                            EXPECT_TRUE(same(training.net, whole));
-                            EXPECT_EQ(training.sampler.done(), kBatch * (3 * training.history.back().first + 2 * (kSteps - training.history.back().first)));
-                          }),
-              ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
+  EXPECT_THAT(
+      run_workers(
+          3, 2,
+          [&](int) {
+            Training training;
+            training.run([&] { return training.step == kSteps; },
+                         [&](int place) {
+                           if (training.history.size() == 1 && training.resets == 0 && rank() == GetParam().rank &&
+                               training.step == GetParam().step && place == GetParam().place) {
+                             ::raise(SIGKILL);
+                           }
+                         },
+                         {.min_ranks = 2, .max_ranks = 3});
+            const int64_t commit = GetParam().step / 3 * 3;
+            const History expected = commit == 0 ? History{{0, 2}} : History{{0, 3}, {commit, 2}};
+            if (GetParam().step % 3 == 2 &&
+                GetParam().place == 2) { // the others may have made the next commit before they knew
+              EXPECT_TRUE(training.history == expected || training.history == (History{{0, 3}, {commit + 3, 2}}));
+            } else {
+              EXPECT_EQ(training.history, expected);
+            }
+            EXPECT_EQ(training.resets, 1);
+            nn::Sequential whole = reference(training.history, kSteps);
+            EXPECT_TRUE(same(training.net, whole));
+            EXPECT_EQ(training.sampler.done(),
+                      kBatch * (3 * training.history.back().first + 2 * (kSteps - training.history.back().first)));
+          }),
+      ElementsAre(HasSubstr("ended by signal 9 (Killed)")));
 }
 
 TEST_F(ElasticTest, OneThatComesTakesPartFromACommitOn) {
@@ -205,7 +214,8 @@ TEST_F(ElasticTest, OneThatComesTakesPartFromACommitOn) {
                                 {.min_ranks = worker == 3 ? 1 : 2});
                             EXPECT_GT(joined, 4);
                             EXPECT_EQ(joined % 3, 0) << "at a commit";
-                            EXPECT_EQ(training.history, worker == 3 ? (History{{joined, 3}}) : (History{{0, 2}, {joined, 3}}));
+                            EXPECT_EQ(training.history,
+                                      worker == 3 ? (History{{joined, 3}}) : (History{{0, 2}, {joined, 3}}));
                             nn::Sequential whole = reference({{0, 2}, {joined, 3}}, joined + 5);
                             EXPECT_TRUE(same(training.net, whole));
                           }),
@@ -236,7 +246,10 @@ TEST_F(ElasticTest, OneThatIsLostWhileRanksMeetCostsATimeOut) {
   EXPECT_THAT(run_workers(3, 2,
                           [&](int worker) {
                             if (worker == 3) {
-                              store::Meeting meeting({.store = store(), .secret = store::Secret::from_environment(), .min_ranks = 2, .max_ranks = 3});
+                              store::Meeting meeting({.store = store(),
+                                                      .secret = store::Secret::from_environment(),
+                                                      .min_ranks = 2,
+                                                      .max_ranks = 3});
                               EXPECT_EQ(meeting.next_round().size, 3);
                               ::raise(SIGKILL);
                             }
@@ -280,7 +293,8 @@ TEST_F(ElasticTest, AProgramTrainsTwice) {
                           [&](int) {
                             for (int time = 0; time < 2; ++time) {
                               Training training;
-                              EXPECT_TRUE(training.run([&] { return training.step == 4; }, [](int) {}, {.min_ranks = 2, .max_ranks = 2}));
+                              EXPECT_TRUE(training.run([&] { return training.step == 4; }, [](int) {},
+                                                       {.min_ranks = 2, .max_ranks = 2}));
                               EXPECT_EQ(training.history, (History{{0, 2}}));
                               nn::Sequential whole = reference(training.history, 4);
                               EXPECT_TRUE(same(training.net, whole));
@@ -301,17 +315,18 @@ TEST_F(ElasticTest, OneThatComesIsNotRankZeroWhileAMemberIsThere) {
                             if (worker == 2) {
                               training.step = 100; // what nobody wants
                             }
-                            const bool trained = training.run([&] { return training.step >= 9 && size() == 2; },
-                                                              [&](int place) {
-                                                                if (worker == 1 && training.step == 1 && place == 0) {
-                                                                  come.open();
-                                                                  std::this_thread::sleep_for(std::chrono::seconds(2));
-                                                                } else if (size() == 1 && place == 0) { // until the other one is there
-                                                                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-                                                                }
-                                                                EXPECT_EQ(rank(), worker - 1);
-                                                              },
-                                                              {.min_ranks = 1});
+                            const bool trained =
+                                training.run([&] { return training.step >= 9 && size() == 2; },
+                                             [&](int place) {
+                                               if (worker == 1 && training.step == 1 && place == 0) {
+                                                 come.open();
+                                                 std::this_thread::sleep_for(std::chrono::seconds(2));
+                                               } else if (size() == 1 && place == 0) { // until the other one is there
+                                                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                                               }
+                                               EXPECT_EQ(rank(), worker - 1);
+                                             },
+                                             {.min_ranks = 1});
                             EXPECT_TRUE(trained);
                             EXPECT_LT(training.step, 100);
                           }),
@@ -323,13 +338,15 @@ TEST_F(ElasticTest, EndsWhereRanksAreLostTooOften) {
                           [&](int worker) {
                             Training training;
                             const auto train = [&] {
-                              training.run([&] { return training.step == 9; },
-                                           [&](int) {
-                                             if (worker > 2 && training.step == 2 * worker - 4) { // 3 in the first round, 4 in the second
-                                               ::raise(SIGKILL);
-                                             }
-                                           },
-                                           {.min_ranks = 1, .max_ranks = 4, .reset_limit = 1});
+                              training.run(
+                                  [&] { return training.step == 9; },
+                                  [&](int) {
+                                    if (worker > 2 &&
+                                        training.step == 2 * worker - 4) { // 3 in the first round, 4 in the second
+                                      ::raise(SIGKILL);
+                                    }
+                                  },
+                                  {.min_ranks = 1, .max_ranks = 4, .reset_limit = 1});
                             };
                             EXPECT_THAT(error_of(train), HasSubstr("ranks were lost 2 times, and reset_limit is 1"));
                           }),
@@ -359,10 +376,12 @@ TEST(ElasticPlainTest, WhatTrainThrowsComesOutAndHorovodIsShutDown) {
                                     ObjectState state;
                                     const auto train = [&](comm::World&) {
                                       EXPECT_TRUE(is_initialized());
-                                      EXPECT_THAT(error_of([&] { run(state, [](comm::World&) {}); }), HasSubstr("elastic::run() after init()"));
+                                      EXPECT_THAT(error_of([&] { run(state, [](comm::World&) {}); }),
+                                                  HasSubstr("elastic::run() after init()"));
                                       throw Error("program", concat("its error ", process));
                                     };
-                                    EXPECT_THAT(error_of([&] { run(state, train); }), HasSubstr(concat("its error ", process)));
+                                    EXPECT_THAT(error_of([&] { run(state, train); }),
+                                                HasSubstr(concat("its error ", process)));
                                     EXPECT_FALSE(is_initialized());
                                   }),
               IsEmpty());

@@ -7,8 +7,8 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
-#include <nlohmann/json.hpp>
 #include <torch/serialize.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <filesystem>
@@ -45,7 +45,8 @@ TEST_P(ElasticSamplerTest, FewerRanksDoTheRestOfTheEpoch) {
                           sampler.set_epoch(2);
                           sampler.reset();
                           nlohmann::json seen = nlohmann::json::array();
-                          for (int batch = 0; batch < 4; ++batch) { // the last one is handed out, as to a loader that is ahead, and is not done
+                          for (int batch = 0; batch < 4;
+                               ++batch) { // the last one is handed out, as to a loader that is ahead, and is not done
                             for (const int64_t sample : of_all_ranks(*sampler.next(2))) {
                               if (batch < 3) {
                                 seen.push_back(sample);

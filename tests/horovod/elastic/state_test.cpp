@@ -61,13 +61,15 @@ struct Parts {
     for (const at::Tensor& one : net->buffers()) {
       all.push_back(one.clone());
     }
-    all.push_back(torch::tensor({static_cast<double>(step), best, static_cast<double>(note.size()), static_cast<double>(sampler.epoch())}));
+    all.push_back(torch::tensor(
+        {static_cast<double>(step), best, static_cast<double>(note.size()), static_cast<double>(sampler.epoch())}));
     return all;
   }
 };
 
 bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
 }
 
 TEST(ElasticStateTest, RestoreReturnsToWhatWasSaved) {
@@ -115,8 +117,11 @@ TEST(ElasticStateTest, ADifferentStateOnAnotherRankIsNamed) {
                           int64_t a = 1, b = 2;
                           ObjectState state;
                           state.add(world.rank() == 0 ? "a" : "b", a);
-                          EXPECT_THAT(error_of([&] { state.add(world.rank() == 0 ? "a" : "b", b); }), HasSubstr("two parts of the state are called"));
-                          EXPECT_THAT(error_of([&] { state.sync(); }), world.rank() == 0 ? HasSubstr("no Error") : HasSubstr("rank 0 has no \"b\" in its state"));
+                          EXPECT_THAT(error_of([&] { state.add(world.rank() == 0 ? "a" : "b", b); }),
+                                      HasSubstr("two parts of the state are called"));
+                          EXPECT_THAT(error_of([&] { state.sync(); }),
+                                      world.rank() == 0 ? HasSubstr("no Error")
+                                                        : HasSubstr("rank 0 has no \"b\" in its state"));
                           barrier();
                           shutdown();
                         }),

@@ -14,7 +14,8 @@ inline float __half2float(__half x) {
   if (exponent == 31) {
     value = fraction != 0 ? std::nanf("") : INFINITY;
   } else {
-    value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24) : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+    value = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
   }
   return (x.bits & 0x8000) != 0 ? -value : value;
 }
@@ -32,7 +33,8 @@ inline __half __float2half_rn(float x) {
     bits = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 24)));
   } else {
     const int exponent = std::ilogb(magnitude);
-    bits = ((exponent + 15) << 10) + static_cast<int>(std::nearbyint(std::ldexp(magnitude, 10 - exponent))) - 1024; // a carry is right
+    bits = ((exponent + 15) << 10) + static_cast<int>(std::nearbyint(std::ldexp(magnitude, 10 - exponent))) -
+           1024; // a carry is right
   }
   return {static_cast<uint16_t>(sign | bits)};
 }

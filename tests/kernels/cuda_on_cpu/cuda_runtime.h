@@ -1,8 +1,9 @@
 #pragma once
 
-// Stands in for CUDA's header where the kernels' sources are compiled for the CPU: as much of CUDA as they and cuda_test.cpp use. Threads of a
-// block are fibers that take turns at barriers only, blocks run one after the other: the same bits in every run. Blocks of even number let the
-// lowest thread that can go on run as far as it can, odd ones the highest: a missing barrier shows as wrong numbers.
+// Stands in for CUDA's header where the kernels' sources are compiled for the CPU: as much of CUDA as they and
+// cuda_test.cpp use. Threads of a block are fibers that take turns at barriers only, blocks run one after the other:
+// the same bits in every run. Blocks of even number let the lowest thread that can go on run as far as it can, odd ones
+// the highest: a missing barrier shows as wrong numbers.
 
 #include <cmath>
 #include <cstdint>

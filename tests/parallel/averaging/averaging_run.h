@@ -22,10 +22,12 @@ using States = AveragingOptions::States;
 
 inline constexpr int64_t kSamples = 48; // of a step
 inline constexpr double kInnerLr = 0.05;
-inline constexpr double kEps = 1e-4; // of AdamW: the gradient of a bias of keys is nothing but rounding, which a small one would blow up
+inline constexpr double kEps =
+    1e-4; // of AdamW: the gradient of a bias of keys is nothing but rounding, which a small one would blow up
 
 /// SGD without momentum, or AdamW; clipped at 0.5.
-inline config::EngineConfig averaging_config(const AveragingOptions& averaging, bool adam = false, double clipping = 0.5) {
+inline config::EngineConfig averaging_config(const AveragingOptions& averaging, bool adam = false,
+                                             double clipping = 0.5) {
   config::EngineConfig config = small_config(kSamples, 1, clipping);
   if (!adam) {
     config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{.lr = kInnerLr}};
@@ -41,9 +43,10 @@ struct AveragingRun {
   models::Gpt model{nullptr};
   Initialized made;
   int64_t not_finite_in = -1; // this rank's loss in this step
-  double weight = 1; // of the loss
+  double weight = 1;          // of the loss
 
-  AveragingRun(comm::World& world, const config::EngineConfig& config, int stages = 1, int tensor = 1, std::optional<at::Device> device = std::nullopt,
+  AveragingRun(comm::World& world, const config::EngineConfig& config, int stages = 1, int tensor = 1,
+               std::optional<at::Device> device = std::nullopt,
                const std::function<void(InitializeOptions&)>& more = {}) {
     InitializeOptions options;
     options.mesh = mesh::training_mesh(world.group(), {.pipe = stages, .tensor = tensor});
@@ -53,7 +56,8 @@ struct AveragingRun {
     if (stages > 1) {
       pipeline::PipelineOptions how;
       how.stages = stages;
-      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(), ranks), models::gpt_loss(small_gpt(), ranks), how);
+      options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(), ranks),
+                                                                    models::gpt_loss(small_gpt(), ranks), how);
     } else {
       model = models::Gpt(small_gpt(), ranks);
       options.model = model.ptr();
@@ -92,11 +96,16 @@ struct AveragingRun {
   }
 };
 
-/// The same with nothing but libtorch: all replicas in one process, each a model with an optimizer of its own, and PyTorch's SGD as the outer one.
+/// The same with nothing but libtorch: all replicas in one process, each a model with an optimizer of its own, and
+/// PyTorch's SGD as the outer one.
 class PlainReplicas {
  public:
   PlainReplicas(int replicas, const AveragingOptions& options, bool adam = false, double clipping = 0.5)
-      : options_(options), adam_(adam), clipping_(clipping), outer_model_(make()), outer_(outer_model_->parameters(), outer_options(options)) {
+      : options_(options),
+        adam_(adam),
+        clipping_(clipping),
+        outer_model_(make()),
+        outer_(outer_model_->parameters(), outer_options(options)) {
     for (int replica = 0; replica < replicas; ++replica) {
       models_.push_back(make());
       there_.push_back(true);
@@ -166,11 +175,14 @@ class PlainReplicas {
   }
   static torch::optim::SGDOptions outer_options(const AveragingOptions& options) {
     const bool nesterov = options.outer == Outer::nesterov;
-    return torch::optim::SGDOptions(nesterov ? options.outer_lr : 1).momentum(nesterov ? options.outer_momentum : 0).nesterov(nesterov);
+    return torch::optim::SGDOptions(nesterov ? options.outer_lr : 1)
+        .momentum(nesterov ? options.outer_momentum : 0)
+        .nesterov(nesterov);
   }
   std::unique_ptr<torch::optim::Optimizer> optimizer_of(const models::Gpt& model) const {
     if (adam_) {
-      return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).eps(kEps).weight_decay(0.1));
+      return std::make_unique<torch::optim::AdamW>(
+          model->parameters(), torch::optim::AdamWOptions(0.01).betas({0.9, 0.95}).eps(kEps).weight_decay(0.1));
     }
     return std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(kInnerLr));
   }
@@ -219,7 +231,8 @@ class PlainReplicas {
     }
   }
   torch::optim::AdamWParamState& state_of(size_t r, size_t i) {
-    return static_cast<torch::optim::AdamWParamState&>(*optimizers_[r]->state().at(models_[r]->parameters()[i].unsafeGetTensorImpl()));
+    return static_cast<torch::optim::AdamWParamState&>(
+        *optimizers_[r]->state().at(models_[r]->parameters()[i].unsafeGetTensorImpl()));
   }
   void average_states() {
     for (size_t i = 0; i < slow_.size(); ++i) {

@@ -10,8 +10,8 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include <map>
 #include <signal.h>
+#include <map>
 
 namespace trireme::engine {
 namespace {
@@ -49,7 +49,9 @@ struct NormRun {
     made = initialize(world, options);
   }
   data::Batch batch(int number, int of_rank) const {
-    const at::Tensor x = torch::sin(torch::arange(kRows * kWidth, torch::kFloat32).view({kRows, kWidth}) * (1.1 + of_rank) + number) + of_rank;
+    const at::Tensor x =
+        torch::sin(torch::arange(kRows * kWidth, torch::kFloat32).view({kRows, kWidth}) * (1.1 + of_rank) + number) +
+        of_rank;
     return {{x}, {x.flip(1)}, kRows};
   }
   double step(int number) {
@@ -57,7 +59,8 @@ struct NormRun {
   }
 };
 
-// What a rank sends in its collectives of P bytes: 2P(N-1)/N, and nothing between two meetings, module buffers and times of steps included.
+// What a rank sends in its collectives of P bytes: 2P(N-1)/N, and nothing between two meetings, module buffers and
+// times of steps included.
 TEST(AveragingTrafficTest, NothingTravelsBetweenTwoMeetings) {
   for (const auto outer : {Outer::none, Outer::nesterov}) {
     for (const int ranks : {2, 4}) {
@@ -85,7 +88,8 @@ TEST(AveragingTrafficTest, NothingTravelsBetweenTwoMeetings) {
                                   continue;
                                 }
                                 // The times of 8 steps go with a meeting: 48 numbers to each other rank.
-                                EXPECT_EQ(of_plain, parameters + loss + (n - 1) * 8 * 48) << "step " << step << ", outer " << static_cast<int>(outer);
+                                EXPECT_EQ(of_plain, parameters + loss + (n - 1) * 8 * 48)
+                                    << "step " << step << ", outer " << static_cast<int>(outer);
                                 EXPECT_GE(sent, of_plain);
                                 EXPECT_LT(sent, of_plain + 4096) << "two running values of 64 features, and a count";
                               }
@@ -136,7 +140,8 @@ TEST(AveragingEvaluationTest, IsOfTheMeanOfTheReplicas) {
                                 expected += mean->loss(theirs.input(), theirs.target()).item<double>() / 3;
                               }
                             }
-                            EXPECT_NEAR(run.engine().eval_batch(batch).item<double>(), expected, 2e-5) << "step " << step;
+                            EXPECT_NEAR(run.engine().eval_batch(batch).item<double>(), expected, 2e-5)
+                                << "step " << step;
                             for (size_t i = 0; i < own.size(); ++i) {
                               EXPECT_TRUE(run.parameters()[i].equal(own[i])) << "step " << step << ", parameter " << i;
                             }
@@ -161,7 +166,8 @@ TEST(AveragingEvaluationTest, ModuleBuffersAreTheFirstReplicasAndThenOnesOwn) {
                             world.group().broadcast(weight, 0).wait();
                             EXPECT_TRUE(run.linear->weight.equal(weight)) << "the same on all ranks";
                             run.made.engine->eval_batch(run.batch(2, world.rank()));
-                            EXPECT_THAT(test::error_of([&] { run.step(2); }), HasSubstr("with the mean of the replicas"));
+                            EXPECT_THAT(test::error_of([&] { run.step(2); }),
+                                        HasSubstr("with the mean of the replicas"));
                           }
                           EXPECT_TRUE(run.norm->running_var.equal(own));
                           EXPECT_EQ(run.norm->running_var.equal(first), world.rank() == 0);
@@ -178,14 +184,16 @@ TEST(AveragingPrecisionTest, MastersAreAveragedWithAllTheirDigits) {
   for (const auto outer : {Outer::none, Outer::nesterov}) {
     EXPECT_THAT(run_ranks(2,
                           [&](comm::World& world) {
-                            config::EngineConfig config = averaging_config({.every = 3, .outer = outer, .outer_lr = 0.5, .outer_momentum = 0});
+                            config::EngineConfig config =
+                                averaging_config({.every = 3, .outer = outer, .outer_lr = 0.5, .outer_momentum = 0});
                             config.precision.compute = Type::bf16;
                             AveragingRun run(world, config);
                             const auto masters = [&] {
                               std::map<std::string, at::Tensor> all;
-                              run.made.optimizer->for_each_state([&](const std::string&, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
-                                all[tensor.name] = values.clone();
-                              }, false);
+                              run.made.optimizer->for_each_state(
+                                  [&](const std::string&, const bucket::TensorInfo& tensor, int64_t,
+                                      const at::Tensor& values) { all[tensor.name] = values.clone(); },
+                                  false);
                               return all;
                             };
                             const auto start = masters();
@@ -201,7 +209,8 @@ TEST(AveragingPrecisionTest, MastersAreAveragedWithAllTheirDigits) {
                               if (outer == Outer::nesterov) {
                                 mean = start.at(name) - 0.5 * (start.at(name) - mean);
                               }
-                              EXPECT_TRUE(torch::allclose(met.at(name), mean, 1e-6, 1e-8)) << name << " by " << (met.at(name) - mean).abs().max();
+                              EXPECT_TRUE(torch::allclose(met.at(name), mean, 1e-6, 1e-8))
+                                  << name << " by " << (met.at(name) - mean).abs().max();
                               at::Tensor parameter;
                               for (const auto& item : run.engine().module().named_parameters()) {
                                 parameter = item.key() == name ? item.value().detach().flatten() : parameter;
@@ -215,21 +224,25 @@ TEST(AveragingPrecisionTest, MastersAreAveragedWithAllTheirDigits) {
 
 TEST(AveragingSkipTest, ARankSkipsByItselfAndAllOfThemAtAMeeting) {
   for (const int not_finite_in : {2, 3}) {
-    EXPECT_THAT(run_ranks(3,
-                          [&](comm::World& world) {
-                            AveragingRun run(world, averaging_config({.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true));
-                            run.not_finite_in = world.rank() == 0 ? not_finite_in : -1;
-                            run.train(3);
-                            EXPECT_EQ(run.engine().skipped_steps(), not_finite_in == 3 || world.rank() == 0 ? 1 : 0);
-                            EXPECT_EQ(run.engine().global_steps(), 3);
-                            for (const at::Tensor& parameter : run.copied_parameters()) {
-                              at::Tensor first = parameter.clone();
-                              world.group().broadcast(first, 0).wait();
-                              EXPECT_TRUE(parameter.equal(first)) << "they met all the same";
-                            }
-                            EXPECT_TRUE(std::isfinite(run.train(3)));
-                          }),
-                IsEmpty());
+    EXPECT_THAT(
+        run_ranks(3,
+                  [&](comm::World& world) {
+                    AveragingRun run(
+                        world,
+                        averaging_config({.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9},
+                                         true));
+                    run.not_finite_in = world.rank() == 0 ? not_finite_in : -1;
+                    run.train(3);
+                    EXPECT_EQ(run.engine().skipped_steps(), not_finite_in == 3 || world.rank() == 0 ? 1 : 0);
+                    EXPECT_EQ(run.engine().global_steps(), 3);
+                    for (const at::Tensor& parameter : run.copied_parameters()) {
+                      at::Tensor first = parameter.clone();
+                      world.group().broadcast(first, 0).wait();
+                      EXPECT_TRUE(parameter.equal(first)) << "they met all the same";
+                    }
+                    EXPECT_TRUE(std::isfinite(run.train(3)));
+                  }),
+        IsEmpty());
   }
 }
 
@@ -237,7 +250,9 @@ TEST(AveragingSkipTest, ARankSkipsByItselfAndAllOfThemAtAMeeting) {
 TEST(AveragingSkipTest, ARoundWithoutAStepCountsAsOneThatDidNotMove) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
-                          AveragingRun run(world, averaging_config({.every = 1, .outer = Outer::nesterov, .outer_lr = 1, .outer_momentum = 0.5}));
+                          AveragingRun run(
+                              world, averaging_config(
+                                         {.every = 1, .outer = Outer::nesterov, .outer_lr = 1, .outer_momentum = 0.5}));
                           run.train(2);
                           run.weight = std::nan("");
                           const auto before = run.copied_parameters();
@@ -281,34 +296,51 @@ std::string refusal(comm::World& world, const std::function<void(InitializeOptio
 }
 
 TEST(AveragingErrorTest, WhatNeedsAllReplicasInEveryStepIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.zero.stage = 1; }), HasSubstr("parameter_averaging with ZeRO stage 1"));
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.gradient_sync = [](const parallel::ReduceGroups&) { return nullptr; }; }),
-                                      HasSubstr("parameter_averaging with a gradient_sync of its own"));
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.data_parallel.op = parallel::DataParallelOptions::Op::sum; }),
-                                      HasSubstr("parameter_averaging with gradient_allreduce_op"));
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.precision.communication = Type::bf16; }),
-                                      HasSubstr("parameter_averaging with communication_data_type"));
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.data_parallel.sync_batch_norm = true; }), HasSubstr("parameter_averaging with sync_batch_norm"));
-                          EXPECT_THAT(refusal(world, [](auto& options) { options.config.optimizer = optim::OptimizerOptions{optim::OneBitAdamOptions()}; }),
-                                      HasSubstr("parameter_averaging with OneBitAdam"));
-                          EXPECT_THAT(refusal(world, [](auto& options) {
-                                        options.config.step_in_backward = true;
-                                        options.config.gradient_clipping = 0;
-                                      }),
-                                      HasSubstr("step_in_backward with parameter_averaging"));
-                          EXPECT_THAT(refusal(world, [&](auto& options) { options.mesh = mesh::training_mesh(world.group(), {.context = 2}); }),
-                                      HasSubstr("parameter_averaging with 2 context ranks"));
-                          EXPECT_THAT(refusal(world, [&](auto& options) {
-                                        options.mesh = mesh::training_mesh(world.group(), {.tensor = 2});
-                                        options.sequence_parallel = true;
-                                      }),
-                                      HasSubstr("parameter_averaging with sequence_parallel"));
-                          EXPECT_THAT(refusal(world, [&](auto& options) { options.config.averaging.every = 2 + world.rank(); }),
-                                      HasSubstr("differ in parameter_averaging.every"));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          2,
+          [](comm::World& world) {
+            EXPECT_THAT(refusal(world, [](auto& options) { options.config.zero.stage = 1; }),
+                        HasSubstr("parameter_averaging with ZeRO stage 1"));
+            EXPECT_THAT(refusal(world,
+                                [](auto& options) {
+                                  options.gradient_sync = [](const parallel::ReduceGroups&) { return nullptr; };
+                                }),
+                        HasSubstr("parameter_averaging with a gradient_sync of its own"));
+            EXPECT_THAT(refusal(world,
+                                [](auto& options) {
+                                  options.config.data_parallel.op = parallel::DataParallelOptions::Op::sum;
+                                }),
+                        HasSubstr("parameter_averaging with gradient_allreduce_op"));
+            EXPECT_THAT(refusal(world, [](auto& options) { options.config.precision.communication = Type::bf16; }),
+                        HasSubstr("parameter_averaging with communication_data_type"));
+            EXPECT_THAT(refusal(world, [](auto& options) { options.config.data_parallel.sync_batch_norm = true; }),
+                        HasSubstr("parameter_averaging with sync_batch_norm"));
+            EXPECT_THAT(refusal(world,
+                                [](auto& options) {
+                                  options.config.optimizer = optim::OptimizerOptions{optim::OneBitAdamOptions()};
+                                }),
+                        HasSubstr("parameter_averaging with OneBitAdam"));
+            EXPECT_THAT(refusal(world,
+                                [](auto& options) {
+                                  options.config.step_in_backward = true;
+                                  options.config.gradient_clipping = 0;
+                                }),
+                        HasSubstr("step_in_backward with parameter_averaging"));
+            EXPECT_THAT(
+                refusal(world,
+                        [&](auto& options) { options.mesh = mesh::training_mesh(world.group(), {.context = 2}); }),
+                HasSubstr("parameter_averaging with 2 context ranks"));
+            EXPECT_THAT(refusal(world,
+                                [&](auto& options) {
+                                  options.mesh = mesh::training_mesh(world.group(), {.tensor = 2});
+                                  options.sequence_parallel = true;
+                                }),
+                        HasSubstr("parameter_averaging with sequence_parallel"));
+            EXPECT_THAT(refusal(world, [&](auto& options) { options.config.averaging.every = 2 + world.rank(); }),
+                        HasSubstr("differ in parameter_averaging.every"));
+          }),
+      IsEmpty());
 }
 
 } // namespace

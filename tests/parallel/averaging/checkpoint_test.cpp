@@ -10,9 +10,9 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <filesystem>
 #include <map>
-#include <unistd.h>
 
 namespace trireme::engine {
 namespace {
@@ -39,8 +39,12 @@ struct Resumed {
     if (adam) {
       config.optimizer->state_type = states;
     }
-    config.schedule = config::read_deepspeed(JsonNode::parse(R"({"train_batch_size": 48, "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
-      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 20}}})", "test.json")).schedule;
+    config.schedule =
+        config::read_deepspeed(
+            JsonNode::parse(R"({"train_batch_size": 48, "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 20}}})",
+                            "test.json"))
+            .schedule;
     return config;
   }
 };
@@ -64,7 +68,8 @@ TEST_P(AveragingResumeTest, ARunGoesOnBitForBit) {
   EXPECT_THAT(run_ranks(one.stages * one.tensor == 1 ? 3 : 4,
                         [&](comm::World& world) {
                           AveragingRun whole(world, one.config(), one.stages, one.tensor);
-                          const int64_t alone = one.stages == 1 && one.tensor == 1 && whole.engine().group().rank() == 1 ? 1 : 0;
+                          const int64_t alone =
+                              one.stages == 1 && one.tensor == 1 && whole.engine().group().rank() == 1 ? 1 : 0;
                           whole.not_finite_in = alone == 1 ? 5 : -1;
                           whole.train(6);
                           EXPECT_EQ(whole.engine().skipped_steps(), alone);
@@ -86,17 +91,40 @@ TEST_P(AveragingResumeTest, ARunGoesOnBitForBit) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AveragingResumeTest,
-                         testing::Values(Resumed{"sgd_nesterov", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, false},
-                                         Resumed{"adamw_mean", {.every = 3}}, Resumed{"adamw_slowmo_average", {.every = 2, .outer = Outer::slowmo, .outer_momentum = 0.5, .states = States::average}},
-                                         Resumed{"adamw_reset", {.every = 3, .states = States::reset}},
-                                         Resumed{"adamw_nesterov_bf16", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true, Type::bf16},
-                                         Resumed{"adamw_fp16", {.every = 3}, true, Type::fp16},
-                                         Resumed{"adamw_int8", {.every = 3, .outer = Outer::slowmo, .outer_momentum = 0.5}, true, Type::fp32, optim::StateType::int8},
-                                         Resumed{"adamw_int8_average", {.every = 3, .states = States::average}, true, Type::fp32, optim::StateType::int8},
-                                         Resumed{"pipeline", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true, Type::fp32, optim::StateType::fp32, 2},
-                                         Resumed{"tensor", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true, Type::fp32, optim::StateType::fp32, 1, 2}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, AveragingResumeTest,
+    testing::Values(
+        Resumed{"sgd_nesterov", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, false},
+        Resumed{"adamw_mean", {.every = 3}},
+        Resumed{"adamw_slowmo_average",
+                {.every = 2, .outer = Outer::slowmo, .outer_momentum = 0.5, .states = States::average}},
+        Resumed{"adamw_reset", {.every = 3, .states = States::reset}},
+        Resumed{"adamw_nesterov_bf16",
+                {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9},
+                true,
+                Type::bf16},
+        Resumed{"adamw_fp16", {.every = 3}, true, Type::fp16},
+        Resumed{"adamw_int8",
+                {.every = 3, .outer = Outer::slowmo, .outer_momentum = 0.5},
+                true,
+                Type::fp32,
+                optim::StateType::int8},
+        Resumed{
+            "adamw_int8_average", {.every = 3, .states = States::average}, true, Type::fp32, optim::StateType::int8},
+        Resumed{"pipeline",
+                {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9},
+                true,
+                Type::fp32,
+                optim::StateType::fp32,
+                2},
+        Resumed{"tensor",
+                {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9},
+                true,
+                Type::fp32,
+                optim::StateType::fp32,
+                1,
+                2}),
+    [](const auto& info) { return info.param.name; });
 
 class AveragingCheckpointTest : public testing::Test, protected CheckpointFolder {};
 
@@ -107,7 +135,8 @@ TEST_F(AveragingCheckpointTest, BetweenTwoMeetingsASaveNamesTheNext) {
                           run.engine().save_checkpoint(folder_, "first");
                           run.train(4);
                           EXPECT_THAT(test::error_of([&] { run.engine().save_checkpoint(folder_); }),
-                                      testing::AllOf(HasSubstr("after step 4: the ranks are between two meetings"), HasSubstr("the next is step 6")));
+                                      testing::AllOf(HasSubstr("after step 4: the ranks are between two meetings"),
+                                                     HasSubstr("the next is step 6")));
                           run.train(2);
                           run.engine().save_checkpoint(folder_);
                         }),
@@ -116,13 +145,16 @@ TEST_F(AveragingCheckpointTest, BetweenTwoMeetingsASaveNamesTheNext) {
 
 std::map<std::string, at::Tensor> states_of(AveragingRun& run) {
   std::map<std::string, at::Tensor> states;
-  run.made.optimizer->for_each_state([&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
-    states[concat(state, '/', tensor.name)] = values.clone();
-  }, false);
+  run.made.optimizer->for_each_state(
+      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor& values) {
+        states[concat(state, '/', tensor.name)] = values.clone();
+      },
+      false);
   return states;
 }
 
-// More replicas: the first ones have what they saved, the others the mean of all. Fewer, or ranks that step together, are a part of that.
+// More replicas: the first ones have what they saved, the others the mean of all. Fewer, or ranks that step together,
+// are a part of that.
 TEST_F(AveragingCheckpointTest, AnotherNumberOfReplicasGoesOn) {
   std::map<std::string, at::Tensor> saved[2];
   EXPECT_THAT(run_ranks(2,
@@ -134,33 +166,37 @@ TEST_F(AveragingCheckpointTest, AnotherNumberOfReplicasGoesOn) {
               IsEmpty());
   for (const int replicas : {3, 1}) {
     for (const bool together : {false, true}) {
-      EXPECT_THAT(run_ranks(replicas,
-                            [&](comm::World& world) {
-                              const auto checkpoint = checkpoint::Checkpoint::open(folder_);
-                              AveragingRun run(world, averaging_config(together ? AveragingOptions{} : AveragingOptions{.every = 3}, true));
-                              run.engine().load_checkpoint(folder_);
-                              int64_t compared = 0;
-                              for (const auto& [name, values] : states_of(run)) {
-                                const at::Tensor first = checkpoint.read("replica0/" + name).flatten();
-                                const at::Tensor second = checkpoint.read("replica1/" + name).flatten();
-                                EXPECT_FALSE(first.equal(second)) << name;
-                                const bool own = replicas > 1 && !together && world.rank() < 2;
-                                const at::Tensor expected = !own ? (first + second) / 2 : world.rank() == 0 ? first : second;
-                                EXPECT_TRUE(torch::allclose(values, expected, 1e-6, 0)) << name << " of rank " << world.rank() << ", together " << together;
-                                ++compared;
-                              }
-                              EXPECT_GT(compared, 20);
-                              EXPECT_TRUE(std::isfinite(run.train(3)));
-                              EXPECT_EQ(run.engine().global_steps(), 6);
-                            }),
-                  IsEmpty())
+      EXPECT_THAT(
+          run_ranks(replicas,
+                    [&](comm::World& world) {
+                      const auto checkpoint = checkpoint::Checkpoint::open(folder_);
+                      AveragingRun run(
+                          world, averaging_config(together ? AveragingOptions{} : AveragingOptions{.every = 3}, true));
+                      run.engine().load_checkpoint(folder_);
+                      int64_t compared = 0;
+                      for (const auto& [name, values] : states_of(run)) {
+                        const at::Tensor first = checkpoint.read("replica0/" + name).flatten();
+                        const at::Tensor second = checkpoint.read("replica1/" + name).flatten();
+                        EXPECT_FALSE(first.equal(second)) << name;
+                        const bool own = replicas > 1 && !together && world.rank() < 2;
+                        const at::Tensor expected = !own ? (first + second) / 2 : world.rank() == 0 ? first : second;
+                        EXPECT_TRUE(torch::allclose(values, expected, 1e-6, 0))
+                            << name << " of rank " << world.rank() << ", together " << together;
+                        ++compared;
+                      }
+                      EXPECT_GT(compared, 20);
+                      EXPECT_TRUE(std::isfinite(run.train(3)));
+                      EXPECT_EQ(run.engine().global_steps(), 6);
+                    }),
+          IsEmpty())
           << replicas;
     }
   }
 }
 
 // As after a warm-up in which gradients are summed in every step: the momentum begins anew.
-// A run whose replicas have no states of their own begins with the mean of those that a checkpoint has: what it saves next is of all of them.
+// A run whose replicas have no states of their own begins with the mean of those that a checkpoint has: what it saves
+// next is of all of them.
 TEST_F(AveragingCheckpointTest, StatesThatAreAveragedFromNowOnBeginAsTheirMean) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
@@ -176,8 +212,11 @@ TEST_F(AveragingCheckpointTest, StatesThatAreAveragedFromNowOnBeginAsTheirMean) 
                             AveragingRun run(world, averaging_config({.every = 3, .states = states}, true));
                             run.engine().load_checkpoint(folder_);
                             for (const auto& [name, values] : states_of(run)) {
-                              const at::Tensor mean = (checkpoint.read("replica0/" + name).flatten() + checkpoint.read("replica1/" + name).flatten()) / 2;
-                              EXPECT_TRUE(torch::allclose(values, mean, 1e-6, 0)) << name << " of rank " << world.rank();
+                              const at::Tensor mean = (checkpoint.read("replica0/" + name).flatten() +
+                                                       checkpoint.read("replica1/" + name).flatten()) /
+                                                      2;
+                              EXPECT_TRUE(torch::allclose(values, mean, 1e-6, 0))
+                                  << name << " of rank " << world.rank();
                             }
                           }),
                 IsEmpty());
@@ -206,9 +245,11 @@ TEST_F(AveragingCheckpointTest, ContinuesARunOfRanksThatStepTogether) {
                           AveragingRun mean(world, averaging_config({.every = 4}, true));
                           mean.engine().load_checkpoint(folder_);
                           mean.train(1);
-                          for (size_t i = 0; i < start.size(); ++i) { // with no momentum yet: 0.7 * (1 + 0.9) of the way
+                          for (size_t i = 0; i < start.size();
+                               ++i) { // with no momentum yet: 0.7 * (1 + 0.9) of the way
                             const at::Tensor moved = (start[i] - mean.parameters()[i]) * (0.7 * 1.9);
-                            EXPECT_TRUE(torch::allclose(run.parameters()[i], start[i] - moved, 1e-5, 1e-6)) << "parameter " << i;
+                            EXPECT_TRUE(torch::allclose(run.parameters()[i], start[i] - moved, 1e-5, 1e-6))
+                                << "parameter " << i;
                           }
                           run.train(4);
                           run.engine().save_checkpoint(folder_);

@@ -1,4 +1,5 @@
-// Replicas that are lost and come: with nobody lost the bits of replicas in one world, else the papers' formulas over those that are there.
+// Replicas that are lost and come: with nobody lost the bits of replicas in one world, else the papers' formulas over
+// those that are there.
 #include "averaging_run.h"
 
 #include <trireme/base/file.h>
@@ -42,10 +43,12 @@ std::string bytes_of(AveragingRun& run) {
   return bytes;
 }
 
-/// Replicas of a job, each in a world of its own. Worker 0 of the processes is the job's store; replica r is worker r + 1.
+/// Replicas of a job, each in a world of its own. Worker 0 of the processes is the job's store; replica r is worker r
+/// + 1.
 class ElasticAveraging : public horovod::elastic::ElasticTest {
  protected:
-  ElasticAveraging() : folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_elastic_averaging_", ::getpid())) {
+  ElasticAveraging()
+      : folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_elastic_averaging_", ::getpid())) {
     std::filesystem::create_directories(folder_);
   }
   ~ElasticAveraging() override {
@@ -53,7 +56,8 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
   }
   std::function<void(InitializeOptions&)> replica(int number, int of) const {
     return [this, number, of](InitializeOptions& options) {
-      options.replica = parallel::ReplicaOptions{.replica = number, .replicas = of, .store = store(), .secret = store::Secret::from_environment()};
+      options.replica = parallel::ReplicaOptions{
+          .replica = number, .replicas = of, .store = store(), .secret = store::Secret::from_environment()};
     };
   }
   static AveragingOptions elastic(AveragingOptions options) {
@@ -65,7 +69,8 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
   }
   // Until process `number` of the job waits for a meeting.
   void wait_for_process(int number) const {
-    const auto client = store::Client::connect(store(), store::Secret::from_environment(), "", std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    const auto client = store::Client::connect(store(), store::Secret::from_environment(), "",
+                                               std::chrono::steady_clock::now() + std::chrono::seconds(30));
     while (!client->wait({concat("elastic/come/", number)}, std::chrono::seconds(1))) {
     }
   }
@@ -73,7 +78,8 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
     const auto mine = run.parameters();
     const auto theirs = plain.parameters(replica);
     for (size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_TRUE(torch::allclose(mine[i], theirs[i], 1e-4, 2e-5)) << "step " << step << ", parameter " << i << " by " << (mine[i] - theirs[i]).abs().max();
+      EXPECT_TRUE(torch::allclose(mine[i], theirs[i], 1e-4, 2e-5))
+          << "step " << step << ", parameter " << i << " by " << (mine[i] - theirs[i]).abs().max();
     }
   }
 
@@ -99,7 +105,8 @@ TEST_P(ElasticKindTest, WithNobodyLostHasTheBitsOfOneWorld) {
                           [&](int worker) {
                             comm::World world = alone();
                             torch::manual_seed(6 + worker);
-                            AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1, std::nullopt, replica(worker - 1, 3));
+                            AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1,
+                                             std::nullopt, replica(worker - 1, 3));
                             EXPECT_FALSE(run.engine().join_replicas());
                             EXPECT_EQ(run.engine().is_first_replica(), worker == 1);
                             for (int step = 1; step <= 7; ++step) {
@@ -124,7 +131,8 @@ TEST_P(ElasticKindTest, OneThatIsLostChangesTheMeanAndOneThatComesTakesIt) {
                             }
                             comm::World world = alone();
                             torch::manual_seed(worker == 4 ? 99 : 7);
-                            AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1, std::nullopt, replica(number, 3));
+                            AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1,
+                                             std::nullopt, replica(number, 3));
                             EXPECT_EQ(run.engine().join_replicas(), worker == 4);
                             EXPECT_EQ(run.engine().global_steps(), worker == 4 ? 9 : 0);
                             for (int64_t step = 1; step <= 15; ++step) {
@@ -156,11 +164,16 @@ TEST_P(ElasticKindTest, OneThatIsLostChangesTheMeanAndOneThatComesTakesIt) {
               ElementsAre(HasSubstr("rank 3: ended by signal 9")));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ElasticKindTest,
-                         testing::Values(ElasticKind{"sgd_mean", {.every = 3}}, ElasticKind{"sgd_slowmo", {.every = 3, .outer = Outer::slowmo, .outer_lr = 0.9, .outer_momentum = 0.6}},
-                                         ElasticKind{"adamw_nesterov", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true},
-                                         ElasticKind{"adamw_average", {.every = 3, .states = States::average}, true}, ElasticKind{"adamw_reset", {.every = 3, .states = States::reset}, true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, ElasticKindTest,
+    testing::Values(
+        ElasticKind{"sgd_mean", {.every = 3}},
+        ElasticKind{"sgd_slowmo", {.every = 3, .outer = Outer::slowmo, .outer_lr = 0.9, .outer_momentum = 0.6}},
+        ElasticKind{
+            "adamw_nesterov", {.every = 3, .outer = Outer::nesterov, .outer_lr = 0.7, .outer_momentum = 0.9}, true},
+        ElasticKind{"adamw_average", {.every = 3, .states = States::average}, true},
+        ElasticKind{"adamw_reset", {.every = 3, .states = States::reset}, true}),
+    [](const auto& info) { return info.param.name; });
 
 /// Memory that ends its process when it is asked for the `last`-th time; it counts from arm() on.
 class DeadlyStore final : public bucket::StateStore {
@@ -185,7 +198,9 @@ class DeadlyStore final : public bucket::StateStore {
 
  private:
   std::unique_ptr<bucket::StateStore> memory_ =
-      bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) { return torch::empty({numel}, at::TensorOptions(type).device(device)); });
+      bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
+        return torch::empty({numel}, at::TensorOptions(type).device(device));
+      });
 };
 
 // It has given some of its parameters already: none of them counts.
@@ -196,14 +211,15 @@ TEST_F(ElasticAveraging, OneThatDiesInTheMiddleOfAMeetingIsNoPartOfIt) {
                             comm::World world = alone();
                             DeadlyStore* states = nullptr;
                             torch::manual_seed(7);
-                            AveragingRun run(world, averaging_config(elastic(options), true), 1, 1, std::nullopt, [&](InitializeOptions& more) {
-                              replica(worker - 1, 3)(more);
-                              more.state_store = [&] {
-                                auto made = std::make_unique<DeadlyStore>();
-                                states = made.get();
-                                return made;
-                              };
-                            });
+                            AveragingRun run(world, averaging_config(elastic(options), true), 1, 1, std::nullopt,
+                                             [&](InitializeOptions& more) {
+                                               replica(worker - 1, 3)(more);
+                                               more.state_store = [&] {
+                                                 auto made = std::make_unique<DeadlyStore>();
+                                                 states = made.get();
+                                                 return made;
+                                               };
+                                             });
                             run.engine().join_replicas();
                             PlainReplicas plain(3, options, true);
                             for (int64_t step = 1; step <= 9; ++step) {
@@ -230,13 +246,16 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
   const AveragingOptions options{.every = 3};
   EXPECT_THAT(run_workers(2, 2,
                           [&](int worker) {
-                            ::setenv("TRIREME_TIMEOUT", "15", 1); // so long a world is left where one of it lives and does not come
+                            ::setenv("TRIREME_TIMEOUT", "15",
+                                     1); // so long a world is left where one of it lives and does not come
                             comm::World world = alone();
                             torch::manual_seed(7);
-                            AveragingRun run(world, averaging_config(elastic(options)), 1, 1, std::nullopt, [&](InitializeOptions& more) {
-                              replica(worker - 1, 2)(more);
-                              more.replica->patience = std::chrono::milliseconds(worker == 1 ? 5000 : 60'000);
-                            });
+                            AveragingRun run(world, averaging_config(elastic(options)), 1, 1, std::nullopt,
+                                             [&](InitializeOptions& more) {
+                                               replica(worker - 1, 2)(more);
+                                               more.replica->patience =
+                                                   std::chrono::milliseconds(worker == 1 ? 5000 : 60'000);
+                                             });
                             if (worker == 1) {
                               wait_for_process(1); // the other one, which is patient, has come
                             }
@@ -283,7 +302,8 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
               IsEmpty());
 }
 
-// Killed in a stretch that lasts longer than the others wait for it, and started again: it trained by itself until then.
+// Killed in a stretch that lasts longer than the others wait for it, and started again: it trained by itself until
+// then.
 TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
   test::Gate killed;
   test::Gate waits;
@@ -294,10 +314,12 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                             }
                             comm::World world = alone();
                             torch::manual_seed(7);
-                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, [&](InitializeOptions& more) {
-                              replica(worker == 1 ? 0 : 1, 2)(more);
-                              more.replica->patience = std::chrono::milliseconds(worker == 3 ? 5000 : 60'000);
-                            });
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
+                                             [&](InitializeOptions& more) {
+                                               replica(worker == 1 ? 0 : 1, 2)(more);
+                                               more.replica->patience =
+                                                   std::chrono::milliseconds(worker == 3 ? 5000 : 60'000);
+                                             });
                             if (worker == 3) {
                               waits.open();
                               EXPECT_TRUE(run.engine().join_replicas()) << "it begins by itself";
@@ -330,7 +352,8 @@ TEST_F(ElasticAveraging, TheNextOneSavesWhenTheFirstIsLostAtTheEnd) {
                           [&](int worker) {
                             comm::World world = alone();
                             torch::manual_seed(7);
-                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, replica(worker - 1, 3));
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
+                                             replica(worker - 1, 3));
                             run.engine().join_replicas();
                             run.train(3);
                             if (worker == 1) {
@@ -355,7 +378,8 @@ TEST_F(ElasticAveraging, OneThatComesWhenAllIsDoneIsToldSo) {
                             }
                             comm::World world = alone();
                             torch::manual_seed(7);
-                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, replica(0, 1));
+                            AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
+                                             replica(0, 1));
                             if (worker == 2) {
                               EXPECT_THROW(run.engine().join_replicas(), store::FinishedError);
                               return;
@@ -371,13 +395,23 @@ TEST_F(ElasticAveraging, OneThatComesWhenAllIsDoneIsToldSo) {
 TEST_F(ElasticAveraging, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
-                          EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config(elastic({.every = 3}))); }), HasSubstr("does not say which replica it is"));
-                          EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt, replica(0, 2)); }), HasSubstr("a replica of 2 ranks"));
+                          EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config(elastic({.every = 3}))); }),
+                                      HasSubstr("does not say which replica it is"));
+                          EXPECT_THAT(error_of([&] {
+                                        AveragingRun(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
+                                                     replica(0, 2));
+                                      }),
+                                      HasSubstr("a replica of 2 ranks"));
                         }),
               IsEmpty());
   comm::World world = alone();
-  EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config(elastic({.every = 3, .start_step = 5})), 1, 1, std::nullopt, replica(0, 2)); }), HasSubstr("\"elastic\" with start_step 5"));
-  EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config({.every = 3}), 1, 1, std::nullopt, replica(0, 2)); }), HasSubstr("InitializeOptions::replica without"));
+  EXPECT_THAT(error_of([&] {
+                AveragingRun(world, averaging_config(elastic({.every = 3, .start_step = 5})), 1, 1, std::nullopt,
+                             replica(0, 2));
+              }),
+              HasSubstr("\"elastic\" with start_step 5"));
+  EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config({.every = 3}), 1, 1, std::nullopt, replica(0, 2)); }),
+              HasSubstr("InitializeOptions::replica without"));
   AveragingRun run(world, averaging_config(elastic({.every = 1})), 1, 1, std::nullopt, replica(0, 1));
   EXPECT_THAT(error_of([&] { run.train(1); }), HasSubstr("has not joined the others"));
 }

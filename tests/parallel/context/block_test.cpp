@@ -29,7 +29,8 @@ Written written_out(const Block& block, const at::Tensor& dout) {
   }
   const at::Tensor out = at::matmul(at::softmax(scores, -1).nan_to_num(0), repeat(v));
   out.backward(dout.to(at::kDouble));
-  return {out.detach(), at::logsumexp(scores.detach(), {-1}), q.grad().nan_to_num(0), k.grad().nan_to_num(0), v.grad().nan_to_num(0)};
+  return {out.detach(), at::logsumexp(scores.detach(), {-1}), q.grad().nan_to_num(0), k.grad().nan_to_num(0),
+          v.grad().nan_to_num(0)};
 }
 
 /// Both forms of the block, flash and matrix products, against softmax written out with a matrix of all scores.
@@ -46,12 +47,17 @@ class ContextBlockTest : public testing::TestWithParam<bool> {
 TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {
   torch::manual_seed(3);
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
-    for (const auto& [queries, keys, causal, padded] : {std::tuple(7, 7, true, false), std::tuple(5, 9, false, false), std::tuple(5, 9, false, true), std::tuple(1, 1, true, false)}) {
+    for (const auto& [queries, keys, causal, padded] : {std::tuple(7, 7, true, false), std::tuple(5, 9, false, false),
+                                                        std::tuple(5, 9, false, true), std::tuple(1, 1, true, false)}) {
       for (const int64_t kv_heads : {4, 2, 1}) {
-        const auto random = [&](int64_t heads, int64_t tokens) { return at::randn({3, heads, tokens, 6}, at::kDouble).to(type); };
-        Block block{.q = random(4, queries), .k = random(kv_heads, keys), .v = random(kv_heads, keys), .causal = causal};
+        const auto random = [&](int64_t heads, int64_t tokens) {
+          return at::randn({3, heads, tokens, 6}, at::kDouble).to(type);
+        };
+        Block block{
+            .q = random(4, queries), .k = random(kv_heads, keys), .v = random(kv_heads, keys), .causal = causal};
         if (padded) {
-          block.key_padding = at::arange(keys).unsqueeze(0) < at::tensor({9, 4, 0}).unsqueeze(1); // the last sample has no key at all
+          block.key_padding =
+              at::arange(keys).unsqueeze(0) < at::tensor({9, 4, 0}).unsqueeze(1); // the last sample has no key at all
         }
         const at::Tensor dout = random(4, queries);
         const Written written = written_out(block, dout);
@@ -60,7 +66,8 @@ TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {
         const BlockResult result = forward(block);
         const auto near = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
           const double off = (found.to(at::kDouble) - wanted).abs().nan_to_num(0).max().item<double>(); // -inf - -inf
-          EXPECT_LE(off, tolerance * std::max(1.0, wanted.nan_to_num(0, 0, 0).abs().max().item<double>())) << what << " " << c10::toString(type) << " " << queries << "x" << keys;
+          EXPECT_LE(off, tolerance * std::max(1.0, wanted.nan_to_num(0, 0, 0).abs().max().item<double>()))
+              << what << " " << c10::toString(type) << " " << queries << "x" << keys;
           EXPECT_TRUE(found.to(at::kDouble).isneginf().equal(wanted.isneginf())) << what;
           EXPECT_FALSE(found.isnan().any().item<bool>()) << what;
         };
@@ -76,14 +83,19 @@ TEST_P(ContextBlockTest, EqualsSoftmaxWrittenOut) {
   }
 }
 
-// More scores than the plain form holds at a time, and dropout, which always takes it: pieces of queries must fit together.
+// More scores than the plain form holds at a time, and dropout, which always takes it: pieces of queries must fit
+// together.
 TEST_P(ContextBlockTest, ManyPieces) {
   torch::manual_seed(4);
-  Block block{.q = at::randn({1, 8, 1500, 4}), .k = at::randn({1, 8, 1500, 4}), .v = at::randn({1, 8, 1500, 4}), .causal = true}; // 18 M scores
+  Block block{.q = at::randn({1, 8, 1500, 4}),
+              .k = at::randn({1, 8, 1500, 4}),
+              .v = at::randn({1, 8, 1500, 4}),
+              .causal = true}; // 18 M scores
   const BlockResult found = forward(block);
   const at::Tensor wanted = at::scaled_dot_product_attention(block.q, block.k, block.v, {}, 0.0, true);
   EXPECT_LT((found.out - wanted).abs().max().item<float>(), 1e-5);
-  const BlockResult part = forward({.q = block.q.narrow(2, 0, 700), .k = block.k.narrow(2, 0, 700), .v = block.v.narrow(2, 0, 700), .causal = true});
+  const BlockResult part = forward(
+      {.q = block.q.narrow(2, 0, 700), .k = block.k.narrow(2, 0, 700), .v = block.v.narrow(2, 0, 700), .causal = true});
   EXPECT_LT((found.out.narrow(2, 0, 700) - part.out).abs().max().item<float>(), 1e-5);
   block.dropout = 0.5;
   block.seed = 5;
@@ -95,16 +107,23 @@ TEST_P(ContextBlockTest, ManyPieces) {
   EXPECT_EQ(forward(block).out.abs().max().item<float>(), 0);
 }
 
-// More keys than our kernel takes at a time: the pieces are one softmax, and queries get and give the gradients of all of them.
+// More keys than our kernel takes at a time: the pieces are one softmax, and queries get and give the gradients of all
+// of them.
 TEST_P(ContextBlockTest, ManyKeys) {
   torch::manual_seed(5);
-  for (const auto& [queries, keys, causal] : {std::tuple(300, 2300, false), std::tuple(2300, 2300, true), std::tuple(1024, 1024, true), std::tuple(2048, 2048, true)}) {
-    const Block block{.q = at::randn({1, 2, queries, 8}), .k = at::randn({1, 2, keys, 8}), .v = at::randn({1, 2, keys, 8}), .causal = causal};
+  for (const auto& [queries, keys, causal] : {std::tuple(300, 2300, false), std::tuple(2300, 2300, true),
+                                              std::tuple(1024, 1024, true), std::tuple(2048, 2048, true)}) {
+    const Block block{.q = at::randn({1, 2, queries, 8}),
+                      .k = at::randn({1, 2, keys, 8}),
+                      .v = at::randn({1, 2, keys, 8}),
+                      .causal = causal};
     const at::Tensor dout = at::randn(block.q.sizes());
     const Written written = written_out(block, dout);
     const BlockResult result = forward(block);
     const BlockGradients grads = backward(block, dout, result.out, result.lse);
-    const auto off = [](const at::Tensor& found, const at::Tensor& wanted) { return (found - wanted).abs().max().item<double>(); };
+    const auto off = [](const at::Tensor& found, const at::Tensor& wanted) {
+      return (found - wanted).abs().max().item<double>();
+    };
     EXPECT_LT(off(result.out, written.out), 1e-5) << queries << " x " << keys;
     EXPECT_LT(off(result.lse, written.lse), 1e-5) << queries << " x " << keys;
     EXPECT_LT(off(grads.q, written.q), 2e-5) << queries << " x " << keys;
@@ -113,7 +132,8 @@ TEST_P(ContextBlockTest, ManyKeys) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, ContextBlockTest, testing::Bool(), [](const auto& info) { return info.param ? "flash" : "products"; });
+INSTANTIATE_TEST_SUITE_P(Forms, ContextBlockTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "flash" : "products"; });
 
 } // namespace
 } // namespace trireme::context

@@ -16,7 +16,8 @@ namespace {
 
 using testing::IsEmpty;
 
-/// A line of /proc/self/status in bytes: what this process has now ("VmRSS", "VmData"), or the most since forget_peak() ("VmHWM").
+/// A line of /proc/self/status in bytes: what this process has now ("VmRSS", "VmData"), or the most since forget_peak()
+/// ("VmHWM").
 int64_t status(const std::string& name) {
   std::ifstream lines("/proc/self/status");
   std::string word;
@@ -83,27 +84,28 @@ TEST_P(ContextMemoryTest, PeakIsThatOfARanksTokens) {
   const std::string file = testing::TempDir() + concat("context_memory_", getpid());
   std::vector<double> mib;
   for (const int ranks : {4, 8}) {
-    EXPECT_THAT(test::run_ranks(
-                    ranks,
-                    [&](comm::World& world) {
-                      as_measured();
-                      const int64_t peak = peak_over_ranks(world, GetParam(), kTokens * ranks);
-                      if (world.rank() == 0) {
-                        std::ofstream(file) << static_cast<double>(peak) / (1 << 20);
-                      }
-                    },
-                    {.backend = "gloo"}),
+    EXPECT_THAT(test::run_ranks(ranks,
+                                [&](comm::World& world) {
+                                  as_measured();
+                                  const int64_t peak = peak_over_ranks(world, GetParam(), kTokens * ranks);
+                                  if (world.rank() == 0) {
+                                    std::ofstream(file) << static_cast<double>(peak) / (1 << 20);
+                                  }
+                                },
+                                {.backend = "gloo"}),
                 IsEmpty());
     std::ifstream(file) >> mib.emplace_back();
   }
   std::remove(file.c_str());
-  std::printf("%s: %.1f MiB with 4 ranks, %.1f with 8, of tensors of 4 MiB each\n", GetParam() == Kind::ring ? "ring" : "ulysses", mib[0], mib[1]);
+  std::printf("%s: %.1f MiB with 4 ranks, %.1f with 8, of tensors of 4 MiB each\n",
+              GetParam() == Kind::ring ? "ring" : "ulysses", mib[0], mib[1]);
   EXPECT_GT(mib[0], 4 * 8) << "q, k, v, the result and their gradients";
   EXPECT_LT(mib[0], 4 * 26) << "and three blocks of keys and values and of their gradients";
   EXPECT_NEAR(mib[1] / mib[0], 1, 0.15);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, ContextMemoryTest, testing::Values(Kind::ring, Kind::ulysses), [](const auto& info) { return info.param == Kind::ring ? "ring" : "ulysses"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, ContextMemoryTest, testing::Values(Kind::ring, Kind::ulysses),
+                         [](const auto& info) { return info.param == Kind::ring ? "ring" : "ulysses"; });
 
 /// May take so many more bytes of private memory.
 class DataLimit {
@@ -122,25 +124,26 @@ class DataLimit {
   rlimit before_;
 };
 
-// A sequence of which eight tensors of 32 MiB do not fit: alone the limit refuses it, four ranks with the same limit each compute it.
+// A sequence of which eight tensors of 32 MiB do not fit: alone the limit refuses it, four ranks with the same limit
+// each compute it.
 TEST(ContextMemoryLimitTest, RanksTogetherAttendToWhatOneMayNot) {
   if (test::kSanitized) {
     GTEST_SKIP() << "a sanitizer needs memory of its own";
   }
   constexpr int64_t kLength = 2048;
   constexpr int64_t kLimit = 224 << 20;
-  EXPECT_THAT(test::run_ranks(
-                  4,
-                  [](comm::World& world) {
-                    as_measured();
-                    attend(world.group(), Kind::ring, 32);
-                    const DataLimit limit(kLimit);
-                    if (world.rank() == 0) {
-                      EXPECT_THROW(attend(comm::Group(), Kind::ring, kLength), std::exception) << "the limit does not refuse it: the test shows nothing";
-                    }
-                    attend(world.group(), Kind::ring, kLength);
-                  },
-                  {.backend = "gloo"}),
+  EXPECT_THAT(test::run_ranks(4,
+                              [](comm::World& world) {
+                                as_measured();
+                                attend(world.group(), Kind::ring, 32);
+                                const DataLimit limit(kLimit);
+                                if (world.rank() == 0) {
+                                  EXPECT_THROW(attend(comm::Group(), Kind::ring, kLength), std::exception)
+                                      << "the limit does not refuse it: the test shows nothing";
+                                }
+                                attend(world.group(), Kind::ring, kLength);
+                              },
+                              {.backend = "gloo"}),
               IsEmpty());
 }
 

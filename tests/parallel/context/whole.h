@@ -25,8 +25,8 @@ struct Case {
   at::ScalarType type = at::kFloat;
 
   std::string text() const {
-    return concat(kind == Kind::ring ? "ring" : "ulysses", causal ? " causal" : "", padding ? " padding" : "", " B", batch, " A", heads, " K", kv_heads, " chunk ", chunk, " D",
-                  head_size, " ", c10::toString(type));
+    return concat(kind == Kind::ring ? "ring" : "ulysses", causal ? " causal" : "", padding ? " padding" : "", " B",
+                  batch, " A", heads, " K", kv_heads, " chunk ", chunk, " D", head_size, " ", c10::toString(type));
   }
 };
 
@@ -38,10 +38,13 @@ struct Inputs {
 inline Inputs make_inputs(const Case& c, int ranks, int64_t seed = 1) {
   torch::manual_seed(seed);
   const int64_t T = 2 * ranks * c.chunk;
-  const auto random = [&](int64_t heads) { return at::randn({c.batch, heads, T, c.head_size}, at::kDouble).to(c.type); };
+  const auto random = [&](int64_t heads) {
+    return at::randn({c.batch, heads, T, c.head_size}, at::kDouble).to(c.type);
+  };
   Inputs in{random(c.heads), random(c.kv_heads), random(c.kv_heads), random(c.heads), {}};
   if (c.padding) { // the last sample has tokens on the first rank alone, where they are in order
-    in.padding = at::arange(T).unsqueeze(0) < at::linspace(static_cast<double>(T), 2, c.batch).to(at::kLong).unsqueeze(1);
+    in.padding =
+        at::arange(T).unsqueeze(0) < at::linspace(static_cast<double>(T), 2, c.batch).to(at::kLong).unsqueeze(1);
   }
   return in;
 }
@@ -54,8 +57,10 @@ struct Results {
 inline Results whole_attention(const Inputs& in, bool causal) {
   const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().requires_grad_(); };
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
-  const std::optional<at::Tensor> mask = in.padding.defined() ? std::optional(in.padding.unsqueeze(1).unsqueeze(2)) : std::nullopt;
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, std::nullopt, q.size(1) != k.size(1));
+  const std::optional<at::Tensor> mask =
+      in.padding.defined() ? std::optional(in.padding.unsqueeze(1).unsqueeze(2)) : std::nullopt;
+  const at::Tensor out =
+      at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, std::nullopt, q.size(1) != k.size(1));
   out.backward(in.dout.to(at::kDouble));
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -67,14 +72,16 @@ inline at::Tensor part(const at::Tensor& x, const comm::Group& ranks, Kind kind,
 }
 
 inline Results shared_attention(const Inputs& in, const Case& c, const comm::Group& ranks, double dropout = 0) {
-  const at::Tensor q = part(in.q, ranks, c.kind, true), k = part(in.k, ranks, c.kind, true), v = part(in.v, ranks, c.kind, true);
+  const at::Tensor q = part(in.q, ranks, c.kind, true), k = part(in.k, ranks, c.kind, true),
+                   v = part(in.v, ranks, c.kind, true);
   const at::Tensor padding = in.padding.defined() ? part(in.padding, ranks, c.kind, false) : at::Tensor();
   const at::Tensor out = attention(q, k, v, ranks, {.kind = c.kind, .causal = c.causal, .dropout = dropout}, padding);
   out.backward(part(in.dout, ranks, c.kind, false));
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
 
-inline void expect_near(const at::Tensor& found, const at::Tensor& whole, const comm::Group& ranks, const Case& c, double tolerance, const char* what) {
+inline void expect_near(const at::Tensor& found, const at::Tensor& whole, const comm::Group& ranks, const Case& c,
+                        double tolerance, const char* what) {
   const at::Tensor wanted = take_tokens(whole, ranks, c.kind, 2);
   ASSERT_EQ(found.sizes(), wanted.sizes()) << what << " of " << c.text();
   EXPECT_EQ(found.scalar_type(), c.type) << what << " of " << c.text();

@@ -38,11 +38,13 @@ TEST_P(DataParallelTest, AnOrdinaryLoopEqualsOneProcess) {
                         [](comm::World& world) {
                           Toy model(1 + world.rank()); // other weights on every rank: construction hands out rank 0's
                           DataParallel parallel(*model, world.group(), small_buckets());
-                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
+                          torch::optim::AdamW optimizer(model->parameters(),
+                                                        torch::optim::AdamWOptions(0.01).weight_decay(0));
                           const int64_t rows = kGlobalRows / world.size();
                           for (int step = 0; step < 20; ++step) {
                             optimizer.zero_grad(); // sets gradients to none: the views come back by themselves
-                            const at::Tensor mine = toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
+                            const at::Tensor mine =
+                                toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
                             model->loss(mine).backward();
                             optimizer.step();
                           }
@@ -73,22 +75,29 @@ int64_t sent_by(DataParallelOptions::Algorithm algorithm, comm::World& world, To
   return sent.item<int64_t>();
 }
 
-// The algorithms over messages give the sums of the backend's own, and the busiest rank sends what their formulas say, beside the small messages that all have.
+// The algorithms over messages give the sums of the backend's own, and the busiest rank sends what their formulas say,
+// beside the small messages that all have.
 TEST_P(DataParallelTest, EveryAlgorithmEqualsOneProcess) {
   EXPECT_THAT(run_ranks(GetParam(),
                         [](comm::World& world) {
                           using Algorithm = DataParallelOptions::Algorithm;
                           Toy reference = train_alone(5);
                           const int64_t ring = sent_by(Algorithm::ring, world, reference, 5);
-                          for (const Algorithm algorithm : {Algorithm::backend, Algorithm::tree, Algorithm::halving_doubling, Algorithm::naive}) {
+                          for (const Algorithm algorithm :
+                               {Algorithm::backend, Algorithm::tree, Algorithm::halving_doubling, Algorithm::naive}) {
                             SCOPED_TRACE(DataParallelOptions::kAlgorithmNames[static_cast<size_t>(algorithm)]);
                             const int64_t sent = sent_by(algorithm, world, reference, 5);
                             if (world.size() > 1) {
                               const auto busiest = [&](Algorithm of) {
-                                const char* const name = of == Algorithm::backend ? "ring" : DataParallelOptions::kAlgorithmNames[static_cast<size_t>(of)];
+                                const char* const name =
+                                    of == Algorithm::backend
+                                        ? "ring"
+                                        : DataParallelOptions::kAlgorithmNames[static_cast<size_t>(of)];
                                 return comm::cost(comm::algorithm_named(name), world.size(), 1 << 20).bytes_busiest;
                               };
-                              EXPECT_NEAR(static_cast<double>(sent) / static_cast<double>(ring), busiest(algorithm) / busiest(Algorithm::ring), 0.1) << "small buckets do not divide evenly";
+                              EXPECT_NEAR(static_cast<double>(sent) / static_cast<double>(ring),
+                                          busiest(algorithm) / busiest(Algorithm::ring), 0.1)
+                                  << "small buckets do not divide evenly";
                             }
                           }
                         }),
@@ -100,11 +109,13 @@ TEST_P(DataParallelTest, NoSyncAccumulatesBeforeOneReduction) {
                         [](comm::World& world) {
                           Toy model(1);
                           DataParallel parallel(*model, world.group(), small_buckets());
-                          torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
+                          torch::optim::AdamW optimizer(model->parameters(),
+                                                        torch::optim::AdamWOptions(0.01).weight_decay(0));
                           const int64_t rows = kGlobalRows / world.size();
                           for (int step = 0; step < 10; ++step) {
                             parallel.zero_grad();
-                            const at::Tensor mine = toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
+                            const at::Tensor mine =
+                                toy_batch(step, kGlobalRows).slice(0, world.rank() * rows, (world.rank() + 1) * rows);
                             const int64_t half = rows / 2 > 0 ? rows / 2 : rows;
                             const int64_t before = world.group().bytes_sent();
                             {

@@ -43,13 +43,18 @@ struct Loop {
   }
   void backward(int step, Throw where, bool recomputed = false) {
     parallel->zero_grad();
-    const auto trap = [](const at::Tensor& x) { x.register_hook([](const at::Tensor&) { throw Error("trap", "backward went through it"); }); };
+    const auto trap = [](const at::Tensor& x) {
+      x.register_hook([](const at::Tensor&) { throw Error("trap", "backward went through it"); });
+    };
     const at::Tensor x = toy_batch(step * 10 + rank, 4);
-    at::Tensor h = recomputed ? recompute::call([this](const at::Tensor& y) { return torch::tanh(lower->forward(y)); }, x) : torch::tanh(lower->forward(x));
+    at::Tensor h = recomputed
+                       ? recompute::call([this](const at::Tensor& y) { return torch::tanh(lower->forward(y)); }, x)
+                       : torch::tanh(lower->forward(x));
     if (where == Throw::late) {
       trap(h);
     }
-    const at::Tensor y = recomputed ? recompute::call([this](const at::Tensor& z) { return upper->forward(z); }, h) : upper->forward(h);
+    const at::Tensor y =
+        recomputed ? recompute::call([this](const at::Tensor& z) { return upper->forward(z); }, h) : upper->forward(h);
     if (where == Throw::early) {
       trap(y);
     }
@@ -69,7 +74,9 @@ TEST(DataParallelFailureTest, ARankAloneGoesOn) {
                             Loop failing(world);
                             for (int step = 0; step < 5; ++step) {
                               if (step % 2 == 1) {
-                                EXPECT_THROW(failing.backward(step + 50, step == 1 ? Throw::early : Throw::late, recomputed), Error);
+                                EXPECT_THROW(
+                                    failing.backward(step + 50, step == 1 ? Throw::early : Throw::late, recomputed),
+                                    Error);
                               }
                               whole.step(step);
                               failing.step(step);
@@ -86,10 +93,12 @@ TEST(DataParallelFailureTest, AmongSeveralTheGroupEndsAndNobodyHasAPartOfTheGrad
                           [&](comm::World& world) {
                             Loop loop(world);
                             loop.step(0);
-                            const std::string error = test::error_of([&] { loop.backward(1, world.rank() == 0 ? Throw::late : Throw::never, recomputed); });
+                            const std::string error = test::error_of(
+                                [&] { loop.backward(1, world.rank() == 0 ? Throw::late : Throw::never, recomputed); });
                             if (world.rank() == 0) {
                               EXPECT_THAT(error, HasSubstr("backward went through it"));
-                              EXPECT_THAT(test::error_of([&] { loop.backward(1, Throw::never); }), HasSubstr("after one that failed"));
+                              EXPECT_THAT(test::error_of([&] { loop.backward(1, Throw::never); }),
+                                          HasSubstr("after one that failed"));
                             } else {
                               EXPECT_THAT(error, AllOf(HasSubstr("rank 0"), HasSubstr("its backward failed")));
                             }

@@ -77,7 +77,8 @@ TEST_P(LateParametersTest, WhatIsUnfrozenLaterIsAveraged) {
   });
 }
 
-// Of the parameters that were trained at construction none has a gradient then, so that none of them begins the reduction.
+// Of the parameters that were trained at construction none has a gradient then, so that none of them begins the
+// reduction.
 TEST_P(LateParametersTest, AlsoWhereNothingElseIsTrained) {
   expect_as_alone(GetParam(), true, [](ToyImpl& model, int step) {
     if (step == 5) {
@@ -120,8 +121,10 @@ TEST(LateParametersErrorTest, ALayerThatIsReplacedIsNamed) {
                           Toy model(1);
                           const DataParallel parallel(*model, world.group(), small_buckets());
                           model->last = model->replace_module("last", torch::nn::Linear(9, 1));
-                          EXPECT_THAT(error_of([&] { model->loss(toy_batch(0, 3)).backward(); }),
-                                      AllOf(HasSubstr("parameter last.weight was not in the model when DataParallel was made"), HasSubstr("anew")));
+                          EXPECT_THAT(
+                              error_of([&] { model->loss(toy_batch(0, 3)).backward(); }),
+                              AllOf(HasSubstr("parameter last.weight was not in the model when DataParallel was made"),
+                                    HasSubstr("anew")));
                         }),
               IsEmpty());
 }
@@ -155,7 +158,8 @@ TEST(LateParametersErrorTest, AFrozenModelKeepsTheHooksOfItsOwnDataParallel) {
                             const DataParallel other(*model, world.group(), small_buckets());
                             set_requires_grad(*model->first, true);
                           }
-                          const auto other_takes_over = std::make_unique<DataParallel>(*model->last, world.group(), small_buckets());
+                          const auto other_takes_over =
+                              std::make_unique<DataParallel>(*model->last, world.group(), small_buckets());
                           own.zero_grad();
                           model->loss(rows_of(&world, 0)).backward();
                           Toy alone(1);
@@ -166,20 +170,23 @@ TEST(LateParametersErrorTest, AFrozenModelKeepsTheHooksOfItsOwnDataParallel) {
 }
 
 TEST(FirstValuesTest, WeightsThatRanksDrawAfterwardsAreNamed) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          Toy model(1);
-                          DataParallel parallel(*model, world.group(), small_buckets());
-                          const auto draw = [&](int64_t seed) {
-                            const torch::NoGradGuard no_grad;
-                            torch::manual_seed(static_cast<uint64_t>(seed));
-                            model->last->weight.normal_();
-                          };
-                          draw(1 + world.rank());
-                          EXPECT_THAT(error_of([&] { model->loss(rows_of(&world, 0)).backward(); }),
-                                      AllOf(HasSubstr("parameter \"last.weight\" has other values on some ranks in the first step"), HasSubstr("before DataParallel is made")));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  Toy model(1);
+                  DataParallel parallel(*model, world.group(), small_buckets());
+                  const auto draw = [&](int64_t seed) {
+                    const torch::NoGradGuard no_grad;
+                    torch::manual_seed(static_cast<uint64_t>(seed));
+                    model->last->weight.normal_();
+                  };
+                  draw(1 + world.rank());
+                  EXPECT_THAT(
+                      error_of([&] { model->loss(rows_of(&world, 0)).backward(); }),
+                      AllOf(HasSubstr("parameter \"last.weight\" has other values on some ranks in the first step"),
+                            HasSubstr("before DataParallel is made")));
+                }),
+      IsEmpty());
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           Toy model(1);
@@ -194,55 +201,59 @@ TEST(FirstValuesTest, WeightsThatRanksDrawAfterwardsAreNamed) {
 
 // A TorchScript module, and a learnable tensor beside it.
 TEST(NamedTensorsTest, TrainAsOneProcess) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& ranks) {
-                          const auto train = [](const comm::World* world) {
-                            torch::jit::Module script("toy");
-                            const double start = world == nullptr ? 1 : 1 + world->rank(); // rank 0's replaces the others
-                            script.register_parameter("weight", torch::full({6}, 0.1 * start, torch::requires_grad()), false);
-                            script.register_parameter("later", torch::full({1}, 0.2 * start), false);
-                            script.register_buffer("steps", torch::full({1}, start));
-                            script.define("def forward(self, x):\n  return torch.mv(x, self.weight) + self.later\n");
-                            at::Tensor log_sigma = torch::full({}, 0.3 * start, torch::requires_grad());
-                            std::vector<std::pair<std::string, at::Tensor>> tensors;
-                            std::vector<std::pair<std::string, at::Tensor>> buffers;
-                            for (const auto& item : script.named_parameters()) {
-                              tensors.emplace_back(item.name, item.value);
-                            }
-                            for (const auto& item : script.named_buffers()) {
-                              buffers.emplace_back(item.name, item.value);
-                            }
-                            tensors.emplace_back("log_sigma", log_sigma);
-                            std::unique_ptr<DataParallel> parallel;
-                            if (world != nullptr) {
-                              parallel = std::make_unique<DataParallel>(tensors, world->group(), small_buckets(), buffers);
-                              EXPECT_EQ(buffers[0].second.item<double>(), 1);
-                            }
-                            std::vector<at::Tensor> stepped;
-                            for (const auto& [name, tensor] : tensors) {
-                              stepped.push_back(tensor);
-                            }
-                            torch::optim::SGD optimizer(stepped, torch::optim::SGDOptions(0.05).momentum(0.9));
-                            for (int step = 0; step < 8; ++step) {
-                              script.attr("later").toTensor().set_requires_grad(step >= 4);
-                              optimizer.zero_grad();
-                              const at::Tensor x = rows_of(world, step);
-                              const at::Tensor difference = script.forward({x}).toTensor() - x.sum(1).sin();
-                              (difference.pow(2) * torch::exp(-log_sigma) + log_sigma).mean().backward();
-                              buffers[0].second.fill_(step + start);
-                              optimizer.step();
-                            }
-                            return torch::cat({stepped[0].flatten().detach(), stepped[1].flatten().detach(), stepped[2].flatten().detach()});
-                          };
-                          EXPECT_TRUE(train(&ranks).allclose(train(nullptr), 1e-5, 1e-6));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& ranks) {
+                  const auto train = [](const comm::World* world) {
+                    torch::jit::Module script("toy");
+                    const double start = world == nullptr ? 1 : 1 + world->rank(); // rank 0's replaces the others
+                    script.register_parameter("weight", torch::full({6}, 0.1 * start, torch::requires_grad()), false);
+                    script.register_parameter("later", torch::full({1}, 0.2 * start), false);
+                    script.register_buffer("steps", torch::full({1}, start));
+                    script.define("def forward(self, x):\n  return torch.mv(x, self.weight) + self.later\n");
+                    at::Tensor log_sigma = torch::full({}, 0.3 * start, torch::requires_grad());
+                    std::vector<std::pair<std::string, at::Tensor>> tensors;
+                    std::vector<std::pair<std::string, at::Tensor>> buffers;
+                    for (const auto& item : script.named_parameters()) {
+                      tensors.emplace_back(item.name, item.value);
+                    }
+                    for (const auto& item : script.named_buffers()) {
+                      buffers.emplace_back(item.name, item.value);
+                    }
+                    tensors.emplace_back("log_sigma", log_sigma);
+                    std::unique_ptr<DataParallel> parallel;
+                    if (world != nullptr) {
+                      parallel = std::make_unique<DataParallel>(tensors, world->group(), small_buckets(), buffers);
+                      EXPECT_EQ(buffers[0].second.item<double>(), 1);
+                    }
+                    std::vector<at::Tensor> stepped;
+                    for (const auto& [name, tensor] : tensors) {
+                      stepped.push_back(tensor);
+                    }
+                    torch::optim::SGD optimizer(stepped, torch::optim::SGDOptions(0.05).momentum(0.9));
+                    for (int step = 0; step < 8; ++step) {
+                      script.attr("later").toTensor().set_requires_grad(step >= 4);
+                      optimizer.zero_grad();
+                      const at::Tensor x = rows_of(world, step);
+                      const at::Tensor difference = script.forward({x}).toTensor() - x.sum(1).sin();
+                      (difference.pow(2) * torch::exp(-log_sigma) + log_sigma).mean().backward();
+                      buffers[0].second.fill_(step + start);
+                      optimizer.step();
+                    }
+                    return torch::cat(
+                        {stepped[0].flatten().detach(), stepped[1].flatten().detach(), stepped[2].flatten().detach()});
+                  };
+                  EXPECT_TRUE(train(&ranks).allclose(train(nullptr), 1e-5, 1e-6));
+                }),
+      IsEmpty());
 }
 
 TEST(NamedTensorsTest, WhatCannotBeTrainedIsNamed) {
   const at::Tensor leaf = torch::ones({2}, torch::requires_grad());
-  EXPECT_THAT(error_of([&] { DataParallel({{"a", leaf}, {"b", leaf * 2}}, comm::Group()); }), HasSubstr("\"b\" is the result of a computation"));
-  EXPECT_THAT(error_of([&] { DataParallel({{"a", leaf}, {"b", at::Tensor()}}, comm::Group()); }), HasSubstr("\"b\" is undefined"));
+  EXPECT_THAT(error_of([&] { DataParallel({{"a", leaf}, {"b", leaf * 2}}, comm::Group()); }),
+              HasSubstr("\"b\" is the result of a computation"));
+  EXPECT_THAT(error_of([&] { DataParallel({{"a", leaf}, {"b", at::Tensor()}}, comm::Group()); }),
+              HasSubstr("\"b\" is undefined"));
 }
 
 } // namespace

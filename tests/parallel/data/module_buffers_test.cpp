@@ -91,10 +91,12 @@ TEST(DataParallelBuffersTest, OneBroadcastATypeAndNothingWithoutBuffers) {
                           const auto loss = [&] { return net->loss(batch_of(0, world.rank())); };
                           const int64_t without = bytes_of_a_step(*net, loss, false);
                           const int64_t more = bytes_of_a_step(*net, loss, true) - without;
-                          EXPECT_EQ(more, world.rank() == 0 ? 2 * 6 * 4 + 8 : 0) << "running_mean, running_var, num_batches_tracked";
+                          EXPECT_EQ(more, world.rank() == 0 ? 2 * 6 * 4 + 8 : 0)
+                              << "running_mean, running_var, num_batches_tracked";
                           torch::nn::Linear plain(4, 1);
                           const auto plain_loss = [&] { return plain->forward(batch_of(0, 0)).mean(); };
-                          EXPECT_EQ(bytes_of_a_step(*plain, plain_loss, true), bytes_of_a_step(*plain, plain_loss, false));
+                          EXPECT_EQ(bytes_of_a_step(*plain, plain_loss, true),
+                                    bytes_of_a_step(*plain, plain_loss, false));
                         }),
               IsEmpty());
 }
@@ -131,7 +133,8 @@ TEST(DataParallelBuffersTest, ComeFromARankThatStillHasData) {
                             optimizer.step();
                           }
                           parallel.join();
-                          EXPECT_TRUE(net->buffers_flat().equal(of_rank(group, last_forward, 2))) << "rank 2 trained longest";
+                          EXPECT_TRUE(net->buffers_flat().equal(of_rank(group, last_forward, 2)))
+                              << "rank 2 trained longest";
                         }),
               IsEmpty());
 }
@@ -164,7 +167,8 @@ TEST(DataParallelStartTest, ATieThatItWouldUndoIsRefusedByName) {
     DataParallel(*net, comm::Group());
     ADD_FAILURE() << "accepted";
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("\"first.bias\""), HasSubstr("\"norm.weight\""), HasSubstr("share memory")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("\"first.bias\""), HasSubstr("\"norm.weight\""), HasSubstr("share memory")));
   }
 }
 

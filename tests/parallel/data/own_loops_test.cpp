@@ -1,4 +1,5 @@
-// What a loop of a program's own needs beside the gradients: seeds of the ranks, and a loss that is the same on all of them.
+// What a loop of a program's own needs beside the gradients: seeds of the ranks, and a loss that is the same on all of
+// them.
 #include "toy.h"
 
 #include <trireme/base/error.h>
@@ -79,9 +80,12 @@ TEST(ManualSeedTest, TheModelIsRankZeros) {
 TEST(MeanTest, LbfgsEqualsOneProcess) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
-                          const auto train = [](ToyImpl& model, const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& mean) {
+                          const auto train = [](ToyImpl& model, const at::Tensor& x,
+                                                const std::function<at::Tensor(const at::Tensor&)>& mean) {
                             model.to(torch::kDouble);
-                            torch::optim::LBFGS lbfgs(model.parameters(), torch::optim::LBFGSOptions(1).max_iter(8).line_search_fn("strong_wolfe"));
+                            torch::optim::LBFGS lbfgs(
+                                model.parameters(),
+                                torch::optim::LBFGSOptions(1).max_iter(8).line_search_fn("strong_wolfe"));
                             int64_t closures = 0;
                             for (int step = 0; step < 4; ++step) {
                               lbfgs.step([&] {
@@ -98,7 +102,8 @@ TEST(MeanTest, LbfgsEqualsOneProcess) {
                           Toy model(1), alone(1);
                           model->to(torch::kDouble);
                           DataParallel parallel(*model, world.group(), small_buckets());
-                          const int64_t closures = train(*model, x.slice(0, world.rank() * 6, (world.rank() + 1) * 6), [&](const at::Tensor& loss) { return parallel.mean(loss); });
+                          const int64_t closures = train(*model, x.slice(0, world.rank() * 6, (world.rank() + 1) * 6),
+                                                         [&](const at::Tensor& loss) { return parallel.mean(loss); });
                           EXPECT_EQ(closures, train(*alone, x, [](const at::Tensor& loss) { return loss; }));
                           EXPECT_LT(largest_difference(*model, *alone), 1e-6);
                         }),
@@ -110,8 +115,10 @@ TEST(MeanTest, IsOfFloatingTensors) {
                         [](comm::World& world) {
                           Toy model(1);
                           const DataParallel parallel(*model, world.group());
-                          EXPECT_TRUE(parallel.mean(torch::full({2}, 1.0 + world.rank(), torch::requires_grad())).equal(torch::full({2}, 1.5)));
-                          EXPECT_THAT(error_of([&] { parallel.mean(torch::tensor({1})); }), HasSubstr("mean() of a tensor of type Long"));
+                          EXPECT_TRUE(parallel.mean(torch::full({2}, 1.0 + world.rank(), torch::requires_grad()))
+                                          .equal(torch::full({2}, 1.5)));
+                          EXPECT_THAT(error_of([&] { parallel.mean(torch::tensor({1})); }),
+                                      HasSubstr("mean() of a tensor of type Long"));
                           EXPECT_THAT(error_of([&] { parallel.mean(at::Tensor()); }), HasSubstr("an undefined tensor"));
                         }),
               IsEmpty());
@@ -122,8 +129,11 @@ TEST(SparseGradientTest, TheErrorNamesTheWayThatTakesIt) {
                         [](comm::World& world) {
                           const at::Tensor table = torch::ones({4, 2}, torch::requires_grad());
                           const DataParallel parallel({{"table", table}}, world.group());
-                          const std::string error = error_of([&] { torch::embedding(table, torch::tensor({1}), -1, false, /*sparse=*/true).sum().backward(); });
-                          EXPECT_THAT(error, testing::AllOf(HasSubstr("parameter table has a sparse gradient"), HasSubstr("horovod::DistributedOptimizer")));
+                          const std::string error = error_of([&] {
+                            torch::embedding(table, torch::tensor({1}), -1, false, /*sparse=*/true).sum().backward();
+                          });
+                          EXPECT_THAT(error, testing::AllOf(HasSubstr("parameter table has a sparse gradient"),
+                                                            HasSubstr("horovod::DistributedOptimizer")));
                         }),
               IsEmpty());
 }

@@ -32,7 +32,8 @@ std::vector<at::Tensor> gradients(comm::World& world, bool recomputed, int64_t& 
     parallel.zero_grad();
     at::Tensor x = toy_batch(step * 10 + world.rank(), 4);
     for (torch::nn::Sequential half : {lower, upper}) {
-      x = recomputed ? recompute::call([half](const at::Tensor& y) mutable { return half->forward(y); }, x) : half->forward(x);
+      x = recomputed ? recompute::call([half](const at::Tensor& y) mutable { return half->forward(y); }, x)
+                     : half->forward(x);
     }
     x.square().mean().backward();
     for (const at::Tensor& parameter : model.parameters()) {

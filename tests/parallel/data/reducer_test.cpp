@@ -58,7 +58,8 @@ TEST_P(ReducerTest, SumsAreBitEqualToPlainAllReduces) {
                               const auto& bucket = layout.buckets()[b];
                               at::Tensor part = plain.slice(0, bucket.begin, bucket.end).clone();
                               group.all_reduce(part).wait();
-                              EXPECT_TRUE(part.equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end))) << "bucket " << b;
+                              EXPECT_TRUE(part.equal(flat[0]->flat_grad().slice(0, bucket.begin, bucket.end)))
+                                  << "bucket " << b;
                             }
                           }
                         }),
@@ -79,17 +80,21 @@ struct MixedImpl : torch::nn::Module {
     }
   }
   at::Tensor branch(const std::string& name, const at::Tensor& x) {
-    return name == "a" ? a->forward(x).sum() : name == "b" ? b->forward(x.to(torch::kBFloat16)).sum().to(torch::kFloat32) : c->forward(x).sum();
+    return name == "a"   ? a->forward(x).sum()
+           : name == "b" ? b->forward(x.to(torch::kBFloat16)).sum().to(torch::kFloat32)
+                         : c->forward(x).sum();
   }
   torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
 };
 TORCH_MODULE(Mixed);
 
-// Gradients arrive in another order on every rank, and some not at all. They are small whole numbers, exact in either type.
+// Gradients arrive in another order on every rank, and some not at all. They are small whole numbers, exact in either
+// type.
 TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArriveIn) {
   EXPECT_THAT(run_ranks(GetParam(),
                         [](comm::World& world) {
-                          const std::vector<std::vector<std::string>> branches = {{"a", "b", "c"}, {"c", "b", "a"}, {"b"}, {"c", "a"}};
+                          const std::vector<std::vector<std::string>> branches = {
+                              {"a", "b", "c"}, {"c", "b", "a"}, {"b"}, {"c", "a"}};
                           Mixed model;
                           const auto flat = flatten(trainable_parameters(*model), world.group(), small_buckets());
                           ASSERT_EQ(flat.size(), 2u);
@@ -97,7 +102,9 @@ TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArri
                           Reducer reducer(pointers(flat), sync);
                           const auto before = flat[0]->layout().order();
                           for (int step = 0; step < 4; ++step) {
-                            const auto branches_of = [&](int rank) { return branches[static_cast<size_t>(rank + step) % branches.size()]; };
+                            const auto branches_of = [&](int rank) {
+                              return branches[static_cast<size_t>(rank + step) % branches.size()];
+                            };
                             for (const auto& buffer : flat) {
                               buffer->clear_grads();
                             }
@@ -111,10 +118,12 @@ TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArri
                               double expected = 0;
                               for (int rank = 0; rank < world.size(); ++rank) {
                                 const auto used = branches_of(rank);
-                                const bool is_used = std::find(used.begin(), used.end(), item.key().substr(0, 1)) != used.end();
+                                const bool is_used =
+                                    std::find(used.begin(), used.end(), item.key().substr(0, 1)) != used.end();
                                 expected += !is_used ? 0 : item.key().substr(2) == "bias" ? 2 : 2 * (1 + rank);
                               }
-                              EXPECT_TRUE(item.value().grad().eq(expected).all().item<bool>()) << item.key() << ", step " << step;
+                              EXPECT_TRUE(item.value().grad().eq(expected).all().item<bool>())
+                                  << item.key() << ", step " << step;
                             }
                           }
                           EXPECT_EQ(flat[0]->layout().order(), before) << "nothing is learned";
@@ -123,28 +132,30 @@ TEST_P(ReducerTest, BucketsOfAllBuffersStartInOneOrderWhateverOrderGradientsArri
 }
 
 TEST_P(ReducerTest, PreAndPostScalingGiveTheMean) {
-  EXPECT_THAT(run_ranks(GetParam(),
-                        [](comm::World& world) {
-                          for (int kind = 0; kind < 3; ++kind) {
-                            DataParallelOptions options = small_buckets();
-                            options.prescale_gradients = kind == 1;
-                            options.gradient_predivide_factor = kind == 2 ? 2.0 : 1.0;
-                            Toy model(1);
-                            const auto flat = flatten(trainable_parameters(*model), world.group(), options);
-                            AllReduceSync sync(world.group(), options);
-                            Reducer reducer(pointers(flat), sync);
-                            model->loss(toy_batch(3, 4)).backward(); // the same on every rank: the mean is the local gradient
-                            const at::Tensor local = [&] {
-                              Toy twin(1);
-                              twin->loss(toy_batch(3, 4)).backward();
-                              return twin->first->weight.grad().clone();
-                            }();
-                            reducer.finish();
-                            const double scale = sync.scale();
-                            EXPECT_TRUE(torch::allclose(model->first->weight.grad() * scale, local, 1e-6, 1e-9)) << "kind " << kind;
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(GetParam(),
+                [](comm::World& world) {
+                  for (int kind = 0; kind < 3; ++kind) {
+                    DataParallelOptions options = small_buckets();
+                    options.prescale_gradients = kind == 1;
+                    options.gradient_predivide_factor = kind == 2 ? 2.0 : 1.0;
+                    Toy model(1);
+                    const auto flat = flatten(trainable_parameters(*model), world.group(), options);
+                    AllReduceSync sync(world.group(), options);
+                    Reducer reducer(pointers(flat), sync);
+                    model->loss(toy_batch(3, 4)).backward(); // the same on every rank: the mean is the local gradient
+                    const at::Tensor local = [&] {
+                      Toy twin(1);
+                      twin->loss(toy_batch(3, 4)).backward();
+                      return twin->first->weight.grad().clone();
+                    }();
+                    reducer.finish();
+                    const double scale = sync.scale();
+                    EXPECT_TRUE(torch::allclose(model->first->weight.grad() * scale, local, 1e-6, 1e-9))
+                        << "kind " << kind;
+                  }
+                }),
+      IsEmpty());
 }
 
 TEST(ReducerErrorTest, SparseGradientsAreRefusedByName) {

@@ -59,7 +59,9 @@ struct Rows {
 
 double difference(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor wide = a.to(at::kDouble);
-  return a.numel() == 0 ? 0 : ((wide - b.to(at::kDouble)).abs().max() / b.to(at::kDouble).abs().max().clamp_min(1e-3)).item<double>();
+  return a.numel() == 0
+             ? 0
+             : ((wide - b.to(at::kDouble)).abs().max() / b.to(at::kDouble).abs().max().clamp_min(1e-3)).item<double>();
 }
 
 at::Tensor summed(at::Tensor tensor, const comm::Group& group) {
@@ -79,18 +81,21 @@ BatchNormTensors layer_of(int64_t channels, at::ScalarType type, bool affine) {
 }
 
 /// Three forwards and backwards of a layer over the ranks beside torch's on all rows.
-void compare(const comm::Group& group, const Rows& rows, bool affine, double tolerance, at::ScalarType layer_type, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+void compare(const comm::Group& group, const Rows& rows, bool affine, double tolerance, at::ScalarType layer_type,
+             at::MemoryFormat format = at::MemoryFormat::Contiguous) {
   const comm::Group statistics = statistics_group(group);
   const BatchNormTensors mine = layer_of(rows.per_row[0], layer_type, affine);
   const at::ScalarType wide = layer_type == at::kDouble ? at::kDouble : at::kFloat;
   const BatchNormTensors whole = layer_of(rows.per_row[0], wide, affine);
   for (int number = 0; number < 3; ++number) {
     const at::Tensor everything = rows.all(group.size(), number);
-    const at::Tensor direction = torch::cos(torch::arange(everything.numel(), torch::kFloat64).view(everything.sizes()) * 0.9).to(rows.type);
+    const at::Tensor direction =
+        torch::cos(torch::arange(everything.numel(), torch::kFloat64).view(everything.sizes()) * 0.9).to(rows.type);
     const at::Tensor x = rows.part(everything, group.rank()).contiguous(format).requires_grad_();
     const at::Tensor all = everything.to(wide).requires_grad_();
     const at::Tensor y = sync_batch_norm(x, mine, 0.1, 1e-5, statistics);
-    const at::Tensor expected = at::batch_norm(all, whole.weight, whole.bias, whole.running_mean, whole.running_var, true, 0.1, 1e-5, false);
+    const at::Tensor expected =
+        at::batch_norm(all, whole.weight, whole.bias, whole.running_mean, whole.running_var, true, 0.1, 1e-5, false);
     EXPECT_EQ(y.scalar_type(), x.scalar_type());
     EXPECT_LT(difference(y, rows.part(expected, group.rank())), tolerance);
     y.backward(rows.part(direction, group.rank()));
@@ -106,12 +111,14 @@ void compare(const comm::Group& group, const Rows& rows, bool affine, double tol
 }
 
 class SyncBatchNormOnRanksTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNormOnRanksTest, testing::Values(1, 2, 3, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNormOnRanksTest, testing::Values(1, 2, 3, 4),
+                         testing::PrintToStringParamName());
 
 TEST_P(SyncBatchNormOnRanksTest, EqualsOneProcessWithAllRows) {
   EXPECT_THAT(run_ranks(GetParam(),
                         [](comm::World& world) {
-                          for (const std::vector<int64_t>& per_row : std::vector<std::vector<int64_t>>{{5}, {3, 7}, {4, 3, 5}, {2, 3, 2, 4}}) {
+                          for (const std::vector<int64_t>& per_row :
+                               std::vector<std::vector<int64_t>>{{5}, {3, 7}, {4, 3, 5}, {2, 3, 2, 4}}) {
                             for (const bool affine : {true, false}) {
                               SCOPED_TRACE(testing::Message() << c10::IntArrayRef(per_row) << ", affine " << affine);
                               compare(world.group(), {2, per_row}, affine, 1e-10, at::kDouble);
@@ -145,7 +152,12 @@ TEST_P(SyncBatchNormOnRanksTest, InEveryPrecision) {
 }
 
 TEST_P(SyncBatchNormOnRanksTest, WithChannelsLast) {
-  EXPECT_THAT(run_ranks(GetParam(), [](comm::World& world) { compare(world.group(), {2, {4, 3, 5}}, true, 1e-10, at::kDouble, at::MemoryFormat::ChannelsLast); }), IsEmpty());
+  EXPECT_THAT(run_ranks(GetParam(),
+                        [](comm::World& world) {
+                          compare(world.group(), {2, {4, 3, 5}}, true, 1e-10, at::kDouble,
+                                  at::MemoryFormat::ChannelsLast);
+                        }),
+              IsEmpty());
 }
 
 // A mean far from 0 leaves a difference of large numbers.
@@ -156,12 +168,15 @@ TEST_P(SyncBatchNormOnRanksTest, KeepsItsDigitsFarFromZero) {
                           const Rows rows{16, {3, 8}};
                           const at::Tensor all = rows.all(group.size(), 0).to(at::kFloat) + 300;
                           const at::Tensor x = rows.part(all, group.rank()).clone().requires_grad_();
-                          const at::Tensor direction = torch::cos(torch::arange(all.numel(), torch::kFloat32).view(all.sizes()));
-                          const at::Tensor y = sync_batch_norm(x, layer_of(3, at::kFloat, true), 0.1, 1e-5, statistics_group(group));
+                          const at::Tensor direction =
+                              torch::cos(torch::arange(all.numel(), torch::kFloat32).view(all.sizes()));
+                          const at::Tensor y =
+                              sync_batch_norm(x, layer_of(3, at::kFloat, true), 0.1, 1e-5, statistics_group(group));
                           y.backward(rows.part(direction, group.rank()));
                           const at::Tensor exact = all.to(at::kDouble).requires_grad_();
                           const BatchNormTensors layer = layer_of(3, at::kDouble, true);
-                          at::batch_norm(exact, layer.weight, layer.bias, {}, {}, true, 0.1, 1e-5, false).backward(direction.to(at::kDouble));
+                          at::batch_norm(exact, layer.weight, layer.bias, {}, {}, true, 0.1, 1e-5, false)
+                              .backward(direction.to(at::kDouble));
                           EXPECT_LT(difference(x.grad(), rows.part(exact.grad(), group.rank())), 2e-4);
                         }),
               IsEmpty());
@@ -178,7 +193,8 @@ TEST(SyncBatchNormTest, SendsTwoNumbersAChannelAndTheCount) {
                           const int64_t forward = statistics.bytes_sent();
                           EXPECT_EQ(forward - start, 2 * (2 * 5 + 1) * 4);
                           y.sum().backward();
-                          EXPECT_NEAR(static_cast<double>(statistics.bytes_sent() - forward), 2 * (2 * 5 * 4) * 2 / 3.0, 8);
+                          EXPECT_NEAR(static_cast<double>(statistics.bytes_sent() - forward), 2 * (2 * 5 * 4) * 2 / 3.0,
+                                      8);
                         }),
               IsEmpty());
 }
@@ -195,7 +211,9 @@ TEST(SyncBatchNormTest, RefusesWhatHasNoVarianceAndWrongShapes) {
                             }
                             return std::string("accepted");
                           };
-                          EXPECT_THAT(message(torch::zeros({world.rank(), 3})), AllOf(HasSubstr("all 2 ranks together have 1 values a channel"), HasSubstr("give the ranks more samples")));
+                          EXPECT_THAT(message(torch::zeros({world.rank(), 3})),
+                                      AllOf(HasSubstr("all 2 ranks together have 1 values a channel"),
+                                            HasSubstr("give the ranks more samples")));
                           EXPECT_EQ(message(torch::zeros({1, 3})), "accepted") << "one here, two together";
                           EXPECT_THAT(message(torch::zeros({4})), HasSubstr("[N, C, ...]"));
                           EXPECT_THAT(message(torch::zeros({4, 3}, torch::kInt64)), HasSubstr("floating numbers"));
@@ -207,8 +225,10 @@ TEST(SyncBatchNormTest, RefusesWhatHasNoVarianceAndWrongShapes) {
               IsEmpty());
 }
 
-/// What each rank gets where rank 0 alone calls the model in training mode, and the others go on. Meanwhile they wait for it, or have ended.
-void call_on_rank_0_alone(const std::string& layer, bool others_end, const std::function<std::function<void(const at::Tensor&)>(comm::World&)>& make_model) {
+/// What each rank gets where rank 0 alone calls the model in training mode, and the others go on. Meanwhile they wait
+/// for it, or have ended.
+void call_on_rank_0_alone(const std::string& layer, bool others_end,
+                          const std::function<std::function<void(const at::Tensor&)>(comm::World&)>& make_model) {
   EXPECT_THAT(test::run_processes(2,
                                   [&](int) {
                                     comm::WorldOptions options;
@@ -225,8 +245,10 @@ void call_on_rank_0_alone(const std::string& layer, bool others_end, const std::
                                         world.group().barrier("after the evaluation").wait();
                                       }
                                     });
-                                    EXPECT_THAT(error, AllOf(HasSubstr(concat("(\"batch statistics of ", layer, "\"")),
-                                                             HasSubstr("call model->eval() before an evaluation on one rank"), testing::Not(HasSubstr("TRIREME_TIMEOUT"))));
+                                    EXPECT_THAT(error,
+                                                AllOf(HasSubstr(concat("(\"batch statistics of ", layer, "\"")),
+                                                      HasSubstr("call model->eval() before an evaluation on one rank"),
+                                                      testing::Not(HasSubstr("TRIREME_TIMEOUT"))));
                                   }),
               IsEmpty());
 }
@@ -252,95 +274,104 @@ TEST(SyncBatchNormAloneTest, IsNamedWithWhatToDo) {
 
 // The module, in the place of BatchNorm1d: momentum, cumulative momentum, evaluation, no running statistics.
 TEST(SyncBatchNormModuleTest, IsABatchNormOfAllRows) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          const Rows rows{2, {4}};
-                          for (const std::optional<double> momentum : {std::optional(0.3), std::optional<double>()}) {
-                            for (const bool track : {true, false}) {
-                              const auto options = nn::BatchNormOptions(4).momentum(momentum).track_running_stats(track);
-                              SyncBatchNorm mine(options, group);
-                              nn::BatchNorm1d whole(options);
-                              mine->to(at::kDouble);
-                              whole->to(at::kDouble);
-                              for (int number = 0; number < 4; ++number) {
-                                const at::Tensor all = rows.all(3, number);
-                                EXPECT_LT(difference(mine->forward(rows.part(all, group.rank())), rows.part(whole->forward(all), group.rank())), 1e-12);
-                              }
-                              mine->eval();
-                              whole->eval();
-                              for (int call = 0; call < group.rank(); ++call) { // none on rank 0: nobody waits for the others
-                                const at::Tensor x = rows.all(2, call);
-                                EXPECT_LT(difference(mine->forward(x), whole->forward(x)), 1e-12);
-                              }
-                              const auto state = mine->named_buffers();
-                              for (const auto& item : whole->named_buffers()) {
-                                EXPECT_LT(difference(state[item.key()], item.value()), 1e-12) << item.key();
-                              }
-                              EXPECT_EQ(mine->parameters().size(), 2U);
-                            }
-                          }
-                          std::ostringstream text;
-                          text << *SyncBatchNorm(nn::BatchNormOptions(4), group);
-                          EXPECT_THAT(text.str(), HasSubstr("SyncBatchNorm(4, ranks=3)"));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(3,
+                [](comm::World& world) {
+                  const comm::Group& group = world.group();
+                  const Rows rows{2, {4}};
+                  for (const std::optional<double> momentum : {std::optional(0.3), std::optional<double>()}) {
+                    for (const bool track : {true, false}) {
+                      const auto options = nn::BatchNormOptions(4).momentum(momentum).track_running_stats(track);
+                      SyncBatchNorm mine(options, group);
+                      nn::BatchNorm1d whole(options);
+                      mine->to(at::kDouble);
+                      whole->to(at::kDouble);
+                      for (int number = 0; number < 4; ++number) {
+                        const at::Tensor all = rows.all(3, number);
+                        EXPECT_LT(difference(mine->forward(rows.part(all, group.rank())),
+                                             rows.part(whole->forward(all), group.rank())),
+                                  1e-12);
+                      }
+                      mine->eval();
+                      whole->eval();
+                      for (int call = 0; call < group.rank(); ++call) { // none on rank 0: nobody waits for the others
+                        const at::Tensor x = rows.all(2, call);
+                        EXPECT_LT(difference(mine->forward(x), whole->forward(x)), 1e-12);
+                      }
+                      const auto state = mine->named_buffers();
+                      for (const auto& item : whole->named_buffers()) {
+                        EXPECT_LT(difference(state[item.key()], item.value()), 1e-12) << item.key();
+                      }
+                      EXPECT_EQ(mine->parameters().size(), 2U);
+                    }
+                  }
+                  std::ostringstream text;
+                  text << *SyncBatchNorm(nn::BatchNormOptions(4), group);
+                  EXPECT_THAT(text.str(), HasSubstr("SyncBatchNorm(4, ranks=3)"));
+                }),
+      IsEmpty());
 }
 
 nn::Sequential make_net() {
   torch::manual_seed(1);
-  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(2, 4, 3)), nn::BatchNorm2d(4), nn::ReLU(), nn::InstanceNorm2d(nn::InstanceNorm2dOptions(4).affine(true)), nn::Flatten(), nn::Linear(4 * 9, 6),
-                        nn::BatchNorm1d(nn::BatchNormOptions(6).affine(false)), nn::Tanh(), nn::Linear(6, 1));
+  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(2, 4, 3)), nn::BatchNorm2d(4), nn::ReLU(),
+                        nn::InstanceNorm2d(nn::InstanceNorm2dOptions(4).affine(true)), nn::Flatten(),
+                        nn::Linear(4 * 9, 6), nn::BatchNorm1d(nn::BatchNormOptions(6).affine(false)), nn::Tanh(),
+                        nn::Linear(6, 1));
 }
 
 TEST(ConvertSyncBatchNormTest, AModelAsItIs) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          const comm::Group& group = world.group();
-                          const Rows rows{2, {2, 5, 5}};
-                          nn::Sequential net = make_net();
-                          nn::Sequential whole = make_net();
-                          whole->to(at::kDouble);
-                          const at::Tensor all = rows.all(3, 0);
-                          const at::Tensor x = rows.part(all, group.rank());
-                          {
-                            const SyncedBatchNorms synced(*net, group);
-                            EXPECT_EQ(synced.size(), 2);
-                            net->to(at::kDouble); // afterwards
-                            const at::Tensor y = net->forward(x);
-                            const at::Tensor expected = whole->forward(all);
-                            EXPECT_LT(difference(y, rows.part(expected, group.rank())), 1e-10);
-                            y.square().sum().backward();
-                            expected.square().sum().backward();
-                            const auto parameters = whole->named_parameters();
-                            for (const auto& item : net->named_parameters()) {
-                              EXPECT_LT(difference(summed(item.value().grad(), group), parameters[item.key()].grad()), 1e-9) << item.key();
-                            }
-                            const auto buffers = whole->named_buffers();
-                            for (const auto& item : net->named_buffers()) {
-                              EXPECT_LT(difference(item.value(), buffers[item.key()]), 1e-10) << item.key();
-                            }
-                            {
-                              const c10::InferenceMode inference;
-                              EXPECT_LT(difference(net->forward(x), rows.part(whole->forward(all), group.rank())), 1e-10);
-                            }
-                            const torch::NoGradGuard no_grad;
-                            EXPECT_LT(difference(net->forward(x), rows.part(whole->forward(all), group.rank())), 1e-10);
-                            EXPECT_LT(difference(make_net()->forward(x.to(at::kFloat)), make_net()->forward(x.to(at::kFloat))), 1e-6) << "others are as before";
-                            net->eval();
-                            whole->eval();
-                            for (int call = 0; call < group.rank(); ++call) {
-                              EXPECT_LT(difference(net->forward(x), whole->forward(x)), 1e-10);
-                            }
-                          }
-                          net->train();
-                          whole->train();
-                          const at::Tensor alone = whole->forward(x);
-                          if (group.rank() == 0) {
-                            EXPECT_LT(difference(net->forward(x), alone), 1e-10) << "as it was";
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          3,
+          [](comm::World& world) {
+            const comm::Group& group = world.group();
+            const Rows rows{2, {2, 5, 5}};
+            nn::Sequential net = make_net();
+            nn::Sequential whole = make_net();
+            whole->to(at::kDouble);
+            const at::Tensor all = rows.all(3, 0);
+            const at::Tensor x = rows.part(all, group.rank());
+            {
+              const SyncedBatchNorms synced(*net, group);
+              EXPECT_EQ(synced.size(), 2);
+              net->to(at::kDouble); // afterwards
+              const at::Tensor y = net->forward(x);
+              const at::Tensor expected = whole->forward(all);
+              EXPECT_LT(difference(y, rows.part(expected, group.rank())), 1e-10);
+              y.square().sum().backward();
+              expected.square().sum().backward();
+              const auto parameters = whole->named_parameters();
+              for (const auto& item : net->named_parameters()) {
+                EXPECT_LT(difference(summed(item.value().grad(), group), parameters[item.key()].grad()), 1e-9)
+                    << item.key();
+              }
+              const auto buffers = whole->named_buffers();
+              for (const auto& item : net->named_buffers()) {
+                EXPECT_LT(difference(item.value(), buffers[item.key()]), 1e-10) << item.key();
+              }
+              {
+                const c10::InferenceMode inference;
+                EXPECT_LT(difference(net->forward(x), rows.part(whole->forward(all), group.rank())), 1e-10);
+              }
+              const torch::NoGradGuard no_grad;
+              EXPECT_LT(difference(net->forward(x), rows.part(whole->forward(all), group.rank())), 1e-10);
+              EXPECT_LT(difference(make_net()->forward(x.to(at::kFloat)), make_net()->forward(x.to(at::kFloat))), 1e-6)
+                  << "others are as before";
+              net->eval();
+              whole->eval();
+              for (int call = 0; call < group.rank(); ++call) {
+                EXPECT_LT(difference(net->forward(x), whole->forward(x)), 1e-10);
+              }
+            }
+            net->train();
+            whole->train();
+            const at::Tensor alone = whole->forward(x);
+            if (group.rank() == 0) {
+              EXPECT_LT(difference(net->forward(x), alone), 1e-10) << "as it was";
+            }
+          }),
+      IsEmpty());
 }
 
 TEST(ConvertSyncBatchNormTest, WithoutRunningStatisticsEvaluationIsEachRanksOwn) {
@@ -359,26 +390,29 @@ TEST(ConvertSyncBatchNormTest, WithoutRunningStatisticsEvaluationIsEachRanksOwn)
 }
 
 TEST(ConvertSyncBatchNormTest, RefusesByName) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const auto message = [&](nn::Module& module) {
-                            try {
-                              const SyncedBatchNorms synced(module, world.group());
-                            } catch (const InputError& error) {
-                              return std::string(error.what());
-                            }
-                            return std::string("accepted");
-                          };
-                          nn::Sequential bare(nn::BatchNorm1d(3), nn::BatchNorm1d(nn::BatchNormOptions(3).affine(false).track_running_stats(false)));
-                          EXPECT_THAT(message(*bare), AllOf(HasSubstr("\"1\""), HasSubstr("neither weights nor running statistics")));
-                          nn::BatchNorm1d norm(3);
-                          EXPECT_EQ(message(*norm), "accepted");
-                          const SyncedBatchNorms synced(*norm, world.group());
-                          nn::Sequential twice(nn::Linear(3, 3), norm);
-                          EXPECT_THAT(message(*twice), AllOf(HasSubstr("\"1\""), HasSubstr("already")));
-                          EXPECT_EQ(message(*bare[0]->as<nn::BatchNorm1d>()), "accepted") << "what was refused is as before";
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          2,
+          [](comm::World& world) {
+            const auto message = [&](nn::Module& module) {
+              try {
+                const SyncedBatchNorms synced(module, world.group());
+              } catch (const InputError& error) {
+                return std::string(error.what());
+              }
+              return std::string("accepted");
+            };
+            nn::Sequential bare(nn::BatchNorm1d(3),
+                                nn::BatchNorm1d(nn::BatchNormOptions(3).affine(false).track_running_stats(false)));
+            EXPECT_THAT(message(*bare), AllOf(HasSubstr("\"1\""), HasSubstr("neither weights nor running statistics")));
+            nn::BatchNorm1d norm(3);
+            EXPECT_EQ(message(*norm), "accepted");
+            const SyncedBatchNorms synced(*norm, world.group());
+            nn::Sequential twice(nn::Linear(3, 3), norm);
+            EXPECT_THAT(message(*twice), AllOf(HasSubstr("\"1\""), HasSubstr("already")));
+            EXPECT_EQ(message(*bare[0]->as<nn::BatchNorm1d>()), "accepted") << "what was refused is as before";
+          }),
+      IsEmpty());
 }
 
 TEST(ConvertSyncBatchNormTest, DataParallelEqualsOneProcess) {
@@ -393,7 +427,8 @@ TEST(ConvertSyncBatchNormTest, DataParallelEqualsOneProcess) {
                           options.sync_batch_norm = true;
                           DataParallel parallel(*net, world.group(), options);
                           torch::optim::SGD mine(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-                          torch::optim::SGD reference(whole->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+                          torch::optim::SGD reference(whole->parameters(),
+                                                      torch::optim::SGDOptions(0.05).momentum(0.9));
                           for (int step = 0; step < 10; ++step) {
                             const at::Tensor all = rows.all(3, step);
                             mine.zero_grad();

@@ -55,8 +55,9 @@ void expect_transfer(const std::vector<Tensors>& messages) {
 
 TEST(ChannelTest, AnyTypesShapesAndNothingAtAll) {
   torch::manual_seed(1);
-  const Tensors all = {torch::randn({3, 5}), torch::randint(0, 9, {4}), torch::rand({2, 3}) > 0.5, torch::randn({7}).to(at::kBFloat16),
-                       at::Tensor(), torch::tensor(2.5), torch::empty({0, 4}), torch::randn({4, 6}).t()};
+  const Tensors all = {
+      torch::randn({3, 5}), torch::randint(0, 9, {4}), torch::rand({2, 3}) > 0.5, torch::randn({7}).to(at::kBFloat16),
+      at::Tensor(),         torch::tensor(2.5),        torch::empty({0, 4}),      torch::randn({4, 6}).t()};
   expect_transfer({all, all, {all[0]}, all, {at::Tensor()}});
 }
 
@@ -105,8 +106,8 @@ TEST(ChannelTest, BothDirectionsAtOnceAndMessagesAheadOfTheReceiver) {
               IsEmpty());
 }
 
-// Two ranks of this process. Messages wait in queues: on the host one for each tag, on a device one for all, as NCCL has it, whose
-// receives are matched in the order in which they are begun.
+// Two ranks of this process. Messages wait in queues: on the host one for each tag, on a device one for all, as NCCL
+// has it, whose receives are matched in the order in which they are begun.
 struct Queues {
   std::map<int, std::deque<at::Tensor>> on_host;
   std::deque<int64_t> on_device; ///< bytes of each payload; such tensors have no memory
@@ -195,11 +196,13 @@ class QueueBackend : public comm::Backend {
 };
 
 comm::Group rank_with_a_device(int rank, Queues& queues) {
-  auto routes = std::make_unique<comm::Routes>(std::make_shared<QueueBackend>(at::kCPU, rank, queues),
-                                               std::map<at::DeviceType, comm::Routes::Open>{
-                                                   {at::kMeta, [rank, &queues](at::Device) { return std::make_shared<QueueBackend>(at::kMeta, rank, queues); }}});
-  return comm::Group(
-      std::make_shared<comm::Group::State>("pipe", "pipe/0", std::vector<int>{0, 1}, std::move(routes), std::chrono::milliseconds(1000), nullptr, 2));
+  auto routes = std::make_unique<comm::Routes>(
+      std::make_shared<QueueBackend>(at::kCPU, rank, queues),
+      std::map<at::DeviceType, comm::Routes::Open>{{at::kMeta, [rank, &queues](at::Device) {
+                                                      return std::make_shared<QueueBackend>(at::kMeta, rank, queues);
+                                                    }}});
+  return comm::Group(std::make_shared<comm::Group::State>("pipe", "pipe/0", std::vector<int>{0, 1}, std::move(routes),
+                                                          std::chrono::milliseconds(1000), nullptr, 2));
 }
 
 TEST(ChannelTest, OnADeviceHeadersGoByTheHostAndPayloadsNeedNoTags) {
@@ -249,7 +252,8 @@ TEST(ChannelTest, AnotherMicroBatchIsAnErrorThatNamesTheChannel) {
     }
   });
   ASSERT_FALSE(errors.empty());
-  EXPECT_THAT(errors.back(), testing::AllOf(HasSubstr("activations from stage 0 to stage 1"), HasSubstr("micro-batch 2 was expected"), HasSubstr("3 came")));
+  EXPECT_THAT(errors.back(), testing::AllOf(HasSubstr("activations from stage 0 to stage 1"),
+                                            HasSubstr("micro-batch 2 was expected"), HasSubstr("3 came")));
 }
 
 TEST(MessageTest, RefusesWhatDoesNotFitAnAnnouncement) {

@@ -18,7 +18,7 @@ constexpr int kMicroBatches = 6;
 struct Ran {
   double loss_sum = 0;
   int peak_in_flight = 0;
-  int lasts = 0;                ///< backwards announced as the last of their chunk
+  int lasts = 0; ///< backwards announced as the last of their chunk
   int loaded = 0;
   std::vector<std::string> calls; ///< in the order of the callbacks at the end
 };
@@ -33,7 +33,9 @@ Ran train(comm::World& world, ScheduleKind kind, int chunks = 1) {
   for (int i = 0; i < world.size() * chunks; ++i) {
     layers.push_back(LayerSpec<torch::nn::Linear>(4, 4));
   }
-  PipelineModule model(layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); }, options);
+  PipelineModule model(
+      layers, [](const Tensors& outputs, const Tensors& targets) { return at::mse_loss(outputs[0], targets[0]); },
+      options);
   model.build(world.group());
   Executor executor(model, world.group());
   Ran ran;
@@ -42,7 +44,8 @@ Ran train(comm::World& world, ScheduleKind kind, int chunks = 1) {
     return data::Batch{{x}, {x}, 2};
   };
   executor.train(kMicroBatches, 0, [](at::ScalarType) { return 1.0 / kMicroBatches; }, next,
-                 {[&](int, bool last) { ran.lasts += last ? 1 : 0; }, [&] { ran.calls.push_back("tied"); }, [&] { ran.calls.push_back("reduce"); }});
+                 {[&](int, bool last) { ran.lasts += last ? 1 : 0; }, [&] { ran.calls.push_back("tied"); },
+                  [&] { ran.calls.push_back("reduce"); }});
   ran.loss_sum = executor.loss_sum().defined() ? executor.loss_sum().item<double>() : 0;
   ran.peak_in_flight = executor.peak_in_flight();
   EXPECT_EQ(executor.loads_inputs(), world.rank() == 0);
@@ -65,7 +68,8 @@ TEST(ExecutorTest, HoldsAsManyMicroBatchesAsTheScheduleSays) {
 TEST(ExecutorTest, LoadsAtTheEndsOnlyAndAnnouncesTheLastBackward) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
-                          for (const auto kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
+                          for (const auto kind :
+                               {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zero_bubble}) {
                             const int chunks = kind == ScheduleKind::interleaved ? 2 : 1;
                             const Ran ran = train(world, kind, chunks);
                             EXPECT_EQ(ran.loaded, world.rank() == 1 ? 0 : kMicroBatches);
@@ -78,23 +82,25 @@ TEST(ExecutorTest, LoadsAtTheEndsOnlyAndAnnouncesTheLastBackward) {
 }
 
 TEST(ExecutorTest, EvaluationShowsTheLastStageEveryOutputInOrder) {
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          PipelineOptions options;
-                          options.stages = 3;
-                          const LayerList layers{[](const at::Tensor& x) { return x + 1; }, [](const at::Tensor& x) { return x * 2; },
-                                                 [](const at::Tensor& x) { return x - 3; }};
-                          PipelineModule model(layers, nullptr, options);
-                          model.build(world.group());
-                          Executor executor(model, world.group());
-                          int loaded = 0;
-                          std::vector<double> seen;
-                          executor.evaluate(
-                              5, [&] { return data::Batch{{torch::full({1}, loaded++)}, {}, 1}; },
-                              [&](const Tensors& outputs, const data::Batch&) { seen.push_back(outputs[0].item<double>()); });
-                          EXPECT_EQ(seen, world.rank() == 2 ? (std::vector<double>{-1, 1, 3, 5, 7}) : std::vector<double>());
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(3,
+                [](comm::World& world) {
+                  PipelineOptions options;
+                  options.stages = 3;
+                  const LayerList layers{[](const at::Tensor& x) { return x + 1; },
+                                         [](const at::Tensor& x) { return x * 2; },
+                                         [](const at::Tensor& x) { return x - 3; }};
+                  PipelineModule model(layers, nullptr, options);
+                  model.build(world.group());
+                  Executor executor(model, world.group());
+                  int loaded = 0;
+                  std::vector<double> seen;
+                  executor.evaluate(
+                      5, [&] { return data::Batch{{torch::full({1}, loaded++)}, {}, 1}; },
+                      [&](const Tensors& outputs, const data::Batch&) { seen.push_back(outputs[0].item<double>()); });
+                  EXPECT_EQ(seen, world.rank() == 2 ? (std::vector<double>{-1, 1, 3, 5, 7}) : std::vector<double>());
+                }),
+      IsEmpty());
 }
 
 } // namespace

@@ -13,13 +13,16 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 // Cuts layers of nothing but activations, all of one size.
-void expect_bounds(int stages, int layers, int micro_batches, const PipelineOptions& schedule, const std::vector<int64_t>& expected) {
+void expect_bounds(int stages, int layers, int micro_batches, const PipelineOptions& schedule,
+                   const std::vector<int64_t>& expected) {
   EXPECT_THAT(test::run_ranks(stages,
                               [&](comm::World& world) {
                                 PipelineOptions options = schedule;
                                 options.partition = "memory";
                                 const Layer doubling([](const at::Tensor& x) { return x * 2; });
-                                PipelineModule model(LayerList(std::vector<Layer>(static_cast<size_t>(layers), doubling)), nullptr, options);
+                                PipelineModule model(
+                                    LayerList(std::vector<Layer>(static_cast<size_t>(layers), doubling)), nullptr,
+                                    options);
                                 model.set_sample_inputs({at::ones({4, 8})});
                                 model.build(world.group(), micro_batches);
                                 EXPECT_EQ(model.partition().bounds, expected);

@@ -74,7 +74,8 @@ struct GenericStackImpl : StackImpl {
 };
 TORCH_MODULE(GenericStack);
 
-// A class without a forward() of its own is the list of its layers; one that has one does something with what they return.
+// A class without a forward() of its own is the list of its layers; one that has one does something with what they
+// return.
 TEST(PipelineModuleTest, ClassesThatDeriveFromSequential) {
   const at::Tensor x = torch::randn({3, 4});
   Stack stack(8);
@@ -96,7 +97,8 @@ TEST(PipelineModuleTest, ClassesThatDeriveFromSequential) {
 }
 
 TEST(PipelineModuleTest, NestedListsLambdasAndNames) {
-  PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerList{nn::ReLU(), [](const at::Tensor& x) { return x * 2; }},
+  PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4),
+                                 LayerList{nn::ReLU(), [](const at::Tensor& x) { return x * 2; }},
                                  Layer(LayerSpec<nn::Linear>(4, 3)).name("head.out")});
   model.build();
   EXPECT_THAT(names(model), ElementsAre("0.weight", "0.bias", "head.out.weight", "head.out.bias"));
@@ -120,7 +122,8 @@ TEST(PipelineModuleTest, SeveralTensorsPassMasksAlong) {
       return {x.masked_fill(mask, 0), mask};
     }
   };
-  PipelineModule model(LayerList{LayerSpec<Masked>(), LayerSpec<Masked>(), [](const at::Tensor& x, const at::Tensor& mask) { return x + mask.sum(); }});
+  PipelineModule model(LayerList{LayerSpec<Masked>(), LayerSpec<Masked>(),
+                                 [](const at::Tensor& x, const at::Tensor& mask) { return x + mask.sum(); }});
   const at::Tensor mask = torch::tensor({true, false, false});
   const Tensors y = model.forward(Tensors{torch::ones({3}), mask});
   ASSERT_EQ(y.size(), 1u);
@@ -155,7 +158,9 @@ TEST(PipelineModuleTest, RecomputationInOneProcessGivesTheSameGradients) {
     PipelineOptions options;
     options.seed_layers = true;
     options.activation_checkpoint_interval = interval;
-    PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 6), nn::Tanh(), nn::Dropout(0.3), LayerSpec<nn::Linear>(6, 2)}, nullptr, options);
+    PipelineModule model(
+        LayerList{LayerSpec<nn::Linear>(4, 6), nn::Tanh(), nn::Dropout(0.3), LayerSpec<nn::Linear>(6, 2)}, nullptr,
+        options);
     torch::manual_seed(9);
     model.forward(torch::ones({5, 4})).sum().backward();
     Tensors all;
@@ -184,7 +189,9 @@ TEST(PipelineModuleTest, SeededLayersDrawNothingTwice) {
   };
   for (const int64_t seed : {0, 1, 2, 1234}) {
     options.base_seed = seed;
-    PipelineModule model(LayerList{LayerSpec<nn::Dropout>(0.5), keep, LayerSpec<nn::Dropout>(0.5), keep, LayerSpec<nn::Dropout>(0.5), keep}, nullptr, options);
+    PipelineModule model(LayerList{LayerSpec<nn::Dropout>(0.5), keep, LayerSpec<nn::Dropout>(0.5), keep,
+                                   LayerSpec<nn::Dropout>(0.5), keep},
+                         nullptr, options);
     model.build();
     for (int64_t micro_batch = 0; micro_batch < 4; ++micro_batch) {
       model.forward_chunk(0, {torch::ones({64})}, micro_batch);
@@ -204,7 +211,9 @@ TEST(PipelineModuleTest, RecomputationKeepsTheStatisticsOfOneForward) {
     PipelineOptions options;
     options.seed_layers = true;
     options.activation_checkpoint_interval = interval;
-    PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::BatchNorm1d>(6), nn::Tanh(), LayerSpec<nn::Linear>(6, 2)}, nullptr, options);
+    PipelineModule model(
+        LayerList{LayerSpec<nn::Linear>(4, 6), LayerSpec<nn::BatchNorm1d>(6), nn::Tanh(), LayerSpec<nn::Linear>(6, 2)},
+        nullptr, options);
     for (int step = 0; step < 3; ++step) {
       model.forward(torch::sin(torch::arange(20, torch::kFloat32).view({5, 4}) + step)).sum().backward();
     }
@@ -224,7 +233,9 @@ TEST(PipelineModuleTest, RecomputationKeepsTheStatisticsOfOneForward) {
 TEST(TiesTest, CopiesWithoutAGradientGetTheSameSum) {
   EXPECT_THAT(test::run_ranks(1,
                               [](comm::World& world) {
-                                const auto linear = [] { return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"}); };
+                                const auto linear = [] {
+                                  return TiedLayerSpec<nn::Linear>("weight", 4, 4).attributes({"weight"});
+                                };
                                 PipelineModule model(LayerList{linear(), nn::ReLU(), linear()});
                                 model.build();
                                 model.to(torch::kBFloat16);
@@ -244,11 +255,12 @@ TEST(TiesTest, CopiesWithoutAGradientGetTheSameSum) {
 
 TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
   EXPECT_THAT(message_of([] { PipelineModule{LayerList()}; }), HasSubstr("empty"));
-  EXPECT_THAT(message_of([] {
-                PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(5, 2)});
-                model.forward(torch::ones({3, 4}));
-              }),
-              testing::AllOf(HasSubstr("layer 1 (Linear, stage 0 of 1)"), HasSubstr("[3, 4]"), HasSubstr("layer 0 (Linear")));
+  EXPECT_THAT(
+      message_of([] {
+        PipelineModule model(LayerList{LayerSpec<nn::Linear>(4, 4), LayerSpec<nn::Linear>(5, 2)});
+        model.forward(torch::ones({3, 4}));
+      }),
+      testing::AllOf(HasSubstr("layer 1 (Linear, stage 0 of 1)"), HasSubstr("[3, 4]"), HasSubstr("layer 0 (Linear")));
   EXPECT_THAT(message_of([] {
                 PipelineModule model(LayerList{[](const at::Tensor&) { return Tensors(); }});
                 model.forward(torch::ones({3}));
@@ -281,7 +293,8 @@ TEST(PipelineModuleTest, ErrorsSayWhichLayerAndWhatItGot) {
 TEST(PipelineModuleTest, ProfileMeasuresEveryLayer) {
   PipelineOptions options;
   options.partition = "profile";
-  PipelineModule model(LayerList{LayerSpec<nn::Linear>(8, 8), nn::ReLU(), LayerSpec<nn::Linear>(8, 8)}, nullptr, options);
+  PipelineModule model(LayerList{LayerSpec<nn::Linear>(8, 8), nn::ReLU(), LayerSpec<nn::Linear>(8, 8)}, nullptr,
+                       options);
   model.set_sample_inputs({torch::ones({4, 8})});
   model.build();
   ASSERT_EQ(model.partition().costs.size(), 3u);
@@ -298,7 +311,8 @@ TEST(PipelineModuleTest, ProfileLeavesGivenLayersAsTheyAre) {
   linear->weight.mutable_grad() = torch::full({8, 8}, 3.0);
   const at::Tensor inputs = torch::randn({4, 8});
   const at::Tensor before = inputs.clone();
-  PipelineModule model(LayerList{nn::ReLU(nn::ReLUOptions(true)), linear, norm, nn::ReLU(nn::ReLUOptions(true))}, nullptr, options);
+  PipelineModule model(LayerList{nn::ReLU(nn::ReLUOptions(true)), linear, norm, nn::ReLU(nn::ReLUOptions(true))},
+                       nullptr, options);
   model.set_sample_inputs({inputs});
   model.build();
   EXPECT_EQ(model.partition().costs.size(), 4u);
@@ -323,7 +337,8 @@ TEST(PipelineModuleTest, GivenModulesShareWithinAStageOnly) {
                                 two.bounds = {0, 2, 3};
                                 PipelineModule apart(LayerList{shared, nn::ReLU(), shared}, nullptr, two);
                                 EXPECT_THAT(message_of([&] { apart.build(world.group()); }),
-                                            testing::AllOf(HasSubstr("layers 0 and 2"), HasSubstr("stages 0 and 1"), HasSubstr("TiedLayerSpec")));
+                                            testing::AllOf(HasSubstr("layers 0 and 2"), HasSubstr("stages 0 and 1"),
+                                                           HasSubstr("TiedLayerSpec")));
                               }),
               testing::IsEmpty());
 }
@@ -333,7 +348,8 @@ TEST(PipelineModuleTest, ATieBySharedMemoryIsRefusedByName) {
   nn::Linear second(4, 4);
   second->weight.set_data(first->weight.detach());
   PipelineModule model(LayerList{first, nn::ReLU(), second});
-  EXPECT_THAT(message_of([&] { model.build(); }), testing::AllOf(HasSubstr("\"0.weight\""), HasSubstr("\"2.weight\""), HasSubstr("share memory")));
+  EXPECT_THAT(message_of([&] { model.build(); }),
+              testing::AllOf(HasSubstr("\"0.weight\""), HasSubstr("\"2.weight\""), HasSubstr("share memory")));
 }
 
 } // namespace

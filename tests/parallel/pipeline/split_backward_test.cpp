@@ -2,8 +2,8 @@
 #include <trireme/parallel/pipeline/split_backward.h>
 #include <trireme/recompute/recompute.h>
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -113,12 +113,14 @@ TEST(SplitBackwardTest, EqualsOneBackwardForTransformerBlocks) {
   for (int i = 0; i < 2; ++i) {
     blocks->push_back(models::GptBlock(small()));
   }
-  expect_same(*blocks, [&](const Tensors& x) { return Tensors{blocks->forward(x[0])}; }, {torch::randn({2, 8, 16})}, true);
+  expect_same(
+      *blocks, [&](const Tensors& x) { return Tensors{blocks->forward(x[0])}; }, {torch::randn({2, 8, 16})}, true);
 }
 
 TEST(SplitBackwardTest, EqualsOneBackwardForConvolutionsAndNorms) {
   torch::manual_seed(1);
-  torch::nn::Sequential net(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4), torch::nn::ReLU(), torch::nn::Flatten(), torch::nn::Linear(144, 5));
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4), torch::nn::ReLU(),
+                            torch::nn::Flatten(), torch::nn::Linear(144, 5));
   expect_same(*net, [&](const Tensors& x) { return Tensors{net->forward(x[0])}; }, {torch::randn({2, 3, 8, 8})}, true);
 }
 
@@ -127,20 +129,24 @@ TEST(SplitBackwardTest, TwoInputsAndTwoOutputs) {
   torch::nn::Linear first(4, 4);
   torch::nn::Linear second(4, 4);
   torch::nn::Sequential both(first, second);
-  expect_same(*both, [&](const Tensors& x) { return Tensors{first->forward(x[0]) * x[1], second->forward(x[1])}; },
-              {torch::randn({2, 4}), torch::randn({2, 4})}, true);
+  expect_same(
+      *both, [&](const Tensors& x) { return Tensors{first->forward(x[0]) * x[1], second->forward(x[1])}; },
+      {torch::randn({2, 4}), torch::randn({2, 4})}, true);
 }
 
 TEST(SplitBackwardTest, AParameterUsedTwiceIsDoneAtOnce) {
   torch::manual_seed(1);
   torch::nn::Linear shared(4, 4);
-  expect_same(*shared, [&](const Tensors& x) { return Tensors{shared->forward(torch::relu(shared->forward(x[0])))}; }, {torch::randn({2, 4})}, false);
+  expect_same(
+      *shared, [&](const Tensors& x) { return Tensors{shared->forward(torch::relu(shared->forward(x[0])))}; },
+      {torch::randn({2, 4})}, false);
 }
 
 TEST(SplitBackwardTest, WithoutAnInputToDifferentiateEverythingIsDoneAtOnce) {
   torch::manual_seed(1);
   torch::nn::Embedding embedding(10, 4);
-  expect_same(*embedding, [&](const Tensors& x) { return Tensors{embedding->forward(x[0])}; }, {torch::arange(6)}, false);
+  expect_same(
+      *embedding, [&](const Tensors& x) { return Tensors{embedding->forward(x[0])}; }, {torch::arange(6)}, false);
 }
 
 TEST(SplitBackwardTest, RecomputedPartsDoTheirWorkWithTheInputs) {
@@ -148,11 +154,13 @@ TEST(SplitBackwardTest, RecomputedPartsDoTheirWorkWithTheInputs) {
   torch::nn::Linear first(4, 4);
   torch::nn::Linear second(4, 4);
   torch::nn::Sequential both(first, second);
-  expect_same(*both,
-              [&](const Tensors& x) {
-                return Tensors{second->forward(recompute::run([&](const Tensors& y) { return Tensors{torch::tanh(first->forward(y[0]))}; }, x)[0])};
-              },
-              {torch::randn({2, 4})}, false);
+  expect_same(
+      *both,
+      [&](const Tensors& x) {
+        return Tensors{second->forward(
+            recompute::run([&](const Tensors& y) { return Tensors{torch::tanh(first->forward(y[0]))}; }, x)[0])};
+      },
+      {torch::randn({2, 4})}, false);
 }
 
 } // namespace

@@ -11,9 +11,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/pimpl.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformerlayer.h>
+#include <torch/nn/pimpl.h>
 #include <torch/utils.h>
 
 #include "refusal.h"
@@ -66,12 +66,14 @@ struct PickyImpl : torch::nn::Module { // its constructor looks at values
 
 TEST(LayerTest, AnyCallable) {
   EXPECT_EQ(run([](at::Tensor x) { return x * 2; }, {ones()})[0][0].item<float>(), 2);
-  EXPECT_EQ(run([](const at::Tensor& x, const at::Tensor& y) { return x + y; }, {ones(), ones()})[0][0].item<float>(), 2);
+  EXPECT_EQ(run([](const at::Tensor& x, const at::Tensor& y) { return x + y; }, {ones(), ones()})[0][0].item<float>(),
+            2);
   EXPECT_EQ(run([](const Tensors& x) { return x; }, {ones(), ones(), ones()}).size(), 3u);
   EXPECT_EQ(run([](at::TensorList x) { return torch::stack(x); }, {ones(), ones(), ones()}).size(), 1u);
   EXPECT_EQ(run([](auto x) { return x * 2; }, {ones()}).size(), 1u);
   EXPECT_EQ(run([](at::Tensor x) { return std::make_pair(x, x); }, {ones()}).size(), 2u);
-  EXPECT_EQ(run([](at::Tensor x) { return std::make_tuple(x, Tensors{x, x}, std::make_tuple(x)); }, {ones()}).size(), 4u);
+  EXPECT_EQ(run([](at::Tensor x) { return std::make_tuple(x, Tensors{x, x}, std::make_tuple(x)); }, {ones()}).size(),
+            4u);
   using T = at::Tensor;
   const auto eight = [](T a, T, T, T, T, T, T, T h) { return a + h; };
   EXPECT_EQ(run(eight, Tensors(8, ones())).size(), 1u);
@@ -91,7 +93,8 @@ TEST(LayerTest, ACallableKeepsItsStateInAllCopies) {
 
 TEST(LayerTest, ModulesInEveryForm) {
   const torch::nn::Linear linear(2, 3);
-  for (const Layer& layer : {Layer(linear), Layer(linear.ptr()), Layer(torch::nn::AnyModule(linear)), Layer(torch::nn::LinearImpl(2, 3))}) {
+  for (const Layer& layer :
+       {Layer(linear), Layer(linear.ptr()), Layer(torch::nn::AnyModule(linear)), Layer(torch::nn::LinearImpl(2, 3))}) {
     EXPECT_EQ(layer.type(), "Linear");
     EXPECT_FALSE(layer.is_lazy());
     EXPECT_EQ(layer.trainable_parameters(), 9);
@@ -115,7 +118,8 @@ TEST(LayerTest, ModulesOfSeveralTensors) {
     EXPECT_TRUE(forward({x, mask})[0].is_same(mask));
     EXPECT_TRUE(forward({x, mask})[1].is_same(x));
   }
-  EXPECT_EQ(run(LayerSpec<torch::nn::MultiheadAttention>(4, 2), {x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1)}).size(), 2u);
+  EXPECT_EQ(
+      run(LayerSpec<torch::nn::MultiheadAttention>(4, 2), {x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1)}).size(), 2u);
   EXPECT_EQ(run(LayerSpec<torch::nn::LSTM>(4, 5), {x.unsqueeze(1)}).size(), 3u);
 }
 
@@ -142,14 +146,17 @@ TEST(LayerTest, NamesAndInitialisation) {
   copy.name("other");
   EXPECT_EQ(layer.name(), "head");
   EXPECT_FALSE(Layer(torch::nn::ReLU()).name().has_value());
-  EXPECT_THAT(refusal([] { Layer([](at::Tensor x) { return x; }).initialise([](torch::nn::Module&) {}); }), HasSubstr("function layer"));
+  EXPECT_THAT(refusal([] { Layer([](at::Tensor x) { return x; }).initialise([](torch::nn::Module&) {}); }),
+              HasSubstr("function layer"));
 }
 
 TEST(LayerTest, TiedLayersShareOneModule) {
   const TiedLayerSpec<torch::nn::Embedding> first("tokens", 5, 3);
   const Layer last = TiedLayerSpec<torch::nn::Embedding>("tokens", 5, 3)
                          .name("head")
-                         .forward_fn([](torch::nn::Embedding& embedding, at::Tensor x) { return torch::linear(x, embedding->weight); });
+                         .forward_fn([](torch::nn::Embedding& embedding, at::Tensor x) {
+                           return torch::linear(x, embedding->weight);
+                         });
   ASSERT_TRUE(last.tie().has_value());
   EXPECT_EQ(last.tie()->key, "tokens");
   EXPECT_TRUE(last.tie()->attributes.empty());
@@ -165,7 +172,8 @@ TEST(LayerTest, TiedLayersShareOneModule) {
   EXPECT_EQ(last.build().forward({torch::ones({2, 3})})[0].size(1), 5) << "alone on its stage";
 
   const TiedLayerSpec<torch::nn::Linear> spec("w", 2, 2);
-  const auto of_module = TiedLayerSpec(spec).forward_fn([](torch::nn::LinearImpl& linear, at::Tensor x) { return x + linear.bias; });
+  const auto of_module =
+      TiedLayerSpec(spec).forward_fn([](torch::nn::LinearImpl& linear, at::Tensor x) { return x + linear.bias; });
   EXPECT_EQ(run(of_module, {ones()}).size(), 1u);
   const auto generic = TiedLayerSpec(spec).forward_fn([](auto& linear, at::Tensor x) { return x + linear->bias; });
   EXPECT_EQ(run(generic, {ones()}).size(), 1u);
@@ -190,11 +198,14 @@ TEST(LayerErrorTest, SayWhatTheLayerTakesAndWhatItGot) {
   EXPECT_THAT(refusal([&] { run([](at::Tensor, at::Tensor b) { return b; }, {ones()}); }),
               HasSubstr("function takes 2 tensors and got 1: [2] float32"));
   EXPECT_THAT(refusal([&] { run([](at::Tensor) {}, {ones()}); }), HasSubstr("function returned nothing"));
-  EXPECT_THAT(refusal([&] { run([](at::Tensor) { return Tensors{}; }, {ones()}); }), HasSubstr("function returned nothing"));
-  EXPECT_THAT(refusal([&] { run([](at::Tensor x) { return Tensors{x, {}}; }, {ones()}); }), HasSubstr("undefined tensor as number 1"));
+  EXPECT_THAT(refusal([&] { run([](at::Tensor) { return Tensors{}; }, {ones()}); }),
+              HasSubstr("function returned nothing"));
+  EXPECT_THAT(refusal([&] { run([](at::Tensor x) { return Tensors{x, {}}; }, {ones()}); }),
+              HasSubstr("undefined tensor as number 1"));
   EXPECT_THAT(refusal([&] { Layer(torch::nn::Linear(nullptr)); }), HasSubstr("empty module holder"));
   EXPECT_THAT(refusal([&] { Layer(std::shared_ptr<torch::nn::LinearImpl>()); }), HasSubstr("empty module holder"));
-  EXPECT_THROW(run(torch::nn::AnyModule(torch::nn::Linear(3, 3)), {torch::ones({2, 2})}), c10::Error) << "its own error stays";
+  EXPECT_THROW(run(torch::nn::AnyModule(torch::nn::Linear(3, 3)), {torch::ones({2, 2})}), c10::Error)
+      << "its own error stays";
 }
 
 TEST(LayerListTest, ListsAndSequentialsFlatten) {
@@ -210,7 +221,8 @@ TEST(LayerListTest, ListsAndSequentialsFlatten) {
     types.push_back(layer.type());
     names.push_back(layer.name().value_or("-"));
   }
-  EXPECT_THAT(types, ElementsAre("Linear", "ReLU", "Linear", "Tanh", "Sigmoid", "Linear", "function", "Linear", "Tanh", "function"));
+  EXPECT_THAT(types, ElementsAre("Linear", "ReLU", "Linear", "Tanh", "Sigmoid", "Linear", "function", "Linear", "Tanh",
+                                 "function"));
   EXPECT_THAT(names, ElementsAre("-", "-", "conv", "act", "-", "-", "-", "conv", "act", "-"));
   EXPECT_EQ(list.size(), 10);
   EXPECT_EQ(list[0].build().module, plain->ptr(0));
@@ -230,7 +242,8 @@ TEST(CountParametersTest, HugeLayersNeedNoMemory) {
   EXPECT_EQ(LayerSpec<torch::nn::Linear>(100000, 100000).trainable_parameters(), 10'000'100'000);
   const auto words = torch::nn::EmbeddingOptions(1'000'000, 10'000).padding_idx(0);
   EXPECT_EQ(LayerSpec<torch::nn::Embedding>(words).trainable_parameters(), 10'000'000'000);
-  EXPECT_EQ(LayerSpec<torch::nn::Conv2d>(torch::nn::Conv2dOptions(30000, 30000, 3)).trainable_parameters(), 8'100'030'000);
+  EXPECT_EQ(LayerSpec<torch::nn::Conv2d>(torch::nn::Conv2dOptions(30000, 30000, 3)).trainable_parameters(),
+            8'100'030'000);
   EXPECT_LT(peak_megabytes() - before, 50);
 }
 

@@ -108,7 +108,8 @@ TEST(PartitionErrorTest, SayWhatIsWrong) {
   EXPECT_THAT(refusal([] { uniform(2, 0); }), HasSubstr("into 0 parts"));
   EXPECT_THAT(refusal([] { balance({1, -2}, 1); }), HasSubstr("layer 1 costs -2"));
   EXPECT_THAT(refusal([] { balance({1, std::nan("")}, 1); }), HasSubstr("layer 1 costs nan"));
-  EXPECT_THAT(refusal([] { manual({0, 5}, 5, 2); }), HasSubstr("partition [0, 5] of 5 layers into 2: it has 2 numbers, not 3"));
+  EXPECT_THAT(refusal([] { manual({0, 5}, 5, 2); }),
+              HasSubstr("partition [0, 5] of 5 layers into 2: it has 2 numbers, not 3"));
   EXPECT_THAT(refusal([] { manual({1, 2, 5}, 5, 2); }), HasSubstr("begins with 1, not 0"));
   EXPECT_THAT(refusal([] { manual({0, 3, 3, 5}, 5, 3); }), HasSubstr("does not increase: 3 is followed by 3"));
   EXPECT_THAT(refusal([] { manual({0, 4, 2, 5}, 5, 3, true); }), HasSubstr("4 is followed by 2"));
@@ -117,8 +118,8 @@ TEST(PartitionErrorTest, SayWhatIsWrong) {
 }
 
 LayerList mixed() {
-  return {torch::nn::Linear(4, 8), torch::nn::ReLU(), LayerSpec<torch::nn::Linear>(8, 100), [](const at::Tensor& x) { return x * 2; },
-          LayerSpec<torch::nn::Linear>(100, 2).name("head")};
+  return {torch::nn::Linear(4, 8), torch::nn::ReLU(), LayerSpec<torch::nn::Linear>(8, 100),
+          [](const at::Tensor& x) { return x * 2; }, LayerSpec<torch::nn::Linear>(100, 2).name("head")};
 }
 
 TEST(MakePartitionTest, ByParametersTypeAndHand) {

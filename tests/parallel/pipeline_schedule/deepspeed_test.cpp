@@ -13,17 +13,38 @@ std::string encode(const Program& program) {
   std::string text;
   for (const Instruction& instruction : program) {
     switch (instruction.op) {
-      case Op::load_micro_batch: text += 'L'; break;
-      case Op::forward: text += 'F'; break;
-      case Op::backward: text += 'B'; break;
-      case Op::send_activation: text += 'A'; break;
-      case Op::recv_activation: text += 'a'; break;
-      case Op::send_grad: text += 'G'; break;
-      case Op::recv_grad: text += 'g'; break;
-      case Op::reduce_tied_grads: text += 'T'; break;
-      case Op::reduce_grads: text += 'R'; break;
-      case Op::optimizer_step: text += 'O'; break;
-      default: text += '?';
+      case Op::load_micro_batch:
+        text += 'L';
+        break;
+      case Op::forward:
+        text += 'F';
+        break;
+      case Op::backward:
+        text += 'B';
+        break;
+      case Op::send_activation:
+        text += 'A';
+        break;
+      case Op::recv_activation:
+        text += 'a';
+        break;
+      case Op::send_grad:
+        text += 'G';
+        break;
+      case Op::recv_grad:
+        text += 'g';
+        break;
+      case Op::reduce_tied_grads:
+        text += 'T';
+        break;
+      case Op::reduce_grads:
+        text += 'R';
+        break;
+      case Op::optimizer_step:
+        text += 'O';
+        break;
+      default:
+        text += '?';
     }
     text += has_micro_batch(instruction.op) ? std::to_string(instruction.buffer) : "";
   }
@@ -31,7 +52,8 @@ std::string encode(const Program& program) {
 }
 
 void expect_same(ScheduleKind kind, const char* table) {
-  const auto reference = nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/parallel/pipeline_schedule/deepspeed_reference.json"));
+  const auto reference =
+      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/parallel/pipeline_schedule/deepspeed_reference.json"));
   EXPECT_EQ(reference.at("deepspeed"), "0.19.8");
   int compared = 0;
   for (int stages = 1; stages <= 6; ++stages) {

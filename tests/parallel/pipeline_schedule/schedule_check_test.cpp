@@ -32,7 +32,8 @@ void move_to(Program& program, Op op, int micro_batch, size_t to) {
   program.insert(program.begin() + static_cast<std::ptrdiff_t>(std::min(to, program.size())), instruction);
 }
 
-void expect_refused(const Programs& programs, const ScheduleShape& shape, const std::vector<std::string>& words, bool training = true) {
+void expect_refused(const Programs& programs, const ScheduleShape& shape, const std::vector<std::string>& words,
+                    bool training = true) {
   try {
     check_schedule(programs, shape, training);
     ADD_FAILURE() << "accepted; expected: " << words.front();
@@ -241,16 +242,18 @@ TEST(DeadlockTest, SaysWhoWaitsForWhom) {
   Programs programs = make_programs(ScheduleKind::gpipe, shape);
   // Stage 0 wants the first gradient before it sends the second activation; stage 1 both activations before it sends.
   move_to(programs[0], Op::recv_grad, 0, find(programs[0], Op::forward, 1));
-  expect_refused(programs, shape, {"for ever", "stage 0, instruction 4 (recv_grad of micro-batch 0, chunk 0) waits for stage 1",
-                                   "stage 1, instruction 3 (recv_activation of micro-batch 1, chunk 0) waits for stage 0"});
+  expect_refused(programs, shape,
+                 {"for ever", "stage 0, instruction 4 (recv_grad of micro-batch 0, chunk 0) waits for stage 1",
+                  "stage 1, instruction 3 (recv_activation of micro-batch 1, chunk 0) waits for stage 0"});
 }
 
 TEST(DeadlockTest, AGradientSentAfterTheMeetingOfAllStages) {
   const ScheduleShape shape{2, 1, 1};
   Programs programs = make_programs(ScheduleKind::gpipe, shape);
   move_to(programs[1], Op::send_grad, 0, programs[1].size());
-  expect_refused(programs, shape,
-                 {"stage 0", "(recv_grad of micro-batch 0, chunk 0) waits for stage 1", "(reduce_tied_grads) waits for stage 0"});
+  expect_refused(
+      programs, shape,
+      {"stage 0", "(recv_grad of micro-batch 0, chunk 0) waits for stage 1", "(reduce_tied_grads) waits for stage 0"});
 }
 
 TEST(OwnScheduleTest, OneThatIsRightIsAccepted) {

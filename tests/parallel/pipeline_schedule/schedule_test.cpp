@@ -9,8 +9,9 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<ScheduleKind> kAll = {ScheduleKind::naive,       ScheduleKind::gpipe,       ScheduleKind::one_f_one_b,
-                                        ScheduleKind::interleaved, ScheduleKind::zero_bubble, ScheduleKind::forward_only};
+const std::vector<ScheduleKind> kAll = {ScheduleKind::naive,       ScheduleKind::gpipe,
+                                        ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                                        ScheduleKind::zero_bubble, ScheduleKind::forward_only};
 
 bool has_chunks(ScheduleKind kind) {
   return kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::zero_bubble;
@@ -61,8 +62,8 @@ TEST(ScheduleTest, GradientsComeInTheOrderOfTheMicroBatches) {
 TEST(ScheduleTest, OneStageSendsNothing) {
   for (const ScheduleKind kind : kAll) {
     for (const Instruction& instruction : make_program(kind, {1, 3, has_chunks(kind) ? 2 : 1}, 0)) {
-      EXPECT_TRUE(instruction.op != Op::send_activation && instruction.op != Op::recv_activation && instruction.op != Op::send_grad &&
-                  instruction.op != Op::recv_grad)
+      EXPECT_TRUE(instruction.op != Op::send_activation && instruction.op != Op::recv_activation &&
+                  instruction.op != Op::send_grad && instruction.op != Op::recv_grad)
           << schedule_name(kind);
     }
   }
@@ -82,7 +83,7 @@ TEST(ScheduleTest, BuffersAreAsManyAsMicroBatchesInFlight) {
 }
 
 TEST(ScheduleTest, AssignBuffersReusesTheLowestFreeOne) {
-  Program program = {{Op::forward, 0, 0}, {Op::forward, 1, 0}, {Op::forward, 0, 1}, {Op::backward, 0, 0},
+  Program program = {{Op::forward, 0, 0}, {Op::forward, 1, 0},  {Op::forward, 0, 1},  {Op::backward, 0, 0},
                      {Op::forward, 2, 0}, {Op::backward, 1, 0}, {Op::backward, 2, 0}, {Op::optimizer_step}};
   assign_buffers(program);
   std::vector<int> buffers;

@@ -51,7 +51,10 @@ TEST(DrawTextTest, ThePageOfSchedulesIsUpToDate) {
   const std::string page = read_file(TRIREME_SOURCE_DIR "/docs/schedules.md");
   for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}) {
     const ScheduleKind kind = parse_schedule(name);
-    EXPECT_THAT(page, HasSubstr("```\n" + draw_text(timeline_to_draw(kind, {4, 4, kind == ScheduleKind::interleaved ? 2 : 1}), 140) + "```"));
+    EXPECT_THAT(
+        page,
+        HasSubstr("```\n" + draw_text(timeline_to_draw(kind, {4, 4, kind == ScheduleKind::interleaved ? 2 : 1}), 140) +
+                  "```"));
   }
 }
 
@@ -73,7 +76,8 @@ TEST(DrawSvgTest, IsOneImageWithoutScripts) {
     rest.erase(rest.find("xmlns=\"http://www.w3.org/2000/svg\""), 35);
     EXPECT_THAT(rest, Not(HasSubstr(never)));
   }
-  for (const auto& [open, close] : {std::pair("<g>", "</g>"), std::pair("<text", "</text>"), std::pair("<title>", "</title>")}) {
+  for (const auto& [open, close] :
+       {std::pair("<g>", "</g>"), std::pair("<text", "</text>"), std::pair("<title>", "</title>")}) {
     const auto count = [&](const std::string& word) {
       size_t n = 0;
       for (size_t at = svg.find(word); at != std::string::npos; at = svg.find(word, at + 1)) {

@@ -48,11 +48,14 @@ TEST(TimelineTest, InFlightIsWhatTheSchedulesPromise) {
       EXPECT_THAT(timeline_of(ScheduleKind::gpipe, {p, m, 1}).peak_in_flight, Each(m));
       EXPECT_THAT(timeline_of(ScheduleKind::naive, {p, m, 1}).peak_in_flight, Each(1));
       EXPECT_THAT(timeline_of(ScheduleKind::forward_only, {p, m, 1}).peak_in_flight, Each(1));
-      EXPECT_THAT(timeline_of(ScheduleKind::zero_bubble, {p, m, 1}).peak_in_flight, Each(Le(std::min(p, m)))) << p << ' ' << m;
+      EXPECT_THAT(timeline_of(ScheduleKind::zero_bubble, {p, m, 1}).peak_in_flight, Each(Le(std::min(p, m))))
+          << p << ' ' << m;
     }
   }
-  // Interleaved: 2 (p - 1 - stage) + (v - 1) p + 1 chunks of the model, so more than 1F1B's p micro-batches on the first stage.
-  EXPECT_EQ(timeline_of(ScheduleKind::interleaved, {4, 8, 2}).peak_in_flight, (std::vector<double>{5.5, 4.5, 3.5, 2.5}));
+  // Interleaved: 2 (p - 1 - stage) + (v - 1) p + 1 chunks of the model, so more than 1F1B's p micro-batches on the
+  // first stage.
+  EXPECT_EQ(timeline_of(ScheduleKind::interleaved, {4, 8, 2}).peak_in_flight,
+            (std::vector<double>{5.5, 4.5, 3.5, 2.5}));
 }
 
 // Where the stages do not divide the micro-batches there is no formula, but it still pays.
@@ -60,7 +63,8 @@ TEST(TimelineTest, InterleavingIsNeverWorseThanNot) {
   for (int p = 2; p <= 6; ++p) {
     for (int m = 1; m <= 16; ++m) {
       for (int v = 2; v <= 4; ++v) {
-        EXPECT_LE(timeline_of(ScheduleKind::interleaved, {p, m, v}).bubble, (p - 1.0) / (m + p - 1.0) + 1e-12) << p << ' ' << m << ' ' << v;
+        EXPECT_LE(timeline_of(ScheduleKind::interleaved, {p, m, v}).bubble, (p - 1.0) / (m + p - 1.0) + 1e-12)
+            << p << ' ' << m << ' ' << v;
       }
     }
   }
@@ -88,7 +92,8 @@ TEST(TimelineTest, SpansAreWhatEveryStageDoes) {
   for (const TimelineSpan& span : timeline.spans) {
     spans.push_back(text(span));
   }
-  EXPECT_EQ(spans, (std::vector<std::string>{"0f0 0-1", "0f1 1-2", "0b0 4-6", "0b1 7-9", "1f0 1-2", "1b0 2-4", "1f1 4-5", "1b1 5-7"}));
+  EXPECT_EQ(spans, (std::vector<std::string>{"0f0 0-1", "0f1 1-2", "0b0 4-6", "0b1 7-9", "1f0 1-2", "1b0 2-4",
+                                             "1f1 4-5", "1b1 5-7"}));
 }
 
 TEST(TimelineTest, CostsCount) {
@@ -111,7 +116,8 @@ TEST(TimelineTest, PartsHaveTheirOwnCosts) {
   const ScheduleShape chunked{2, 4, 2};
   Costs even;
   even.parts.assign(4, {0.5, 1, 0.5, 0.5, 0, 0});
-  EXPECT_DOUBLE_EQ(timeline_of(ScheduleKind::interleaved, chunked, even).total, timeline_of(ScheduleKind::interleaved, chunked).total);
+  EXPECT_DOUBLE_EQ(timeline_of(ScheduleKind::interleaved, chunked, even).total,
+                   timeline_of(ScheduleKind::interleaved, chunked).total);
   even.parts.pop_back();
   EXPECT_THROW(timeline_of(ScheduleKind::interleaved, chunked, even), InputError);
 }

@@ -23,13 +23,16 @@ class TraceTest : public testing::Test {
 
   // Times in microseconds.
   void event(int rank, const std::string& name, double begin, double duration) {
-    events_ += concat(events_.empty() ? "" : ",\n", R"({"ph":"X","name":")", name, R"(","pid":)", rank, R"(,"tid":0,"ts":)", begin,
-                      R"(,"dur":)", duration, '}');
+    events_ += concat(events_.empty() ? "" : ",\n", R"({"ph":"X","name":")", name, R"(","pid":)", rank,
+                      R"(,"tid":0,"ts":)", begin, R"(,"dur":)", duration, '}');
   }
   // A step as a pipeline on paper would do it, a thousand microseconds a unit.
   void step(const Timeline& plan, const std::vector<int>& ranks, double begin) {
     for (const TimelineSpan& span : plan.spans) {
-      const char letter = span.op == Op::forward ? 'F' : span.op == Op::backward ? 'B' : span.op == Op::backward_input ? 'I' : 'W';
+      const char letter = span.op == Op::forward          ? 'F'
+                          : span.op == Op::backward       ? 'B'
+                          : span.op == Op::backward_input ? 'I'
+                                                          : 'W';
       event(ranks[span.stage], concat(letter, ' ', span.micro_batch, ' ', span.chunk), begin + 1000 * span.begin,
             1000 * (span.end - span.begin));
     }
@@ -122,12 +125,13 @@ TEST_F(TraceTest, FilesThatHoldNoPipeline) {
   refused("nothing of stage 1 of 4");
   write_file_atomically(path, "not json");
   EXPECT_THROW(from_trace(path), InputError);
-  write_file_atomically(
-      path,
-      R"({"traceEvents": [1, {"name": 3}, {"name": "F 0 0", "pid": "x", "ts": 0, "dur": 1},
+  write_file_atomically(path,
+                        R"({"traceEvents": [1, {"name": 3}, {"name": "F 0 0", "pid": "x", "ts": 0, "dur": 1},
     {"name": "F 999999999999 0", "pid": 0, "ts": 1, "dur": 1}, {"name": "B 0 0", "pid": 0, "ts": 1e300, "dur": 1}]})");
   EXPECT_THROW(from_trace(path), InputError);
-  write_file_atomically(path, R"({"traceEvents": [{"name": "F 0 0", "pid": 1e300, "ts": 0, "dur": 1}, {"name": "B 0 0", "pid": 1e300, "ts": 1, "dur": 1}]})");
+  write_file_atomically(
+      path,
+      R"({"traceEvents": [{"name": "F 0 0", "pid": 1e300, "ts": 0, "dur": 1}, {"name": "B 0 0", "pid": 1e300, "ts": 1, "dur": 1}]})");
   EXPECT_THROW(from_trace(path), InputError) << "no rank has such a number";
   EXPECT_THROW(from_trace(path.string() + ".absent"), InputError);
 }

@@ -17,22 +17,24 @@ constexpr double kNear = 1e-6;
 
 // Losses, norms and then all parameters of data parallelism, as rank 0 has them.
 std::string data_parallel(int ranks, const config::EngineConfig& config) {
-  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_data_parallel_", ::getpid());
-  EXPECT_THAT(test::run_ranks(ranks, [&](comm::World& world) {
-    SmallRun run(world, config);
-    std::ostringstream text;
-    text.precision(17);
-    for (int step = 0; step < kSteps; ++step) {
-      const double loss = run.engine().train_batch().item<double>();
-      text << loss << ' ' << run.engine().get_global_grad_norm().value() << '\n';
-    }
-    if (world.rank() == 0) {
-      for (const at::Tensor& parameter : run.model->parameters()) {
-        text << parameter.detach().norm().item<double>() << '\n';
-      }
-      write_file_atomically(file, text.str());
-    }
-  }),
+  const std::filesystem::path file =
+      std::filesystem::path(testing::TempDir()) / concat("trireme_data_parallel_", ::getpid());
+  EXPECT_THAT(test::run_ranks(ranks,
+                              [&](comm::World& world) {
+                                SmallRun run(world, config);
+                                std::ostringstream text;
+                                text.precision(17);
+                                for (int step = 0; step < kSteps; ++step) {
+                                  const double loss = run.engine().train_batch().item<double>();
+                                  text << loss << ' ' << run.engine().get_global_grad_norm().value() << '\n';
+                                }
+                                if (world.rank() == 0) {
+                                  for (const at::Tensor& parameter : run.model->parameters()) {
+                                    text << parameter.detach().norm().item<double>() << '\n';
+                                  }
+                                  write_file_atomically(file, text.str());
+                                }
+                              }),
               IsEmpty());
   std::string text = read_file(file);
   std::filesystem::remove(file);
@@ -67,8 +69,13 @@ TEST_P(ServersBesideDataParallelTest, TwentySteps) {
               IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ServersBesideDataParallelTest, testing::Combine(testing::Values(1, 2, 4), testing::Values(ServerOptions::Mode::sync, ServerOptions::Mode::stale)),
-                         [](const auto& info) { return concat(ServerOptions::name(std::get<1>(info.param)), "_", std::get<0>(info.param), "workers"); });
+INSTANTIATE_TEST_SUITE_P(All, ServersBesideDataParallelTest,
+                         testing::Combine(testing::Values(1, 2, 4),
+                                          testing::Values(ServerOptions::Mode::sync, ServerOptions::Mode::stale)),
+                         [](const auto& info) {
+                           return concat(ServerOptions::name(std::get<1>(info.param)), "_", std::get<0>(info.param),
+                                         "workers");
+                         });
 
 } // namespace
 } // namespace trireme::engine

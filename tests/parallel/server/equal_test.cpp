@@ -22,10 +22,11 @@ struct Case {
 
 std::vector<Case> cases() {
   using Mode = ServerOptions::Mode;
-  std::vector<Case> all = {{1, 1, Mode::sync, 1, 1.0}, {1, 3, Mode::sync, 1, 1.0}, {2, 1, Mode::sync, 1, 0.0}, {2, 2, Mode::sync, 2, 1.0}, {3, 2, Mode::sync, 1, 0.1}, {4, 3, Mode::sync, 1, 1.0}};
-  all.push_back({2, 2, Mode::stale, 1, 1.0}); // staleness 0
+  std::vector<Case> all = {{1, 1, Mode::sync, 1, 1.0}, {1, 3, Mode::sync, 1, 1.0}, {2, 1, Mode::sync, 1, 0.0},
+                           {2, 2, Mode::sync, 2, 1.0}, {3, 2, Mode::sync, 1, 0.1}, {4, 3, Mode::sync, 1, 1.0}};
+  all.push_back({2, 2, Mode::stale, 1, 1.0});  // staleness 0
   all.push_back({2, 2, Mode::hybrid, 1, 1.0}); // a time-out that does not come
-  all.push_back({1, 2, Mode::async, 1, 1.0}); // one worker waits for nobody
+  all.push_back({1, 2, Mode::async, 1, 1.0});  // one worker waits for nobody
   return all;
 }
 
@@ -41,7 +42,8 @@ TEST_P(ServersTest, TwentyStepsEqualOneProcess) {
   ServerJob job(c.workers, options);
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
     models::Gpt model(small_gpt());
-    const Initialized made = initialize(world, job.engine_options(number, model, small_config(kZeroBatch, c.accumulation, c.clipping)));
+    const Initialized made =
+        initialize(world, job.engine_options(number, model, small_config(kZeroBatch, c.accumulation, c.clipping)));
     std::vector<double> norms;
     const std::vector<double> losses = plain_losses(kZeroBatch, kSteps, c.clipping, &norms);
     for (int step = 0; step < kSteps; ++step) {
@@ -59,7 +61,8 @@ TEST_P(ServersTest, TwentyStepsEqualOneProcess) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ServersTest, testing::ValuesIn(cases()), [](const auto& info) {
-  return concat(ServerOptions::name(info.param.mode), "_", info.param.workers, "workers_", info.param.servers, "servers_", info.index);
+  return concat(ServerOptions::name(info.param.mode), "_", info.param.workers, "workers_", info.param.servers,
+                "servers_", info.index);
 });
 
 std::vector<double> norms_of(const models::Gpt& model) {
@@ -113,22 +116,23 @@ TEST(ServersLambTest, TwentyStepsEqualOneRank) {
   config::EngineConfig config = small_config(kZeroBatch, 1);
   config.optimizer->rule = optim::LambOptions{.lr = 0.05, .weight_decay = 0.1};
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_lamb_", ::getpid());
-  EXPECT_THAT(test::run_ranks(1, [&](comm::World& world) {
-    SmallRun run(world, config);
-    const std::vector<double> before = norms_of(run.model);
-    std::string text;
-    for (int step = 0; step < 20; ++step) {
-      text += concat(run.engine().train_batch().item<double>(), '\n');
-    }
-    const std::vector<double> after = norms_of(run.model);
-    double most = 0;
-    for (size_t p = 0; p < after.size(); ++p) {
-      text += concat(after[p], '\n');
-      most = std::max(most, std::abs(after[p] / before[p] - 1));
-    }
-    EXPECT_GT(most, 0.05) << "the weights do not move enough to compare them";
-    write_file_atomically(file, text);
-  }),
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) {
+                                SmallRun run(world, config);
+                                const std::vector<double> before = norms_of(run.model);
+                                std::string text;
+                                for (int step = 0; step < 20; ++step) {
+                                  text += concat(run.engine().train_batch().item<double>(), '\n');
+                                }
+                                const std::vector<double> after = norms_of(run.model);
+                                double most = 0;
+                                for (size_t p = 0; p < after.size(); ++p) {
+                                  text += concat(after[p], '\n');
+                                  most = std::max(most, std::abs(after[p] / before[p] - 1));
+                                }
+                                EXPECT_GT(most, 0.05) << "the weights do not move enough to compare them";
+                                write_file_atomically(file, text);
+                              }),
               IsEmpty());
   for (const int servers : {1, 3}) {
     ServerOptions options;
@@ -181,7 +185,8 @@ TEST(ServersOfASmallModelTest, AServerMayHoldNothing) {
               IsEmpty());
 }
 
-// A checkpoint is the same as any other: plain data parallelism goes on from it, and servers from one of plain data parallelism.
+// A checkpoint is the same as any other: plain data parallelism goes on from it, and servers from one of plain data
+// parallelism.
 TEST(ServersCheckpointTest, AnyLayoutGoesOnFromIt) {
   ServerOptions options;
   options.servers = 2;
@@ -200,15 +205,18 @@ TEST(ServersCheckpointTest, AnyLayoutGoesOnFromIt) {
     made.engine->train_batch();
   }),
               IsEmpty());
-  EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) {
-    SmallRun run(world, small_config(kZeroBatch, 1));
-    ASSERT_TRUE(run.engine().load_checkpoint(folder));
-    for (int step = 4; step < 8; ++step) {
-      EXPECT_NEAR(run.engine().train_batch().item<double>(), losses[step], 1e-5 * losses[step]) << "step " << step;
-    }
-    run.engine().save_checkpoint(folder);
-  }),
-              IsEmpty());
+  EXPECT_THAT(
+      test::run_ranks(2,
+                      [&](comm::World& world) {
+                        SmallRun run(world, small_config(kZeroBatch, 1));
+                        ASSERT_TRUE(run.engine().load_checkpoint(folder));
+                        for (int step = 4; step < 8; ++step) {
+                          EXPECT_NEAR(run.engine().train_batch().item<double>(), losses[step], 1e-5 * losses[step])
+                              << "step " << step;
+                        }
+                        run.engine().save_checkpoint(folder);
+                      }),
+      IsEmpty());
   options.servers = 3;
   ServerJob again(2, options);
   std::filesystem::copy(folder, again.folder() / "checkpoints", std::filesystem::copy_options::recursive);
@@ -227,18 +235,20 @@ TEST(ServersCheckpointTest, AnyLayoutGoesOnFromIt) {
 TEST(ServersPrecisionTest, Bf16EqualsDataParallelism) {
   config::EngineConfig config = small_config(kZeroBatch, 1);
   config.precision.compute = precision::Type::bf16;
-  config.optimizer->rule = optim::SgdOptions{.lr = 0.1, .momentum = 0.9}; // AdamW makes much of gradients that are nearly 0, and the servers add up in fp32
+  config.optimizer->rule = optim::SgdOptions{
+      .lr = 0.1, .momentum = 0.9}; // AdamW makes much of gradients that are nearly 0, and the servers add up in fp32
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_bf16_", ::getpid());
-  EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) {
-    SmallRun run(world, config);
-    std::string text;
-    for (int step = 0; step < 10; ++step) {
-      text += concat(run.engine().train_batch().item<double>(), '\n');
-    }
-    if (world.rank() == 0) {
-      write_file_atomically(file, text);
-    }
-  }),
+  EXPECT_THAT(test::run_ranks(2,
+                              [&](comm::World& world) {
+                                SmallRun run(world, config);
+                                std::string text;
+                                for (int step = 0; step < 10; ++step) {
+                                  text += concat(run.engine().train_batch().item<double>(), '\n');
+                                }
+                                if (world.rank() == 0) {
+                                  write_file_atomically(file, text);
+                                }
+                              }),
               IsEmpty());
   ServerOptions options;
   options.servers = 2;

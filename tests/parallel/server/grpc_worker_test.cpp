@@ -1,4 +1,5 @@
-// examples/grpc_worker against parameter servers, alone and beside a worker in C++: the same parameters as a plain libtorch loop in one process.
+// examples/grpc_worker against parameter servers, alone and beside a worker in C++: the same parameters as a plain
+// libtorch loop in one process.
 #include <trireme/base/file.h>
 #include <trireme/engine/serve_parameters.h>
 
@@ -7,8 +8,8 @@
 
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 
@@ -24,7 +25,9 @@ constexpr int kSteps = 20;
 constexpr double kRate = 0.1;
 
 struct Model : torch::nn::Module {
-  Model() : first(register_module("0", torch::nn::Linear(kInputs, 16))), second(register_module("2", torch::nn::Linear(16, kTargets))) {}
+  Model()
+      : first(register_module("0", torch::nn::Linear(kInputs, 16))),
+        second(register_module("2", torch::nn::Linear(16, kTargets))) {}
   torch::Tensor loss(const torch::Tensor& samples) {
     const auto output = second(torch::tanh(first(samples.slice(1, 0, kInputs))));
     return torch::mse_loss(output, samples.slice(1, kInputs));
@@ -60,7 +63,11 @@ class CppWorker {
     }
     for (const auto& address : addresses) {
       clients_.push_back(rpc::connect(address, trireme::test::kAccess, trireme::test::soon()));
-      const Json join = {{"op", "join"}, {"worker", worker}, {"workers", workers}, {"parameters", parameters}, {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kRate}}}}}};
+      const Json join = {{"op", "join"},
+                         {"worker", worker},
+                         {"workers", workers},
+                         {"parameters", parameters},
+                         {"optimizer", {{"type", "SGD"}, {"params", {{"lr", kRate}}}}}};
       layouts_.push_back(Json::parse(clients_.back()->call(join.dump())->wait(trireme::test::soon())));
     }
   }
@@ -80,7 +87,8 @@ class CppWorker {
     model_.zero_grad();
     const auto loss = model_.loss(samples);
     loss.backward();
-    ask([&](int64_t clock) { return Json({{"op", "push_pull"}, {"clock", clock}, {"loss", loss.item<float>()}}); }, true);
+    ask([&](int64_t clock) { return Json({{"op", "push_pull"}, {"clock", clock}, {"loss", loss.item<float>()}}); },
+        true);
   }
   void leave() {
     for (auto& client : clients_) {
@@ -103,7 +111,8 @@ class CppWorker {
         bodies[i].resize(rooms[i].size());
         each_piece(layouts_[i], bodies[i], [](torch::Tensor rows, torch::Tensor place) { place.copy_(rows); }, true);
       }
-      calls.push_back(clients_[i]->call(header(layouts_[i].at("clock")).dump(), std::as_bytes(std::span(bodies[i])), std::as_writable_bytes(std::span(rooms[i]))));
+      calls.push_back(clients_[i]->call(header(layouts_[i].at("clock")).dump(), std::as_bytes(std::span(bodies[i])),
+                                        std::as_writable_bytes(std::span(rooms[i]))));
     }
     for (size_t i = 0; i < clients_.size(); ++i) {
       layouts_[i]["clock"] = Json::parse(calls[i]->wait(trireme::test::soon())).at("clock");
@@ -115,8 +124,10 @@ class CppWorker {
     const torch::NoGradGuard no_grad;
     for (const auto& piece : layout.at("pieces")) {
       const auto& whole = by_name_.at(piece.at("name"));
-      auto rows = (gradients ? whole.grad() : whole.detach()).slice(0, piece.at("rows")[0].get<int64_t>(), piece.at("rows")[1].get<int64_t>());
-      visit(rows, torch::from_blob(memory.data() + piece.at("offset").get<int64_t>() / 4, rows.sizes(), torch::kFloat32));
+      auto rows = (gradients ? whole.grad() : whole.detach())
+                      .slice(0, piece.at("rows")[0].get<int64_t>(), piece.at("rows")[1].get<int64_t>());
+      visit(rows,
+            torch::from_blob(memory.data() + piece.at("offset").get<int64_t>() / 4, rows.sizes(), torch::kFloat32));
     }
   }
 
@@ -157,7 +168,8 @@ class GrpcWorkerTest : public testing::Test {
     int64_t accepted = 0;
   };
   /// Servers, a worker in Python with this number, and perhaps another one.
-  Outcome run(int servers, bool together, int steps, int number = 0, const std::function<void(const std::vector<std::string>&)>& other = nullptr) {
+  Outcome run(int servers, bool together, int steps, int number = 0,
+              const std::function<void(const std::vector<std::string>&)>& other = nullptr) {
     const int workers = other ? 2 : 1;
     std::vector<std::unique_ptr<rpc::Server>> made;
     std::vector<std::string> addresses;
@@ -185,9 +197,11 @@ class GrpcWorkerTest : public testing::Test {
       list += "," + addresses[static_cast<size_t>(place)];
     }
     const std::string saved = folder_ + "/parameters";
-    const auto [status, output] = trireme::test::run_command(concat("TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR,
-                                                           "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number, "/", workers, " --data '", folder_, "/samples' --batch ", kBatch,
-                                                           " --lr ", kRate, " --steps ", steps, " --save '", saved, "'"));
+    const auto [status, output] = trireme::test::run_command(concat(
+        "TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '",
+        TRIREME_SOURCE_DIR, "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number,
+        "/", workers, " --data '", folder_, "/samples' --batch ", kBatch, " --lr ", kRate, " --steps ", steps,
+        " --save '", saved, "'"));
     EXPECT_EQ(status, 0) << output;
     for (auto& thread : threads) {
       thread.join();
@@ -223,14 +237,17 @@ TEST_F(GrpcWorkerTest, AloneItReachesWhatAPlainLoopReaches) {
   EXPECT_GT(distance(start, expected), 0.01);
   for (const auto& [servers, together] : {std::pair(1, true), std::pair(3, false)}) {
     const auto outcome = run(servers, together, kSteps);
-    EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << servers << " servers, together " << together << "\n" << outcome.output;
+    EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << servers << " servers, together " << together << "\n"
+                                                            << outcome.output;
     EXPECT_EQ(outcome.accepted, kSteps);
     EXPECT_THAT(outcome.output, testing::HasSubstr("step 20: loss "));
   }
 }
 
 /// What a worker in C++ does, as number `worker` of two.
-std::function<void(const std::vector<std::string>&)> in_cpp(int worker, const torch::Tensor& initial, const std::function<torch::Tensor(int)>& batch, torch::Tensor& result) {
+std::function<void(const std::vector<std::string>&)> in_cpp(int worker, const torch::Tensor& initial,
+                                                            const std::function<torch::Tensor(int)>& batch,
+                                                            torch::Tensor& result) {
   return [=, &result](const std::vector<std::string>& addresses) {
     CppWorker self(addresses, worker, 2);
     if (worker == 0) {
@@ -250,7 +267,8 @@ TEST_F(GrpcWorkerTest, BesideAWorkerInCppItIsDataParallel) {
   const auto expected = plain(start);
   for (const int python : {0, 1}) {
     torch::Tensor of_cpp;
-    const auto outcome = run(2, true, kSteps, python, in_cpp(1 - python, start, [&](int step) { return batch(step); }, of_cpp));
+    const auto outcome =
+        run(2, true, kSteps, python, in_cpp(1 - python, start, [&](int step) { return batch(step); }, of_cpp));
     EXPECT_LE(distance(outcome.parameters, expected), 1e-6) << outcome.output;
     EXPECT_EQ(distance(outcome.parameters, of_cpp), 0);
     EXPECT_EQ(outcome.accepted, 2 * kSteps);

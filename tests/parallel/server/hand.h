@@ -52,7 +52,9 @@ class Hand {
     if (body != nullptr) {
       std::memcpy(asked->padded.data(), body->data(), sizeof(*body));
     }
-    asked->call = client_->call(header.dump(), body != nullptr ? std::span<const std::byte>(asked->padded) : std::span<const std::byte>(), with_room ? std::span<std::byte>(asked->room) : std::span<std::byte>());
+    asked->call = client_->call(
+        header.dump(), body != nullptr ? std::span<const std::byte>(asked->padded) : std::span<const std::byte>(),
+        with_room ? std::span<std::byte>(asked->room) : std::span<std::byte>());
     return asked;
   }
   static json answer(const Asked& asked) {
@@ -67,7 +69,8 @@ class Hand {
     return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient);
   }
   std::shared_ptr<Asked> push_for_values(int64_t clock, const Values& gradient, double loss = 0) {
-    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}, {"values", true}}, &gradient, true);
+    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}, {"values", true}}, &gradient,
+                true);
   }
   std::shared_ptr<Asked> sum(int64_t clock, const std::vector<int>& members) {
     return send({{"op", "sum"}, {"worker", worker_}, {"clock", clock}, {"members", members}});

@@ -10,8 +10,12 @@ namespace {
 using testing::HasSubstr;
 
 std::vector<ParameterInfo> parameters() {
-  return {{.name = "embedding", .shape = {1000, 16}}, {.name = "weight", .shape = {48, 16}}, {.name = "bias", .shape = {48}}, {.name = "scale", .shape = {}},
-          {.name = "low", .shape = {30, 7, 3}, .type = "bfloat16"}, {.name = "empty", .shape = {0, 5}}};
+  return {{.name = "embedding", .shape = {1000, 16}},
+          {.name = "weight", .shape = {48, 16}},
+          {.name = "bias", .shape = {48}},
+          {.name = "scale", .shape = {}},
+          {.name = "low", .shape = {30, 7, 3}, .type = "bfloat16"},
+          {.name = "empty", .shape = {0, 5}}};
 }
 
 TEST(PiecesTest, TheSharesAreAllRowsOnceAndEqualUpToARow) {
@@ -50,14 +54,17 @@ TEST(PiecesTest, TheSharesAreAllRowsOnceAndEqualUpToARow) {
 
 // Pieces of several types and none at all: each has its place in an array, as fp32.
 TEST(PiecesTest, ArraysHaveRoomForEveryPiece) {
-  const std::vector<ParameterInfo> all = {{.name = "low", .shape = {1000}, .type = "bfloat16"}, {.name = "full", .shape = {10}}, {.name = "also", .shape = {7, 3}, .type = "float16"}};
+  const std::vector<ParameterInfo> all = {{.name = "low", .shape = {1000}, .type = "bfloat16"},
+                                          {.name = "full", .shape = {10}},
+                                          {.name = "also", .shape = {7, 3}, .type = "float16"}};
   for (int servers = 1; servers <= 4; ++servers) {
     for (const Share& share : share_out(all, servers)) {
       const ArrayLayout layout = array_layout(all, share);
       int64_t end = 0;
       for (size_t i = 0; i < share.pieces.size(); ++i) {
         EXPECT_GE(layout.offsets[i], end);
-        end = layout.offsets[i] + (share.pieces[i].end - share.pieces[i].begin) * all[share.pieces[i].parameter].row_numel() * 4;
+        end = layout.offsets[i] +
+              (share.pieces[i].end - share.pieces[i].begin) * all[share.pieces[i].parameter].row_numel() * 4;
       }
       EXPECT_GE(layout.bytes, end);
     }
@@ -95,7 +102,9 @@ TEST(PiecesTest, WholeParametersAreNotCut) {
 
 // What workers send of an embedding: 8 bytes and the values for each row, either part at a multiple of 64.
 TEST(PiecesTest, ABodyOfRowsHasTheOtherPiecesFirst) {
-  const std::vector<ParameterInfo> all = {{.name = "embedding", .shape = {1000, 12}, .sparse = true}, {.name = "weight", .shape = {48, 16}}, {.name = "low", .shape = {30, 7}, .type = "bfloat16", .sparse = true}};
+  const std::vector<ParameterInfo> all = {{.name = "embedding", .shape = {1000, 12}, .sparse = true},
+                                          {.name = "weight", .shape = {48, 16}},
+                                          {.name = "low", .shape = {30, 7}, .type = "bfloat16", .sparse = true}};
   const Share share = share_out(all, 1).front();
   EXPECT_EQ(share.dense_bytes, 48 * 16 * 4);
   ASSERT_EQ(share.pieces.size(), 3u);
@@ -149,7 +158,8 @@ TEST(PiecesTest, WhatIsNoDescriptionIsRefused) {
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [-1]}])"), HasSubstr("a dimension of -1"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4611686018427387904, 4]}])"), HasSubstr("a dimension of"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "dtype": "int64"}])"), HasSubstr("not float32"));
-  EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "sparse": true}])"), HasSubstr("is sparse and has 1 dimensions, not rows"));
+  EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "sparse": true}])"),
+              HasSubstr("is sparse and has 1 dimensions, not rows"));
   EXPECT_THAT(error_of("5"), HasSubstr("wrongly"));
 }
 

@@ -1,5 +1,5 @@
-// Engines that go on from a checkpoint with parameter servers: no update is lost, and the optimizer's steps are those of
-// the servers, whatever goes on from them.
+// Engines that go on from a checkpoint with parameter servers: no update is lost, and the optimizer's steps are those
+// of the servers, whatever goes on from them.
 #include "server_job.h"
 
 #include <trireme/checkpoint/checkpoint.h>
@@ -101,9 +101,11 @@ class ServersResumeTest : public testing::Test {
   }
   void save(const optim::Rule& rule) {
     ServerJob job(2, servers(ServerOptions::Mode::async));
-    EXPECT_THAT(job.run([&](int number, comm::World& world) { train_alone(job, world, number, rule, folder); }), IsEmpty());
+    EXPECT_THAT(job.run([&](int number, comm::World& world) { train_alone(job, world, number, rule, folder); }),
+                IsEmpty());
   }
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / concat("trireme_resume_", ::getpid());
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / concat("trireme_resume_", ::getpid());
 };
 
 // A gradient of 1 in each step, so that the moments are known: after T steps m = 1 - beta1^T and v = 1 - beta2^T,
@@ -120,20 +122,22 @@ TEST_F(ServersResumeTest, AdamGoesOnWithTheStepsThatTheServersHaveMade) {
       EXPECT_NEAR(counter.value(), before - kLr, 1e-6) << "step " << step;
     }
   };
-  EXPECT_THAT(test::run_ranks(1, [&](comm::World& world) { // one process
-    EXPECT_EQ(saved_steps(folder), kFirst + kSecond);
-    const Counter counter;
-    InitializeOptions options = counter.options(adam);
-    options.config.batch.train = 2;
-    const Initialized made = initialize(world, options);
-    goes_on(*made.engine, counter);
-  }),
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) { // one process
+                                EXPECT_EQ(saved_steps(folder), kFirst + kSecond);
+                                const Counter counter;
+                                InitializeOptions options = counter.options(adam);
+                                options.config.batch.train = 2;
+                                const Initialized made = initialize(world, options);
+                                goes_on(*made.engine, counter);
+                              }),
               IsEmpty());
-  EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { // data parallelism
-    const Counter counter;
-    const Initialized made = initialize(world, counter.options(adam));
-    goes_on(*made.engine, counter);
-  }),
+  EXPECT_THAT(test::run_ranks(2,
+                              [&](comm::World& world) { // data parallelism
+                                const Counter counter;
+                                const Initialized made = initialize(world, counter.options(adam));
+                                goes_on(*made.engine, counter);
+                              }),
               IsEmpty());
   ServerJob job(2, servers(ServerOptions::Mode::sync));
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
@@ -152,14 +156,15 @@ TEST_F(ServersResumeTest, NoUpdateIsLostWhenTheFirstWorkerComesLate) {
   const optim::SgdOptions sgd{.lr = 1};
   save(sgd);
   double saved = 0;
-  EXPECT_THAT(test::run_ranks(1, [&](comm::World& world) {
-    const Counter counter;
-    InitializeOptions options = counter.options(sgd);
-    options.config.batch.train = 2;
-    const Initialized made = initialize(world, options);
-    ASSERT_TRUE(made.engine->load_checkpoint(folder));
-    write_file_atomically(folder / "value", concat(counter.value()));
-  }),
+  EXPECT_THAT(test::run_ranks(1,
+                              [&](comm::World& world) {
+                                const Counter counter;
+                                InitializeOptions options = counter.options(sgd);
+                                options.config.batch.train = 2;
+                                const Initialized made = initialize(world, options);
+                                ASSERT_TRUE(made.engine->load_checkpoint(folder));
+                                write_file_atomically(folder / "value", concat(counter.value()));
+                              }),
               IsEmpty());
   saved = std::stod(read_file(folder / "value"));
   ServerJob job(2, servers(ServerOptions::Mode::async));
@@ -274,8 +279,8 @@ TEST(ServersMasksTest, WithSeedLayersTheyAreThoseOfDataRanks) {
     pipeline::PipelineOptions pipeline;
     pipeline.seed_layers = true;
     InitializeOptions options;
-    options.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(0.3)), models::token_loss,
-                                                                  pipeline);
+    options.pipeline =
+        std::make_shared<pipeline::PipelineModule>(models::gpt_layers(small_gpt(0.3)), models::token_loss, pipeline);
     options.config = small_config(kZeroBatch, 2);
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
@@ -288,12 +293,13 @@ TEST(ServersMasksTest, WithSeedLayersTheyAreThoseOfDataRanks) {
     return text;
   };
   const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / concat("trireme_masks_", ::getpid());
-  EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) {
-    const std::string losses = losses_of(world, [](InitializeOptions&) {});
-    if (world.rank() == 0) {
-      write_file_atomically(file, losses);
-    }
-  }),
+  EXPECT_THAT(test::run_ranks(2,
+                              [&](comm::World& world) {
+                                const std::string losses = losses_of(world, [](InitializeOptions&) {});
+                                if (world.rank() == 0) {
+                                  write_file_atomically(file, losses);
+                                }
+                              }),
               IsEmpty());
   ServerOptions options;
   options.servers = 1;

@@ -9,19 +9,22 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 namespace trireme::test {
 
-/// A server in a thread, and `body` beside it, in a process of their own: the only one, or that with this place of place + 1. Returns what went wrong.
-inline std::vector<std::string> with_server(parallel::ServerOptions options, const std::function<void(const std::string& address)>& body, const std::filesystem::path& folder = {}, int place = 0) {
+/// A server in a thread, and `body` beside it, in a process of their own: the only one, or that with this place of
+/// place + 1. Returns what went wrong.
+inline std::vector<std::string> with_server(parallel::ServerOptions options,
+                                            const std::function<void(const std::string& address)>& body,
+                                            const std::filesystem::path& folder = {}, int place = 0) {
   options.servers = place + 1;
   return run_processes(1, [&](int) {
     std::atomic<bool> stop{false};
@@ -44,12 +47,16 @@ inline std::vector<std::string> with_server(parallel::ServerOptions options, con
   });
 }
 
-/// Processes that are workers (the first ones) and servers of one job. Servers write their addresses into a folder that is removed at the end.
+/// Processes that are workers (the first ones) and servers of one job. Servers write their addresses into a folder that
+/// is removed at the end.
 class ServerJob {
  public:
   using Options = parallel::ServerOptions;
 
-  ServerJob(int workers, const Options& options) : workers_(workers), options_(options), folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_servers_", ::getpid(), '_', next()++)) {
+  ServerJob(int workers, const Options& options)
+      : workers_(workers),
+        options_(options),
+        folder_(std::filesystem::path(testing::TempDir()) / concat("trireme_servers_", ::getpid(), '_', next()++)) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -57,20 +64,25 @@ class ServerJob {
     std::filesystem::remove_all(folder_);
   }
 
-  /// Runs `body` in each worker, with its number and a world of one rank. Returns what run_ranks() does; what the servers did is in counters().
-  std::vector<std::string> run(const std::function<void(int worker, comm::World& world)>& body, std::chrono::milliseconds deadline = std::chrono::milliseconds(60000)) {
-    return run_processes(workers_ + static_cast<int>(options_.servers), [&](int rank) {
-      for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
-        ::unsetenv(name);
-      }
-      at::set_num_threads(1);
-      if (rank < workers_) {
-        comm::World world = comm::World::connect();
-        body(rank, world);
-      } else {
-        serve(rank - workers_);
-      }
-    }, {.deadline = deadline});
+  /// Runs `body` in each worker, with its number and a world of one rank. Returns what run_ranks() does; what the
+  /// servers did is in counters().
+  std::vector<std::string> run(const std::function<void(int worker, comm::World& world)>& body,
+                               std::chrono::milliseconds deadline = std::chrono::milliseconds(60000)) {
+    return run_processes(workers_ + static_cast<int>(options_.servers),
+                         [&](int rank) {
+                           for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                                    "MASTER_ADDR", "MASTER_PORT", "TRIREME_LISTEN_FD"}) {
+                             ::unsetenv(name);
+                           }
+                           at::set_num_threads(1);
+                           if (rank < workers_) {
+                             comm::World world = comm::World::connect();
+                             body(rank, world);
+                           } else {
+                             serve(rank - workers_);
+                           }
+                         },
+                         {.deadline = deadline});
   }
 
   /// One server, until its workers have left.
@@ -82,7 +94,9 @@ class ServerJob {
     options.place = place;
     options.folder = folder_;
     const parallel::server::Counters counters = engine::serve_parameters(*server, options);
-    write_file_atomically(folder_ / concat("counters", place), concat(counters.updates, ' ', counters.accepted, ' ', counters.dropped, ' ', counters.lost, ' ', counters.largest_staleness));
+    write_file_atomically(folder_ / concat("counters", place),
+                          concat(counters.updates, ' ', counters.accepted, ' ', counters.dropped, ' ', counters.lost,
+                                 ' ', counters.largest_staleness));
   }
 
   parallel::server::WorkerOptions worker(int number) const {

@@ -132,7 +132,8 @@ void expect_near(const Bag& found, const Bag& expected, double most) {
 
 class SparseRowsTest : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Servers, SparseRowsTest, testing::Values(1, 2, 3), [](const auto& info) { return concat(info.param, "servers"); });
+INSTANTIATE_TEST_SUITE_P(Servers, SparseRowsTest, testing::Values(1, 2, 3),
+                         [](const auto& info) { return concat(info.param, "servers"); });
 
 // Without momentum and weight decay a row without a gradient stays as it is in any case.
 TEST_P(SparseRowsTest, PlainSgdEqualsTheDenseOne) {
@@ -144,7 +145,8 @@ TEST_P(SparseRowsTest, PlainSgdEqualsTheDenseOne) {
     torch::optim::SGD sgd(expected->parameters(), torch::optim::SGDOptions(0.5));
     train_alone(expected, kClipping, [&](int) { sgd.step(); }, losses);
     Bag model;
-    const Initialized made = initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.5}, kClipping)));
+    const Initialized made =
+        initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.5}, kClipping)));
     for (int t = 0; t < kSteps; ++t) {
       EXPECT_NEAR(made.engine->train_batch().item<double>(), losses[t], 1e-5 * losses[t]) << "step " << t;
     }
@@ -153,7 +155,8 @@ TEST_P(SparseRowsTest, PlainSgdEqualsTheDenseOne) {
               IsEmpty());
 }
 
-// AdamW of the rows that have a gradient, as torch.optim.SparseAdam (whose eps is that of a step without bias correction, and which has no decay).
+// AdamW of the rows that have a gradient, as torch.optim.SparseAdam (whose eps is that of a step without bias
+// correction, and which has no decay).
 TEST_P(SparseRowsTest, AdamIsLazy) {
   constexpr double kLr = 0.01, kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1;
   ServerJob job(2, options_of(GetParam()));
@@ -164,28 +167,35 @@ TEST_P(SparseRowsTest, AdamIsLazy) {
       moments[item.key()] = {torch::zeros_like(item.value()), torch::zeros_like(item.value())};
     }
     std::vector<double> losses;
-    train_alone(lazy, 0, [&](int t) {
-      const auto set = Texts::words_of(t, 0, 1);
-      const at::Tensor rows = torch::tensor(std::vector<int64_t>(set.begin(), set.end()));
-      for (auto& item : lazy->named_parameters()) {
-        auto& [m, v] = moments[item.key()];
-        at::Tensor p = item.value().detach();
-        const bool some = item.key() == "words.weight";
-        const auto part = [&](const at::Tensor& whole) { return some ? whole.index_select(0, rows) : whole; };
-        const at::Tensor g = part(item.value().grad());
-        const at::Tensor m1 = part(m) * kBeta1 + g * (1 - kBeta1);
-        const at::Tensor v1 = part(v) * kBeta2 + g * g * (1 - kBeta2);
-        const at::Tensor p1 = part(p) * (1 - kLr * kDecay) - kLr * (m1 / (1 - std::pow(kBeta1, t + 1))) / ((v1 / (1 - std::pow(kBeta2, t + 1))).sqrt() + kEps);
-        some ? m.index_copy_(0, rows, m1) : m.copy_(m1);
-        some ? v.index_copy_(0, rows, v1) : v.copy_(v1);
-        some ? p.index_copy_(0, rows, p1) : p.copy_(p1);
-      }
-    }, losses);
+    train_alone(
+        lazy, 0,
+        [&](int t) {
+          const auto set = Texts::words_of(t, 0, 1);
+          const at::Tensor rows = torch::tensor(std::vector<int64_t>(set.begin(), set.end()));
+          for (auto& item : lazy->named_parameters()) {
+            auto& [m, v] = moments[item.key()];
+            at::Tensor p = item.value().detach();
+            const bool some = item.key() == "words.weight";
+            const auto part = [&](const at::Tensor& whole) { return some ? whole.index_select(0, rows) : whole; };
+            const at::Tensor g = part(item.value().grad());
+            const at::Tensor m1 = part(m) * kBeta1 + g * (1 - kBeta1);
+            const at::Tensor v1 = part(v) * kBeta2 + g * g * (1 - kBeta2);
+            const at::Tensor p1 =
+                part(p) * (1 - kLr * kDecay) -
+                kLr * (m1 / (1 - std::pow(kBeta1, t + 1))) / ((v1 / (1 - std::pow(kBeta2, t + 1))).sqrt() + kEps);
+            some ? m.index_copy_(0, rows, m1) : m.copy_(m1);
+            some ? v.index_copy_(0, rows, v1) : v.copy_(v1);
+            some ? p.index_copy_(0, rows, p1) : p.copy_(p1);
+          }
+        },
+        losses);
     Bag dense;
     std::vector<double> dense_losses;
-    torch::optim::AdamW adam(dense->parameters(), torch::optim::AdamWOptions(kLr).betas({kBeta1, kBeta2}).eps(kEps).weight_decay(kDecay));
+    torch::optim::AdamW adam(dense->parameters(),
+                             torch::optim::AdamWOptions(kLr).betas({kBeta1, kBeta2}).eps(kEps).weight_decay(kDecay));
     train_alone(dense, 0, [&](int) { adam.step(); }, dense_losses);
-    EXPECT_GT((dense->words->weight - lazy->words->weight).abs().max().item<double>(), 1e-2) << "the two would be the same";
+    EXPECT_GT((dense->words->weight - lazy->words->weight).abs().max().item<double>(), 1e-2)
+        << "the two would be the same";
     Bag model;
     const optim::AdamOptions rule{.lr = kLr, .beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps, .weight_decay = kDecay};
     const Initialized made = initialize(world, worker_of(job, number, model, config_of(rule, 0)));
@@ -199,7 +209,9 @@ TEST_P(SparseRowsTest, AdamIsLazy) {
 
 // The same bits as with dense gradients, from the same kernels; in bf16 too, where masters are on the servers.
 TEST(SparseRowsBitsTest, WhatLeavesRowsWithoutAGradientAloneHasTheBitsOfTheDenseOne) {
-  const std::pair<precision::Type, optim::Rule> cases[] = {{precision::Type::fp32, optim::SgdOptions{.lr = 0.5}}, {precision::Type::bf16, optim::SgdOptions{.lr = 0.5}}, {precision::Type::fp32, optim::AdagradOptions{.lr = 0.1}}};
+  const std::pair<precision::Type, optim::Rule> cases[] = {{precision::Type::fp32, optim::SgdOptions{.lr = 0.5}},
+                                                           {precision::Type::bf16, optim::SgdOptions{.lr = 0.5}},
+                                                           {precision::Type::fp32, optim::AdagradOptions{.lr = 0.1}}};
   for (const auto& [type, rule] : cases) {
     std::vector<std::string> values;
     for (const bool sparse : {false, true}) {
@@ -236,7 +248,8 @@ TEST(SparseRowsBytesTest, TheRowsOfTheBatchTravelAndNoOthers) {
   ServerJob job(2, options_of(1));
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
     Bag model;
-    const Initialized made = initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.1}, 0)));
+    const Initialized made =
+        initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.1}, 0)));
     int64_t before = made.engine->bytes_sent();
     int64_t all = 0;
     for (int t = 0; t < kSteps; ++t) {
@@ -252,7 +265,8 @@ TEST(SparseRowsBytesTest, TheRowsOfTheBatchTravelAndNoOthers) {
               IsEmpty());
 }
 
-// A head that shares the embedding's weight gives every row a gradient: all are stepped, as they are without "sparse_rows".
+// A head that shares the embedding's weight gives every row a gradient: all are stepped, as they are without
+// "sparse_rows".
 TEST(SparseRowsTiedTest, ATiedEmbeddingIsDenseAndSaidToBe) {
   ServerOptions options;
   options.servers = 2;
@@ -276,7 +290,9 @@ TEST(SparseRowsTiedTest, ATiedEmbeddingIsDenseAndSaidToBe) {
 }
 
 TEST(SparseRowsRefusalTest, APatternNamesParametersWithRows) {
-  for (const auto& [pattern, error] : {std::pair("word$", "matches no parameter"), std::pair("out\\.bias", "has no rows: 1 dimensions"), std::pair("eight", "matches no parameter")}) {
+  for (const auto& [pattern, error] :
+       {std::pair("word$", "matches no parameter"), std::pair("out\\.bias", "has no rows: 1 dimensions"),
+        std::pair("eight", "matches no parameter")}) {
     ServerOptions options = options_of(1);
     options.sparse_rows = {pattern};
     ServerJob job(1, options);
@@ -288,7 +304,8 @@ TEST(SparseRowsRefusalTest, APatternNamesParametersWithRows) {
       } catch (const InputError& refused) {
         EXPECT_THAT(refused.what(), HasSubstr(error));
       }
-      parallel::server::Servers(job.worker(number), {{.name = "w", .shape = {2}}}, {{"type", "SGD"}}).leave(); // the server waits for somebody
+      parallel::server::Servers(job.worker(number), {{.name = "w", .shape = {2}}}, {{"type", "SGD"}})
+          .leave(); // the server waits for somebody
     });
     EXPECT_THAT(failed, IsEmpty()) << pattern;
   }
@@ -312,7 +329,8 @@ TEST(RowsWithValuesTest, AreThoseThatAreNotZero) {
     rows[999][5] = -1;
     const std::vector<int64_t> expected = {3, 501, 999};
     EXPECT_TRUE(rows_with_values(rows).equal(torch::tensor(expected))) << type;
-    EXPECT_TRUE(rows_with_values(rows.t().contiguous().t()).equal(torch::tensor(expected))) << type << ", by ATen's operators";
+    EXPECT_TRUE(rows_with_values(rows.t().contiguous().t()).equal(torch::tensor(expected)))
+        << type << ", by ATen's operators";
   }
   EXPECT_EQ(rows_with_values(torch::zeros({0, 4})).numel(), 0);
   EXPECT_EQ(rows_with_values(torch::zeros({4, 0})).numel(), 0);
@@ -320,8 +338,10 @@ TEST(RowsWithValuesTest, AreThoseThatAreNotZero) {
 
 /// A worker with a table of 64 rows and a vector, and what it has sent and received since it was asked last.
 struct Worker {
-  Worker(const std::string& address, int number, const nlohmann::json& optimizer = {{"type", "SGD"}, {"params", {{"lr", 1.0}}}})
-      : servers({.addresses = {address}, .access = {}, .worker = number, .workers = 2}, {{.name = "table", .shape = {64, 4}, .sparse = true}, {.name = "v", .shape = {4}}}, optimizer) {}
+  Worker(const std::string& address, int number,
+         const nlohmann::json& optimizer = {{"type", "SGD"}, {"params", {{"lr", 1.0}}}})
+      : servers({.addresses = {address}, .access = {}, .worker = number, .workers = 2},
+                {{.name = "table", .shape = {64, 4}, .sparse = true}, {.name = "v", .shape = {4}}}, optimizer) {}
   Servers::TensorOf values() {
     return [this](int64_t parameter) { return parameter == 0 ? table : v; };
   }
@@ -330,7 +350,8 @@ struct Worker {
     for (const int64_t row : rows) {
       of_table[row].fill_(gradient);
     }
-    servers.push_pull([&](int64_t parameter) { return parameter == 0 ? of_table : torch::zeros({4}); }, 0, {.lr = 1.0, .betas = {}, .factor = 1.0}, values());
+    servers.push_pull([&](int64_t parameter) { return parameter == 0 ? of_table : torch::zeros({4}); }, 0,
+                      {.lr = 1.0, .betas = {}, .factor = 1.0}, values());
   }
   std::pair<int64_t, int64_t> travelled() {
     const std::pair now(servers.bytes_sent(), servers.bytes_received());
@@ -399,22 +420,31 @@ TEST(SparsePullTest, AWholeGradientIsAGradientOfTheRowsThatAreNotZero) {
     one.servers.initialize(one.values());
     one.servers.pull(one.values());
     const auto plain = rpc::connect(address, {}, rpc::Clock::now() + std::chrono::seconds(20));
-    const auto ask = [&](const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {}) {
-      return nlohmann::json::parse(plain->call(header.dump(), body, room)->wait(rpc::Clock::now() + std::chrono::seconds(20)));
+    const auto ask = [&](const nlohmann::json& header, std::span<const std::byte> body = {},
+                         std::span<std::byte> room = {}) {
+      return nlohmann::json::parse(
+          plain->call(header.dump(), body, room)->wait(rpc::Clock::now() + std::chrono::seconds(20)));
     };
-    const nlohmann::json joined = ask({{"op", "join"}, {"worker", 1}, {"workers", 2}, {"parameters", describe(one.servers.parameters())}, {"optimizer", momentum}});
+    const nlohmann::json joined = ask({{"op", "join"},
+                                       {"worker", 1},
+                                       {"workers", 2},
+                                       {"parameters", describe(one.servers.parameters())},
+                                       {"optimizer", momentum}});
     ASSERT_EQ(joined.at("status"), "ok") << joined;
     ASSERT_EQ(joined.at("bytes"), 64 + 64 * 16);
     std::vector<float> gradient(16 + 64 * 4), values(gradient.size());
     const auto bytes = std::as_bytes(std::span(gradient));
     const auto room = std::as_writable_bytes(std::span(values));
-    const auto row = [&](const std::vector<float>& all, int number) { return std::span(all).subspan(16 + 4 * number, 4); };
+    const auto row = [&](const std::vector<float>& all, int number) {
+      return std::span(all).subspan(16 + 4 * number, 4);
+    };
     gradient[16 + 4 * 9] = 1; // row 9
     EXPECT_EQ(ask({{"op", "push_pull"}, {"worker", 1}, {"clock", 0}}, bytes, room).at("status"), "accepted");
     EXPECT_THAT(row(values, 9), ElementsAre(-1, 0, 0, 0));
     one.step({4});
     EXPECT_EQ(ask({{"op", "push_pull"}, {"worker", 1}, {"clock", 1}}, bytes, room).at("status"), "accepted");
-    EXPECT_THAT(row(values, 9), ElementsAre(-2.5, 0, 0, 0)) << "one step of momentum, though there were two of the optimizer";
+    EXPECT_THAT(row(values, 9), ElementsAre(-2.5, 0, 0, 0))
+        << "one step of momentum, though there were two of the optimizer";
     EXPECT_THAT(row(values, 4), ElementsAre(-1, -1, -1, -1)) << "its momentum waits for its next gradient";
     // What is no gradient of rows.
     const auto refusal = [&](const nlohmann::json& rows, const std::vector<int64_t>& numbers, size_t length) {
@@ -433,7 +463,8 @@ TEST(SparsePullTest, AWholeGradientIsAGradientOfTheRowsThatAreNotZero) {
     EXPECT_THAT(refusal("all", {}, length(1)), testing::HasSubstr("header"));
     EXPECT_EQ(refusal({2}, {5, 6}, length(2)), "accepted");
     EXPECT_EQ(ask({{"op", "pull"}, {"clock", 0}, {"have", "most"}}, {}, room).at("status"), "refused");
-    EXPECT_EQ(ask({{"op", "pull"}, {"clock", 0}, {"have", 0}}, {}, room.first(64)).at("status"), "refused") << "no room";
+    EXPECT_EQ(ask({{"op", "pull"}, {"clock", 0}, {"have", 0}}, {}, room.first(64)).at("status"), "refused")
+        << "no room";
   });
 }
 

@@ -1,4 +1,5 @@
-// Attention whose heads are split among ranks equals the formula in one process: outputs, gradients of the input and of every parameter.
+// Attention whose heads are split among ranks equals the formula in one process: outputs, gradients of the input and of
+// every parameter.
 #include <trireme/parallel/tensor/attention.h>
 
 #include "whole_and_parts.h"
@@ -29,17 +30,26 @@ using testing::ThrowsMessage;
 /// The four projections of one process and the formula: every head of keys and values repeated, all T x T scores.
 struct WholeAttention : torch::nn::Module {
   explicit WholeAttention(const ParallelAttentionOptions& options)
-      : options(options), head_size(options.head_size > 0 ? options.head_size : options.hidden / options.heads), kv_heads(options.kv_heads > 0 ? options.kv_heads : options.heads) {
-    const auto linear = [&](const char* name, int64_t in, int64_t out) { return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias))); };
+      : options(options),
+        head_size(options.head_size > 0 ? options.head_size : options.hidden / options.heads),
+        kv_heads(options.kv_heads > 0 ? options.kv_heads : options.heads) {
+    const auto linear = [&](const char* name, int64_t in, int64_t out) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias)));
+    };
     q = linear("q_proj", options.hidden, options.heads * head_size);
     k = linear("k_proj", options.hidden, kv_heads * head_size);
     v = linear("v_proj", options.hidden, kv_heads * head_size);
     o = linear("o_proj", options.heads * head_size, options.hidden);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& key_padding) {
-    const auto heads_of = [&](const at::Tensor& y) { return y.reshape({y.size(0), y.size(1), -1, head_size}).transpose(1, 2); };
-    const auto repeated = [&](const at::Tensor& y) { return at::repeat_interleave(heads_of(y), options.heads / kv_heads, 1); };
-    at::Tensor scores = heads_of(q->forward(x)).matmul(repeated(k->forward(x)).transpose(2, 3)) / std::sqrt(static_cast<double>(head_size));
+    const auto heads_of = [&](const at::Tensor& y) {
+      return y.reshape({y.size(0), y.size(1), -1, head_size}).transpose(1, 2);
+    };
+    const auto repeated = [&](const at::Tensor& y) {
+      return at::repeat_interleave(heads_of(y), options.heads / kv_heads, 1);
+    };
+    at::Tensor scores = heads_of(q->forward(x)).matmul(repeated(k->forward(x)).transpose(2, 3)) /
+                        std::sqrt(static_cast<double>(head_size));
     if (options.causal) {
       scores = scores.masked_fill(torch::ones({x.size(1), x.size(1)}, torch::kBool).triu(1), -INFINITY);
     }
@@ -93,14 +103,19 @@ void check_attention(comm::World& world, AttentionCase given) {
   mine->to(given.type);
 
   const int64_t tokens = 4 * world.size();
-  const at::Tensor padding = given.padded ? torch::arange(2 * tokens).remainder(5).ne(3).view({2, tokens}) : at::Tensor();
+  const at::Tensor padding =
+      given.padded ? torch::arange(2 * tokens).remainder(5).ne(3).view({2, tokens}) : at::Tensor();
   const at::Tensor x_whole = wave({2, tokens, given.options.hidden}, given.type).set_requires_grad(true);
   const at::Tensor weights = wave({2, tokens, given.options.hidden}, given.type).add(0.3);
   const at::Tensor expected = whole.forward(x_whole, padding);
   (expected * weights).sum().backward();
 
-  const auto here = [&](const at::Tensor& x) { return context::take_tokens(x, given.options.context, given.options.context_kind, 1); };
-  const auto part = [&](const at::Tensor& x) { return ranks.splits_sequence() ? here(x).chunk(n, 1)[ranks.group.rank()] : here(x); };
+  const auto here = [&](const at::Tensor& x) {
+    return context::take_tokens(x, given.options.context, given.options.context_kind, 1);
+  };
+  const auto part = [&](const at::Tensor& x) {
+    return ranks.splits_sequence() ? here(x).chunk(n, 1)[ranks.group.rank()] : here(x);
+  };
   const at::Tensor x = part(x_whole.detach()).clone().set_requires_grad(true);
   const at::Tensor y = mine->forward(x, given.padded ? here(padding) : padding);
   expect_close(y, part(expected), "output", tolerance);
@@ -117,16 +132,19 @@ void check_attention(comm::World& world, AttentionCase given) {
 }
 
 void expect_equal(int ranks, const AttentionCase& given, const char* backend = "shm") {
-  EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_attention(world, given); }, {.backend = backend}), IsEmpty())
-      << ranks << " ranks, " << backend << ", " << given.options.heads << " heads, " << given.options.kv_heads << " of keys, sequence_parallel " << given.sequence_parallel << ", context "
-      << given.context;
+  EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_attention(world, given); }, {.backend = backend}),
+              IsEmpty())
+      << ranks << " ranks, " << backend << ", " << given.options.heads << " heads, " << given.options.kv_heads
+      << " of keys, sequence_parallel " << given.sequence_parallel << ", context " << given.context;
 }
 
 TEST(TensorAttentionTest, EqualsTheFormula) {
-  for (const auto& [ranks, heads, kv_heads] : {std::tuple(1, 6, 3), {2, 4, 4}, {2, 4, 2}, {2, 8, 4}, {3, 6, 3}, {3, 6, 6}, {4, 8, 4}}) {
+  for (const auto& [ranks, heads, kv_heads] :
+       {std::tuple(1, 6, 3), {2, 4, 4}, {2, 4, 2}, {2, 8, 4}, {3, 6, 3}, {3, 6, 6}, {4, 8, 4}}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
-        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias}, .sequence_parallel = sequence_parallel});
+        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias},
+                             .sequence_parallel = sequence_parallel});
       }
     }
   }
@@ -136,7 +154,9 @@ TEST(TensorAttentionTest, RanksShareAHeadOfKeysAndValues) {
   for (const auto& [ranks, heads, kv_heads] : {std::tuple(2, 4, 1), {3, 6, 1}, {4, 8, 1}, {4, 8, 2}, {4, 4, 2}}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
-        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .head_size = 12, .bias = bias}, .sequence_parallel = sequence_parallel});
+        expect_equal(ranks,
+                     {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .head_size = 12, .bias = bias},
+                      .sequence_parallel = sequence_parallel});
       }
     }
   }
@@ -145,7 +165,10 @@ TEST(TensorAttentionTest, RanksShareAHeadOfKeysAndValues) {
 TEST(TensorAttentionTest, OverGloo) {
   for (const bool sequence_parallel : {false, true}) {
     for (const int64_t kv_heads : {1, 3}) {
-      expect_equal(3, {.options = {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true}, .sequence_parallel = sequence_parallel}, "gloo");
+      expect_equal(3,
+                   {.options = {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true},
+                    .sequence_parallel = sequence_parallel},
+                   "gloo");
     }
   }
 }
@@ -153,7 +176,9 @@ TEST(TensorAttentionTest, OverGloo) {
 // In float the kernels of fused/ compute it where the processor has them.
 TEST(TensorAttentionTest, InFloat) {
   for (const int ranks : {1, 2, 4}) {
-    expect_equal(ranks, {.options = {.hidden = 16, .heads = 8, .kv_heads = 2, .bias = true}, .sequence_parallel = true, .type = at::kFloat});
+    expect_equal(ranks, {.options = {.hidden = 16, .heads = 8, .kv_heads = 2, .bias = true},
+                         .sequence_parallel = true,
+                         .type = at::kFloat});
     expect_equal(ranks, {.options = {.hidden = 16, .heads = 4, .kv_heads = 4}, .type = at::kFloat});
   }
 }
@@ -161,8 +186,11 @@ TEST(TensorAttentionTest, InFloat) {
 TEST(TensorAttentionTest, AllTokensSeeAllButThePadding) {
   for (const int ranks : {1, 2}) {
     for (const bool sequence_parallel : {false, true}) {
-      expect_equal(ranks, {.options = {.hidden = 8, .heads = 4, .kv_heads = 2, .causal = false}, .sequence_parallel = sequence_parallel});
-      expect_equal(ranks, {.options = {.hidden = 8, .heads = 4, .kv_heads = 1, .head_size = 4, .causal = false}, .sequence_parallel = sequence_parallel, .padded = true});
+      expect_equal(ranks, {.options = {.hidden = 8, .heads = 4, .kv_heads = 2, .causal = false},
+                           .sequence_parallel = sequence_parallel});
+      expect_equal(ranks, {.options = {.hidden = 8, .heads = 4, .kv_heads = 1, .head_size = 4, .causal = false},
+                           .sequence_parallel = sequence_parallel,
+                           .padded = true});
     }
   }
 }
@@ -171,40 +199,50 @@ TEST(TensorAttentionTest, TokensSharedAmongContextRanks) {
   for (const context::Kind kind : {context::Kind::ring, context::Kind::ulysses}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const int64_t kv_heads : {1, 4}) {
-        expect_equal(4, {.options = {.hidden = 16, .heads = 8, .kv_heads = kv_heads, .bias = true, .context_kind = kind}, .sequence_parallel = sequence_parallel, .context = 2});
+        expect_equal(4,
+                     {.options = {.hidden = 16, .heads = 8, .kv_heads = kv_heads, .bias = true, .context_kind = kind},
+                      .sequence_parallel = sequence_parallel,
+                      .context = 2});
       }
     }
   }
 }
 
 TEST(TensorAttentionTest, BytesAreThoseOfTheFormula) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          const comm::Group ranks = world.group();
-                          constexpr int64_t B = 2, T = 8, kHidden = 16, D = 8;
-                          for (const int64_t kv_heads : {1, 2, 4}) {
-                            ParallelAttention attention(ParallelAttentionOptions{.hidden = kHidden, .heads = 4, .kv_heads = kv_heads, .head_size = D}, Ranks{ranks});
-                            const at::Tensor x = torch::ones({B, T, kHidden}).set_requires_grad(true);
-                            const int64_t before = ranks.bytes_sent();
-                            const at::Tensor y = attention->forward(x);
-                            const int64_t between = ranks.bytes_sent();
-                            y.sum().backward();
-                            const int64_t after = ranks.bytes_sent();
-                            const int64_t sum = 2 * B * T * kHidden * 4 * 3 / 4;                         // one, for queries, keys and values together
-                            const int64_t heads = kv_heads < 4 ? 2 * B * T * kv_heads * D * 4 * 3 / 4 : 0; // keys and values of heads that ranks share
-                            EXPECT_EQ(between - before, sum + heads) << kv_heads;
-                            EXPECT_EQ(after - between, sum + heads) << kv_heads;
-                          }
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(4,
+                [](comm::World& world) {
+                  const comm::Group ranks = world.group();
+                  constexpr int64_t B = 2, T = 8, kHidden = 16, D = 8;
+                  for (const int64_t kv_heads : {1, 2, 4}) {
+                    ParallelAttention attention(
+                        ParallelAttentionOptions{.hidden = kHidden, .heads = 4, .kv_heads = kv_heads, .head_size = D},
+                        Ranks{ranks});
+                    const at::Tensor x = torch::ones({B, T, kHidden}).set_requires_grad(true);
+                    const int64_t before = ranks.bytes_sent();
+                    const at::Tensor y = attention->forward(x);
+                    const int64_t between = ranks.bytes_sent();
+                    y.sum().backward();
+                    const int64_t after = ranks.bytes_sent();
+                    const int64_t sum = 2 * B * T * kHidden * 4 * 3 / 4; // one, for queries, keys and values together
+                    const int64_t heads = kv_heads < 4 ? 2 * B * T * kv_heads * D * 4 * 3 / 4
+                                                       : 0; // keys and values of heads that ranks share
+                    EXPECT_EQ(between - before, sum + heads) << kv_heads;
+                    EXPECT_EQ(after - between, sum + heads) << kv_heads;
+                  }
+                }),
+      IsEmpty());
 }
 
 TEST(TensorAttentionTest, DropoutDiffersBetweenRanksAndNotOutside) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           torch::manual_seed(1);
-                          ParallelAttention attention(ParallelAttentionOptions{.hidden = 8, .heads = 4, .causal = false, .dropout = 0.5}, Ranks{world.group()});
-                          // All weights of the softmax equal and all values 1: the mixed value is the share of the weights that is left.
+                          ParallelAttention attention(
+                              ParallelAttentionOptions{.hidden = 8, .heads = 4, .causal = false, .dropout = 0.5},
+                              Ranks{world.group()});
+                          // All weights of the softmax equal and all values 1: the mixed value is the share of the
+                          // weights that is left.
                           const at::Tensor zeros = torch::zeros({1, 2, 64, 2});
                           const ParallelAttentionImpl::Heads heads{zeros, zeros, torch::ones_like(zeros)};
                           const at::Tensor mixed = attention->mix(heads).detach();
@@ -223,21 +261,28 @@ TEST(TensorAttentionTest, DropoutDiffersBetweenRanksAndNotOutside) {
 }
 
 TEST(TensorAttentionTest, NumbersThatDoNotDivideAreRefused) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          const auto refused = [&](const ParallelAttentionOptions& options, const char* what) {
-                            EXPECT_THAT([&] { ParallelAttention(options, Ranks{world.group()}); }, ThrowsMessage<InputError>(HasSubstr(what)));
-                          };
-                          refused({.hidden = 12, .heads = 6}, "the 4 tensor-parallel ranks must divide the 6 heads");
-                          refused({.hidden = 24, .heads = 12, .kv_heads = 6}, "the 4 tensor-parallel ranks must divide the 6 heads of keys and values, or be a multiple of them");
-                          refused({.hidden = 24, .heads = 8, .kv_heads = 3}, "3 heads of keys and values do not divide 8 heads of queries");
-                          refused({.hidden = 24, .heads = 8, .kv_heads = 1}, "each head of keys and values belongs to 4 tensor-parallel ranks, which do not divide its 3 features");
-                          refused({.hidden = 10, .heads = 4}, "4 heads do not divide a hidden size of 10");
-                          refused({.hidden = 8}, "hidden 8, heads 0");
-                          refused({.hidden = 8, .heads = 4, .kv_heads = -1}, "kv_heads -1");
-                          refused({.hidden = 8, .heads = 4, .dropout = 1.5}, "a dropout of 1.5 is not a probability");
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(
+          4,
+          [](comm::World& world) {
+            const auto refused = [&](const ParallelAttentionOptions& options, const char* what) {
+              EXPECT_THAT([&] { ParallelAttention(options, Ranks{world.group()}); },
+                          ThrowsMessage<InputError>(HasSubstr(what)));
+            };
+            refused({.hidden = 12, .heads = 6}, "the 4 tensor-parallel ranks must divide the 6 heads");
+            refused({.hidden = 24, .heads = 12, .kv_heads = 6},
+                    "the 4 tensor-parallel ranks must divide the 6 heads of keys and values, or be a multiple of them");
+            refused({.hidden = 24, .heads = 8, .kv_heads = 3},
+                    "3 heads of keys and values do not divide 8 heads of queries");
+            refused(
+                {.hidden = 24, .heads = 8, .kv_heads = 1},
+                "each head of keys and values belongs to 4 tensor-parallel ranks, which do not divide its 3 features");
+            refused({.hidden = 10, .heads = 4}, "4 heads do not divide a hidden size of 10");
+            refused({.hidden = 8}, "hidden 8, heads 0");
+            refused({.hidden = 8, .heads = 4, .kv_heads = -1}, "kv_heads -1");
+            refused({.hidden = 8, .heads = 4, .dropout = 1.5}, "a dropout of 1.5 is not a probability");
+          }),
+      IsEmpty());
 }
 
 } // namespace

@@ -42,7 +42,9 @@ void check(comm::World& world) {
   const int n = ranks.size();
   const int me = ranks.rank();
   const std::vector<int64_t> sizes = {2, 6 * n, 3};
-  const auto weights = [&](int rank, at::IntArrayRef of) { return values(rank + 7, of); }; // the gradient that comes back on each rank
+  const auto weights = [&](int rank, at::IntArrayRef of) {
+    return values(rank + 7, of);
+  }; // the gradient that comes back on each rank
   const auto run = [&](const auto& f, const at::Tensor& x, at::Tensor* grad) {
     const at::Tensor leaf = x.detach().clone().set_requires_grad(true);
     const at::Tensor y = f(leaf);
@@ -52,10 +54,12 @@ void check(comm::World& world) {
   };
   at::Tensor grad;
 
-  expect_close(run([&](const at::Tensor& x) { return copy_to_ranks(x, ranks); }, values(0, sizes), &grad), values(0, sizes));
+  expect_close(run([&](const at::Tensor& x) { return copy_to_ranks(x, ranks); }, values(0, sizes), &grad),
+               values(0, sizes));
   expect_close(grad, sum_of(n, [&](int rank) { return weights(rank, sizes); }));
 
-  expect_close(run([&](const at::Tensor& x) { return sum_over_ranks(x, ranks); }, values(me, sizes), &grad), sum_of(n, [&](int rank) { return values(rank, sizes); }));
+  expect_close(run([&](const at::Tensor& x) { return sum_over_ranks(x, ranks); }, values(me, sizes), &grad),
+               sum_of(n, [&](int rank) { return values(rank, sizes); }));
   expect_close(grad, weights(me, sizes));
 
   for (const int64_t dim : {0, 1, 2}) {
@@ -72,16 +76,20 @@ void check(comm::World& world) {
       return torch::cat(parts, dim);
     };
 
-    expect_close(run([&](const at::Tensor& x) { return take_part(x, ranks, dim); }, values(0, whole), &grad), slice(values(0, whole)));
+    expect_close(run([&](const at::Tensor& x) { return take_part(x, ranks, dim); }, values(0, whole), &grad),
+                 slice(values(0, whole)));
     expect_close(grad, side_by_side([&](int rank) { return weights(rank, part); }));
 
-    expect_close(run([&](const at::Tensor& x) { return join_parts(x, ranks, dim); }, values(me, part), &grad), side_by_side([&](int rank) { return values(rank, part); }));
+    expect_close(run([&](const at::Tensor& x) { return join_parts(x, ranks, dim); }, values(me, part), &grad),
+                 side_by_side([&](int rank) { return values(rank, part); }));
     expect_close(grad, slice(weights(me, whole)));
 
-    expect_close(run([&](const at::Tensor& x) { return gather_parts(x, ranks, dim); }, values(me, part), &grad), side_by_side([&](int rank) { return values(rank, part); }));
+    expect_close(run([&](const at::Tensor& x) { return gather_parts(x, ranks, dim); }, values(me, part), &grad),
+                 side_by_side([&](int rank) { return values(rank, part); }));
     expect_close(grad, slice(sum_of(n, [&](int rank) { return weights(rank, whole); })));
 
-    expect_close(run([&](const at::Tensor& x) { return sum_to_parts(x, ranks, dim); }, values(me, whole), &grad), slice(sum_of(n, [&](int rank) { return values(rank, whole); })));
+    expect_close(run([&](const at::Tensor& x) { return sum_to_parts(x, ranks, dim); }, values(me, whole), &grad),
+                 slice(sum_of(n, [&](int rank) { return values(rank, whole); })));
     expect_close(grad, side_by_side([&](int rank) { return weights(rank, part); }));
   }
 }
@@ -95,43 +103,49 @@ TEST(TensorExchangeTest, ValuesAndGradientsAreThoseOfTheFormulas) {
 }
 
 TEST(TensorExchangeTest, TheDerivativeOfADerivativeIsRefused) {
-  EXPECT_THAT(run_ranks(2,
-                        [](comm::World& world) {
-                          const at::Tensor x = values(world.rank(), {4}).requires_grad_(true);
-                          const at::Tensor y = sum_over_ranks(x, world.group()).pow(3).sum();
-                          EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }, ThrowsMessage<Error>(testing::AllOf(HasSubstr("create_graph"), HasSubstr("one tensor rank"))));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2,
+                [](comm::World& world) {
+                  const at::Tensor x = values(world.rank(), {4}).requires_grad_(true);
+                  const at::Tensor y = sum_over_ranks(x, world.group()).pow(3).sum();
+                  EXPECT_THAT(
+                      [&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+                      ThrowsMessage<Error>(testing::AllOf(HasSubstr("create_graph"), HasSubstr("one tensor rank"))));
+                }),
+      IsEmpty());
 }
 
 TEST(TensorExchangeTest, BytesAreThoseOfTheFormulas) {
-  EXPECT_THAT(run_ranks(4,
-                        [](comm::World& world) {
-                          const comm::Group ranks = world.group();
-                          const at::Tensor x = torch::ones({8, 16}).requires_grad_(true); // 512 bytes
-                          const auto sent = [&](const auto& f) {
-                            const int64_t before = ranks.bytes_sent();
-                            const at::Tensor y = f();
-                            const int64_t between = ranks.bytes_sent();
-                            y.sum().backward();
-                            return std::pair(between - before, ranks.bytes_sent() - between);
-                          };
-                          const int64_t P = 512;
-                          EXPECT_EQ(sent([&] { return copy_to_ranks(x, ranks); }), std::pair(int64_t{0}, 2 * P * 3 / 4));
-                          EXPECT_EQ(sent([&] { return sum_over_ranks(x, ranks); }), std::pair(2 * P * 3 / 4, int64_t{0}));
-                          EXPECT_EQ(sent([&] { return take_part(x, ranks, 0); }), std::pair(int64_t{0}, P * 3 / 4));
-                          EXPECT_EQ(sent([&] { return join_parts(x, ranks, 0); }), std::pair(4 * P * 3 / 4, int64_t{0})); // P is that of the whole
-                          EXPECT_EQ(sent([&] { return gather_parts(x, ranks, 0); }), std::pair(4 * P * 3 / 4, 4 * P * 3 / 4));
-                          EXPECT_EQ(sent([&] { return sum_to_parts(x, ranks, 0); }), std::pair(P * 3 / 4, P * 3 / 4));
-                        }),
-              IsEmpty());
+  EXPECT_THAT(
+      run_ranks(4,
+                [](comm::World& world) {
+                  const comm::Group ranks = world.group();
+                  const at::Tensor x = torch::ones({8, 16}).requires_grad_(true); // 512 bytes
+                  const auto sent = [&](const auto& f) {
+                    const int64_t before = ranks.bytes_sent();
+                    const at::Tensor y = f();
+                    const int64_t between = ranks.bytes_sent();
+                    y.sum().backward();
+                    return std::pair(between - before, ranks.bytes_sent() - between);
+                  };
+                  const int64_t P = 512;
+                  EXPECT_EQ(sent([&] { return copy_to_ranks(x, ranks); }), std::pair(int64_t{0}, 2 * P * 3 / 4));
+                  EXPECT_EQ(sent([&] { return sum_over_ranks(x, ranks); }), std::pair(2 * P * 3 / 4, int64_t{0}));
+                  EXPECT_EQ(sent([&] { return take_part(x, ranks, 0); }), std::pair(int64_t{0}, P * 3 / 4));
+                  EXPECT_EQ(sent([&] { return join_parts(x, ranks, 0); }),
+                            std::pair(4 * P * 3 / 4, int64_t{0})); // P is that of the whole
+                  EXPECT_EQ(sent([&] { return gather_parts(x, ranks, 0); }), std::pair(4 * P * 3 / 4, 4 * P * 3 / 4));
+                  EXPECT_EQ(sent([&] { return sum_to_parts(x, ranks, 0); }), std::pair(P * 3 / 4, P * 3 / 4));
+                }),
+      IsEmpty());
 }
 
 TEST(TensorExchangeTest, ASequenceThatDoesNotDivideIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [](comm::World& world) {
                           const auto refused = [&](const auto& f) {
-                            EXPECT_THAT(f, ThrowsMessage<InputError>(HasSubstr("dim 1 of a tensor of sizes [2, 5] does not divide by the 2 ranks")));
+                            EXPECT_THAT(f, ThrowsMessage<InputError>(HasSubstr(
+                                               "dim 1 of a tensor of sizes [2, 5] does not divide by the 2 ranks")));
                           };
                           refused([&] { take_part(torch::ones({2, 5}), world.group(), 1); });
                           refused([&] { sum_to_parts(torch::ones({2, 5}), world.group(), 1); });

@@ -1,4 +1,5 @@
-// Each tensor-parallel layer equals torch's layer in one process: outputs, gradients of the input and of every parameter.
+// Each tensor-parallel layer equals torch's layer in one process: outputs, gradients of the input and of every
+// parameter.
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/layers.h>
 #include <trireme/parallel/tensor/transfer.h>
@@ -27,11 +28,13 @@ using testing::ThrowsMessage;
 void expect_close(const at::Tensor& mine, const at::Tensor& expected, const char* what) {
   ASSERT_TRUE(mine.defined()) << what;
   ASSERT_EQ(mine.sizes(), expected.sizes()) << what;
-  EXPECT_TRUE(mine.allclose(expected, 1e-5, 1e-6)) << what << ": differs by " << (mine - expected).abs().max().item<double>();
+  EXPECT_TRUE(mine.allclose(expected, 1e-5, 1e-6))
+      << what << ": differs by " << (mine - expected).abs().max().item<double>();
 }
 
 /// What `placements` say this rank has of `whole`; the whole where they say nothing.
-at::Tensor part_of_whole(const at::Tensor& whole, const SplitModule& module, const std::string& name, const at::Tensor& mine) {
+at::Tensor part_of_whole(const at::Tensor& whole, const SplitModule& module, const std::string& name,
+                         const at::Tensor& mine) {
   const auto placements = module.placements();
   const auto found = placements.find(name);
   return found == placements.end() ? whole : box_of(whole, found->second, mine.sizes());
@@ -55,11 +58,14 @@ void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
   torch::manual_seed(11);
   nn::Linear first(kIn, middle);
   nn::Linear second(middle, kOut);
-  expect_close(column->weight, part_of_whole(first->weight, *column, "weight", column->weight), "first values of the column");
+  expect_close(column->weight, part_of_whole(first->weight, *column, "weight", column->weight),
+               "first values of the column");
   expect_close(column->bias, part_of_whole(first->bias, *column, "bias", column->bias), "first bias of the column");
-  if (parts > 1) { // the row's inputs are this rank's features of each block, which are not neighbours: compare with rows taken likewise
+  if (parts > 1) { // the row's inputs are this rank's features of each block, which are not neighbours: compare with
+                   // rows taken likewise
     const torch::NoGradGuard no_grad;
-    const bucket::Placement box{.global_shape = {middle, kOut}, .box_offset = {part_of(middle / parts, ranks).begin, 0}, .parts = parts};
+    const bucket::Placement box{
+        .global_shape = {middle, kOut}, .box_offset = {part_of(middle / parts, ranks).begin, 0}, .parts = parts};
     row->weight.set_data(box_of(second->weight.t().contiguous(), box, {column->weight.size(0), kOut}).t().contiguous());
   } else {
     expect_close(row->weight, part_of_whole(second->weight, *row, "weight", row->weight), "first values of the row");
@@ -71,16 +77,21 @@ void check_pair(comm::World& world, bool sequence_parallel, int64_t parts) {
   const at::Tensor weights = input(tokens, kOut).add(0.3);
   (expected * weights).sum().backward();
 
-  const auto mine_of = [&](const at::Tensor& x) { return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x; };
+  const auto mine_of = [&](const at::Tensor& x) {
+    return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x;
+  };
   const at::Tensor x = mine_of(input(tokens, kIn)).clone().set_requires_grad(true);
   const at::Tensor y = row->forward(torch::tanh(column->forward(x)));
   expect_close(y, mine_of(expected), "output");
   (y * mine_of(weights)).sum().backward();
   expect_close(x.grad(), mine_of(whole.grad()), "gradient of the input");
-  expect_close(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight), "gradient of the column");
-  expect_close(column->bias.grad(), part_of_whole(first->bias.grad(), *column, "bias", column->bias), "gradient of the column's bias");
+  expect_close(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight),
+               "gradient of the column");
+  expect_close(column->bias.grad(), part_of_whole(first->bias.grad(), *column, "bias", column->bias),
+               "gradient of the column's bias");
   if (parts == 1) {
-    expect_close(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight), "gradient of the row");
+    expect_close(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight),
+                 "gradient of the row");
   }
   at::Tensor bias = row->bias.grad().clone();
   if (sequence_parallel) { // each rank has the summand of its tokens
@@ -93,7 +104,8 @@ TEST(TensorLayersTest, ColumnThenRowEqualsTwoLinearLayers) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const int64_t parts : {1, 3}) {
-        EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_pair(world, sequence_parallel, parts); }), IsEmpty())
+        EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_pair(world, sequence_parallel, parts); }),
+                    IsEmpty())
             << ranks << " ranks, sequence_parallel " << sequence_parallel << ", " << parts << " parts";
       }
     }
@@ -117,9 +129,12 @@ void check_long(comm::World& world, int64_t samples, int64_t tokens, bool bias, 
   }
   column->weight.set_requires_grad(!freeze_weights);
   row->weight.set_requires_grad(!freeze_weights);
-  const at::Tensor whole = torch::cos(torch::arange(samples * all * kWide, torch::kFloat64)).view({samples, all, kWide}).requires_grad_(true);
+  const at::Tensor whole = torch::cos(torch::arange(samples * all * kWide, torch::kFloat64))
+                               .view({samples, all, kWide})
+                               .requires_grad_(true);
   const at::Tensor expected = second->forward(torch::tanh(first->forward(whole)));
-  const at::Tensor weights = torch::sin(torch::arange(samples * all * kWide, torch::kFloat64)).view({samples, all, kWide});
+  const at::Tensor weights =
+      torch::sin(torch::arange(samples * all * kWide, torch::kFloat64)).view({samples, all, kWide});
   (expected * weights).sum().backward();
 
   const auto mine_of = [&](const at::Tensor& x) { return x.chunk(world.size(), 1)[world.rank()]; };
@@ -129,11 +144,14 @@ void check_long(comm::World& world, int64_t samples, int64_t tokens, bool bias, 
   EXPECT_EQ(world.group().bytes_sent() - before, 2 * x.numel() * 8 * (world.size() - 1)); // x gathered, y scattered
   (y * mine_of(weights)).sum().backward();
   EXPECT_EQ(world.group().bytes_sent() - before, (freeze_weights ? 4 : 5) * x.numel() * 8 * (world.size() - 1));
-  const auto same = [](const at::Tensor& a, const at::Tensor& b, const char* what) { EXPECT_TRUE(a.allclose(b, 1e-10, 1e-10)) << what << ": differs by " << (a - b).abs().max().item<double>(); };
+  const auto same = [](const at::Tensor& a, const at::Tensor& b, const char* what) {
+    EXPECT_TRUE(a.allclose(b, 1e-10, 1e-10)) << what << ": differs by " << (a - b).abs().max().item<double>();
+  };
   same(y, mine_of(expected), "output");
   same(x.grad(), mine_of(whole.grad()), "gradient of the input");
   if (!freeze_weights) {
-    same(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight), "gradient of the column");
+    same(column->weight.grad(), part_of_whole(first->weight.grad(), *column, "weight", column->weight),
+         "gradient of the column");
     same(row->weight.grad(), part_of_whole(second->weight.grad(), *row, "weight", row->weight), "gradient of the row");
   }
 }
@@ -141,8 +159,12 @@ void check_long(comm::World& world, int64_t samples, int64_t tokens, bool bias, 
 TEST(TensorLayersTest, LongSequencesTravelInPieces) {
   for (const int ranks : {2, 3}) {
     const int64_t piece = kPieceBytes / (1024 * 8) / ranks; // tokens of a rank
-    for (const auto& [samples, tokens] : {std::pair<int64_t, int64_t>{1, 2 * piece + 5}, {3, piece / 2}, {2, piece + 1}, {1, 1}}) {
-      EXPECT_THAT(run_ranks(ranks, [&, samples = samples, tokens = tokens](comm::World& world) { check_long(world, samples, tokens, samples != 3, samples == 2); }), IsEmpty())
+    for (const auto& [samples, tokens] :
+         {std::pair<int64_t, int64_t>{1, 2 * piece + 5}, {3, piece / 2}, {2, piece + 1}, {1, 1}}) {
+      EXPECT_THAT(
+          run_ranks(ranks, [&, samples = samples, tokens = tokens](
+                               comm::World& world) { check_long(world, samples, tokens, samples != 3, samples == 2); }),
+          IsEmpty())
           << ranks << " ranks, " << samples << " samples of " << tokens << " tokens a rank";
     }
   }
@@ -163,7 +185,9 @@ void check_embedding(comm::World& world, bool sequence_parallel) {
   const at::Tensor weights = input(tokens, kVocabulary);
   (logits * weights).sum().backward();
 
-  const auto mine_of = [&](const at::Tensor& x) { return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x; };
+  const auto mine_of = [&](const at::Tensor& x) {
+    return sequence_parallel ? x.chunk(world.size(), 1)[world.rank()] : x;
+  };
   const at::Tensor x = mine->forward(numbers);
   expect_close(x, mine_of(expected), "embedding");
   const at::Tensor local = mine->logits(torch::tanh(x));
@@ -215,12 +239,16 @@ TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
                           const Ranks ranks{world.group()};
-                          const auto narrow = [](const char* what) { return ThrowsMessage<InputError>(HasSubstr(concat("a layer has 2 ", what, ", fewer than the 3 tensor-parallel ranks"))); };
+                          const auto narrow = [](const char* what) {
+                            return ThrowsMessage<InputError>(
+                                HasSubstr(concat("a layer has 2 ", what, ", fewer than the 3 tensor-parallel ranks")));
+                          };
                           EXPECT_THAT([&] { ColumnParallelLinear(5, 2, ranks); }, narrow("outputs"));
                           EXPECT_THAT([&] { ColumnParallelLinear(5, 6, ranks, true, 3); }, narrow("outputs"));
                           EXPECT_THAT([&] { RowParallelLinear(2, 5, ranks); }, narrow("inputs"));
                           EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
-                          EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); }, ThrowsMessage<InputError>(HasSubstr("8 outputs cannot be 3 equal blocks")));
+                          EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
+                                      ThrowsMessage<InputError>(HasSubstr("8 outputs cannot be 3 equal blocks")));
                         }),
               IsEmpty());
 }

@@ -1,4 +1,5 @@
-// SwiGLU whose features are split among ranks equals the formula in one process: outputs, gradients of the input and of every parameter.
+// SwiGLU whose features are split among ranks equals the formula in one process: outputs, gradients of the input and of
+// every parameter.
 #include <trireme/parallel/tensor/mlp.h>
 
 #include "whole_and_parts.h"
@@ -21,7 +22,9 @@ using testing::ThrowsMessage;
 
 struct WholeMlp : torch::nn::Module {
   explicit WholeMlp(const ParallelMlpOptions& options) {
-    const auto linear = [&](const char* name, int64_t in, int64_t out) { return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias))); };
+    const auto linear = [&](const char* name, int64_t in, int64_t out) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias)));
+    };
     gate = linear("gate_proj", options.hidden, options.intermediate);
     up = linear("up_proj", options.hidden, options.intermediate);
     down = linear("down_proj", options.intermediate, options.hidden);
@@ -72,14 +75,21 @@ TEST(TensorMlpTest, EqualsTheFormula) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const bool sequence_parallel : {false, true}) {
         for (const bool bias : {false, true}) {
-          EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { check_mlp(world, {.hidden = 6, .intermediate = 10, .bias = bias}, sequence_parallel, at::kDouble); }, {.backend = backend}),
+          EXPECT_THAT(run_ranks(ranks,
+                                [&](comm::World& world) {
+                                  check_mlp(world, {.hidden = 6, .intermediate = 10, .bias = bias}, sequence_parallel,
+                                            at::kDouble);
+                                },
+                                {.backend = backend}),
                       IsEmpty())
               << ranks << " ranks, " << backend << ", sequence_parallel " << sequence_parallel << ", bias " << bias;
         }
       }
     }
   }
-  EXPECT_THAT(run_ranks(2, [&](comm::World& world) { check_mlp(world, {.hidden = 6, .intermediate = 10}, true, at::kFloat); }), IsEmpty());
+  EXPECT_THAT(
+      run_ranks(2, [&](comm::World& world) { check_mlp(world, {.hidden = 6, .intermediate = 10}, true, at::kFloat); }),
+      IsEmpty());
 }
 
 TEST(TensorMlpTest, GateAndUpExchangeTheirInputOnce) {
@@ -87,34 +97,42 @@ TEST(TensorMlpTest, GateAndUpExchangeTheirInputOnce) {
                         [](comm::World& world) {
                           const comm::Group ranks = world.group();
                           for (const bool sequence_parallel : {false, true}) {
-                            ParallelMlp mlp(ParallelMlpOptions{.hidden = 16, .intermediate = 32}, Ranks{ranks, sequence_parallel});
-                            const at::Tensor x = torch::ones({2, sequence_parallel ? 2 : 8, 16}).set_requires_grad(true);
+                            ParallelMlp mlp(ParallelMlpOptions{.hidden = 16, .intermediate = 32},
+                                            Ranks{ranks, sequence_parallel});
+                            const at::Tensor x =
+                                torch::ones({2, sequence_parallel ? 2 : 8, 16}).set_requires_grad(true);
                             const int64_t P = 2 * 8 * 16 * 4 * 3 / 4; // a gather, or a reduce-scatter; a sum is two
                             const int64_t before = ranks.bytes_sent();
                             const at::Tensor y = mlp->forward(x);
                             const int64_t between = ranks.bytes_sent();
                             y.sum().backward();
                             EXPECT_EQ(between - before, 2 * P) << sequence_parallel;
-                            EXPECT_EQ(ranks.bytes_sent() - between, sequence_parallel ? 3 * P : 2 * P) << "sequence_parallel gathers x again: " << sequence_parallel;
+                            EXPECT_EQ(ranks.bytes_sent() - between, sequence_parallel ? 3 * P : 2 * P)
+                                << "sequence_parallel gathers x again: " << sequence_parallel;
                           }
                         }),
               IsEmpty());
 }
 
 TEST(TensorMlpTest, SizesThatDoNotFitAreRefused) {
-  EXPECT_THAT([] { ParallelMlp(ParallelMlpOptions{.hidden = 4}); }, ThrowsMessage<InputError>(HasSubstr("an MLP of hidden 4 and intermediate 0")));
-  EXPECT_THAT(run_ranks(3,
-                        [](comm::World& world) {
-                          EXPECT_THAT([&] { ParallelMlp(ParallelMlpOptions{.hidden = 4, .intermediate = 2}, Ranks{world.group()}); },
-                                      ThrowsMessage<InputError>(HasSubstr("a layer has 2 outputs, fewer than the 3 tensor-parallel ranks")));
-                        }),
-              IsEmpty());
+  EXPECT_THAT([] { ParallelMlp(ParallelMlpOptions{.hidden = 4}); },
+              ThrowsMessage<InputError>(HasSubstr("an MLP of hidden 4 and intermediate 0")));
+  EXPECT_THAT(
+      run_ranks(
+          3,
+          [](comm::World& world) {
+            EXPECT_THAT(
+                [&] { ParallelMlp(ParallelMlpOptions{.hidden = 4, .intermediate = 2}, Ranks{world.group()}); },
+                ThrowsMessage<InputError>(HasSubstr("a layer has 2 outputs, fewer than the 3 tensor-parallel ranks")));
+          }),
+      IsEmpty());
 }
 
 TEST(TensorMlpTest, TheDerivativeOfADerivativeIsRefused) {
   const at::Tensor x = torch::ones({3}).set_requires_grad(true);
   const at::Tensor y = gated_silu(x, x).sum();
-  EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); }, ThrowsMessage<Error>(HasSubstr("create_graph")));
+  EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
+              ThrowsMessage<Error>(HasSubstr("create_graph")));
 }
 
 } // namespace

@@ -27,15 +27,19 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 
 struct AttentionImpl : torch::nn::Module {
-  AttentionImpl(int64_t width, int64_t head_width) : head_width(head_width), query(width, width), key(width, width), value(width, width), out(width, width) {
+  AttentionImpl(int64_t width, int64_t head_width)
+      : head_width(head_width), query(width, width), key(width, width), value(width, width), out(width, width) {
     register_module("query", query);
     register_module("key", key);
     register_module("value", value);
     register_module("out", out);
   }
   at::Tensor forward(const at::Tensor& x) {
-    const auto heads = [&](const at::Tensor& y) { return y.view({y.size(0), y.size(1), -1, head_width}).transpose(1, 2); };
-    const at::Tensor y = at::scaled_dot_product_attention(heads(query->forward(x)), heads(key->forward(x)), heads(value->forward(x)), {}, 0.0, true);
+    const auto heads = [&](const at::Tensor& y) {
+      return y.view({y.size(0), y.size(1), -1, head_width}).transpose(1, 2);
+    };
+    const at::Tensor y = at::scaled_dot_product_attention(heads(query->forward(x)), heads(key->forward(x)),
+                                                          heads(value->forward(x)), {}, 0.0, true);
     return out->forward(y.transpose(1, 2).flatten(2));
   }
   int64_t head_width;
@@ -44,14 +48,18 @@ struct AttentionImpl : torch::nn::Module {
 TORCH_MODULE(Attention);
 
 struct FusedAttentionImpl : torch::nn::Module {
-  FusedAttentionImpl(int64_t width, int64_t head_width) : head_width(head_width), qkv(width, 3 * width), out(width, width) {
+  FusedAttentionImpl(int64_t width, int64_t head_width)
+      : head_width(head_width), qkv(width, 3 * width), out(width, width) {
     register_module("qkv", qkv);
     register_module("out", out);
   }
   at::Tensor forward(const at::Tensor& x) {
-    const auto heads = [&](const at::Tensor& y) { return y.reshape({y.size(0), y.size(1), -1, head_width}).transpose(1, 2); };
+    const auto heads = [&](const at::Tensor& y) {
+      return y.reshape({y.size(0), y.size(1), -1, head_width}).transpose(1, 2);
+    };
     const std::vector<at::Tensor> parts = qkv->forward(x).chunk(3, -1);
-    const at::Tensor y = at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {}, 0.0, true);
+    const at::Tensor y =
+        at::scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {}, 0.0, true);
     return out->forward(y.transpose(1, 2).flatten(2));
   }
   int64_t head_width;
@@ -61,7 +69,10 @@ TORCH_MODULE(FusedAttention);
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t width, int64_t head_width)
-      : norm1(torch::nn::LayerNormOptions({width})), norm2(torch::nn::LayerNormOptions({width})), attention(width, head_width), mlp(width, 4 * width) {
+      : norm1(torch::nn::LayerNormOptions({width})),
+        norm2(torch::nn::LayerNormOptions({width})),
+        attention(width, head_width),
+        mlp(width, 4 * width) {
     register_module("norm1", norm1);
     register_module("norm2", norm2);
     register_module("attention", attention);

@@ -1,4 +1,5 @@
-// Large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it is waited for. A gradient of an input travels while that of the weights is computed.
+// Large results are computed and sent in pieces: the same numbers, and a piece is on its way before the one before it
+// is waited for. A gradient of an input travels while that of the weights is computed.
 #include <trireme/comm/recorder.h>
 #include <trireme/parallel/tensor/layers.h>
 
@@ -30,12 +31,14 @@ std::vector<comm::Record> named(const char* what) {
   return found;
 }
 
-/// Over shared memory the rank that comes last may end an operation as it begins it: when it was waited for says nothing there.
+/// Over shared memory the rank that comes last may end an operation as it begins it: when it was waited for says
+/// nothing there.
 bool ends_when_waited_for(const std::string& backend) {
   return backend != "shm";
 }
 
-/// There are so many pieces behind the first `before` operations, and each was on its way before the one before it was waited for.
+/// There are so many pieces behind the first `before` operations, and each was on its way before the one before it was
+/// waited for.
 void expect_overlap(const std::string& backend, const char* what, size_t pieces, size_t before = 0) {
   const std::vector<comm::Record> records = named(what);
   ASSERT_EQ(records.size(), before + pieces) << what;
@@ -52,14 +55,19 @@ void check(comm::World& world, const std::string& backend, const Shape& shape) {
   torch::manual_seed(11);
   torch::nn::Linear first(shape.features, kMiddle);
   torch::nn::Linear second(kMiddle, shape.features);
-  const at::Tensor whole = torch::cos(torch::arange(shape.samples * shape.tokens * shape.features).to(torch::kFloat32)).view({shape.samples, shape.tokens, shape.features}).requires_grad_();
+  const at::Tensor whole = torch::cos(torch::arange(shape.samples * shape.tokens * shape.features).to(torch::kFloat32))
+                               .view({shape.samples, shape.tokens, shape.features})
+                               .requires_grad_();
   const at::Tensor dy = torch::sin(torch::arange(whole.numel()).to(torch::kFloat32)).view(whole.sizes());
-  const auto part = [&](const at::Tensor& x) { return x.detach().chunk(world.size(), 1)[static_cast<size_t>(world.rank())].contiguous(); };
+  const auto part = [&](const at::Tensor& x) {
+    return x.detach().chunk(world.size(), 1)[static_cast<size_t>(world.rank())].contiguous();
+  };
   const at::Tensor x = part(whole).requires_grad_();
 
   const at::Tensor y = row->forward(column->forward(x));
-  expect_overlap(backend, "parts of a layer", shape.pieces);         // before the column's product
-  if (const std::vector<comm::Record> gathers = named("parts of a layer"); gathers.size() > 3 && ends_when_waited_for(backend)) {
+  expect_overlap(backend, "parts of a layer", shape.pieces); // before the column's product
+  if (const std::vector<comm::Record> gathers = named("parts of a layer");
+      gathers.size() > 3 && ends_when_waited_for(backend)) {
     EXPECT_GE(gathers[3].queued_us, gathers[0].finished_us) << "not all at once: two ahead";
   }
   expect_overlap(backend, "sum of a layer, in parts", shape.pieces); // behind the row's
@@ -69,12 +77,15 @@ void check(comm::World& world, const std::string& backend, const Shape& shape) {
   expected.backward(dy);
 
   const auto near = [](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
-    EXPECT_LT((found - wanted).abs().max().item<double>(), 1e-5 * std::max(1.0, wanted.abs().max().item<double>())) << what;
+    EXPECT_LT((found - wanted).abs().max().item<double>(), 1e-5 * std::max(1.0, wanted.abs().max().item<double>()))
+        << what;
   };
   near(y.detach(), part(expected), "result");
   near(x.grad(), part(whole.grad()), "gradient of the input");
-  near(column->weight.grad(), first->weight.grad().chunk(world.size(), 0)[static_cast<size_t>(world.rank())], "gradient of the matrix split by columns");
-  near(row->weight.grad(), second->weight.grad().chunk(world.size(), 1)[static_cast<size_t>(world.rank())], "gradient of the matrix split by rows");
+  near(column->weight.grad(), first->weight.grad().chunk(world.size(), 0)[static_cast<size_t>(world.rank())],
+       "gradient of the matrix split by columns");
+  near(row->weight.grad(), second->weight.grad().chunk(world.size(), 1)[static_cast<size_t>(world.rank())],
+       "gradient of the matrix split by rows");
 }
 
 /// How far the last of those operations is as each matrix product begins; -1: there is none.
@@ -82,13 +93,14 @@ class AtProducts {
  public:
   explicit AtProducts(const char* what) : what_(what) {
     the_ = this;
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-                                           if (std::string_view(function.name()) == "aten::mm") {
-                                             const std::vector<comm::Record> records = named(the_->what_);
-                                             the_->states.push_back(records.empty() ? -1 : static_cast<int>(records.back().state));
-                                           }
-                                           return nullptr;
-                                         }).scopes({at::RecordScope::FUNCTION}));
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+          if (std::string_view(function.name()) == "aten::mm") {
+            const std::vector<comm::Record> records = named(the_->what_);
+            the_->states.push_back(records.empty() ? -1 : static_cast<int>(records.back().state));
+          }
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
   }
   ~AtProducts() {
     at::removeCallback(handle_);
@@ -118,7 +130,9 @@ TEST(PiecesTest, TheGradientOfAColumnLayersInputTravelsBesideThatOfItsWeights) {
       }
     };
     for (const char* backend : {"shm", "gloo"}) {
-      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_column(world, backend); }, {.backend = backend}), testing::IsEmpty()) << backend << (sequence_parallel ? ", sequence parallel" : "");
+      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_column(world, backend); }, {.backend = backend}),
+                  testing::IsEmpty())
+          << backend << (sequence_parallel ? ", sequence parallel" : "");
     }
   }
 }
@@ -130,21 +144,26 @@ TEST(PiecesTest, SumsOfALayerSplitByRowsWithoutSequenceParallelism) {
     RowParallelLinear row(kMiddle, 1024, ranks);
     torch::manual_seed(12);
     torch::nn::Linear whole(kMiddle, 1024);
-    const at::Tensor x = torch::cos(torch::arange(2 * 3000 * kMiddle).to(torch::kFloat32)).view({2, 3000, kMiddle}); // results of 24.6 MB: two whole pieces and a rest
+    const at::Tensor x = torch::cos(torch::arange(2 * 3000 * kMiddle).to(torch::kFloat32))
+                             .view({2, 3000, kMiddle}); // results of 24.6 MB: two whole pieces and a rest
     const at::NoGradGuard no_gradients;
     const at::Tensor y = row->forward(x.chunk(world.size(), -1)[static_cast<size_t>(world.rank())]);
     expect_overlap(backend, "sum of a layer", 3);
     EXPECT_LT((y - whole->forward(x)).abs().max().item<double>(), 1e-5);
   };
   for (const char* backend : {"shm", "gloo"}) {
-    EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_row(world, backend); }, {.backend = backend}), testing::IsEmpty()) << backend;
+    EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check_row(world, backend); }, {.backend = backend}),
+                testing::IsEmpty())
+        << backend;
   }
 }
 
 TEST(PiecesTest, PiecesAreOnTheirWayBeforeTheyAreWaitedFor) {
   for (const Shape& shape : {Shape{4, 512, 512, 4}, Shape{1, 4096, 1024, 2}, Shape{2, 4096, 1024, 4}}) {
     for (const char* backend : {"shm", "gloo"}) {
-      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check(world, backend, shape); }, {.backend = backend}), testing::IsEmpty()) << shape.samples << " samples of " << shape.tokens << " tokens, " << backend;
+      EXPECT_THAT(test::run_ranks(2, [&](comm::World& world) { check(world, backend, shape); }, {.backend = backend}),
+                  testing::IsEmpty())
+          << shape.samples << " samples of " << shape.tokens << " tokens, " << backend;
     }
   }
 }

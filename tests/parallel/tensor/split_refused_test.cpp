@@ -61,7 +61,12 @@ TEST(SplitModel, RefusesOperatorsThatNeedTheWholeByName) {
         {"aten::cat", [&] { torch::nn::utils::parameters_to_vector(mlp->parameters()); }},
         {"aten::embedding_bag", [&] { at::embedding_bag(w, at::zeros({2}, at::kLong), at::zeros({1}, at::kLong)); }},
         {"aten::conv1d", [&] { at::conv1d(at::ones({1, 8, 4}), w.unsqueeze(-1)); }},
-        {"aten::embedding_renorm_", [&] { at::NoGradGuard no_grad; at::Tensor copy = w.detach(); at::embedding_renorm_(copy, at::zeros({1}, at::kLong), 1, 2); }},
+        {"aten::embedding_renorm_",
+         [&] {
+           at::NoGradGuard no_grad;
+           at::Tensor copy = w.detach();
+           at::embedding_renorm_(copy, at::zeros({1}, at::kLong), 1, 2);
+         }},
         {"aten::embedding", [&] { at::embedding(mlp->fc2->weight, at::zeros({1}, at::kLong)); }},
         {"aten::embedding with padding_idx", [&] { at::embedding(w, at::zeros({1}, at::kLong), 1); }},
         {"aten::copy_", [&] { at::zeros({6, 8}).copy_(w); }}, // in a forward pass it would be lost sight of
@@ -72,9 +77,11 @@ TEST(SplitModel, RefusesOperatorsThatNeedTheWholeByName) {
       EXPECT_THAT(use, refuses(name)) << name;
     }
     EXPECT_THAT([&] { w.sum(); }, refuses("fc1.weight, split over 2 ranks (column)", "a rule of kind skip"));
-    EXPECT_THAT([&] { x.matmul(mlp->fc2->weight.t()); }, refuses("fc2.weight, split over 2 ranks (row), takes 6 of 12 features", "split by columns"));
+    EXPECT_THAT([&] { x.matmul(mlp->fc2->weight.t()); },
+                refuses("fc2.weight, split over 2 ranks (row), takes 6 of 12 features", "split by columns"));
     EXPECT_THAT([&] { at::linear(at::ones({3, 4}), w); }, refuses("takes all 8 features"));
-    EXPECT_THAT([&] { at::linear(x, w, at::ones({12})); }, refuses("the bias that is added with fc1.weight", "is not split like it"));
+    EXPECT_THAT([&] { at::linear(x, w, at::ones({12})); },
+                refuses("the bias that is added with fc1.weight", "is not split like it"));
   });
 }
 
@@ -124,18 +131,22 @@ TEST(SplitModel, RefusesParametersAndRulesThatDoNotFit) {
       WithConvolution model;
       SplitModel::split(model, rules, ranks);
     };
-    EXPECT_THAT([&] { split({{Kind::row, "convolution"}}); }, refuses("convolution.weight [4, 4, 3]", "two dimensions"));
+    EXPECT_THAT([&] { split({{Kind::row, "convolution"}}); },
+                refuses("convolution.weight [4, 4, 3]", "two dimensions"));
     EXPECT_THAT([&] { split({{Kind::column, "norm"}}); }, refuses("norm.weight", "two dimensions"));
-    EXPECT_THAT([&] { split({{Kind::column, "attention"}}); }, refuses("attention.in_proj_weight", "nn::MultiheadAttention"));
+    EXPECT_THAT([&] { split({{Kind::column, "attention"}}); },
+                refuses("attention.in_proj_weight", "nn::MultiheadAttention"));
     EXPECT_THAT([&] { split({{Kind::vocabulary, "bounded"}}); }, refuses("bounded.weight", "max_norm"));
     EXPECT_THAT([&] { split({{Kind::row, "wte"}}); }, refuses("wte.weight", "split by vocabulary"));
     EXPECT_THAT([&] { split({{Kind::column_gathered, "one"}}); }, refuses("one.weight", "fewer parts"));
     EXPECT_THAT([&] { split({{Kind::column, "fc"}}); }, refuses("none by rows"));
-    EXPECT_THAT([&] { split({{Kind::column_gathered, "fd"}}); }, refuses("no parameter of the model matches the pattern \"fd\"", "\"fc\""));
+    EXPECT_THAT([&] { split({{Kind::column_gathered, "fd"}}); },
+                refuses("no parameter of the model matches the pattern \"fd\"", "\"fc\""));
     EXPECT_THAT([&] { split({{Kind::column_gathered, "f"}, {Kind::row, "fc"}}); }, refuses("\"fc\" comes too late"));
     EXPECT_NO_THROW(split({{Kind::column_gathered, "fc"}}));
     // Of one tensor that has two names.
-    EXPECT_THAT([&] { split({{Kind::vocabulary, "wte"}, {Kind::column, "head"}, {Kind::row, "fc"}}); }, refuses("the same tensor (tied)", "gather_output"));
+    EXPECT_THAT([&] { split({{Kind::vocabulary, "wte"}, {Kind::column, "head"}, {Kind::row, "fc"}}); },
+                refuses("the same tensor (tied)", "gather_output"));
     EXPECT_NO_THROW(split({{Kind::vocabulary, "wte"}, {Kind::column_gathered, "head"}}));
   });
 }
@@ -177,7 +188,8 @@ TEST(SplitModel, FindsWholeParametersThatActOnSplitFeatures) {
     ScaledMlp model;
     const SplitModel split = SplitModel::split(model, {{Kind::column, "mlp.fc1"}, {Kind::row, "mlp.fc2"}}, ranks);
     model.forward(at::randn({4, 8})).pow(2).sum().backward();
-    EXPECT_THAT([&] { split.check_gradients(); }, refuses("the gradients of scale, which every rank has whole, differ"));
+    EXPECT_THAT([&] { split.check_gradients(); },
+                refuses("the gradients of scale, which every rank has whole, differ"));
   });
 }
 

@@ -48,20 +48,27 @@ TEST(RuleMatches, NamesTheNearestModuleForARuleThatMatchesNothing) {
     }
     matches.check_all_used(modules);
   };
-  EXPECT_THAT([&] { check(".*\\.querry$", {"h.0.query", "h.0.key"}); },
-              ThrowsMessage<InputError>(AllOf(HasSubstr("no parameter of the model matches the pattern \".*\\.querry$\""), HasSubstr("The nearest module is \"h.0.query\""))));
-  EXPECT_THAT([&] { check("q_proj", {"h.0.query", "h.0.key"}); }, ThrowsMessage<InputError>(HasSubstr("Modules with a weight: h.0.query, h.0.key.")));
+  EXPECT_THAT(
+      [&] { check(".*\\.querry$", {"h.0.query", "h.0.key"}); },
+      ThrowsMessage<InputError>(AllOf(HasSubstr("no parameter of the model matches the pattern \".*\\.querry$\""),
+                                      HasSubstr("The nearest module is \"h.0.query\""))));
+  EXPECT_THAT([&] { check("q_proj", {"h.0.query", "h.0.key"}); },
+              ThrowsMessage<InputError>(HasSubstr("Modules with a weight: h.0.query, h.0.key.")));
 }
 
 TEST(RuleMatches, NamesTheRuleThatTookAll) {
   RuleMatches matches({{Kind::column, "h\\..*"}, {Kind::row, "h\\.0\\.out"}});
   matches.first({"h.0.out.weight", "h.0.out"});
-  EXPECT_THAT([&] { matches.check_all_used({"h.0.out"}); }, ThrowsMessage<InputError>(AllOf(HasSubstr("\"h\\.0\\.out\" comes too late"), HasSubstr("as \"h\\..*\""))));
+  EXPECT_THAT(
+      [&] { matches.check_all_used({"h.0.out"}); },
+      ThrowsMessage<InputError>(AllOf(HasSubstr("\"h\\.0\\.out\" comes too late"), HasSubstr("as \"h\\..*\""))));
 }
 
 TEST(RuleMatches, RefusesWhatIsNoExpression) {
-  EXPECT_THAT([] { RuleMatches({{Kind::column, "h.(0"}}); }, ThrowsMessage<InputError>(HasSubstr("is not a regular expression")));
-  EXPECT_THAT([] { RuleMatches({{Kind::column, std::string(2000, '(')}}); }, ThrowsMessage<InputError>(HasSubstr("2000 characters")));
+  EXPECT_THAT([] { RuleMatches({{Kind::column, "h.(0"}}); },
+              ThrowsMessage<InputError>(HasSubstr("is not a regular expression")));
+  EXPECT_THAT([] { RuleMatches({{Kind::column, std::string(2000, '(')}}); },
+              ThrowsMessage<InputError>(HasSubstr("2000 characters")));
 }
 
 } // namespace

@@ -7,9 +7,9 @@
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/utils.h>
 
 #include <memory>
@@ -28,7 +28,10 @@ constexpr int64_t kVocabulary = 37;
 const std::vector<SplitRule> kMlpRules = {{Kind::column, ".*fc1"}, {Kind::row, ".*fc2"}};
 
 std::vector<SplitRule> block_rules() {
-  return {{Kind::column, ".*attention\\.(query|key|value)$", kHeadWidth}, {Kind::row, ".*attention\\.out$", kHeadWidth}, {Kind::column, ".*fc1"}, {Kind::row, ".*fc2"}};
+  return {{Kind::column, ".*attention\\.(query|key|value)$", kHeadWidth},
+          {Kind::row, ".*attention\\.out$", kHeadWidth},
+          {Kind::column, ".*fc1"},
+          {Kind::row, ".*fc2"}};
 }
 
 std::vector<SplitRule> tied_rules() {
@@ -68,7 +71,8 @@ test::TiedModel tied() {
 }
 
 // This rank's part of a tensor that belongs to the whole parameter.
-at::Tensor part_of_whole(const SplitModel& split, const std::string& name, const at::Tensor& whole, at::IntArrayRef sizes) {
+at::Tensor part_of_whole(const SplitModel& split, const std::string& name, const at::Tensor& whole,
+                         at::IntArrayRef sizes) {
   const std::optional<bucket::Placement> placement = split.placement_of(name);
   return placement ? box_of(whole, *placement, sizes) : whole;
 }
@@ -87,7 +91,8 @@ void expect_same_parameters(const Pair<Model>& pair, double tolerance, bool grad
   for (const auto& parameter : pair.split->named_parameters()) {
     const auto values = [&](const at::Tensor& p) { return gradients ? p.grad() : p; };
     ASSERT_TRUE(values(parameter.value()).defined()) << parameter.key();
-    const at::Tensor mine = at::zeros_like(values(parameter.value())).copy_(values(parameter.value())); // without a mark
+    const at::Tensor mine =
+        at::zeros_like(values(parameter.value())).copy_(values(parameter.value())); // without a mark
     const at::Tensor theirs = values(whole[parameter.key()]).detach();
     split += mine.numel() < theirs.numel() ? 1 : 0;
     expect_close(mine, part_of_whole(*pair.rules, parameter.key(), theirs, mine.sizes()), tolerance, parameter.key());
@@ -120,19 +125,25 @@ at::Tensor ids(int64_t batch, int64_t length) {
 class OrdinaryModelTest : public testing::TestWithParam<std::tuple<int, const char*>> {
  protected:
   void on_ranks(const std::function<void(const comm::Group&)>& body) {
-    EXPECT_THAT(run_ranks(std::get<0>(GetParam()), [&](comm::World& world) { at::set_num_threads(1); body(world.group()); }, {.backend = std::get<1>(GetParam())}), IsEmpty());
+    EXPECT_THAT(run_ranks(std::get<0>(GetParam()),
+                          [&](comm::World& world) {
+                            at::set_num_threads(1);
+                            body(world.group());
+                          },
+                          {.backend = std::get<1>(GetParam())}),
+                IsEmpty());
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ranks, OrdinaryModelTest, testing::Combine(testing::Values(2, 3, 4), testing::Values("shm", "gloo")), [](const auto& info) {
-  return concat(std::get<1>(info.param), std::get<0>(info.param));
-});
+INSTANTIATE_TEST_SUITE_P(Ranks, OrdinaryModelTest,
+                         testing::Combine(testing::Values(2, 3, 4), testing::Values("shm", "gloo")),
+                         [](const auto& info) { return concat(std::get<1>(info.param), std::get<0>(info.param)); });
 
 TEST_P(OrdinaryModelTest, MlpEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     for (const bool bias : {true, false}) {
       auto pair = make_pair(ranks, kMlpRules, at::kDouble, [&] { return test::Mlp(16, 25, bias); });
-      expect_equal(pair, at::randn({5, 16}, at::kDouble));    // addmm
+      expect_equal(pair, at::randn({5, 16}, at::kDouble)); // addmm
       pair.split->zero_grad();
       pair.whole->zero_grad();
       expect_equal(pair, at::randn({2, 3, 16}, at::kDouble)); // matmul
@@ -158,7 +169,8 @@ TEST_P(OrdinaryModelTest, OneProjectionForQueriesKeysAndValuesEqualsTheWhole) {
 TEST_P(OrdinaryModelTest, TiedHeadEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     for (const int64_t padding : {3, 36}) { // on the first rank and on the last
-      auto pair = make_pair(ranks, tied_rules(), at::kDouble, [&] { return test::TiedModel(kVocabulary, kWidth, kHeadWidth, padding); });
+      auto pair = make_pair(ranks, tied_rules(), at::kDouble,
+                            [&] { return test::TiedModel(kVocabulary, kWidth, kHeadWidth, padding); });
       expect_equal(pair, ids(2, 20));
     }
   });
@@ -167,8 +179,11 @@ TEST_P(OrdinaryModelTest, TiedHeadEqualsTheWhole) {
 TEST_P(OrdinaryModelTest, SequentialEqualsTheWhole) {
   on_ranks([](const comm::Group& ranks) {
     using torch::nn::Linear;
-    const auto make = [] { return torch::nn::Sequential(Linear(8, 13), torch::nn::Tanh(), Linear(13, 6), Linear(6, 11)); };
-    auto pair = make_pair(ranks, {{Kind::column, "0$"}, {Kind::row, "2$"}, {Kind::column_gathered, "3$"}}, at::kDouble, make);
+    const auto make = [] {
+      return torch::nn::Sequential(Linear(8, 13), torch::nn::Tanh(), Linear(13, 6), Linear(6, 11));
+    };
+    auto pair =
+        make_pair(ranks, {{Kind::column, "0$"}, {Kind::row, "2$"}, {Kind::column_gathered, "3$"}}, at::kDouble, make);
     expect_equal(pair, at::randn({4, 8}, at::kDouble));
     pair.split->zero_grad();
     pair.whole->zero_grad();
@@ -184,7 +199,8 @@ TEST_P(OrdinaryModelTest, TenStepsOfPlainOptimizersEqualTheWhole) {
         if (adam) {
           return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-2));
         }
-        return std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+        return std::make_unique<torch::optim::SGD>(model->parameters(),
+                                                   torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
       };
       const auto whole = optimizer(pair.whole);
       const auto split = optimizer(pair.split);
@@ -192,12 +208,15 @@ TEST_P(OrdinaryModelTest, TenStepsOfPlainOptimizersEqualTheWhole) {
       for (int step = 0; step < 10; ++step) {
         const auto loss = [&](test::TiedModel& model, torch::optim::Optimizer& o) {
           o.zero_grad();
-          const at::Tensor out = torch::nn::functional::cross_entropy(model->forward(x).flatten(0, 1), x.roll(1, 1).flatten());
+          const at::Tensor out =
+              torch::nn::functional::cross_entropy(model->forward(x).flatten(0, 1), x.roll(1, 1).flatten());
           out.backward();
           return out.item<double>();
         };
         EXPECT_NEAR(loss(pair.split, *split), loss(pair.whole, *whole), 1e-10) << step;
-        EXPECT_NEAR(pair.rules->clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(pair.whole->parameters(), 0.5), 1e-8) << step;
+        EXPECT_NEAR(pair.rules->clip_grad_norm(0.5), torch::nn::utils::clip_grad_norm_(pair.whole->parameters(), 0.5),
+                    1e-8)
+            << step;
         split->step();
         whole->step();
       }
@@ -288,8 +307,11 @@ TEST_P(OrdinaryModelTest, TheSplitStaysThroughOtherTypesCopiesAndNewMemory) {
     const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(pair.split->fc2->clone());
     expect_close(copy->forward(at::gelu(pair.split->fc1->forward(x))), y, 1e-11, "clone of a module");
     const auto hidden = at::gelu(at::linear(x, pair.split->fc1->weight.detach(), pair.split->fc1->bias.data()));
-    expect_close(at::linear(hidden, pair.split->fc2->weight.clone().to(at::kFloat).to(at::kDouble), pair.whole->fc2->bias), y, 1e-6, "copies of the weight");
-    expect_close(at::addmm(pair.split->fc2->bias, hidden, (2 * pair.split->fc2->weight).transpose(0, 1).div(2)), y, 1e-11, "element by element");
+    expect_close(
+        at::linear(hidden, pair.split->fc2->weight.clone().to(at::kFloat).to(at::kDouble), pair.whole->fc2->bias), y,
+        1e-6, "copies of the weight");
+    expect_close(at::addmm(pair.split->fc2->bias, hidden, (2 * pair.split->fc2->weight).transpose(0, 1).div(2)), y,
+                 1e-11, "element by element");
   });
 }
 

@@ -15,11 +15,11 @@ struct Traffic {
   int64_t bytes_sent = 0;
 };
 
-/// All-reduce `tensor` in place over send and recv of `group`, so over any backend, and return when it is done. Every rank of
-/// the group calls the same one with the same sizes. Steps, bytes and literature: cost.h.
+/// All-reduce `tensor` in place over send and recv of `group`, so over any backend, and return when it is done. Every
+/// rank of the group calls the same one with the same sizes. Steps, bytes and literature: cost.h.
 ///
-/// float, double, half, bfloat16 and integers on CPU. All ranks end with the same bits. A sum of half or bfloat16 is added in float and
-/// rounded before each hop: at most N - 1 times, where Group::all_reduce over shm rounds once.
+/// float, double, half, bfloat16 and integers on CPU. All ranks end with the same bits. A sum of half or bfloat16 is
+/// added in float and rounded before each hop: at most N - 1 times, where Group::all_reduce over shm rounds once.
 /// Memory: at most 512 KiB besides the tensor. Errors: as Group's.
 Traffic all_reduce_ring(const Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::sum);
 Traffic all_reduce_tree(const Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::sum);

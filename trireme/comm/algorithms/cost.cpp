@@ -8,7 +8,8 @@
 namespace trireme::comm {
 
 const std::vector<Algorithm>& all_algorithms() {
-  static const std::vector<Algorithm> all = {Algorithm::ring, Algorithm::tree, Algorithm::halving_doubling, Algorithm::naive};
+  static const std::vector<Algorithm> all = {Algorithm::ring, Algorithm::tree, Algorithm::halving_doubling,
+                                             Algorithm::naive};
   return all;
 }
 
@@ -34,7 +35,8 @@ Algorithm algorithm_named(const std::string& wanted) {
     }
     names.emplace_back(name(algorithm));
   }
-  throw InputError("comm", concat("there is no all-reduce algorithm \"", wanted, "\"."), concat("There are: ", join(names, ", "), "."));
+  throw InputError("comm", concat("there is no all-reduce algorithm \"", wanted, "\"."),
+                   concat("There are: ", join(names, ", "), "."));
 }
 
 Cost cost(Algorithm algorithm, int ranks, int64_t bytes) {
@@ -55,7 +57,8 @@ Cost cost(Algorithm algorithm, int ranks, int64_t bytes) {
       const bool folds = power != static_cast<unsigned>(ranks);
       const int rounds = std::bit_width(power) - 1;
       const double p = power;
-      return {2 * rounds + (folds ? 2 : 0), 2 * whole * (p - 1) / p + (folds ? whole : 0), 2 * whole * (p - 1) + 2 * whole * (n - p)};
+      return {2 * rounds + (folds ? 2 : 0), 2 * whole * (p - 1) / p + (folds ? whole : 0),
+              2 * whole * (p - 1) + 2 * whole * (n - p)};
     }
     case Algorithm::naive:
       return {2 * (ranks - 1), whole * (n - 1), 2 * whole * (n - 1)};

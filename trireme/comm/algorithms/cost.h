@@ -44,8 +44,8 @@ struct Cost {
   double bytes_total = 0;
 };
 
-/// The row of the table above. Exact when the tensor's elements divide evenly among the ranks (halving-doubling: among p);
-/// else each rank's bytes differ by less than one element a step.
+/// The row of the table above. Exact when the tensor's elements divide evenly among the ranks (halving-doubling: among
+/// p); else each rank's bytes differ by less than one element a step.
 Cost cost(Algorithm algorithm, int ranks, int64_t bytes);
 
 } // namespace trireme::comm

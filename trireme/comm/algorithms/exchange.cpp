@@ -15,7 +15,8 @@ constexpr int kTag = 32101;
 Exchange::Exchange(const Group& group, const at::Tensor& tensor, ReduceOp op)
     : group_(group), element_(element_of(tensor.scalar_type(), "all_reduce", "messages")), combine_(combine_of(op)) {
   if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
-    throw Error("comm", concat("all_reduce over messages in group \"", group.name(), "\" needs a contiguous CPU tensor."),
+    throw Error("comm",
+                concat("all_reduce over messages in group \"", group.name(), "\" needs a contiguous CPU tensor."),
                 "Pass tensor.cpu().contiguous().");
   }
   flat_ = tensor.detach().view(-1);
@@ -85,7 +86,8 @@ void Exchange::receive_and_combine(int from, Block block) {
 }
 
 void Exchange::combine(Block block, const at::Tensor& arrived) {
-  auto* const mine = static_cast<std::byte*>(flat_.data_ptr()) + block.begin * static_cast<int64_t>(flat_.element_size());
+  auto* const mine =
+      static_cast<std::byte*>(flat_.data_ptr()) + block.begin * static_cast<int64_t>(flat_.element_size());
   const std::array<const void*, 2> in = {mine, arrived.const_data_ptr()};
   void* const out = mine;
   kernels::CombineArgs args;

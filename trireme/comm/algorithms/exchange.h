@@ -36,8 +36,8 @@ class Exchange {
   /// Errors: Error for a tensor that the kernels cannot reduce, or that is not contiguous.
   Exchange(const Group& group, const at::Tensor& tensor, ReduceOp op);
 
-  /// One step: sends `out` to rank `to` while `in` arrives from rank `from`; kNobody for either leaves it out. The two blocks do not
-  /// overlap. Both sides of a block give the same Arrival, for it decides how the block is cut.
+  /// One step: sends `out` to rank `to` while `in` arrives from rank `from`; kNobody for either leaves it out. The two
+  /// blocks do not overlap. Both sides of a block give the same Arrival, for it decides how the block is cut.
   void step(int to, Block out, int from, Block in, Arrival arrival);
 
   int64_t count() const {

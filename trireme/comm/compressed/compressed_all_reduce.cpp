@@ -29,12 +29,14 @@ AddNumbers numbers_of(const at::Tensor& x) {
   kernels::MomentumArgs args;
   args.grad = x.const_data_ptr();
   args.grad_type = x.scalar_type() == at::kFloat ? kernels::Element::f32 : kernels::Element::bf16;
-  return [args](int64_t begin, int64_t end, float* to) { kernels::active_kernels().add_momentum(args, begin, end, to); };
+  return
+      [args](int64_t begin, int64_t end, float* to) { kernels::active_kernels().add_momentum(args, begin, end, to); };
 }
 
 } // namespace
 
-CompressedAllReduce::CompressedAllReduce(Group group, std::shared_ptr<const Compressor> compressor, int64_t numel, std::vector<Stretch> stretches)
+CompressedAllReduce::CompressedAllReduce(Group group, std::shared_ptr<const Compressor> compressor, int64_t numel,
+                                         std::vector<Stretch> stretches)
     : group_(std::move(group)), compressor_(std::move(compressor)), numel_(numel) {
   if (stretches.empty()) {
     stretches.push_back({0, numel});
@@ -42,13 +44,15 @@ CompressedAllReduce::CompressedAllReduce(Group group, std::shared_ptr<const Comp
   int64_t end = 0;
   for (const Stretch& stretch : stretches) {
     if (stretch.begin < end || stretch.end < stretch.begin || stretch.end > numel) {
-      throw Error("comm", concat("compressed all-reduce of ", numel, " elements: the stretch [", stretch.begin, ", ", stretch.end, ") leaves them or overlaps the one before it"));
+      throw Error("comm", concat("compressed all-reduce of ", numel, " elements: the stretch [", stretch.begin, ", ",
+                                 stretch.end, ") leaves them or overlaps the one before it"));
     }
     end = stretch.end;
   }
   const int64_t each = whole_multiple((numel + group_.size() - 1) / group_.size(), kRangeElements);
   for (int rank = 0; rank < group_.size(); ++rank) {
-    const Stretch& range = ranges_.emplace_back(Stretch{std::min(rank * each, numel), std::min((rank + 1) * each, numel)});
+    const Stretch& range =
+        ranges_.emplace_back(Stretch{std::min(rank * each, numel), std::min((rank + 1) * each, numel)});
     slice_ = std::max(slice_, compressor_->message_bytes(stretches_.emplace_back(cut(stretches, range))));
     if (const StretchLoops* const loops = compressor_->loops()) {
       places_.push_back(loops->places(stretches_.back()));
@@ -67,14 +71,17 @@ int64_t CompressedAllReduce::bytes_a_round() const {
 }
 
 void CompressedAllReduce::check(const at::Tensor& x) const {
-  if (!x.defined() || !x.is_contiguous() || x.dim() != 1 || x.numel() != numel_ || (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) {
-    throw Error("comm", concat("compressed all-reduce: a tensor of ", x.sizes(), ' ', x.scalar_type(), ", and it is made for ", numel_, " elements in a row of fp32 or bf16"));
+  if (!x.defined() || !x.is_contiguous() || x.dim() != 1 || x.numel() != numel_ ||
+      (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) {
+    throw Error("comm", concat("compressed all-reduce: a tensor of ", x.sizes(), ' ', x.scalar_type(),
+                               ", and it is made for ", numel_, " elements in a row of fp32 or bf16"));
   }
 }
 
 void CompressedAllReduce::check(const ErrorFeedback& errors, at::Device device) const {
   const auto fits = [&](const at::Tensor& tensor, int64_t numel) {
-    return tensor.defined() && tensor.device() == device && tensor.is_contiguous() && tensor.dim() == 1 && tensor.numel() == numel && tensor.scalar_type() == at::kFloat;
+    return tensor.defined() && tensor.device() == device && tensor.is_contiguous() && tensor.dim() == 1 &&
+           tensor.numel() == numel && tensor.scalar_type() == at::kFloat;
   };
   if (!fits(errors.worker, numel_) || !fits(errors.server, mine().count())) {
     throw Error("comm", "compressed all-reduce: the errors do not belong to it: take those that no_errors() made.");
@@ -114,7 +121,8 @@ void CompressedAllReduce::start(const at::Tensor& x, const ErrorFeedback& errors
   }
   make_messages(x.device());
   for (int rank = 0; rank < group_.size(); ++rank) {
-    compressor_->compress(errors.worker.slice(0, ranges_[rank].begin, ranges_[rank].end), stretches_[rank], message(sent_, rank, rank));
+    compressor_->compress(errors.worker.slice(0, ranges_[rank].begin, ranges_[rank].end), stretches_[rank],
+                          message(sent_, rank, rank));
   }
   work_ = group_.all_to_all(received_, sent_, what_);
 }
@@ -187,7 +195,8 @@ void CompressedAllReduce::add_means(const at::Tensor& server, const at::Tensor& 
     for (const uint8_t* const one : came) {
       loops.add_one(one, place, stretch.count(), sum.data());
     }
-    kernels::active_kernels().add_quotients(sum.data(), stretch.count(), static_cast<float>(group_.size()), values + stretch.begin);
+    kernels::active_kernels().add_quotients(sum.data(), stretch.count(), static_cast<float>(group_.size()),
+                                            values + stretch.begin);
     loops.compress_one(values + stretch.begin, stretch.count(), place, bytes);
   });
 }
@@ -200,10 +209,12 @@ void CompressedAllReduce::finish(const at::Tensor& out) {
     return;
   }
   work_.wait();
-  const at::Tensor values = out.scalar_type() == at::kFloat ? out : at::empty({numel_}, out.options().dtype(at::kFloat));
+  const at::Tensor values =
+      out.scalar_type() == at::kFloat ? out : at::empty({numel_}, out.options().dtype(at::kFloat));
   values.zero_();
   for (int rank = 0; rank < group_.size(); ++rank) {
-    compressor_->add(message(sent_, rank, rank), stretches_[rank], values.slice(0, ranges_[rank].begin, ranges_[rank].end));
+    compressor_->add(message(sent_, rank, rank), stretches_[rank],
+                     values.slice(0, ranges_[rank].begin, ranges_[rank].end));
   }
   if (!values.is_same(out)) {
     out.copy_(values);

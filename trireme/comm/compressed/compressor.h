@@ -9,8 +9,8 @@
 
 namespace trireme::comm {
 
-/// Elements [begin, end) of a tensor that are compressed by themselves: with a scale, or a number of largest elements, of their own. Elements in no
-/// stretch are not sent.
+/// Elements [begin, end) of a tensor that are compressed by themselves: with a scale, or a number of largest elements,
+/// of their own. Elements in no stretch are not sent.
 struct Stretch {
   int64_t begin = 0;
   int64_t end = 0;
@@ -21,13 +21,16 @@ struct Stretch {
   bool operator==(const Stretch&) const = default;
 };
 
-/// Elements of the longest stretch: about a row of a matrix, whose elements are of one size more often than those of the whole matrix.
+/// Elements of the longest stretch: about a row of a matrix, whose elements are of one size more often than those of
+/// the whole matrix.
 inline constexpr int64_t kLongestStretch = 2048;
 
-/// Cuts those parts of `wanted` (in order, not overlapping) that lie in `range` into stretches of at most kLongestStretch elements, counted from range.begin.
+/// Cuts those parts of `wanted` (in order, not overlapping) that lie in `range` into stretches of at most
+/// kLongestStretch elements, counted from range.begin.
 std::vector<Stretch> cut(std::span<const Stretch> wanted, Stretch range);
 
-/// A compressor's loops on the CPU for one stretch: what comes before and after them then happens while its numbers are in the first cache.
+/// A compressor's loops on the CPU for one stretch: what comes before and after them then happens while its numbers are
+/// in the first cache.
 class StretchLoops {
  public:
   /// Where the bytes of a stretch lie in a message.
@@ -44,10 +47,11 @@ class StretchLoops {
   virtual void add_one(const uint8_t* message, const Place& place, int64_t n, float* sum) const = 0;
 };
 
-/// Turns numbers into fewer bytes and back: a pure function of numbers and stretches, the same on every rank. Own loops on the CPU, ATen's
-/// operators on other devices, where a scale's last bit may be another one.
+/// Turns numbers into fewer bytes and back: a pure function of numbers and stretches, the same on every rank. Own loops
+/// on the CPU, ATen's operators on other devices, where a scale's last bit may be another one.
 ///
-/// Values are fp32, [n], contiguous; messages uint8, [message_bytes()], aligned to 4 bytes, on the same device. Stretches are those of cut().
+/// Values are fp32, [n], contiguous; messages uint8, [message_bytes()], aligned to 4 bytes, on the same device.
+/// Stretches are those of cut().
 class Compressor {
  public:
   virtual ~Compressor() = default;
@@ -64,18 +68,19 @@ class Compressor {
   }
 };
 
-/// One bit an element and a scale of 4 bytes a stretch: scale * sign(x), where the sign of zeros is + and the scale is |x|_2 / sqrt(n).
-/// Numbers that are all +s or -s arrive exactly. Cost on the CPU: reads x twice and writes it once.
+/// One bit an element and a scale of 4 bytes a stretch: scale * sign(x), where the sign of zeros is + and the scale is
+/// |x|_2 / sqrt(n). Numbers that are all +s or -s arrive exactly. Cost on the CPU: reads x twice and writes it once.
 /// Source: Tang et al. 2021, 1-bit Adam, arXiv:2102.02888.
 std::shared_ptr<const Compressor> sign_compressor();
 
-/// One byte an element and a scale of 4 bytes for each 256: the codes of 8-bit optimizer states (kernels/optimizer_args.h), rounded to nearest.
-/// What came out of it arrives exactly. Source: Dettmers et al. 2022, arXiv:2110.02861.
+/// One byte an element and a scale of 4 bytes for each 256: the codes of 8-bit optimizer states
+/// (kernels/optimizer_args.h), rounded to nearest. What came out of it arrives exactly. Source: Dettmers et al. 2022,
+/// arXiv:2110.02861.
 std::shared_ptr<const Compressor> eight_bit_compressor();
 
-/// The largest elements of each stretch, ceil(share * n) of them, with 4 bytes of value and 2 of place each. A stretch with no more elements
-/// other than zero arrives exactly. Errors: InputError unless 0 < share <= 1.
-/// Source: Aji & Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599.
+/// The largest elements of each stretch, ceil(share * n) of them, with 4 bytes of value and 2 of place each. A stretch
+/// with no more elements other than zero arrives exactly. Errors: InputError unless 0 < share <= 1. Source: Aji &
+/// Heafield 2017, arXiv:1704.05021; Stich et al. 2018, arXiv:1809.07599.
 std::shared_ptr<const Compressor> top_k_compressor(double share);
 
 } // namespace trireme::comm

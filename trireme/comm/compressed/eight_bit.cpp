@@ -41,7 +41,8 @@ class EightBitCompressor final : public TwofoldCompressor {
     Place next = {0, first_code(stretches)};
     for (const Stretch& stretch : stretches) {
       found.push_back(next);
-      next = {next.scales + scales_of(stretch.count()) * static_cast<int64_t>(sizeof(float)), next.numbers + stretch.count()};
+      next = {next.scales + scales_of(stretch.count()) * static_cast<int64_t>(sizeof(float)),
+              next.numbers + stretch.count()};
     }
     return found;
   }
@@ -74,7 +75,8 @@ class EightBitCompressor final : public TwofoldCompressor {
     at::Tensor codes = at::arange(256, at::kByte);
     float one = 1;
     at::Tensor values = at::empty({256}, at::kFloat);
-    kernels::active_kernels().decode_state({codes.mutable_data_ptr(), kernels::Element::u8, &one}, true, 0, kScaled, values.mutable_data_ptr<float>());
+    kernels::active_kernels().decode_state({codes.mutable_data_ptr(), kernels::Element::u8, &one}, true, 0, kScaled,
+                                           values.mutable_data_ptr<float>());
     return values;
   }
   // [rows, length] as [rows, scales, kScaled], with zeros behind.
@@ -83,9 +85,13 @@ class EightBitCompressor final : public TwofoldCompressor {
     return at::constant_pad_nd(rows, {0, scales * kScaled - rows.size(1)}).view({rows.size(0), scales, kScaled});
   }
   static at::Tensor decoded(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& level) {
-    return padded(level.index({codes.to(at::kLong)})).mul(scales.unsqueeze(2)).view({codes.size(0), -1}).slice(1, 0, codes.size(1));
+    return padded(level.index({codes.to(at::kLong)}))
+        .mul(scales.unsqueeze(2))
+        .view({codes.size(0), -1})
+        .slice(1, 0, codes.size(1));
   }
-  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
+  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches,
+                      const at::Tensor& message) const override {
     const at::Tensor all = levels();
     const at::Tensor middles = all.slice(0, 0, 127).add(all.slice(0, 1, 128)).div(2).to(x.device());
     const at::Tensor level = all.to(x.device());
@@ -97,7 +103,8 @@ class EightBitCompressor final : public TwofoldCompressor {
       const at::Tensor scale = blocks.abs().amax({2});
       const at::Tensor unit = blocks.div(scale.clamp_min(std::numeric_limits<float>::min()).unsqueeze(2));
       const at::Tensor magnitude = at::bucketize(unit.abs(), middles).to(at::kByte);
-      const at::Tensor code = magnitude.add(unit.lt(0).to(at::kByte).mul(128)).view({rows.count(), -1}).slice(1, 0, rows.length);
+      const at::Tensor code =
+          magnitude.add(unit.lt(0).to(at::kByte).mul(128)).view({rows.count(), -1}).slice(1, 0, rows.length);
       take(message, at_scale, rows.count(), scale.numel(), at::kFloat).copy_(scale);
       take(message, at_code, rows.count(), rows.count() * rows.length, at::kByte).copy_(code);
       values.sub_(decoded(code, scale, level));
@@ -109,7 +116,8 @@ class EightBitCompressor final : public TwofoldCompressor {
     int64_t at_code = first_code(stretches);
     for_each_rows(stretches, [&](const Rows& rows) {
       const at::Tensor scale = take(message, at_scale, rows.count(), rows.count() * scales_of(rows.length), at::kFloat);
-      rows.of(sum).add_(decoded(take(message, at_code, rows.count(), rows.count() * rows.length, at::kByte), scale, level));
+      rows.of(sum).add_(
+          decoded(take(message, at_code, rows.count(), rows.count() * rows.length, at::kByte), scale, level));
     });
   }
 };

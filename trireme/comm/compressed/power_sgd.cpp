@@ -8,7 +8,8 @@
 
 namespace trireme::comm {
 
-PowerSgd::PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices, int64_t rank) : group_(std::move(group)), numel_(numel), rank_(rank) {
+PowerSgd::PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices, int64_t rank)
+    : group_(std::move(group)), numel_(numel), rank_(rank) {
   if (rank < 1) {
     throw Error("comm", concat("PowerSGD of rank ", rank), "Ask for 1 or more; 1 to 4 are usual.");
   }
@@ -20,7 +21,8 @@ PowerSgd::PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices,
   };
   for (const FlatMatrix& matrix : matrices) {
     if (matrix.begin < end || matrix.rows < 0 || matrix.columns < 0 || matrix.begin + matrix.numel() > numel) {
-      throw Error("comm", concat("PowerSGD of ", numel, " elements: the matrix of ", matrix.rows, " x ", matrix.columns, " at ", matrix.begin, " leaves them or overlaps the one before it"));
+      throw Error("comm", concat("PowerSGD of ", numel, " elements: the matrix of ", matrix.rows, " x ", matrix.columns,
+                                 " at ", matrix.begin, " leaves them or overlaps the one before it"));
     }
     if (rank * (matrix.rows + matrix.columns) >= matrix.numel()) {
       continue;
@@ -42,7 +44,8 @@ PowerSgd::PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices,
 
 PowerSgd::State PowerSgd::first_state(at::Device device, uint64_t seed) const {
   const at::Generator generator = at::detail::createCPUGenerator(seed);
-  return {at::zeros({numel_}, at::TensorOptions(at::kFloat).device(device)), at::empty({second_.total}, at::kFloat).normal_(0, 1, generator).to(device)};
+  return {at::zeros({numel_}, at::TensorOptions(at::kFloat).device(device)),
+          at::empty({second_.total}, at::kFloat).normal_(0, 1, generator).to(device)};
 }
 
 at::Tensor PowerSgd::left_of(const at::Tensor& message, size_t matrix) const {
@@ -55,7 +58,8 @@ at::Tensor PowerSgd::right_of(const at::Tensor& message, size_t matrix) const {
   return message.slice(0, second_.begin[matrix], second_.begin[matrix] + columns * rank_).view({columns, rank_});
 }
 
-// Gram and Schmidt, twice, in fp64: the second time removes what rounding has left of the first. A column that depends on those before it becomes 0.
+// Gram and Schmidt, twice, in fp64: the second time removes what rounding has left of the first. A column that depends
+// on those before it becomes 0.
 void PowerSgd::make_orthonormal(at::Tensor columns) {
   const at::Tensor exact = columns.to(at::kDouble);
   for (int64_t k = 0; k < exact.size(1); ++k) {
@@ -74,10 +78,12 @@ void PowerSgd::make_orthonormal(at::Tensor columns) {
 void PowerSgd::run(const at::Tensor& x, const State& state, std::string_view what) const {
   const at::NoGradGuard no_grad;
   const auto fits = [&](const at::Tensor& tensor, int64_t numel) {
-    return tensor.defined() && tensor.device() == x.device() && tensor.is_contiguous() && tensor.dim() == 1 && tensor.numel() == numel && tensor.scalar_type() == at::kFloat;
+    return tensor.defined() && tensor.device() == x.device() && tensor.is_contiguous() && tensor.dim() == 1 &&
+           tensor.numel() == numel && tensor.scalar_type() == at::kFloat;
   };
   if (!fits(x, numel_) || !fits(state.error, numel_) || !fits(state.right, second_.total)) {
-    throw Error("comm", concat("PowerSGD: a tensor of ", x.sizes(), ' ', x.scalar_type(), " or a state that do not fit its ", numel_, " elements in a row of fp32"));
+    throw Error("comm", concat("PowerSGD: a tensor of ", x.sizes(), ' ', x.scalar_type(),
+                               " or a state that do not fit its ", numel_, " elements in a row of fp32"));
   }
   if (group_.size() == 1) {
     return;

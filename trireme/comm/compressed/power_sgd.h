@@ -23,14 +23,15 @@ struct FlatMatrix {
 
 /// The mean over the ranks of a group of matrices in a flat tensor, by approximations of low rank, over any backend.
 ///
-/// A rank adds its error to its numbers. For each matrix M it sends M Q; the mean of these, made orthonormal, is P; it sends M^T P, whose mean is the next
-/// round's Q, and the result is P Q^T: one step of the power method a round, from where the last one ended. It keeps M - P P^T M as error, so that the
-/// sum of the results of all rounds is the sum of the true means, less the mean of the errors. A mean whose rank is not larger than asked for
-/// arrives up to rounding. Elements in no matrix, and matrices that would not get smaller, are summed as they are.
-/// Cost for rank r and N ranks: 2 (N - 1)/N times 4 r (rows + columns) bytes a matrix sent by each rank, in two all-reduces for all of them together;
-/// 4 r rows columns multiplications a matrix. A group of one exchanges nothing and loses nothing.
-/// All ranks get the same bits where they multiply matrices to the same bits, as processors of one kind do.
-/// Source: Vogels et al. 2019, PowerSGD, arXiv:1905.13727.
+/// A rank adds its error to its numbers. For each matrix M it sends M Q; the mean of these, made orthonormal, is P; it
+/// sends M^T P, whose mean is the next round's Q, and the result is P Q^T: one step of the power method a round, from
+/// where the last one ended. It keeps M - P P^T M as error, so that the sum of the results of all rounds is the sum of
+/// the true means, less the mean of the errors. A mean whose rank is not larger than asked for arrives up to rounding.
+/// Elements in no matrix, and matrices that would not get smaller, are summed as they are. Cost for rank r and N ranks:
+/// 2 (N - 1)/N times 4 r (rows + columns) bytes a matrix sent by each rank, in two all-reduces for all of them
+/// together; 4 r rows columns multiplications a matrix. A group of one exchanges nothing and loses nothing. All ranks
+/// get the same bits where they multiply matrices to the same bits, as processors of one kind do. Source: Vogels et al.
+/// 2019, PowerSGD, arXiv:1905.13727.
 class PowerSgd {
  public:
   /// What its owner keeps from round to round, and in checkpoints. fp32.
@@ -73,9 +74,9 @@ class PowerSgd {
   int64_t numel_;
   int64_t rank_;
   std::vector<FlatMatrix> matrices_; // that get smaller
-  std::vector<FlatMatrix> plain_; // what lies between them, as rows
-  Message first_; // P of each matrix, then what is plain
-  Message second_; // Q of each matrix
+  std::vector<FlatMatrix> plain_;    // what lies between them, as rows
+  Message first_;                    // P of each matrix, then what is plain
+  Message second_;                   // Q of each matrix
 };
 
 } // namespace trireme::comm

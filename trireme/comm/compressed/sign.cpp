@@ -55,10 +55,12 @@ class SignCompressor final : public TwofoldCompressor {
 
   // 1, 2, 4 to 128.
   static at::Tensor weights(at::Device device) {
-    return at::bitwise_left_shift(at::ones({8}, at::TensorOptions(at::kByte).device(device)), at::arange(8, at::TensorOptions(at::kByte).device(device)));
+    return at::bitwise_left_shift(at::ones({8}, at::TensorOptions(at::kByte).device(device)),
+                                  at::arange(8, at::TensorOptions(at::kByte).device(device)));
   }
 
-  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
+  void compress_there(const at::Tensor& x, std::span<const Stretch> stretches,
+                      const at::Tensor& message) const override {
     const at::Tensor weight = weights(x.device());
     int64_t at_scale = 0;
     int64_t at_bits = first_bits(stretches);
@@ -67,7 +69,9 @@ class SignCompressor final : public TwofoldCompressor {
       const at::Tensor scale = values.to(at::kDouble).square().mean({1}, true).sqrt().to(at::kFloat);
       const at::Tensor positive = values.ge(0);
       const int64_t bytes = sign_bytes(rows.length);
-      const at::Tensor bits = at::constant_pad_nd(positive.to(at::kByte), {0, 8 * bytes - rows.length}).view({rows.count(), bytes, 8}).mul(weight);
+      const at::Tensor bits = at::constant_pad_nd(positive.to(at::kByte), {0, 8 * bytes - rows.length})
+                                  .view({rows.count(), bytes, 8})
+                                  .mul(weight);
       take(message, at_scale, rows.count(), rows.count(), at::kFloat).copy_(scale);
       take(message, at_bits, rows.count(), rows.count() * bytes, at::kByte).copy_(bits.sum({2}, false, at::kByte));
       values.sub_(at::where(positive, scale, scale.neg()));
@@ -80,7 +84,8 @@ class SignCompressor final : public TwofoldCompressor {
     for_each_rows(stretches, [&](const Rows& rows) {
       const at::Tensor scale = take(message, at_scale, rows.count(), rows.count(), at::kFloat);
       const at::Tensor bits = take(message, at_bits, rows.count(), rows.count() * sign_bytes(rows.length), at::kByte);
-      const at::Tensor positive = bits.unsqueeze(2).bitwise_and(weight).ne(0).view({rows.count(), -1}).slice(1, 0, rows.length);
+      const at::Tensor positive =
+          bits.unsqueeze(2).bitwise_and(weight).ne(0).view({rows.count(), -1}).slice(1, 0, rows.length);
       rows.of(sum).add_(at::where(positive, scale, scale.neg()));
     });
   }

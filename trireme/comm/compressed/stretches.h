@@ -29,7 +29,9 @@ class TwofoldCompressor : public Compressor, private StretchLoops {
     const std::vector<Place> place = places(stretches);
     auto* const values = x.mutable_data_ptr<float>();
     auto* const bytes = message.mutable_data_ptr<uint8_t>();
-    for_each_stretch(stretches.size(), [&](size_t s) { compress_one(values + stretches[s].begin, stretches[s].count(), place[s], bytes); });
+    for_each_stretch(stretches.size(), [&](size_t s) {
+      compress_one(values + stretches[s].begin, stretches[s].count(), place[s], bytes);
+    });
   }
   void add(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const final {
     if (!sum.is_cpu()) {
@@ -39,7 +41,8 @@ class TwofoldCompressor : public Compressor, private StretchLoops {
     const std::vector<Place> place = places(stretches);
     const auto* const bytes = message.const_data_ptr<uint8_t>();
     auto* const values = sum.mutable_data_ptr<float>();
-    for_each_stretch(stretches.size(), [&](size_t s) { add_one(bytes, place[s], stretches[s].count(), values + stretches[s].begin); });
+    for_each_stretch(stretches.size(),
+                     [&](size_t s) { add_one(bytes, place[s], stretches[s].count(), values + stretches[s].begin); });
   }
   const StretchLoops* loops() const final {
     return this;
@@ -49,8 +52,10 @@ class TwofoldCompressor : public Compressor, private StretchLoops {
   using StretchLoops::Place;
 
  private:
-  virtual void compress_there(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const = 0;
-  virtual void add_there(const at::Tensor& message, std::span<const Stretch> stretches, const at::Tensor& sum) const = 0;
+  virtual void compress_there(const at::Tensor& x, std::span<const Stretch> stretches,
+                              const at::Tensor& message) const = 0;
+  virtual void add_there(const at::Tensor& message, std::span<const Stretch> stretches,
+                         const at::Tensor& sum) const = 0;
 };
 
 /// Neighbours of one length, [first, last) of the stretches: operators see them as the rows of a matrix.
@@ -74,7 +79,8 @@ template <class F>
 void for_each_rows(std::span<const Stretch> stretches, const F& f) {
   for (size_t first = 0, last = 0; first < stretches.size(); first = last) {
     last = first + 1;
-    while (last < stretches.size() && stretches[last].begin == stretches[last - 1].end && stretches[last].count() == stretches[first].count()) {
+    while (last < stretches.size() && stretches[last].begin == stretches[last - 1].end &&
+           stretches[last].count() == stretches[first].count()) {
       ++last;
     }
     f(Rows{first, last, stretches[first].begin, stretches[first].count()});

@@ -14,7 +14,8 @@ class TopKCompressor final : public Compressor {
  public:
   explicit TopKCompressor(double share) : share_(share) {
     if (!(share > 0 && share <= 1)) {
-      throw InputError("comm", concat("the top-k compressor sends a share of ", share, " of the elements"), "Ask for more than 0 and at most 1.");
+      throw InputError("comm", concat("the top-k compressor sends a share of ", share, " of the elements"),
+                       "Ask for more than 0 and at most 1.");
     }
   }
   const char* name() const override {

@@ -26,7 +26,7 @@ struct State {
 
   /// gloo closes its socket with its last group, and the number may then be somebody else's.
   bool ours() const {
-    struct stat status {};
+    struct stat status{};
     return listening >= 0 && fstat(listening, &status) == 0 && status.st_ino == socket;
   }
 };
@@ -64,9 +64,9 @@ std::map<ino_t, int> connections() {
   for_each_descriptor([&](int number) {
     int protocol = 0;
     socklen_t length = sizeof(protocol);
-    struct stat status {};
-    if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP && store::bound_port(number) == 0 &&
-        fstat(number, &status) == 0) {
+    struct stat status{};
+    if (getsockopt(number, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP &&
+        store::bound_port(number) == 0 && fstat(number, &status) == 0) {
       found[status.st_ino] = number;
     }
   });
@@ -95,7 +95,7 @@ void GlooDoor::find() {
   const std::lock_guard lock(state().mutex);
   // Another thread may have opened one at the same time: returns none rather than a wrong one.
   state().listening = fresh.size() == 1 ? fresh.front() : -1;
-  struct stat status {};
+  struct stat status{};
   state().socket = fstat(state().listening, &status) == 0 ? status.st_ino : 0;
 }
 

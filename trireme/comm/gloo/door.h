@@ -32,8 +32,9 @@ class GlooDoor {
   std::vector<int> before_;
 };
 
-/// Has the kernel end the connections that are made while it lives once the other host is silent (store::end_when_silent()): gloo
-/// sets no such thing, so a link that is cut would show only at an operation's time-out.
+/// Has the kernel end the connections that are made while it lives once the other host is silent
+/// (store::end_when_silent()): gloo sets no such thing, so a link that is cut would show only at an operation's
+/// time-out.
 class ProbedConnections {
  public:
   ProbedConnections();

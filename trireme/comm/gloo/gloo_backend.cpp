@@ -33,8 +33,11 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
       found = interface ? c10d::ProcessGroupGloo::createDeviceForInterface(split(*interface, ',').front())
                         : c10d::ProcessGroupGloo::createDeviceForHostname(setup.address);
     } catch (const std::exception& error) {
-      throw InputError("comm", concat("cannot listen on ", interface ? "interface " + *interface : setup.address, ": ", plain_text(error), "."),
-                       "Set GLOO_SOCKET_IFNAME to the network interface that reaches the other hosts (ip addr lists them).");
+      throw InputError(
+          "comm",
+          concat("cannot listen on ", interface ? "interface " + *interface : setup.address, ": ", plain_text(error),
+                 "."),
+          "Set GLOO_SOCKET_IFNAME to the network interface that reaches the other hosts (ip addr lists them).");
     }
     door.find();
     device = found;

@@ -47,24 +47,27 @@ void GlooShared::break_connections(std::unique_lock<std::mutex>& lock) {
   changed.wait(lock, [this] { return !breaking_ || wedged; });
 }
 
-GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
-                               std::function<void()> after)
-    : shared_(std::move(shared)), outcome_(std::make_shared<Outcome>()), deadline_(deadline),
+GlooCollective::GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared,
+                               Deadline deadline, std::function<void()> after)
+    : shared_(std::move(shared)),
+      outcome_(std::make_shared<Outcome>()),
+      deadline_(deadline),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  work->getFuture()->addCallback([shared = shared_, outcome = outcome_, after = std::move(after)](c10::ivalue::Future& future) {
-    std::exception_ptr error = future.hasError() ? future.exception_ptr() : nullptr;
-    if (!error && after) {
-      try {
-        after();
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    const std::lock_guard lock(shared->mutex);
-    outcome->done = true;
-    outcome->error = error;
-    shared->changed.notify_all();
-  });
+  work->getFuture()->addCallback(
+      [shared = shared_, outcome = outcome_, after = std::move(after)](c10::ivalue::Future& future) {
+        std::exception_ptr error = future.hasError() ? future.exception_ptr() : nullptr;
+        if (!error && after) {
+          try {
+            after();
+          } catch (...) {
+            error = std::current_exception();
+          }
+        }
+        const std::lock_guard lock(shared->mutex);
+        outcome->done = true;
+        outcome->error = error;
+        shared->changed.notify_all();
+      });
 }
 
 GlooCollective::~GlooCollective() {
@@ -102,8 +105,12 @@ bool GlooCollective::done() {
   return outcome_->done || shared_->interrupted;
 }
 
-GlooMessage::GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, std::chrono::milliseconds timeout)
-    : work_(std::move(work)), shared_(std::move(shared)), timeout_(timeout), exceptions_at_start_(std::uncaught_exceptions()) {}
+GlooMessage::GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared,
+                         std::chrono::milliseconds timeout)
+    : work_(std::move(work)),
+      shared_(std::move(shared)),
+      timeout_(timeout),
+      exceptions_at_start_(std::uncaught_exceptions()) {}
 
 GlooMessage::~GlooMessage() {
   try {

@@ -27,8 +27,8 @@ struct GlooShared : std::enable_shared_from_this<GlooShared> {
   /// gloo's calls that end every operation in flight with an error. Empty when there is nothing to break (any more).
   std::function<void()> break_context;
 
-  /// Calls break_context, once, and returns when it has, or when gloo's thread has died: its locks are never given back then, so the
-  /// calls run in a thread of their own, without the mutex. `lock` holds the mutex, before and after.
+  /// Calls break_context, once, and returns when it has, or when gloo's thread has died: its locks are never given back
+  /// then, so the calls run in a thread of their own, without the mutex. `lock` holds the mutex, before and after.
   void break_connections(std::unique_lock<std::mutex>& lock);
 
   /// Makes every wait() fail.
@@ -71,7 +71,8 @@ class GlooCollective : public Pending {
 /// it is done, so the first done() on it starts a thread that waits.
 class GlooMessage : public Pending {
  public:
-  GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared, std::chrono::milliseconds timeout);
+  GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared,
+              std::chrono::milliseconds timeout);
   ~GlooMessage() override;
   void wait() override;
   bool done() override;

@@ -39,10 +39,15 @@ void check_type(const at::Tensor& tensor, const char* op) {
 
 class HierarchicalBackend : public Backend {
  public:
-  HierarchicalBackend(const GroupSetup& setup, HostBlocks blocks, std::shared_ptr<Backend> inner, std::shared_ptr<Backend> outer,
-                      std::shared_ptr<Backend> everyone)
-      : rank_(setup.rank), size_(setup.size), blocks_(blocks), inner_(std::move(inner)), outer_(std::move(outer)),
-        everyone_(std::move(everyone)), name_(concat(inner_->name(), "+", outer_->name())),
+  HierarchicalBackend(const GroupSetup& setup, HostBlocks blocks, std::shared_ptr<Backend> inner,
+                      std::shared_ptr<Backend> outer, std::shared_ptr<Backend> everyone)
+      : rank_(setup.rank),
+        size_(setup.size),
+        blocks_(blocks),
+        inner_(std::move(inner)),
+        outer_(std::move(outer)),
+        everyone_(std::move(everyone)),
+        name_(concat(inner_->name(), "+", outer_->name())),
         interrupt_([parts = std::array<std::weak_ptr<Backend>, 3>{inner_, outer_, everyone_}] {
           for (const auto& part : parts) {
             if (const auto backend = part.lock()) {
@@ -79,7 +84,8 @@ class HierarchicalBackend : public Backend {
       at::Tensor sums = inner_->allocate(slice * blocks_.hosts, out.scalar_type());
       std::vector<std::shared_ptr<Pending>> steps;
       for (int host = 0; host < blocks_.hosts; ++host) {
-        steps.push_back(inner_->reduce_scatter(sums.narrow(0, host * slice, slice), in.narrow(0, host * block, block), op));
+        steps.push_back(
+            inner_->reduce_scatter(sums.narrow(0, host * slice, slice), in.narrow(0, host * block, block), op));
       }
       for (const auto& step : steps) {
         finish(step);
@@ -174,7 +180,8 @@ class HierarchicalBackend : public Backend {
       std::shared_ptr<Pending> step;
     };
     std::vector<Chunk> chunks;
-    const int64_t chunk = std::max<int64_t>(1, kChunkBytes / static_cast<int64_t>(tensor.element_size()) / locals) * locals;
+    const int64_t chunk =
+        std::max<int64_t>(1, kChunkBytes / static_cast<int64_t>(tensor.element_size()) / locals) * locals;
     for (int64_t begin = 0; begin < sliced; begin += chunk) {
       const int64_t count = std::min(chunk, sliced - begin);
       Chunk next{tensor.narrow(0, begin, count), {}, {}};
@@ -239,8 +246,9 @@ bool hierarchy_suits(const GroupSetup& setup) {
 std::shared_ptr<Backend> connect_hierarchy(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!hierarchy_suits(setup)) {
-    throw InputError("comm", concat("backend \"shm+gloo\" is for several hosts with equally many ranks, 2 to ", kMostShmRanks, ", on each; group \"",
-                                    setup.name, "\" is not like that."),
+    throw InputError("comm",
+                     concat("backend \"shm+gloo\" is for several hosts with equally many ranks, 2 to ", kMostShmRanks,
+                            ", on each; group \"", setup.name, "\" is not like that."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   const HostBlocks blocks = *host_blocks(setup.hosts);

@@ -17,7 +17,8 @@ std::optional<HostBlocks> host_blocks(const std::vector<int>& hosts) {
   std::set<int> seen;
   for (size_t begin = 0; begin < hosts.size(); begin += per_host) {
     const auto first = hosts.begin() + static_cast<std::ptrdiff_t>(begin);
-    const bool one_host = std::all_of(first, first + static_cast<std::ptrdiff_t>(per_host), [&](int host) { return host == *first; });
+    const bool one_host =
+        std::all_of(first, first + static_cast<std::ptrdiff_t>(per_host), [&](int host) { return host == *first; });
     if (!one_host || !seen.insert(*first).second) {
       return std::nullopt;
     }

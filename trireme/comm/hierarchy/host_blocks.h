@@ -11,8 +11,8 @@ struct HostBlocks {
   int per_host = 1;
 };
 
-/// The blocks of a group whose member i runs on host `hosts[i]` (any numbering), or nullopt where members of one host are
-/// not adjacent or hosts have different numbers of them.
+/// The blocks of a group whose member i runs on host `hosts[i]` (any numbering), or nullopt where members of one host
+/// are not adjacent or hosts have different numbers of them.
 std::optional<HostBlocks> host_blocks(const std::vector<int>& hosts);
 
 } // namespace trireme::comm

@@ -17,8 +17,8 @@ namespace trireme::comm {
 /// would wait for this rank in vain.
 class TaskThread {
  public:
-  /// `interrupt` makes the task that runs end with an error. It is called when an operation is given up by an exception: the peers
-  /// wait for this rank in vain, and it must say so at once.
+  /// `interrupt` makes the task that runs end with an error. It is called when an operation is given up by an
+  /// exception: the peers wait for this rank in vain, and it must say so at once.
   explicit TaskThread(std::function<void()> interrupt);
   /// Tasks not begun fail; the one that runs is waited for (who calls makes it end).
   ~TaskThread();

@@ -4,8 +4,8 @@
 #include <trireme/comm/mpi/mpi_pending.h>
 #include <trireme/comm/reduce.h>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <unistd.h>
 
@@ -19,7 +19,8 @@ using namespace mpi;
 /// Every MPI has at least these.
 constexpr size_t kTags = 32767;
 
-/// Whether every member on this host can have a core. Counts the whole host's cores: mpirun binds each rank to one or two of them.
+/// Whether every member on this host can have a core. Counts the whole host's cores: mpirun binds each rank to one or
+/// two of them.
 bool fits(const GroupSetup& setup) {
   const int here = setup.hosts[static_cast<size_t>(setup.rank)];
   return std::count(setup.hosts.begin(), setup.hosts.end(), here) <= ::sysconf(_SC_NPROCESSORS_ONLN);
@@ -28,7 +29,10 @@ bool fits(const GroupSetup& setup) {
 class MpiBackend : public Backend {
  public:
   MpiBackend(const GroupSetup& setup, Communicator communicator)
-      : rank_(setup.rank), size_(setup.size), core_(std::make_shared<Core>(setup.timeout, fits(setup))), patience_(setup.patience),
+      : rank_(setup.rank),
+        size_(setup.size),
+        core_(std::make_shared<Core>(setup.timeout, fits(setup))),
+        patience_(setup.patience),
         exceptions_at_start_(std::uncaught_exceptions()) {
     core_->communicator = communicator;
     Runtime::process().group_opened();
@@ -51,9 +55,11 @@ class MpiBackend : public Backend {
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const auto element = element_of(tensor.scalar_type(), "all_reduce", "MPI");
-    return start("MPI_Iallreduce", 2 * share(tensor), {tensor.detach()}, [&](const Functions& mpi, Operation* operation) {
-      return mpi.all_reduce(core_->communicator, tensor.data_ptr(), tensor.numel(), element, combine_of(op), operation);
-    });
+    return start("MPI_Iallreduce", 2 * share(tensor), {tensor.detach()},
+                 [&](const Functions& mpi, Operation* operation) {
+                   return mpi.all_reduce(core_->communicator, tensor.data_ptr(), tensor.numel(), element,
+                                         combine_of(op), operation);
+                 });
   }
 
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
@@ -62,11 +68,12 @@ class MpiBackend : public Backend {
     const at::Tensor target = out.detach();
     if (narrow) {
       const at::Tensor parts = at::empty_like(in.detach());
-      return start("MPI_Ialltoall", share(in), {in.detach(), target, parts},
-                   [&](const Functions& mpi, Operation* operation) {
-                     return mpi.all_to_all(core_->communicator, in.const_data_ptr(), parts.data_ptr(), slice(in), operation);
-                   },
-                   [target, parts, element, op] { combine_slices(target, parts, element, op); });
+      return start(
+          "MPI_Ialltoall", share(in), {in.detach(), target, parts},
+          [&](const Functions& mpi, Operation* operation) {
+            return mpi.all_to_all(core_->communicator, in.const_data_ptr(), parts.data_ptr(), slice(in), operation);
+          },
+          [target, parts, element, op] { combine_slices(target, parts, element, op); });
     }
     // MPI forbids a result inside the input.
     const bool inside = starts_inside(out, in);
@@ -78,18 +85,21 @@ class MpiBackend : public Backend {
         target.copy_(result);
       };
     }
-    return start("MPI_Ireduce_scatter_block", share(in), {in.detach(), result},
-                 [&](const Functions& mpi, Operation* operation) {
-                   return mpi.reduce_scatter(core_->communicator, in.const_data_ptr(), result.data_ptr(), out.numel(), element,
-                                             combine_of(op), operation);
-                 },
-                 copy_back);
+    return start(
+        "MPI_Ireduce_scatter_block", share(in), {in.detach(), result},
+        [&](const Functions& mpi, Operation* operation) {
+          return mpi.reduce_scatter(core_->communicator, in.const_data_ptr(), result.data_ptr(), out.numel(), element,
+                                    combine_of(op), operation);
+        },
+        copy_back);
   }
 
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
-    return start("MPI_Iallgather", share(out), {out.detach(), in.detach()}, [&](const Functions& mpi, Operation* operation) {
-      return mpi.all_gather(core_->communicator, in.const_data_ptr(), out.data_ptr(), static_cast<int64_t>(in.nbytes()), operation);
-    });
+    return start("MPI_Iallgather", share(out), {out.detach(), in.detach()},
+                 [&](const Functions& mpi, Operation* operation) {
+                   return mpi.all_gather(core_->communicator, in.const_data_ptr(), out.data_ptr(),
+                                         static_cast<int64_t>(in.nbytes()), operation);
+                 });
   }
 
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
@@ -102,9 +112,10 @@ class MpiBackend : public Backend {
   }
 
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
-    return start("MPI_Ialltoall", share(in), {out.detach(), in.detach()}, [&](const Functions& mpi, Operation* operation) {
-      return mpi.all_to_all(core_->communicator, in.const_data_ptr(), out.data_ptr(), slice(in), operation);
-    });
+    return start(
+        "MPI_Ialltoall", share(in), {out.detach(), in.detach()}, [&](const Functions& mpi, Operation* operation) {
+          return mpi.all_to_all(core_->communicator, in.const_data_ptr(), out.data_ptr(), slice(in), operation);
+        });
   }
 
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
@@ -118,13 +129,15 @@ class MpiBackend : public Backend {
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     check_tag(tag);
     return start("MPI_Irecv", 0, {tensor.detach()}, [&](const Functions& mpi, Operation* operation) {
-      return mpi.recv(core_->communicator, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), from, tag, operation);
+      return mpi.recv(core_->communicator, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), from, tag,
+                      operation);
     });
   }
 
   std::shared_ptr<Pending> barrier() override {
-    return start("MPI_Ibarrier", 0, {},
-                 [&](const Functions& mpi, Operation* operation) { return mpi.barrier(core_->communicator, operation); });
+    return start("MPI_Ibarrier", 0, {}, [&](const Functions& mpi, Operation* operation) {
+      return mpi.barrier(core_->communicator, operation);
+    });
   }
 
   int64_t bytes_sent() const override {
@@ -144,7 +157,8 @@ class MpiBackend : public Backend {
       }
       closed_ = true;
     }
-    const bool failed = core_->interrupted.exchange(true) || core_->under_way > 0 || std::uncaught_exceptions() > exceptions_at_start_;
+    const bool failed =
+        core_->interrupted.exchange(true) || core_->under_way > 0 || std::uncaught_exceptions() > exceptions_at_start_;
     if (failed) {
       runtime.give_up();
     } else {
@@ -168,7 +182,8 @@ class MpiBackend : public Backend {
   }
   void check_tag(int tag) const {
     if (tag < 0 || tag > largest_tag_) {
-      throw Error("comm", concat("tag ", tag, " is not possible over MPI."), concat("Use tags from 0 to ", largest_tag_, "."));
+      throw Error("comm", concat("tag ", tag, " is not possible over MPI."),
+                  concat("Use tags from 0 to ", largest_tag_, "."));
     }
   }
 
@@ -210,8 +225,9 @@ std::vector<int> places(const GroupSetup& group) {
     ranks.push_back(std::stoi(place));
   }
   if (runtime.size() < setup.size) {
-    throw InputError("comm", concat("backend \"mpi\" over ", runtime.library(), " sees ", runtime.size(), " of the ", setup.size,
-                                    " ranks of group \"", setup.name, "\": another launcher started them."),
+    throw InputError("comm",
+                     concat("backend \"mpi\" over ", runtime.library(), " sees ", runtime.size(), " of the ",
+                            setup.size, " ranks of group \"", setup.name, "\": another launcher started them."),
                      "Start all ranks with one mpirun, of the same MPI.");
   }
   return ranks;

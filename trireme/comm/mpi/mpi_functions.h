@@ -8,29 +8,31 @@
 ///
 /// Open MPI and MPICH have different binary interfaces, and no program of ours shall need either to start. So the few
 /// lines that include <mpi.h> (mpi_module.cpp) are a shared module of their own, one per MPI, without libtorch
-/// in it; a process that asks for the backend loads the one of the mpirun that started it, and talks to it through this table.
+/// in it; a process that asks for the backend loads the one of the mpirun that started it, and talks to it through this
+/// table.
 namespace trireme::comm::mpi {
 
 /// Changes when this file does.
 constexpr int kInterfaceVersion = 1;
 
 /// inout[i] = inout[i] op in[i].
-using CombineFunction = void (*)(const void* in, void* inout, int64_t count, kernels::Element element, kernels::Combine combine);
+using CombineFunction = void (*)(const void* in, void* inout, int64_t count, kernels::Element element,
+                                 kernels::Combine combine);
 
 /// A communicator and an operation under way.
 using Communicator = void*;
 using Operation = void*;
 
-/// Every function returns an MPI error code, 0 for success, unless it says otherwise. Counts are elements for reductions and
-/// bytes for the rest, and may exceed an int. One thread at a time may be inside any of them.
+/// Every function returns an MPI error code, 0 for success, unless it says otherwise. Counts are elements for
+/// reductions and bytes for the rest, and may exceed an int. One thread at a time may be inside any of them.
 struct Functions {
   int version;
   /// "Open MPI v4.1.4, ...".
   const char* (*library)();
 
-  /// Starts MPI for calls from any thread, one at a time, unless the program has done so. `combine` reduces what MPI cannot, no
-  /// single call of MPI gets more than `most` elements. Gives the place in MPI_COMM_WORLD; `threads` is 0 when MPI
-  /// was started, but without support for calls from any thread.
+  /// Starts MPI for calls from any thread, one at a time, unless the program has done so. `combine` reduces what MPI
+  /// cannot, no single call of MPI gets more than `most` elements. Gives the place in MPI_COMM_WORLD; `threads` is 0
+  /// when MPI was started, but without support for calls from any thread.
   int (*start)(CombineFunction combine, int64_t most, int* rank, int* size, int* threads);
   /// Meets all ranks of MPI_COMM_WORLD; they are ready for finish() when it is done.
   int (*meet)(Operation* operation);
@@ -41,8 +43,8 @@ struct Functions {
   int (*open)(const int* ranks, int count, int tag, Communicator* communicator);
   int (*close)(Communicator communicator);
 
-  int (*all_reduce)(Communicator communicator, void* data, int64_t count, kernels::Element element, kernels::Combine combine,
-                    Operation* operation);
+  int (*all_reduce)(Communicator communicator, void* data, int64_t count, kernels::Element element,
+                    kernels::Combine combine, Operation* operation);
   /// `in` holds `count` elements for each rank and is not `out`.
   int (*reduce_scatter)(Communicator communicator, const void* in, void* out, int64_t count, kernels::Element element,
                         kernels::Combine combine, Operation* operation);

@@ -60,7 +60,8 @@ MPI_Request* next(Requests& requests) {
   return &requests.all.back();
 }
 
-/// As many bytes as one element of a datatype, for counts that an int cannot hold or of which an MPI would add up several in an int.
+/// As many bytes as one element of a datatype, for counts that an int cannot hold or of which an MPI would add up
+/// several in an int.
 struct Bytes {
   int count = 0;
   MPI_Datatype type = MPI_BYTE;
@@ -148,19 +149,22 @@ void user_op(void* in, void* inout, int* count, MPI_Datatype*) {
 
 template <Element element, Combine combine>
 int make_op() {
-  return MPI_Op_create(user_op<element, combine>, 1, &state().own_ops[static_cast<size_t>(element)][static_cast<size_t>(combine)]);
+  return MPI_Op_create(user_op<element, combine>, 1,
+                       &state().own_ops[static_cast<size_t>(element)][static_cast<size_t>(combine)]);
 }
 
 /// MPI knows no 16-bit floats, and its MAX and MIN may lose a NaN.
 int make_ops() {
-  static_assert(static_cast<int>(Element::f32) == 0 && static_cast<int>(Element::bf16) == 3 && static_cast<int>(Combine::sum) == 0);
+  static_assert(static_cast<int>(Element::f32) == 0 && static_cast<int>(Element::bf16) == 3 &&
+                static_cast<int>(Combine::sum) == 0);
   for (auto& row : state().own_ops) {
     row.fill(MPI_OP_NULL);
   }
-  for (const auto make : {make_op<Element::f32, Combine::max>, make_op<Element::f32, Combine::min>, make_op<Element::f64, Combine::max>,
-                          make_op<Element::f64, Combine::min>, make_op<Element::f16, Combine::sum>, make_op<Element::f16, Combine::max>,
-                          make_op<Element::f16, Combine::min>, make_op<Element::bf16, Combine::sum>, make_op<Element::bf16, Combine::max>,
-                          make_op<Element::bf16, Combine::min>}) {
+  for (const auto make :
+       {make_op<Element::f32, Combine::max>, make_op<Element::f32, Combine::min>, make_op<Element::f64, Combine::max>,
+        make_op<Element::f64, Combine::min>, make_op<Element::f16, Combine::sum>, make_op<Element::f16, Combine::max>,
+        make_op<Element::f16, Combine::min>, make_op<Element::bf16, Combine::sum>, make_op<Element::bf16, Combine::max>,
+        make_op<Element::bf16, Combine::min>}) {
     if (const int code = make(); code != MPI_SUCCESS) {
       return code;
     }
@@ -261,20 +265,23 @@ int close(Communicator communicator) {
   return code;
 }
 
-int all_reduce(Communicator communicator, void* data, int64_t count, Element element, Combine combine, Operation* operation) {
+int all_reduce(Communicator communicator, void* data, int64_t count, Element element, Combine combine,
+               Operation* operation) {
   return begin(operation, [&](Requests& requests) {
     int code = MPI_SUCCESS;
     for (int64_t at = 0; at < count && code == MPI_SUCCESS; at += state().most) {
       code = MPI_Iallreduce(MPI_IN_PLACE, static_cast<std::byte*>(data) + at * size_of(element),
-                            static_cast<int>(std::min(state().most, count - at)), type_of(element), op_of(element, combine),
-                            comm_of(communicator), next(requests));
+                            static_cast<int>(std::min(state().most, count - at)), type_of(element),
+                            op_of(element, combine), comm_of(communicator), next(requests));
     }
     return code;
   });
 }
 
-/// For more elements than one call takes: slices are not contiguous for every rank at once, so each is reduced to its owner.
-int reduce_slices(MPI_Comm comm, const std::byte* in, void* out, int64_t count, Element element, Combine combine, Requests& requests) {
+/// For more elements than one call takes: slices are not contiguous for every rank at once, so each is reduced to its
+/// owner.
+int reduce_slices(MPI_Comm comm, const std::byte* in, void* out, int64_t count, Element element, Combine combine,
+                  Requests& requests) {
   int size = 0;
   int rank = 0;
   MPI_Comm_size(comm, &size);
@@ -284,15 +291,15 @@ int reduce_slices(MPI_Comm comm, const std::byte* in, void* out, int64_t count, 
     for (int64_t at = 0; at < count && code == MPI_SUCCESS; at += state().most) {
       code = MPI_Ireduce(in + (root * count + at) * size_of(element),
                          root == rank ? static_cast<std::byte*>(out) + at * size_of(element) : nullptr,
-                         static_cast<int>(std::min(state().most, count - at)), type_of(element), op_of(element, combine), root, comm,
-                         next(requests));
+                         static_cast<int>(std::min(state().most, count - at)), type_of(element),
+                         op_of(element, combine), root, comm, next(requests));
     }
   }
   return code;
 }
 
-int reduce_scatter(Communicator communicator, const void* in, void* out, int64_t count, Element element, Combine combine,
-                   Operation* operation) {
+int reduce_scatter(Communicator communicator, const void* in, void* out, int64_t count, Element element,
+                   Combine combine, Operation* operation) {
   return begin(operation, [&](Requests& requests) {
     const MPI_Comm comm = comm_of(communicator);
     int size = 0;
@@ -300,7 +307,8 @@ int reduce_scatter(Communicator communicator, const void* in, void* out, int64_t
     if (count * size > state().most) {
       return reduce_slices(comm, static_cast<const std::byte*>(in), out, count, element, combine, requests);
     }
-    return MPI_Ireduce_scatter_block(in, out, static_cast<int>(count), type_of(element), op_of(element, combine), comm, next(requests));
+    return MPI_Ireduce_scatter_block(in, out, static_cast<int>(count), type_of(element), op_of(element, combine), comm,
+                                     next(requests));
   });
 }
 
@@ -319,8 +327,8 @@ int all_gather(Communicator communicator, const void* in, void* out, int64_t byt
     MPI_Comm_rank(comm_of(communicator), &rank);
     const bool in_place = in == static_cast<std::byte*>(out) + rank * bytes;
     return code != MPI_SUCCESS ? code
-                               : MPI_Iallgather(in_place ? MPI_IN_PLACE : in, slice.count, slice.type, out, slice.count, slice.type,
-                                                comm_of(communicator), next(requests));
+                               : MPI_Iallgather(in_place ? MPI_IN_PLACE : in, slice.count, slice.type, out, slice.count,
+                                                slice.type, comm_of(communicator), next(requests));
   });
 }
 
@@ -328,7 +336,8 @@ int broadcast(Communicator communicator, void* data, int64_t bytes, int root, Op
   return begin(operation, [&](Requests& requests) {
     Bytes all;
     const int code = all.make(bytes, bytes);
-    return code != MPI_SUCCESS ? code : MPI_Ibcast(data, all.count, all.type, root, comm_of(communicator), next(requests));
+    return code != MPI_SUCCESS ? code
+                               : MPI_Ibcast(data, all.count, all.type, root, comm_of(communicator), next(requests));
   });
 }
 
@@ -337,8 +346,8 @@ int all_to_all(Communicator communicator, const void* in, void* out, int64_t byt
     Bytes slice;
     const int code = slice.make(bytes, of_all(communicator, bytes));
     return code != MPI_SUCCESS ? code
-                               : MPI_Ialltoall(in, slice.count, slice.type, out, slice.count, slice.type, comm_of(communicator),
-                                               next(requests));
+                               : MPI_Ialltoall(in, slice.count, slice.type, out, slice.count, slice.type,
+                                               comm_of(communicator), next(requests));
   });
 }
 
@@ -346,7 +355,8 @@ int send(Communicator communicator, const void* data, int64_t bytes, int to, int
   return begin(operation, [&](Requests& requests) {
     Bytes all;
     const int code = all.make(bytes, bytes);
-    return code != MPI_SUCCESS ? code : MPI_Isend(data, all.count, all.type, to, tag, comm_of(communicator), next(requests));
+    return code != MPI_SUCCESS ? code
+                               : MPI_Isend(data, all.count, all.type, to, tag, comm_of(communicator), next(requests));
   });
 }
 
@@ -354,7 +364,8 @@ int recv(Communicator communicator, void* data, int64_t bytes, int from, int tag
   return begin(operation, [&](Requests& requests) {
     Bytes all;
     const int code = all.make(bytes, bytes);
-    return code != MPI_SUCCESS ? code : MPI_Irecv(data, all.count, all.type, from, tag, comm_of(communicator), next(requests));
+    return code != MPI_SUCCESS ? code
+                               : MPI_Irecv(data, all.count, all.type, from, tag, comm_of(communicator), next(requests));
   });
 }
 
@@ -403,7 +414,8 @@ void describe(int code, char* text, int capacity) {
 
 extern "C" __attribute__((visibility("default"))) const trireme::comm::mpi::Functions* trireme_mpi_functions() {
   using namespace trireme::comm::mpi;
-  static const Functions functions = {kInterfaceVersion, library, start, meet, finish, open, close, all_reduce, reduce_scatter, all_gather,
-                                      broadcast, all_to_all, send, recv, barrier, test, largest_tag, describe};
+  static const Functions functions = {
+      kInterfaceVersion, library,   start,      meet, finish, open,    close, all_reduce,  reduce_scatter,
+      all_gather,        broadcast, all_to_all, send, recv,   barrier, test,  largest_tag, describe};
   return &functions;
 }

@@ -6,8 +6,12 @@
 
 namespace trireme::comm::mpi {
 
-MpiPending::MpiPending(std::shared_ptr<Core> core, Operation operation, std::vector<at::Tensor> memory, std::function<void()> after)
-    : core_(std::move(core)), operation_(operation), memory_(std::move(memory)), after_(std::move(after)),
+MpiPending::MpiPending(std::shared_ptr<Core> core, Operation operation, std::vector<at::Tensor> memory,
+                       std::function<void()> after)
+    : core_(std::move(core)),
+      operation_(operation),
+      memory_(std::move(memory)),
+      after_(std::move(after)),
       exceptions_at_start_(std::uncaught_exceptions()) {
   for (const auto& tensor : memory_) {
     bytes_ += static_cast<int64_t>(tensor.nbytes());

@@ -25,7 +25,8 @@ struct Core {
 class MpiPending : public Pending {
  public:
   /// `memory` is what MPI reads and writes; `after` completes the result once MPI is done, on the thread that waits.
-  MpiPending(std::shared_ptr<Core> core, Operation operation, std::vector<at::Tensor> memory, std::function<void()> after);
+  MpiPending(std::shared_ptr<Core> core, Operation operation, std::vector<at::Tensor> memory,
+             std::function<void()> after);
   ~MpiPending() override;
   void wait() override;
   bool done() override;

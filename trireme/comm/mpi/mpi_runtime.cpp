@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kNext =
-    "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in CMake).";
+    "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in "
+    "CMake).";
 
 /// The MPIs that can be a rank of the mpirun (or srun) that started this process, the likelier first.
 std::vector<std::string> possible() {
@@ -116,7 +117,8 @@ void Runtime::start() {
   }
   const int64_t most = env::integer("TRIREME_MPI_MOST").value_or(1 << 30);
   if (most < 1 || most > (1 << 30)) {
-    throw InputError("comm", concat("TRIREME_MPI_MOST must be between 1 and 2^30 elements a call, it is ", most, "."), "Unset it.");
+    throw InputError("comm", concat("TRIREME_MPI_MOST must be between 1 and 2^30 elements a call, it is ", most, "."),
+                     "Unset it.");
   }
   int threads = 0;
   if (const int code = functions_->start(combine, most, &rank_, &size_, &threads); code != 0) {

@@ -39,8 +39,8 @@ class Runtime {
   std::mutex mutex;
 
   void group_opened();
-  /// With the last group MPI ends too, when all ranks come to it within `patience` and no operation was given up: MPI_Finalize
-  /// waits for everybody and could not be stopped.
+  /// With the last group MPI ends too, when all ranks come to it within `patience` and no operation was given up:
+  /// MPI_Finalize waits for everybody and could not be stopped.
   void group_closed(std::chrono::milliseconds patience);
 
   /// An operation will not be waited for any more. MPI cannot be told to leave its memory alone, so that stays.

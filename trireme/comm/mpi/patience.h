@@ -7,14 +7,16 @@
 
 namespace trireme::comm::mpi {
 
-/// What to do between two looks at an operation that MPI only moves while it is looked at: look again at once for a moment where
-/// every rank has a core, then sleep as shortly as the system can, and longer when the operation takes longer than its bytes
-/// explain. Sleeping, not sched_yield(): a sleeper gets its core back at once, one that yields to a program that computes
-/// waits for that one's whole time slice.
+/// What to do between two looks at an operation that MPI only moves while it is looked at: look again at once for a
+/// moment where every rank has a core, then sleep as shortly as the system can, and longer when the operation takes
+/// longer than its bytes explain. Sleeping, not sched_yield(): a sleeper gets its core back at once, one that yields to
+/// a program that computes waits for that one's whole time slice.
 class Patience {
  public:
   Patience(int64_t bytes, bool spins)
-      : start_(Clock::now()), spin_(spins ? kSpin : std::chrono::microseconds(0)), short_(kShort + std::chrono::nanoseconds(bytes)) {}
+      : start_(Clock::now()),
+        spin_(spins ? kSpin : std::chrono::microseconds(0)),
+        short_(kShort + std::chrono::nanoseconds(bytes)) {}
   ~Patience() {
     if (slack_ > 0) {
       ::prctl(PR_SET_TIMERSLACK, slack_);

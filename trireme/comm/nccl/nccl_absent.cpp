@@ -15,7 +15,8 @@ bool nccl_available() {
 }
 
 std::shared_ptr<Backend> connect_nccl(const GroupSetup&) {
-  throw InputError("comm", "this build has no backend \"nccl\": its libtorch is without CUDA, or nccl.h was not found.", "Use \"auto\".");
+  throw InputError("comm", "this build has no backend \"nccl\": its libtorch is without CUDA, or nccl.h was not found.",
+                   "Use \"auto\".");
 }
 
 } // namespace trireme::comm

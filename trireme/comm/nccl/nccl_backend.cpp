@@ -32,13 +32,14 @@ constexpr const char* kCleanUpOnly = "2";
 /// libtorch's watchdog is the second to notice a hang: what it ends says nothing of who is missing.
 constexpr std::chrono::seconds kAfterUs{30};
 
-/// Messages have lanes where the group was opened for them. To make one with the first message would keep the host of a sender until its
-/// receiver comes, which may be sending too.
+/// Messages have lanes where the group was opened for them. To make one with the first message would keep the host of a
+/// sender until its receiver comes, which may be sending too.
 ///
-/// Kernels of several communicators share a card, and where they do not fit beside each other they must be launched in one order on
-/// all ranks. That holds: collectives of all groups are begun by the program's order, which is the same on the ranks they
-/// share, and under one lock. A receive is launched when its header has come on the host (DeviceInbox), so
-/// after the sender has begun to send: it never holds a place for a send that comes behind a collective that waits for this rank.
+/// Kernels of several communicators share a card, and where they do not fit beside each other they must be launched in
+/// one order on all ranks. That holds: collectives of all groups are begun by the program's order, which is the same on
+/// the ranks they share, and under one lock. A receive is launched when its header has come on the host (DeviceInbox),
+/// so after the sender has begun to send: it never holds a place for a send that comes behind a collective that waits
+/// for this rank.
 using Lanes = std::array<c10::intrusive_ptr<c10d::ProcessGroupNCCL>, kLanes.size()>;
 
 /// What the operations of one group share.
@@ -47,7 +48,11 @@ class Core {
   using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
   Core(const GroupSetup& setup, c10::intrusive_ptr<c10d::Store> store)
-      : name_(setup.name), rank_(setup.rank), size_(setup.size), timeout_(setup.timeout), store_(std::move(store)),
+      : name_(setup.name),
+        rank_(setup.rank),
+        size_(setup.size),
+        timeout_(setup.timeout),
+        store_(std::move(store)),
         device_(at::kCUDA, setup.device.has_index() ? setup.device.index() : c10::cuda::current_device()) {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kCleanUpOnly, /*overwrite=*/0);
     open(Lane::collectives);
@@ -67,7 +72,8 @@ class Core {
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = timeout_ + kAfterUs;
     options->group_name = concat(name_, "/", name);
-    auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store_), rank_, size_, options);
+    auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store_), rank_,
+                                                            size_, options);
     nccl->setBoundDeviceId(device_);
     nccl->eagerConnectSingleDevice(device_);
     {
@@ -89,7 +95,8 @@ class Core {
   bool interrupted() const {
     return interrupted_;
   }
-  /// Where the group was opened. The thread's current card may be another: threads of autograd and of other groups begin operations too.
+  /// Where the group was opened. The thread's current card may be another: threads of autograd and of other groups
+  /// begin operations too.
   at::Device device() const {
     return device_;
   }
@@ -103,7 +110,8 @@ class Core {
     const auto nccl = handle(lane);
     if (!nccl && handle(Lane::collectives)) {
       throw Error("comm", concat("group \"", name_, "\" over nccl was not opened for these messages."),
-                  "Call Group::open(device, Neighbours::chain), or ring where the last rank sends to the first, on every rank of the group before the first message.");
+                  "Call Group::open(device, Neighbours::chain), or ring where the last rank sends to the first, on "
+                  "every rank of the group before the first message.");
     }
     if (!nccl) {
       throw Trouble(Trouble::Kind::lost, "the group is closed");
@@ -125,7 +133,8 @@ class Core {
     }
   }
 
-  /// Breaks the communicators, so that a host that waits for the card is freed. On a thread of its own: it takes seconds.
+  /// Breaks the communicators, so that a host that waits for the card is freed. On a thread of its own: it takes
+  /// seconds.
   void interrupt() {
     if (interrupted_.exchange(true)) {
       return;
@@ -232,7 +241,8 @@ class NcclMark : public DeviceMark {
 
 class NcclPending : public Pending {
  public:
-  NcclPending(std::shared_ptr<Core> core, c10::intrusive_ptr<c10d::Work> work) : core_(std::move(core)), work_(std::move(work)) {
+  NcclPending(std::shared_ptr<Core> core, c10::intrusive_ptr<c10d::Work> work)
+      : core_(std::move(core)), work_(std::move(work)) {
     if (const auto* nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work_.get())) {
       mark_ = std::make_shared<NcclMark>(*nccl, core_->device(), core_);
     }
@@ -277,8 +287,10 @@ class NcclPending : public Pending {
 
 class NcclBackend : public Backend {
  public:
-  NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core) : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
-    barrier()->wait(); // uses the communicator now, where a card that cannot be reached is an error of opening the group
+  NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core)
+      : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
+    barrier()
+        ->wait(); // uses the communicator now, where a card that cannot be reached is an error of opening the group
   }
   ~NcclBackend() override {
     NcclBackend::close();
@@ -308,7 +320,8 @@ class NcclBackend : public Backend {
     options.reduceOp = c10d_op(op);
     at::Tensor target = flat(out);
     at::Tensor source = flat(in);
-    return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl._reduce_scatter_base(target, source, options); });
+    return start(share(in),
+                 [&](c10d::ProcessGroupNCCL& nccl) { return nccl._reduce_scatter_base(target, source, options); });
   }
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
     at::Tensor target = bytes_of(out);
@@ -327,15 +340,19 @@ class NcclBackend : public Backend {
     at::Tensor target = bytes_of(out);
     at::Tensor source = bytes_of(in);
     std::vector<int64_t> equal;
-    return start(share(in), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.alltoall_base(target, source, equal, equal); });
+    return start(share(in),
+                 [&](c10d::ProcessGroupNCCL& nccl) { return nccl.alltoall_base(target, source, equal, equal); });
   }
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-    return start(static_cast<int64_t>(tensor.nbytes()), [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, lane_of(rank_, to, size_));
+    return start(
+        static_cast<int64_t>(tensor.nbytes()),
+        [&](c10d::ProcessGroupNCCL& nccl) { return nccl.send(tensors, to, tag); }, lane_of(rank_, to, size_));
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-    return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, lane_of(from, rank_, size_));
+    return start(
+        0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.recv(tensors, from, tag); }, lane_of(from, rank_, size_));
   }
   std::shared_ptr<Pending> barrier() override {
     c10d::BarrierOptions options;
@@ -343,7 +360,8 @@ class NcclBackend : public Backend {
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
   }
 
-  /// One byte goes each way: NCCL connects two ranks with the first message, which keeps the hosts of both until both have it.
+  /// One byte goes each way: NCCL connects two ranks with the first message, which keeps the hosts of both until both
+  /// have it.
   void open_messages(Neighbours who) override {
     const bool ring = who == Neighbours::ring;
     const int64_t before = bytes_sent_;

@@ -74,8 +74,8 @@ std::string Arena::obstacle() {
   }
   rlimit files{};
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < arena_size()) {
-    return concat("no file may be larger than ", format_bytes(static_cast<double>(files.rlim_cur)), " here (ulimit -f), it needs ",
-                  format_bytes(static_cast<double>(arena_size())), " of room");
+    return concat("no file may be larger than ", format_bytes(static_cast<double>(files.rlim_cur)),
+                  " here (ulimit -f), it needs ", format_bytes(static_cast<double>(arena_size())), " of room");
   }
   return "";
 }
@@ -101,7 +101,8 @@ Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
   std::string why = obstacle();
   if (why.empty()) {
     descriptor_ = memfd_create("trireme", MFD_CLOEXEC);
-    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 || (base_ = map_whole(descriptor_, size_)) == nullptr) {
+    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 ||
+        (base_ = map_whole(descriptor_, size_)) == nullptr) {
       why = concat(std::strerror(errno), errno == ENOMEM ? " (ulimit -v?)" : "");
     }
   }
@@ -109,7 +110,8 @@ Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
     if (descriptor_ >= 0) {
       close(descriptor_);
     }
-    throw Error("comm", concat("cannot make shared memory: ", why, "."), "Raise the limit, or set TRIREME_BACKEND=gloo to do without.");
+    throw Error("comm", concat("cannot make shared memory: ", why, "."),
+                "Raise the limit, or set TRIREME_BACKEND=gloo to do without.");
   }
   new (base_) ArenaHeader();
   header().nonce = nonce_;
@@ -142,7 +144,8 @@ void* Arena::allocate(size_t bytes) {
 
 void* Arena::allocate_zeros(size_t bytes) {
   void* memory = allocate(bytes);
-  const bool dropped = bytes >= kLarge && memory != nullptr && madvise(memory, round_up(bytes, kPage), MADV_REMOVE) == 0;
+  const bool dropped =
+      bytes >= kLarge && memory != nullptr && madvise(memory, round_up(bytes, kPage), MADV_REMOVE) == 0;
   if (memory != nullptr && !dropped) {
     std::memset(memory, 0, bytes);
   }
@@ -221,9 +224,10 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
   const std::string path = concat("/proc/", peer->process_, "/fd/", descriptor);
   const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (opened < 0) {
-    throw Error("comm", concat("cannot open the shared memory of process ", peer->process_, ": ", std::strerror(errno)));
+    throw Error("comm",
+                concat("cannot open the shared memory of process ", peer->process_, ": ", std::strerror(errno)));
   }
-  struct stat state {};
+  struct stat state{};
   const bool right_size = fstat(opened, &state) == 0 && static_cast<size_t>(state.st_size) == peer->size_;
   peer->base_ = right_size ? map_whole(opened, peer->size_) : nullptr;
   const int problem = errno;

@@ -28,14 +28,16 @@ struct ArenaHeader {
 
 /// Memory of this process that the other ranks of its host map whole: flat buffers, staging areas, control blocks.
 ///
-/// One memory file a process (memfd): it has no name, so nothing is left behind however the process ends. It is as large as
-/// the machine's memory, but takes only what is written to. Never unmapped before the process ends. Thread-safe.
+/// One memory file a process (memfd): it has no name, so nothing is left behind however the process ends. It is as
+/// large as the machine's memory, but takes only what is written to. Never unmapped before the process ends.
+/// Thread-safe.
 class Arena {
  public:
-  /// Made by the first call. Errors: Error saying what obstacle() says, or that there are no addresses left (ulimit -v).
+  /// Made by the first call. Errors: Error saying what obstacle() says, or that there are no addresses left (ulimit
+  /// -v).
   static Arena& process();
-  /// Why this process cannot have one, "" where nothing is known to be in the way: no memory files, or a limit on the size of files
-  /// (ulimit -f) below the machine's memory, beyond which the system would end the process with SIGXFSZ.
+  /// Why this process cannot have one, "" where nothing is known to be in the way: no memory files, or a limit on the
+  /// size of files (ulimit -f) below the machine's memory, beyond which the system would end the process with SIGXFSZ.
   static std::string obstacle();
 
   /// Uninitialised, aligned to 64 bytes, from 4 MiB on to 2 MiB. nullptr when the arena is full.
@@ -63,7 +65,8 @@ class Arena {
   size_t allocated();
   /// Pages that this process's arena has taken from the system; 0 without one.
   static int64_t bytes_in_use();
-  /// From now on released memory is not used again: a rank that was stopped in the middle of an operation may still write to it.
+  /// From now on released memory is not used again: a rank that was stopped in the middle of an operation may still
+  /// write to it.
   void stop_reuse();
 
  private:
@@ -82,7 +85,8 @@ class Arena {
 /// Another process's arena in this one's addresses (or this one's own).
 class PeerArena {
  public:
-  /// Groups with the same peer share it. Errors: Error when the process is not to be found or not allowed to be looked at.
+  /// Groups with the same peer share it. Errors: Error when the process is not to be found or not allowed to be looked
+  /// at.
   static std::shared_ptr<PeerArena> map(const std::string& address);
   ~PeerArena();
   PeerArena(const PeerArena&) = delete;

@@ -78,8 +78,9 @@ uint64_t Collectives::start() {
   op.steps = std::max<uint64_t>(1, static_cast<uint64_t>(divide_up(op.count, op.step_count)));
   op.streams = op.count * op.element_bytes * slices >= kStreamBytes;
   op.signature = static_cast<uint64_t>(op.count);
-  for (const int64_t value : {static_cast<int64_t>(op.kind), static_cast<int64_t>(op.element), static_cast<int64_t>(op.combine),
-                              static_cast<int64_t>(op.root), static_cast<int64_t>(op.type), op.element_bytes}) {
+  for (const int64_t value :
+       {static_cast<int64_t>(op.kind), static_cast<int64_t>(op.element), static_cast<int64_t>(op.combine),
+        static_cast<int64_t>(op.root), static_cast<int64_t>(op.type), op.element_bytes}) {
     op.signature = op.signature * 1'000'003 + static_cast<uint64_t>(value);
   }
   if (!members_.broken()) {
@@ -151,8 +152,9 @@ void Collectives::post(uint64_t op_number) {
     const auto offset = static_cast<uint64_t>(step.begin * op.element_bytes);
     post.in = op.in_shared ? arena.offset_of(op.in_data) + offset : arena.offset_of(step.staging);
     post.in_stride = op.in_shared ? whole : range;
-    post.out = op.out_shared ? arena.offset_of(op.out_data) + offset
-                             : arena.offset_of(step.staging) + (in_place(op.kind) ? 0 : static_cast<uint64_t>(kStepBytes));
+    post.out = op.out_shared
+                   ? arena.offset_of(op.out_data) + offset
+                   : arena.offset_of(step.staging) + (in_place(op.kind) ? 0 : static_cast<uint64_t>(kStepBytes));
     post.out_stride = op.out_shared ? whole : range;
     post.staged = op.out_shared ? 0 : 1;
   }
@@ -173,8 +175,8 @@ void Collectives::post(uint64_t op_number) {
 }
 
 bool Collectives::leaves_to_first(const Collective& op, const Step& step) const {
-  return op.kind == Kind::all_reduce && members_.rank != 0 && (step.end - step.begin) * op.element_bytes <= kSmallBytes &&
-         !members_.shares_core();
+  return op.kind == Kind::all_reduce && members_.rank != 0 &&
+         (step.end - step.begin) * op.element_bytes <= kSmallBytes && !members_.shares_core();
 }
 
 Collectives::Part Collectives::part(const Step& step, int index) const {
@@ -186,7 +188,8 @@ Collectives::Part Collectives::part(const Step& step, int index) const {
       part.pieces = index == 0 ? 1 : 0;
       return part;
     case Kind::all_reduce: {
-      const int64_t share = count * op.element_bytes <= kSmallBytes ? count : round_up(divide_up(count, members_.size), kCut);
+      const int64_t share =
+          count * op.element_bytes <= kSmallBytes ? count : round_up(divide_up(count, members_.size), kCut);
       part.all = {std::min(count, share * index), std::min(count, share * (index + 1))};
       break;
     }
@@ -274,7 +277,8 @@ void Collectives::do_piece(const Step& step, uint64_t number, int index, Range r
   void* out[kAtOnce];
   for (int member = 0; member < members_.size; ++member) {
     const Post& post = control.post(member, number);
-    in[member] = members_.at(member, post.in) + (op.kind == Kind::reduce_scatter ? post.in_stride * static_cast<uint64_t>(index) : 0);
+    in[member] = members_.at(member, post.in) +
+                 (op.kind == Kind::reduce_scatter ? post.in_stride * static_cast<uint64_t>(index) : 0);
     out[member] = members_.at(member, post.out);
   }
   kernels::CombineArgs args;
@@ -321,7 +325,8 @@ void Collectives::copy_in(const Step& step) {
   const auto bytes = static_cast<size_t>((step.end - step.begin) * op.element_bytes);
   const int slices = in_slices(op.kind) ? members_.size : 1;
   for (int slice = 0; slice < slices; ++slice) {
-    std::memcpy(step.staging + static_cast<size_t>(slice) * bytes, op.in_data + (slice * op.count + step.begin) * op.element_bytes, bytes);
+    std::memcpy(step.staging + static_cast<size_t>(slice) * bytes,
+                op.in_data + (slice * op.count + step.begin) * op.element_bytes, bytes);
   }
 }
 
@@ -334,7 +339,8 @@ void Collectives::copy_out(const Step& step) {
   const std::byte* from = step.staging + (in_place(op.kind) ? 0 : kStepBytes);
   const int slices = out_slices(op.kind) ? members_.size : 1;
   for (int slice = 0; slice < slices; ++slice) {
-    std::memcpy(op.out_data + (slice * op.count + step.begin) * op.element_bytes, from + static_cast<size_t>(slice) * bytes, bytes);
+    std::memcpy(op.out_data + (slice * op.count + step.begin) * op.element_bytes,
+                from + static_cast<size_t>(slice) * bytes, bytes);
   }
 }
 
@@ -395,7 +401,8 @@ void Collectives::stop_leaving() {
 
 void Collectives::note_what_stirs() {
   const Step& oldest = local(first_);
-  const bool only_oldest = first_ < next_ && posted_op_ == next_op_ && (given_out_ == first_ || given_out_ == next_) && !mismatch_;
+  const bool only_oldest =
+      first_ < next_ && posted_op_ == next_op_ && (given_out_ == first_ || given_out_ == next_) && !mismatch_;
   watched_pieces_.store(oldest.pieces, std::memory_order_relaxed);
   watched_has_work_.store(given_out_ == first_ && oldest.leaves == 0, std::memory_order_relaxed);
   watched_.store(only_oldest ? first_ : 0, std::memory_order_relaxed);

@@ -43,14 +43,14 @@ struct Collective {
 
 /// The collectives of one group on this rank, in order.
 ///
-/// A collective is cut into steps of about 1 MiB a rank. Every rank posts where its part of a step lies; when all have, any
-/// rank that has time (it waits) takes pieces of the step, reads all ranks' memory and writes the results into all
+/// A collective is cut into steps of about 1 MiB a rank. Every rank posts where its part of a step lies; when all have,
+/// any rank that has time (it waits) takes pieces of the step, reads all ranks' memory and writes the results into all
 /// ranks' memory. So a rank that still computes is not needed, and all ranks get the same bits. What does not
 /// lie in an arena is copied into a staging area before the step and out of it after.
 ///
-/// Small steps are done by the rank that comes last, at once. Small all-reduces of ranks on different cores are rank 0's while all are awake: their
-/// memory then stays in the caches of one core. The others leave it a moment's time, and take it over after that.
-/// Not thread-safe, but for stirs(): the caller holds the progress lock.
+/// Small steps are done by the rank that comes last, at once. Small all-reduces of ranks on different cores are rank
+/// 0's while all are awake: their memory then stays in the caches of one core. The others leave it a moment's time, and
+/// take it over after that. Not thread-safe, but for stirs(): the caller holds the progress lock.
 class Collectives {
  public:
   explicit Collectives(Members& members) : members_(members) {}
@@ -70,7 +70,8 @@ class Collectives {
   bool pending() const {
     return first_op_ < next_op_;
   }
-  /// False: progress() would find nothing to do, as far as one look at the others shows. Any thread may ask, without the lock.
+  /// False: progress() would find nothing to do, as far as one look at the others shows. Any thread may ask, without
+  /// the lock.
   bool stirs() const;
   /// All members have posted the oldest step of ours.
   bool all_have_come() const {
@@ -145,7 +146,8 @@ class Collectives {
   uint64_t next_ = 1;
   std::byte* staging_ = nullptr;
   bool mismatch_ = false;
-  /// What stirs() looks at: the oldest step, 0 where that is not all; the pieces that end it; whether it has pieces to give out.
+  /// What stirs() looks at: the oldest step, 0 where that is not all; the pieces that end it; whether it has pieces to
+  /// give out.
   std::atomic<uint64_t> watched_{0};
   std::atomic<uint64_t> watched_pieces_{0};
   std::atomic<bool> watched_has_work_{false};

@@ -7,7 +7,8 @@ namespace {
 
 bool all_have_left(const Members& members) {
   for (int member = 0; member < members.size; ++member) {
-    if (members.control.left(member).load(std::memory_order_acquire) == 0 && !members.arenas[static_cast<size_t>(member)]->ended()) {
+    if (members.control.left(member).load(std::memory_order_acquire) == 0 &&
+        !members.arenas[static_cast<size_t>(member)]->ended()) {
       return false;
     }
   }

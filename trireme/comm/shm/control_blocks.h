@@ -10,8 +10,8 @@ namespace trireme::comm::shm {
 
 /// The control blocks in this process's arena, one for each group whose rank 0 it is.
 ///
-/// A block is released when every member has left its group or has ended: until then a member may still look at it. Looked at
-/// whenever a block is made or given up. Thread-safe.
+/// A block is released when every member has left its group or has ended: until then a member may still look at it.
+/// Looked at whenever a block is made or given up. Thread-safe.
 class ControlBlocks {
  public:
   static ControlBlocks& process();

@@ -4,7 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the ranks of one group share, in the arena of its rank 0. Only numbers that grow: a rank that dies holds no lock.
+// What the ranks of one group share, in the arena of its rank 0. Only numbers that grow: a rank that dies holds no
+// lock.
 namespace trireme::comm::shm {
 
 /// Steps of collectives that a rank may have announced and not finished.
@@ -78,7 +79,8 @@ class Control {
  public:
   static size_t bytes(int size) {
     const auto n = static_cast<size_t>(size);
-    return sizeof(Head) + n * sizeof(Busy) + kSteps * (n * sizeof(Post) + (n + 1) * sizeof(Counter)) + n * n * sizeof(Mailbox);
+    return sizeof(Head) + n * sizeof(Busy) + kSteps * (n * sizeof(Post) + (n + 1) * sizeof(Counter)) +
+           n * n * sizeof(Mailbox);
   }
   Control() = default;
   /// `memory`: of that many bytes, zeros before the first rank comes.

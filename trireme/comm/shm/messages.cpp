@@ -34,7 +34,8 @@ void Messages::send(const std::shared_ptr<Parcel>& parcel) {
   const bool copied = parcel->eager || !arena.contains(source, parcel->bytes);
   parcel->block = static_cast<std::byte*>(arena.allocate(kWordBytes + (copied ? parcel->bytes : 0)));
   if (parcel->block == nullptr) {
-    throw Error("comm", concat("shared memory has no room for a message of ", parcel->bytes, " bytes."), "Set TRIREME_BACKEND=gloo.");
+    throw Error("comm", concat("shared memory has no room for a message of ", parcel->bytes, " bytes."),
+                "Set TRIREME_BACKEND=gloo.");
   }
   new (parcel->block) std::atomic<uint32_t>(0);
   parcel->data = arena.offset_of(copied ? parcel->block + kWordBytes : static_cast<const std::byte*>(source));
@@ -114,7 +115,8 @@ bool Messages::look(int from) {
     if (letter.number.load(std::memory_order_acquire) != read + 1) {
       break;
     }
-    letters_[static_cast<size_t>(from)].push_back({letter.tag, letter.bytes, static_cast<at::ScalarType>(letter.type), letter.data, letter.taken});
+    letters_[static_cast<size_t>(from)].push_back(
+        {letter.tag, letter.bytes, static_cast<at::ScalarType>(letter.type), letter.data, letter.taken});
     box.read.store(++read, std::memory_order_release);
     did = true;
   }
@@ -134,15 +136,16 @@ void Messages::fetch() {
 
 bool Messages::take(Parcel& parcel) {
   auto& letters = letters_[static_cast<size_t>(parcel.peer)];
-  const auto found = std::find_if(letters.begin(), letters.end(), [&](const Arrived& letter) { return letter.tag == parcel.tag; });
+  const auto found =
+      std::find_if(letters.begin(), letters.end(), [&](const Arrived& letter) { return letter.tag == parcel.tag; });
   if (found == letters.end()) {
     return false;
   }
   const Arrived letter = *found;
   letters.erase(found);
   if (letter.bytes != parcel.bytes || letter.type != parcel.type) {
-    parcel.error = concat("a message of ", letter.bytes, " bytes of ", c10::toString(letter.type), " came where ", parcel.bytes, " bytes of ",
-                          c10::toString(parcel.type), " were expected");
+    parcel.error = concat("a message of ", letter.bytes, " bytes of ", c10::toString(letter.type), " came where ",
+                          parcel.bytes, " bytes of ", c10::toString(parcel.type), " were expected");
   } else {
     const Touch touch(members_);
     if (!touch) {

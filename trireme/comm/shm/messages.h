@@ -33,12 +33,12 @@ struct Parcel {
 ///
 /// A letter in the pair's mailbox says where the message lies in the sender's arena; the receiver copies it from
 /// there. Up to 16 KiB, and from memory outside the arena, the sender copies first; a small send is then done as soon
-/// as its letter is in the mailbox, a large one when the receiver has it. Receivers keep letters that nobody has asked for yet, so
-/// a sender may be any number of messages ahead.
-/// Not thread-safe: the caller holds the progress lock.
+/// as its letter is in the mailbox, a large one when the receiver has it. Receivers keep letters that nobody has asked
+/// for yet, so a sender may be any number of messages ahead. Not thread-safe: the caller holds the progress lock.
 class Messages {
  public:
-  explicit Messages(Members& members) : members_(members), outgoing_(members.size), numbers_(members.size), letters_(members.size) {}
+  explicit Messages(Members& members)
+      : members_(members), outgoing_(members.size), numbers_(members.size), letters_(members.size) {}
 
   void send(const std::shared_ptr<Parcel>& parcel);
   void recv(const std::shared_ptr<Parcel>& parcel);

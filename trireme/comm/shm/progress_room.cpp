@@ -11,12 +11,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a rank that waits stays awake, and how long after a sleep that was over within kShortSleep: otherwise ranks that wait for each other
-/// in turn would sleep each time, for a wake-up takes longer than what they wait for.
+/// How long a rank that waits stays awake, and how long after a sleep that was over within kShortSleep: otherwise ranks
+/// that wait for each other in turn would sleep each time, for a wake-up takes longer than what they wait for.
 constexpr std::chrono::microseconds kAwake{20};
 constexpr std::chrono::microseconds kLongAwake{100};
 constexpr std::chrono::microseconds kShortSleep{200};
-/// Glances between two looks at all groups, and how many come before, without a pause: as long as a small operation of ranks that are all there.
+/// Glances between two looks at all groups, and how many come before, without a pause: as long as a small operation of
+/// ranks that are all there.
 constexpr int kGlances = 16;
 constexpr int kFirstGlances = 64;
 /// Rings cannot be missed; this is for what rings nobody: peers that die, interruptions, deadlines.

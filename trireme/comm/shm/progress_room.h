@@ -22,8 +22,8 @@ class Goal {
   virtual ~Goal() = default;
   /// Work has reached it. Called with the lock.
   virtual bool reached() const = 0;
-  /// Called with the lock after work; throws to end the wait. `look_around` is true once in a while when nothing goes on: time to look for
-  /// lost peers.
+  /// Called with the lock after work; throws to end the wait. `look_around` is true once in a while when nothing goes
+  /// on: time to look for lost peers.
   virtual void check(bool look_around) = 0;
   /// False: work would bring it no nearer, as far as a glance shows. Called without the lock.
   virtual bool stirs() const {
@@ -45,8 +45,8 @@ class ProgressRoom {
   void add(Worker* worker);
   void remove(Worker* worker);
 
-  /// Works until the goal is reached. Stays awake for about as long as a wake-up takes: spins, or yields the core to ranks that share it. Then
-  /// sleeps at the door of this process's arena.
+  /// Works until the goal is reached. Stays awake for about as long as a wake-up takes: spins, or yields the core to
+  /// ranks that share it. Then sleeps at the door of this process's arena.
   void wait(Worker& own, Goal& goal);
 
  private:

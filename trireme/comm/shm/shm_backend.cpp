@@ -212,7 +212,8 @@ class Core : public Worker {
     for (int member = 0; member < members_.size; ++member) {
       const bool needed = peer < 0 ? !collectives_.has_come(member) || collectives_.all_have_come() : member == peer;
       if (member != members_.rank && needed && arena(member).ended()) {
-        throw Trouble(Trouble::Kind::lost, concat("process ", arena(member).process(), " of rank ", member, " of the group has ended"));
+        throw Trouble(Trouble::Kind::lost,
+                      concat("process ", arena(member).process(), " of rank ", member, " of the group has ended"));
       }
     }
   }
@@ -326,11 +327,13 @@ class ShmBackend : public Backend {
   std::shared_ptr<Pending> send(at::Tensor tensor, int to, int tag) override {
     bytes_sent_ += static_cast<int64_t>(tensor.nbytes());
     auto parcel = this->parcel(tensor, to, tag);
-    return core_->send(parcel) ? nullptr : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), to);
+    return core_->send(parcel) ? nullptr
+                               : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), to);
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     auto parcel = this->parcel(tensor, from, tag);
-    return core_->recv(parcel) ? nullptr : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), from);
+    return core_->recv(parcel) ? nullptr
+                               : std::make_shared<ShmPending<std::shared_ptr<Parcel>>>(core_, std::move(parcel), from);
   }
 
   at::Tensor allocate(int64_t numel, at::ScalarType type) override {
@@ -367,7 +370,8 @@ class ShmBackend : public Backend {
   }
   /// `out` is left out where it is `in`.
   std::shared_ptr<Pending> collective(Kind kind, at::Tensor in, at::Tensor out, int64_t count, int root = 0,
-                                      kernels::Element element = kernels::Element::u8, kernels::Combine combine = kernels::Combine::sum) {
+                                      kernels::Element element = kernels::Element::u8,
+                                      kernels::Combine combine = kernels::Combine::sum) {
     const uint64_t number = core_->start([&](Collective& op) {
       op.kind = kind;
       op.element = element;
@@ -401,8 +405,9 @@ bool shm_suits(const GroupSetup& setup) {
 std::shared_ptr<Backend> connect_shm(const GroupSetup& group) {
   GroupSetup setup = group;
   if (!shm_suits(setup)) {
-    throw InputError("comm", concat("backend \"shm\" is for 2 to ", kMostShmRanks, " ranks of one host, group \"", setup.name, "\" has ",
-                                    setup.size, setup.one_host() ? "." : " on several hosts."),
+    throw InputError("comm",
+                     concat("backend \"shm\" is for 2 to ", kMostShmRanks, " ranks of one host, group \"", setup.name,
+                            "\" has ", setup.size, setup.one_host() ? "." : " on several hosts."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   // All ranks must decide alike, so each error goes to every rank.

@@ -21,7 +21,8 @@ constexpr int kPollsBeforePause = 100;
 using Raw = at::AutoDispatchBelowADInplaceOrView;
 
 template <typename Copy>
-void each_row(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer, const Copy& copy) {
+void each_row(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer,
+              const Copy& copy) {
   if (!rows.flat.defined() || count == 0) {
     return;
   }
@@ -44,11 +45,13 @@ void finish(const std::shared_ptr<Pending>& pending) {
 } // namespace
 
 void copy_to_host(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer) {
-  each_row(rows, columns, begin, count, buffer, [](const at::Tensor& host, const at::Tensor& there) { host.copy_(there, /*non_blocking=*/true); });
+  each_row(rows, columns, begin, count, buffer,
+           [](const at::Tensor& host, const at::Tensor& there) { host.copy_(there, /*non_blocking=*/true); });
 }
 
 void copy_back(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer) {
-  each_row(rows, columns, begin, count, buffer, [](const at::Tensor& host, const at::Tensor& there) { there.copy_(host, /*non_blocking=*/true); });
+  each_row(rows, columns, begin, count, buffer,
+           [](const at::Tensor& host, const at::Tensor& there) { there.copy_(host, /*non_blocking=*/true); });
 }
 
 void Shared::await(const device::Event& event) const {
@@ -74,8 +77,14 @@ bool Course::finished() {
   return end_.done();
 }
 
-Collective::Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps, int64_t piece)
-    : shared_(std::move(shared)), device_(device), type_(type), steps_(std::move(steps)), piece_(piece), ready_(device.type()),
+Collective::Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps,
+                       int64_t piece)
+    : shared_(std::move(shared)),
+      device_(device),
+      type_(type),
+      steps_(std::move(steps)),
+      piece_(piece),
+      ready_(device.type()),
       course_(std::make_shared<Course>(device)) {
   ready_.record(device::current_stream(device_));
   // The caller may free the tensors as soon as it has waited, or never wait.
@@ -148,7 +157,10 @@ void Collective::order_current_stream() const {
 }
 
 Receive::Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int from, int tag, int64_t piece)
-    : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()), ready_(device_.type()),
+    : shared_(std::move(shared)),
+      flat_(tensor),
+      device_(tensor.device()),
+      ready_(device_.type()),
       course_(std::make_shared<Course>(device_)) {
   ready_.record(device::current_stream(device_));
   device::record_stream(flat_, shared_->to_device.on(device_));
@@ -259,7 +271,8 @@ void Send::wait() {
 }
 
 bool Send::done() const {
-  return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return !piece.pending || piece.pending->done(); });
+  return std::all_of(pieces_.begin(), pieces_.end(),
+                     [](const Piece& piece) { return !piece.pending || piece.pending->done(); });
 }
 
 } // namespace trireme::comm::staged

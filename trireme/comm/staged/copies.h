@@ -17,13 +17,15 @@ struct Rows {
   int64_t first = 0; ///< where they lie among the rows of the host's buffer
 };
 
-/// Copies columns [begin, begin + count) of `rows`, of `columns` each, to a buffer of rows of `count`, or back, on the current stream.
+/// Copies columns [begin, begin + count) of `rows`, of `columns` each, to a buffer of rows of `count`, or back, on the
+/// current stream.
 void copy_to_host(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
 void copy_back(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
 
 /// What the operations of one staged backend share. Lives until the last of them is gone.
 struct Shared {
-  Shared(std::shared_ptr<Backend> host, at::DeviceType type) : host(std::move(host)), pool(std::make_shared<PinnedPool>(type)) {}
+  Shared(std::shared_ptr<Backend> host, at::DeviceType type)
+      : host(std::move(host)), pool(std::make_shared<PinnedPool>(type)) {}
 
   /// Waits until the device has come to the mark. Errors: Trouble once interrupted.
   void await(const device::Event& event) const;
@@ -171,7 +173,8 @@ class Send {
   Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t piece);
   /// Waits for the copies and begins the host's sends, on a thread of the backend.
   void post(int to, int tag);
-  /// Waits for the host's sends and lets the current stream wait for the copies, so that it may write the tensor; only after post().
+  /// Waits for the host's sends and lets the current stream wait for the copies, so that it may write the tensor; only
+  /// after post().
   void wait();
   bool done() const;
   const std::shared_ptr<Course>& course() const {

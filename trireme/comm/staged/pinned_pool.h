@@ -8,8 +8,8 @@
 
 namespace trireme::comm {
 
-/// Host memory of one backend for copies from and to devices. Buffers go back when their Loan ends and are lent again once the device has
-/// done the last copy that uses them. Any thread may call it.
+/// Host memory of one backend for copies from and to devices. Buffers go back when their Loan ends and are lent again
+/// once the device has done the last copy that uses them. Any thread may call it.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
   explicit PinnedPool(at::DeviceType device) : device_(device) {}

@@ -24,7 +24,8 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view(-1);
 }
 
-/// The collectives that have not ended, in order. Copies to the host run ahead of the host's operations, into the next collectives too.
+/// The collectives that have not ended, in order. Copies to the host run ahead of the host's operations, into the next
+/// collectives too.
 class Queue {
  public:
   explicit Queue(int ahead) : ahead_(ahead) {}
@@ -101,7 +102,8 @@ void ending_the_group(const F& f) {
 
 class CollectivePending : public Pending {
  public:
-  CollectivePending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Collective> op) : on_thread_(std::move(on_thread)), op_(std::move(op)) {}
+  CollectivePending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Collective> op)
+      : on_thread_(std::move(on_thread)), op_(std::move(op)) {}
   ~CollectivePending() override {
     if (waited_ || std::uncaught_exceptions() > 0) {
       return; // on_thread_ ends the operation
@@ -132,7 +134,8 @@ class CollectivePending : public Pending {
 
 class SendPending : public Pending {
  public:
-  SendPending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Send> op) : op_(std::move(op)), on_thread_(std::move(on_thread)) {}
+  SendPending(std::shared_ptr<Pending> on_thread, std::shared_ptr<Send> op)
+      : op_(std::move(op)), on_thread_(std::move(on_thread)) {}
   void wait() override {
     on_thread_->wait();
     op_->wait();
@@ -152,14 +155,20 @@ class SendPending : public Pending {
 class StagedBackend : public Backend {
  public:
   StagedBackend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options)
-      : type_(type), options_(options), rank_(host->rank()), size_(host->size()), shared_(std::make_shared<Shared>(std::move(host), type)),
-        queue_(std::make_shared<Queue>(options.ahead)), interrupt_([weak = std::weak_ptr(shared_)] {
+      : type_(type),
+        options_(options),
+        rank_(host->rank()),
+        size_(host->size()),
+        shared_(std::make_shared<Shared>(std::move(host), type)),
+        queue_(std::make_shared<Queue>(options.ahead)),
+        interrupt_([weak = std::weak_ptr(shared_)] {
           if (const auto shared = weak.lock()) {
             shared->interrupted = true;
             shared->host->interrupt();
           }
         }),
-        collectives_(std::make_unique<TaskThread>(interrupt_)), sends_(std::make_unique<TaskThread>(interrupt_)) {}
+        collectives_(std::make_unique<TaskThread>(interrupt_)),
+        sends_(std::make_unique<TaskThread>(interrupt_)) {}
   ~StagedBackend() override {
     StagedBackend::close();
   }
@@ -181,12 +190,15 @@ class StagedBackend : public Backend {
     check_type(tensor, "all_reduce");
     const at::Tensor whole = flat(tensor);
     Collective::Steps steps{.in = {whole, 1, 0}, .out = {whole, 1, 0}, .columns = whole.numel()};
-    steps.on_host = [host = shared_->host, op](const at::Tensor& out, const at::Tensor&) { return host->all_reduce(out, op); };
+    steps.on_host = [host = shared_->host, op](const at::Tensor& out, const at::Tensor&) {
+      return host->all_reduce(out, op);
+    };
     return run(tensor, std::move(steps));
   }
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     check_type(in, "reduce_scatter");
-    Collective::Steps steps{.in = {flat(in), size_, 0}, .out = {flat(out), 1, rank_}, .columns = out.numel(), .buffer_rows = size_};
+    Collective::Steps steps{
+        .in = {flat(in), size_, 0}, .out = {flat(out), 1, rank_}, .columns = out.numel(), .buffer_rows = size_};
     steps.on_host = [host = shared_->host, rank = rank_, size = size_, op](const at::Tensor& all, const at::Tensor&) {
       const int64_t slice = all.numel() / size;
       return host->reduce_scatter(all.narrow(0, rank * slice, slice), all, op);
@@ -194,7 +206,8 @@ class StagedBackend : public Backend {
     return run(in, std::move(steps));
   }
   std::shared_ptr<Pending> all_gather(at::Tensor out, at::Tensor in) override {
-    Collective::Steps steps{.in = {flat(in), 1, rank_}, .out = {flat(out), size_, 0}, .columns = in.numel(), .buffer_rows = size_};
+    Collective::Steps steps{
+        .in = {flat(in), 1, rank_}, .out = {flat(out), size_, 0}, .columns = in.numel(), .buffer_rows = size_};
     steps.on_host = [host = shared_->host, rank = rank_, size = size_](const at::Tensor& all, const at::Tensor&) {
       const int64_t slice = all.numel() / size;
       return host->all_gather(all, all.narrow(0, rank * slice, slice));
@@ -203,13 +216,22 @@ class StagedBackend : public Backend {
   }
   std::shared_ptr<Pending> broadcast(at::Tensor tensor, int root) override {
     const Rows whole{flat(tensor), 1, 0};
-    Collective::Steps steps{.in = root == rank_ ? whole : Rows{}, .out = root == rank_ ? Rows{} : whole, .columns = tensor.numel()};
-    steps.on_host = [host = shared_->host, root](const at::Tensor& all, const at::Tensor&) { return host->broadcast(all, root); };
+    Collective::Steps steps{
+        .in = root == rank_ ? whole : Rows{}, .out = root == rank_ ? Rows{} : whole, .columns = tensor.numel()};
+    steps.on_host = [host = shared_->host, root](const at::Tensor& all, const at::Tensor&) {
+      return host->broadcast(all, root);
+    };
     return run(tensor, std::move(steps));
   }
   std::shared_ptr<Pending> all_to_all(at::Tensor out, at::Tensor in) override {
-    Collective::Steps steps{.in = {flat(in), size_, 0}, .out = {flat(out), size_, 0}, .columns = in.numel() / size_, .buffer_rows = size_, .apart = true};
-    steps.on_host = [host = shared_->host](const at::Tensor& to, const at::Tensor& from) { return host->all_to_all(to, from); };
+    Collective::Steps steps{.in = {flat(in), size_, 0},
+                            .out = {flat(out), size_, 0},
+                            .columns = in.numel() / size_,
+                            .buffer_rows = size_,
+                            .apart = true};
+    steps.on_host = [host = shared_->host](const at::Tensor& to, const at::Tensor& from) {
+      return host->all_to_all(to, from);
+    };
     return run(in, std::move(steps));
   }
   std::shared_ptr<Pending> barrier() override {
@@ -231,7 +253,8 @@ class StagedBackend : public Backend {
   }
   std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) override {
     thread(sends_);
-    return tensor.numel() == 0 ? nullptr : std::make_shared<Receive>(shared_, flat(tensor), from, tag, elements(tensor));
+    return tensor.numel() == 0 ? nullptr
+                               : std::make_shared<Receive>(shared_, flat(tensor), from, tag, elements(tensor));
   }
 
   int64_t bytes_sent() const override {
@@ -297,7 +320,8 @@ class StagedBackend : public Backend {
 } // namespace
 } // namespace staged
 
-std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options) {
+std::shared_ptr<Backend> make_staged_backend(std::shared_ptr<Backend> host, at::DeviceType type,
+                                             const StagedOptions& options) {
   return std::make_shared<staged::StagedBackend>(std::move(host), type, options);
 }
 

@@ -30,7 +30,10 @@ void AveragingState::mean(bool mine, int64_t counted) {
       continue;
     }
     const at::Tensor value = tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat));
-    sums.emplace_back(tensor, allreduce_async(mine ? value : at::zeros_like(value), {.name = "average." + name, .op = Op::sum, .postscale = 1 / static_cast<double>(counted)}));
+    sums.emplace_back(
+        tensor,
+        allreduce_async(mine ? value : at::zeros_like(value),
+                        {.name = "average." + name, .op = Op::sum, .postscale = 1 / static_cast<double>(counted)}));
   }
   std::vector<at::Tensor> results;
   for (const auto& [tensor, sum] : sums) {
@@ -43,7 +46,9 @@ void AveragingState::mean(bool mine, int64_t counted) {
 
 void AveragingState::sync() {
   ObjectState::sync();
-  const auto counted = allreduce(at::full({1}, trained_ ? 1 : 0, at::kLong), {.name = "replicas that have trained", .op = Op::sum}).item<int64_t>();
+  const auto counted =
+      allreduce(at::full({1}, trained_ ? 1 : 0, at::kLong), {.name = "replicas that have trained", .op = Op::sum})
+          .item<int64_t>();
   const bool has_states = trained_ || rank() == 0;
   mean(counted == 0 ? rank() == 0 : trained_, std::max<int64_t>(1, counted));
   if (counted < size()) {

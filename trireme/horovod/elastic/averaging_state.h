@@ -11,15 +11,18 @@
 
 namespace trireme::horovod::elastic {
 
-/// The state of replicas that step by themselves and average their parameters every few steps (local SGD, Stich 2018, arXiv:1805.09767): a rank that is lost or comes changes the average, not the run.
+/// The state of replicas that step by themselves and average their parameters every few steps (local SGD, Stich 2018,
+/// arXiv:1805.09767): a rank that is lost or comes changes the average, not the run.
 ///
 ///   for (; step < kSteps;) {
 ///     ... loss.backward(); adam.step();          // no DistributedOptimizer: nothing travels
 ///     if (++step % 50 == 0) { state.average(); }
 ///   }
 ///
-/// Where a rank is lost, nobody goes back: the others average what they have when they meet again, which is the meeting that failed, without the lost one. One that comes begins with the mean and rank 0's
-/// optimizer states. Objects (steps, samplers) are rank 0's after each loss. A replica that had gone on from a meeting at which another one failed keeps the steps that it made alone.
+/// Where a rank is lost, nobody goes back: the others average what they have when they meet again, which is the meeting
+/// that failed, without the lost one. One that comes begins with the mean and rank 0's optimizer states. Objects
+/// (steps, samplers) are rank 0's after each loss. A replica that had gone on from a meeting at which another one
+/// failed keeps the steps that it made alone.
 class AveragingState : public ObjectState {
  public:
   using ObjectState::add;
@@ -28,7 +31,8 @@ class AveragingState : public ObjectState {
   /// Each replica keeps its own states.
   void add(const std::string& name, torch::optim::Optimizer& optimizer);
 
-  /// Makes every replica the mean of all, then does what check_host_updates() does. Collective; 2P(N-1)/N bytes sent for P bytes of fp32 values and N ranks.
+  /// Makes every replica the mean of all, then does what check_host_updates() does. Collective; 2P(N-1)/N bytes sent
+  /// for P bytes of fp32 values and N ranks.
   void average();
 
   void save() override {}

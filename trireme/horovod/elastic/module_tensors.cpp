@@ -6,7 +6,8 @@
 
 namespace trireme::horovod::elastic {
 
-std::vector<std::pair<std::string, at::Tensor>> tensors_of(const std::vector<std::pair<std::string, torch::nn::Module*>>& modules) {
+std::vector<std::pair<std::string, at::Tensor>> tensors_of(
+    const std::vector<std::pair<std::string, torch::nn::Module*>>& modules) {
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (const auto& [name, module] : modules) {
     for (const auto& item : module->named_parameters()) {

@@ -17,7 +17,8 @@ namespace trireme::horovod::elastic {
 namespace {
 
 store::Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
-/// A rank that is late for an operation by this much is left out of the next round, also if it lives, unless TRIREME_TIMEOUT says otherwise.
+/// A rank that is late for an operation by this much is left out of the next round, also if it lives, unless
+/// TRIREME_TIMEOUT says otherwise.
 constexpr std::chrono::milliseconds kLateRank{60'000};
 int finished_trainings = 0; // in this process: all of a job have run() finish them in the same order
 
@@ -25,7 +26,8 @@ int number_of(std::string_view text, const char* variable) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < 1) {
-    throw InputError("elastic", concat(variable, " has \"", text, "\" where a number from 1 on is to be"), "Correct it, or unset it.");
+    throw InputError("elastic", concat(variable, " has \"", text, "\" where a number from 1 on is to be"),
+                     "Correct it, or unset it.");
   }
   return number;
 }
@@ -33,7 +35,8 @@ int number_of(std::string_view text, const char* variable) {
 store::Endpoint endpoint_of(const std::string& place) {
   const size_t colon = place.rfind(':');
   if (colon == std::string::npos || colon == 0) {
-    throw InputError("elastic", concat("the store of an elastic run is \"", place, "\""), "Give HOST:PORT, where \"trireme store\" runs.");
+    throw InputError("elastic", concat("the store of an elastic run is \"", place, "\""),
+                     "Give HOST:PORT, where \"trireme store\" runs.");
   }
   return {place.substr(0, colon), number_of(std::string_view(place).substr(colon + 1), "TRIREME_ELASTIC")};
 }
@@ -43,13 +46,20 @@ store::MeetingOptions meeting_options(const std::string& place, const RunOptions
   meeting.store = endpoint_of(place);
   meeting.secret = store::Secret::from_environment();
   if (meeting.secret.empty()) {
-    throw InputError("elastic", "an elastic run has no secret, so anybody could join it", "Set TRIREME_SECRET_FILE, for \"trireme store\" and all ranks, to a file of 32 random bytes with mode 0600.");
+    throw InputError(
+        "elastic", "an elastic run has no secret, so anybody could join it",
+        "Set TRIREME_SECRET_FILE, for \"trireme store\" and all ranks, to a file of 32 random bytes with mode 0600.");
   }
   meeting.job = env::text("TRIREME_RUN_ID").value_or("");
   const std::string ranks = env::text("TRIREME_ELASTIC_RANKS").value_or("1");
   const size_t colon = ranks.find(':');
-  meeting.min_ranks = options.min_ranks != 0 ? options.min_ranks : number_of(std::string_view(ranks).substr(0, colon), "TRIREME_ELASTIC_RANKS");
-  meeting.max_ranks = options.max_ranks != 0 ? options.max_ranks : colon == std::string::npos ? 0 : number_of(std::string_view(ranks).substr(colon + 1), "TRIREME_ELASTIC_RANKS");
+  meeting.min_ranks = options.min_ranks != 0
+                          ? options.min_ranks
+                          : number_of(std::string_view(ranks).substr(0, colon), "TRIREME_ELASTIC_RANKS");
+  meeting.max_ranks = options.max_ranks != 0 ? options.max_ranks
+                      : colon == std::string::npos
+                          ? 0
+                          : number_of(std::string_view(ranks).substr(colon + 1), "TRIREME_ELASTIC_RANKS");
   if (const auto seconds = env::text("TRIREME_ELASTIC_TIMEOUT")) {
     meeting.patience = std::chrono::seconds(number_of(*seconds, "TRIREME_ELASTIC_TIMEOUT"));
   }
@@ -80,7 +90,8 @@ End train_round(State& state, const std::function<void(comm::World&)>& train, co
   return end;
 }
 
-/// Whether the training is over with this round. False: the others were without this process for so long that they have begun another one.
+/// Whether the training is over with this round. False: the others were without this process for so long that they have
+/// begun another one.
 bool finish(store::Meeting& meeting) {
   try {
     return meeting.finish();
@@ -142,7 +153,8 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
     }
     End end = End::lost;
     try {
-      comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"), comm::with_timeout(options.world, kLateRank));
+      comm::World world = comm::World::connect(comm::environment_of(round, meeting_place, "an elastic run"),
+                                               comm::with_timeout(options.world, kLateRank));
       const Shutdown at_end;
       if (round.rank == 0) {
         log::info("elastic: round ", round.number, " has ", round.size, round.size == 1 ? " rank" : " ranks");
@@ -159,7 +171,8 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
     if (end == End::lost) {
       state.restore();
       if (options.reset_limit > 0 && ++lost > options.reset_limit) {
-        throw PeerError("elastic", concat("ranks were lost ", lost, " times, and reset_limit is ", options.reset_limit), "Look at the output of the lost ranks.");
+        throw PeerError("elastic", concat("ranks were lost ", lost, " times, and reset_limit is ", options.reset_limit),
+                        "Look at the output of the lost ranks.");
       }
     }
   }

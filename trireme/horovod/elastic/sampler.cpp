@@ -31,7 +31,8 @@ data::DistributedSampler divided(const data::DistributedSampler& sampler) {
 
 } // namespace
 
-ElasticSampler::ElasticSampler(int64_t size, bool shuffle, int64_t seed) : options_(options_of(shuffle, seed)), recorded_(size, options_), handed_out_(recorded_) {}
+ElasticSampler::ElasticSampler(int64_t size, bool shuffle, int64_t seed)
+    : options_(options_of(shuffle, seed)), recorded_(size, options_), handed_out_(recorded_) {}
 
 void ElasticSampler::set_epoch(int64_t epoch) {
   recorded_.start_epoch(epoch);
@@ -39,7 +40,8 @@ void ElasticSampler::set_epoch(int64_t epoch) {
 
 void ElasticSampler::record_batch(int64_t batch_size) {
   if (batch_size < 1) {
-    throw InputError("elastic", concat("record_batch(", batch_size, ")"), "Give it the number of samples of this rank's batch.");
+    throw InputError("elastic", concat("record_batch(", batch_size, ")"),
+                     "Give it the number of samples of this rank's batch.");
   }
   recorded_.skip(batch_size * size());
 }

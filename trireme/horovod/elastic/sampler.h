@@ -12,10 +12,13 @@
 
 namespace trireme::horovod::elastic {
 
-/// The samples of an epoch that no rank has done yet, divided among the ranks that are there now: for a torch::data loader, between init() and shutdown() (or in run()'s `train`).
+/// The samples of an epoch that no rank has done yet, divided among the ranks that are there now: for a torch::data
+/// loader, between init() and shutdown() (or in run()'s `train`).
 ///
-/// All ranks call record_batch() after each step, with the same number. The state counts what all have done, so it is the same on every rank: with it in an elastic State, no sample before the last
-/// commit is repeated or left out, whoever is lost. The order of an epoch does not depend on the number of ranks; its last batches are filled up from its start.
+/// All ranks call record_batch() after each step, with the same number. The state counts what all have done, so it is
+/// the same on every rank: with it in an elastic State, no sample before the last commit is repeated or left out,
+/// whoever is lost. The order of an epoch does not depend on the number of ranks; its last batches are filled up from
+/// its start.
 class ElasticSampler : public torch::data::samplers::Sampler<>, public Stateful {
  public:
   explicit ElasticSampler(int64_t size, bool shuffle = true, int64_t seed = 0);
@@ -43,7 +46,7 @@ class ElasticSampler : public torch::data::samplers::Sampler<>, public Stateful 
 
  private:
   data::SamplerOptions options_;
-  data::DistributedSampler recorded_; // what is done
+  data::DistributedSampler recorded_;   // what is done
   data::DistributedSampler handed_out_; // a loader with workers is ahead of that
 };
 

@@ -8,9 +8,9 @@
 #include <trireme/horovod/optimizer_bytes.h>
 
 #include <ATen/ATen.h>
-#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::horovod::elastic {
 
@@ -39,16 +39,19 @@ void ObjectState::add_object(const std::string& name, Object object) {
   }
 }
 void ObjectState::add(const std::string& name, int64_t& value) {
-  add_object(name, Object{[&value] { return nlohmann::json(value).dump(); }, [&value](const std::string& text) { value = nlohmann::json::parse(text); }});
+  add_object(name, Object{[&value] { return nlohmann::json(value).dump(); },
+                          [&value](const std::string& text) { value = nlohmann::json::parse(text); }});
 }
 void ObjectState::add(const std::string& name, double& value) {
-  add_object(name, Object{[&value] { return nlohmann::json(value).dump(); }, [&value](const std::string& text) { value = nlohmann::json::parse(text); }});
+  add_object(name, Object{[&value] { return nlohmann::json(value).dump(); },
+                          [&value](const std::string& text) { value = nlohmann::json::parse(text); }});
 }
 void ObjectState::add(const std::string& name, std::string& value) {
   add_object(name, Object{[&value] { return value; }, [&value](const std::string& text) { value = text; }});
 }
 void ObjectState::add(const std::string& name, Stateful& value) {
-  add_object(name, Object{[&value] { return value.state().dump(); }, [&value](const std::string& text) { value.load_state(nlohmann::json::parse(text)); }});
+  add_object(name, Object{[&value] { return value.state().dump(); },
+                          [&value](const std::string& text) { value.load_state(nlohmann::json::parse(text)); }});
 }
 
 std::string ObjectState::text() const {
@@ -64,11 +67,13 @@ std::string ObjectState::text() const {
 void ObjectState::set_text(const std::string& text) {
   const nlohmann::json all = nlohmann::json::from_cbor(text);
   if (all.size() != objects_.size()) {
-    throw InputError("elastic", concat("rank 0 has ", all.size(), " objects in its state, this one ", objects_.size()), "Add the same to the state of all ranks.");
+    throw InputError("elastic", concat("rank 0 has ", all.size(), " objects in its state, this one ", objects_.size()),
+                     "Add the same to the state of all ranks.");
   }
   for (const auto& [name, object] : objects_) {
     if (!all.contains(name)) {
-      throw InputError("elastic", concat("rank 0 has no \"", name, "\" in its state"), "Add the same to the state of all ranks.");
+      throw InputError("elastic", concat("rank 0 has no \"", name, "\" in its state"),
+                       "Add the same to the state of all ranks.");
     }
     object.set(all.at(name));
   }

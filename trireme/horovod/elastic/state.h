@@ -22,15 +22,17 @@ class Stateful;
 
 namespace trireme::horovod::elastic {
 
-/// What a run needs to go on after a rank was lost, or with a rank that has come. run() calls sync(), restore() and on_reset().
+/// What a run needs to go on after a rank was lost, or with a rank that has come. run() calls sync(), restore() and
+/// on_reset().
 class State {
  public:
   virtual ~State() = default;
 
-  /// Keeps the state as it is now, and ends the round where processes have come or gone: what run() was given is called again, from here. All ranks call it together.
-  /// Cost: a copy of the state, and one small message of rank 0.
+  /// Keeps the state as it is now, and ends the round where processes have come or gone: what run() was given is called
+  /// again, from here. All ranks call it together. Cost: a copy of the state, and one small message of rank 0.
   void commit();
-  /// The second part of commit() alone: a round that ends so goes on with the state as it is, not with the one that was kept.
+  /// The second part of commit() alone: a round that ends so goes on with the state as it is, not with the one that was
+  /// kept.
   void check_host_updates();
   /// Calls these on every rank after ranks have met again, after sync(): to scale the learning rate, for example.
   void register_reset_callbacks(std::vector<std::function<void()>> callbacks);

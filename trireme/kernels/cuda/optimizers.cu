@@ -1,8 +1,8 @@
 #include <trireme/kernels/cuda/cuda_kernels.h>
 
 #include <trireme/base/error.h>
-#include <trireme/kernels/cuda/lane.cuh>
 #include <trireme/kernels/optimizer_rules.h>
+#include <trireme/kernels/cuda/lane.cuh>
 
 #include <cuda_runtime.h>
 
@@ -31,7 +31,8 @@ unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
 
 /// All states of element i: read, stepped by the rule, written. Sets g as the rule's first() leaves it.
 template <class Rule, class Args>
-__device__ inline void step_states(const Rule& rule, const Args& args, int64_t i, bool inside, Lane& g, Lane (&s)[3], uint32_t* room) {
+__device__ inline void step_states(const Rule& rule, const Args& args, int64_t i, bool inside, Lane& g, Lane (&s)[3],
+                                   uint32_t* room) {
   if constexpr (Rule::kStates > 0) {
     const StateArray& state = Rule::state(args, 0);
     s[0] = rule.first(g, {inside ? read_state<Rule::kSigned[0]>(state, i) : 0});
@@ -60,7 +61,8 @@ __device__ inline bool is_nan(Lane a) {
 }
 
 template <class Rule>
-__device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& args, Lane scale, int64_t i, bool inside) {
+__device__ inline Lane gradient_of(const Rule& rule, const typename Rule::Args& args, Lane scale, int64_t i,
+                                   bool inside) {
   Lane g = Lane{inside ? read(args.grad, args.grad_type, i) : 0} * scale;
   if constexpr (Rule::kDecayInGradient) {
     g = rule.gradient(g, {inside ? args.param[i] : 0});
@@ -96,7 +98,8 @@ void step(const typename Rule<Lane>::Args& args, int64_t begin, int64_t end, voi
   if (begin >= end) {
     return;
   }
-  TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(Rule<Lane>(args), args, begin, end);
+  TRIREME_LAUNCH(step_kernel<Rule<Lane>>, blocks_for(end - begin), kThreads, static_cast<cudaStream_t>(stream))(
+      Rule<Lane>(args), args, begin, end);
   check_launch(name);
 }
 
@@ -155,8 +158,8 @@ __global__ void add_partials_kernel(const double* partials, int count, double* s
   }
 }
 
-__global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDirection<Lane> direction, const LambArgs args, int64_t begin,
-                                    int64_t end, double* partials) {
+__global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDirection<Lane> direction,
+                                    const LambArgs args, int64_t begin, int64_t end, double* partials) {
   __shared__ uint32_t room[kThreads / 32];
   __shared__ double sums_room[kThreads];
   const Lane scale = scale_of(args);
@@ -174,7 +177,8 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
     if (inside) {
       // Rounded states count as they are stored: phase 2 sees no others.
       const Lane p = {args.param[i]};
-      const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)}, {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
+      const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)},
+                               {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
       params = ::fma(static_cast<double>(p.x), static_cast<double>(p.x), params);
       updates = ::fma(static_cast<double>(u.x), static_cast<double>(u.x), updates);
     }
@@ -189,8 +193,8 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
   }
 }
 
-__global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end, const double* sums,
-                                  const LambScale scale) {
+__global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const LambArgs args, int64_t begin, int64_t end,
+                                  const double* sums, const LambScale scale) {
   if (is_nan(scale_of(args))) {
     return;
   }
@@ -202,7 +206,8 @@ __global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const Lam
   const Lane step_size = {static_cast<float>(scale.lr_times_correction * ratio)};
   for (int64_t i = begin + blockIdx.x * kStateBlock + threadIdx.x; i < end; i += gridDim.x * kStateBlock) {
     const Lane p = {args.param[i]};
-    const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)}, {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
+    const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)},
+                             {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});
     const Lane stepped = fnma(step_size, u, p);
     args.param[i] = stepped.x;
     if (args.param_copy != nullptr) {
@@ -214,7 +219,8 @@ __global__ void lamb_apply_kernel(const LambDirection<Lane> direction, const Lam
 } // namespace
 
 void adam(const AdamArgs& args, int64_t begin, int64_t end, void* stream) {
-  args.weight_decay != 0 ? step<AdamDecayed>(args, begin, end, stream, "adam") : step<Adam>(args, begin, end, stream, "adam");
+  args.weight_decay != 0 ? step<AdamDecayed>(args, begin, end, stream, "adam")
+                         : step<Adam>(args, begin, end, stream, "adam");
 }
 
 void sgd(const SgdArgs& args, int64_t begin, int64_t end, void* stream) {
@@ -238,9 +244,11 @@ void adagrad(const AdagradArgs& args, int64_t begin, int64_t end, void* stream) 
 void rmsprop(const RmspropArgs& args, int64_t begin, int64_t end, void* stream) {
   const bool momentum = args.momentum_buffer.values != nullptr;
   if (args.grad_avg.values != nullptr) {
-    momentum ? step<RmspropCenteredMomentum>(args, begin, end, stream, "rmsprop") : step<RmspropCentered>(args, begin, end, stream, "rmsprop");
+    momentum ? step<RmspropCenteredMomentum>(args, begin, end, stream, "rmsprop")
+             : step<RmspropCentered>(args, begin, end, stream, "rmsprop");
   } else {
-    momentum ? step<RmspropMomentum>(args, begin, end, stream, "rmsprop") : step<Rmsprop>(args, begin, end, stream, "rmsprop");
+    momentum ? step<RmspropMomentum>(args, begin, end, stream, "rmsprop")
+             : step<Rmsprop>(args, begin, end, stream, "rmsprop");
   }
 }
 
@@ -287,12 +295,14 @@ void lamb_moments(const LambArgs& args, int64_t begin, int64_t end, double* part
     return;
   }
   const unsigned blocks = blocks_for(end - begin, kSumBlocks);
-  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args, begin, end, partials);
+  TRIREME_LAUNCH(lamb_moments_kernel, blocks, kThreads, on)(LambMoments<Lane>(args), LambDirection<Lane>(args), args,
+                                                            begin, end, partials);
   TRIREME_LAUNCH(add_partials_kernel, 2, kThreads, on)(partials, static_cast<int>(blocks), sums);
   check_launch("lamb_moments");
 }
 
-void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, const LambScale& scale, void* stream) {
+void lamb_apply(const LambArgs& args, int64_t begin, int64_t end, const double* sums, const LambScale& scale,
+                void* stream) {
   if (begin >= end) {
     return;
   }

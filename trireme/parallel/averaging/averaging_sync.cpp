@@ -3,8 +3,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,8 @@ constexpr const char* kOuter = "outer_optimizer";
 AveragingSync::AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel)
     : GradientSync(groups), options_(options), outer_(options, group()), summing_(std::move(groups), {}, travel) {
   if (options_.every < 1) {
-    throw InputError("parameter averaging", concat("replicas meet every ", options_.every, " steps"), "Say a number of steps from 1 on.");
+    throw InputError("parameter averaging", concat("replicas meet every ", options_.every, " steps"),
+                     "Say a number of steps from 1 on.");
   }
 }
 
@@ -30,11 +31,13 @@ void AveragingSync::attach(const std::vector<bucket::FlatParameters*>& buffers) 
   }
 }
 
-// Before anything changes them in this round: also what a program has set since the last meeting is where the round begins.
+// Before anything changes them in this round: also what a program has set since the last meeting is where the round
+// begins.
 void AveragingSync::keep_start(int64_t buffer, int64_t bucket) {
   using Values = bucket::SteppedValues;
   if (has_outer() && !outer_.has_start(buffer, bucket)) {
-    values_->with_values(buffer, bucket, Values::Access::read, [&](const Values::Values& values) { outer_.keep_start(buffer, bucket, values.parameters); });
+    values_->with_values(buffer, bucket, Values::Access::read,
+                         [&](const Values::Values& values) { outer_.keep_start(buffer, bucket, values.parameters); });
   }
 }
 
@@ -69,7 +72,8 @@ double AveragingSync::lr_of_round(const comm::Group& ranks, bool counts) const {
   if (options_.outer != AveragingOptions::Outer::slowmo) {
     return 0;
   }
-  at::Tensor sums = torch::tensor({counts ? lr_sum_ : 0.0, counts ? static_cast<double>(taken_) : 0.0}, torch::kFloat64);
+  at::Tensor sums =
+      torch::tensor({counts ? lr_sum_ : 0.0, counts ? static_cast<double>(taken_) : 0.0}, torch::kFloat64);
   ranks.all_reduce(sums, comm::ReduceOp::sum, "learning rate of the round").wait();
   return sums[1].item<double>() > 0 ? sums[0].item<double>() / sums[1].item<double>() : 0;
 }
@@ -78,7 +82,8 @@ void AveragingSync::meet() {
   using Values = bucket::SteppedValues;
   const torch::NoGradGuard no_grad;
   const double lr = lr_of_round(group());
-  const auto access = options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_all;
+  const auto access =
+      options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_all;
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
     for (int64_t k = 0; k < std::ssize(buffers_[b]->layout().buckets()); ++k) {
       keep_start(b, k); // where no step of the round was taken
@@ -144,7 +149,8 @@ void AveragingSync::load_state(const nlohmann::json& state, int64_t steps) {
     outer_.begin_round(); // the momentum is read next
   } else {
     if (has_outer() && state.is_object() && group().rank() == 0) {
-      log::warning("the outer optimizer begins without momentum: the checkpoint's was \"", state.value(kOuter, ""), "\", this run's is \"", AveragingOptions::name(options_.outer), '"');
+      log::warning("the outer optimizer begins without momentum: the checkpoint's was \"", state.value(kOuter, ""),
+                   "\", this run's is \"", AveragingOptions::name(options_.outer), '"');
     }
     outer_.reset();
   }

@@ -12,15 +12,17 @@ namespace trireme::parallel {
 
 /// Replicas step by themselves and become one model every H steps: parameter averaging, or local SGD.
 ///
-/// Between two meetings nothing travels. At a meeting the exact values are averaged (fp32 masters, where parameters have lower precision), an outer optimizer
-/// may step on what has come of the round, and optimizer states are kept, averaged or reset. A replica that skipped steps of a round counts as the others.
-/// Cost at a meeting for P bytes of fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the same,
-/// each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync.
-/// Source: Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
+/// Between two meetings nothing travels. At a meeting the exact values are averaged (fp32 masters, where parameters
+/// have lower precision), an outer optimizer may step on what has come of the round, and optimizer states are kept,
+/// averaged or reset. A replica that skipped steps of a round counts as the others. Cost at a meeting for P bytes of
+/// fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the
+/// same, each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync. Source:
+/// Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
 class AveragingSync : public GradientSync {
  public:
   /// `travel`: AllReduceSync's.
-  AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel = std::nullopt);
+  AveragingSync(ReduceGroups groups, const AveragingOptions& options,
+                std::optional<at::ScalarType> travel = std::nullopt);
 
   const comm::Group& step_group() const override {
     return together() ? group() : alone_;
@@ -68,7 +70,8 @@ class AveragingSync : public GradientSync {
   virtual void meet();
   /// A round begins.
   void begin_round();
-  /// SlowMo's, of the steps that these ranks have taken in the round; a rank does not count where `counts` is false. Collective.
+  /// SlowMo's, of the steps that these ranks have taken in the round; a rank does not count where `counts` is false.
+  /// Collective.
   double lr_of_round(const comm::Group& ranks, bool counts = true) const;
 
  private:
@@ -91,7 +94,7 @@ class AveragingSync : public GradientSync {
  private:
   comm::Group alone_;
   AllReduceSync summing_; // before start_step
-  double lr_sum_ = 0; // of the steps of this round that were taken
+  double lr_sum_ = 0;     // of the steps of this round that were taken
   int64_t taken_ = 0;
 };
 

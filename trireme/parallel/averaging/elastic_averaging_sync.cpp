@@ -44,7 +44,8 @@ std::string names(const std::vector<int>& replicas) {
 
 std::vector<int> without(const std::vector<int>& all, const std::vector<int>& some) {
   std::vector<int> left;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(left), [&](int one) { return std::find(some.begin(), some.end(), one) == some.end(); });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(left),
+               [&](int one) { return std::find(some.begin(), some.end(), one) == some.end(); });
   return left;
 }
 
@@ -67,7 +68,7 @@ std::string broadcast_text(const comm::Group& ranks, std::string text, int root)
 
 struct ElasticAveragingSync::Exchange {
   std::vector<bool> counts; // by rank: it is averaged
-  std::vector<bool> comes; // by rank: it takes what the others have
+  std::vector<bool> comes;  // by rank: it takes what the others have
   int64_t averaged = 0;
   int source = 0; // has what those take
   bool comes_here = false;
@@ -82,20 +83,24 @@ struct ElasticAveragingSync::Exchange {
     std::vector<at::Tensor> outer;
   };
   std::vector<std::vector<Bucket>> buckets; // by buffer
-  std::vector<at::Tensor> rest; // buffers, then what is fixed
+  std::vector<at::Tensor> rest;             // buffers, then what is fixed
   std::string state;
 };
 
 ElasticAveragingSync::ElasticAveragingSync(ReduceGroups groups, const AveragingOptions& options, ReplicaOptions replica)
     : AveragingSync(std::move(groups), options), replica_(std::move(replica)) {
   if (group().size() > 1 || options_.start_step > 0) {
-    throw InputError("parameter averaging", group().size() > 1 ? concat("\"elastic\" with ", group().size(), " data ranks in one world") : concat("\"elastic\" with start_step ", options_.start_step),
-                     "Replicas that come and go are worlds of their own, and never add up gradients: a run without the section can make the first steps, and its checkpoint be gone on from.");
+    throw InputError("parameter averaging",
+                     group().size() > 1 ? concat("\"elastic\" with ", group().size(), " data ranks in one world")
+                                        : concat("\"elastic\" with start_step ", options_.start_step),
+                     "Replicas that come and go are worlds of their own, and never add up gradients: a run without the "
+                     "section can make the first steps, and its checkpoint be gone on from.");
   }
 }
 
 ElasticAveragingSync::~ElasticAveragingSync() {
-  meeting_.reset(); // first: a world is left when all leave it, and the others leave theirs when they know that this replica is gone
+  meeting_.reset(); // first: a world is left when all leave it, and the others leave theirs when they know that this
+                    // replica is gone
 }
 
 int64_t ElasticAveragingSync::bytes_sent() const {
@@ -114,7 +119,8 @@ bool ElasticAveragingSync::join() {
 
 void ElasticAveragingSync::after_step() {
   if (!joined_) {
-    throw InputError("parameter averaging", "a replica of an elastic run trains and has not joined the others", "Call Engine::join_replicas() before the first step, and before load_checkpoint().");
+    throw InputError("parameter averaging", "a replica of an elastic run trains and has not joined the others",
+                     "Call Engine::join_replicas() before the first step, and before load_checkpoint().");
   }
   look_around();
   if (std::exchange(due_, false)) {
@@ -124,7 +130,8 @@ void ElasticAveragingSync::after_step() {
   }
 }
 
-// Until a meeting is whole. What breaks one is the end of a member, and it is not averaged twice: nobody keeps what a broken one has given.
+// Until a meeting is whole. What breaks one is the end of a member, and it is not averaged twice: nobody keeps what a
+// broken one has given.
 void ElasticAveragingSync::attend() {
   const torch::NoGradGuard no_grad;
   for (bool whole = false; !whole;) {
@@ -157,14 +164,16 @@ bool ElasticAveragingSync::attend_round() {
     say_who_is_there(round, all);
     return true;
   }
-  log::warning("averaging, step ", steps_, ": a replica was lost in the middle of the meeting; those that are left meet again");
+  log::warning("averaging, step ", steps_,
+               ": a replica was lost in the middle of the meeting; those that are left meet again");
   sent_before_ = bytes_sent();
   world_.reset();
   members_.clear();
   return false;
 }
 
-// Between two meetings the store alone knows: the others do not wait for ever for one that is stopped, or evaluates for very long.
+// Between two meetings the store alone knows: the others do not wait for ever for one that is stopped, or evaluates for
+// very long.
 void ElasticAveragingSync::look_around() {
   if (left_behind_ || Clock::now() < look_at_) {
     return;
@@ -178,18 +187,21 @@ void ElasticAveragingSync::look_around() {
   }
 }
 
-// A store that is started again knows nobody, and one whose connection broke takes this replica for lost: who comes new would begin by
-// itself.
+// A store that is started again knows nobody, and one whose connection broke takes this replica for lost: who comes new
+// would begin by itself.
 void ElasticAveragingSync::say_again_that_it_trains() {
   store::MeetingOptions options = meeting_options(replica_);
   options.state = meeting_->state();
   try {
-    auto meeting = std::make_unique<store::Meeting>(options, store::Client::connect(options.store, options.secret, options.job, Clock::now() + kBetweenTries));
+    auto meeting = std::make_unique<store::Meeting>(
+        options, store::Client::connect(options.store, options.secret, options.job, Clock::now() + kBetweenTries));
     meeting->announce();
     left_behind_ = !meeting->is_counted();
     meeting_ = std::move(meeting);
     members_.clear(); // this replica has another number: the next world is another one
-    log::warning("averaging: the connection to the job's store was lost and is there again: it knows now that this replica trains");
+    log::warning(
+        "averaging: the connection to the job's store was lost and is there again: it knows now that this replica "
+        "trains");
   } catch (const store::FinishedError&) {
     left_behind_ = true;
   } catch (const PeerError&) { // not yet
@@ -222,7 +234,8 @@ void ElasticAveragingSync::open(const store::Round& round) {
   world_.reset();
   members_ = round.members;
   // A replica that does not come is left out, also if it lives.
-  world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet"), comm::with_timeout({}, kMeeting)));
+  world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet"),
+                                      comm::with_timeout({}, kMeeting)));
   log::set_rank(0, 1); // what it says is in a log of its own
   fault::set_step(steps_);
 }
@@ -282,7 +295,8 @@ void ElasticAveragingSync::exchange_bucket(int64_t buffer, int64_t bucket, Excha
   Exchange::Bucket& out = all.buckets.back().back();
   const std::string what = concat("parameters, bucket ", bucket);
   const bool averages_states = options_.states == AveragingOptions::States::average && all.any_has_trained;
-  const bool gives_states = all.any_comes && !averages_states && !(options_.states == AveragingOptions::States::reset && all.any_has_trained);
+  const bool gives_states =
+      all.any_comes && !averages_states && !(options_.states == AveragingOptions::States::reset && all.any_has_trained);
   if (all.counts_here && all.any_has_trained) {
     keep_start(buffer, bucket); // where no step of the round was taken
   }
@@ -293,7 +307,8 @@ void ElasticAveragingSync::exchange_bucket(int64_t buffer, int64_t bucket, Excha
     out.mean.div_(static_cast<double>(all.averaged));
     for (const at::Tensor& state : values.states) {
       if (averages_states) {
-        at::Tensor sum = all.counts_here ? state.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true) : torch::zeros_like(state, torch::kFloat32);
+        at::Tensor sum = all.counts_here ? state.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true)
+                                         : torch::zeros_like(state, torch::kFloat32);
         ranks().all_reduce(sum, comm::ReduceOp::sum, "optimizer states").wait();
         out.states.push_back(sum.div_(static_cast<double>(all.averaged)));
       } else if (gives_states) {
@@ -330,17 +345,18 @@ void ElasticAveragingSync::take(Exchange& all) {
         outer_.step(b, k, from.mean, all.lr);
       }
       const bool changes_states = resets || !from.states.empty();
-      values_->with_values(b, k, changes_states ? Values::Access::write_all : Values::Access::write, [&](const Values::Values& values) {
-        at::Tensor(values.parameters).copy_(from.mean);
-        for (size_t i = 0; changes_states && i < values.states.size(); ++i) {
-          at::Tensor state = values.states[i];
-          if (resets) {
-            state.fill_(values.initial[i]);
-          } else {
-            state.copy_(from.states[i]);
-          }
-        }
-      });
+      values_->with_values(b, k, changes_states ? Values::Access::write_all : Values::Access::write,
+                           [&](const Values::Values& values) {
+                             at::Tensor(values.parameters).copy_(from.mean);
+                             for (size_t i = 0; changes_states && i < values.states.size(); ++i) {
+                               at::Tensor state = values.states[i];
+                               if (resets) {
+                                 state.fill_(values.initial[i]);
+                               } else {
+                                 state.copy_(from.states[i]);
+                               }
+                             }
+                           });
       from = {}; // its memory
     }
   }
@@ -381,10 +397,12 @@ void ElasticAveragingSync::say_who_is_there(const store::Round& round, const Exc
     return;
   }
   if (const std::vector<int> lost = without(before, round.places); !lost.empty()) {
-    log::info("averaging, step ", steps_, ": ", names(lost), lost.size() == 1 ? " is" : " are", " lost; the mean is of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
+    log::info("averaging, step ", steps_, ": ", names(lost), lost.size() == 1 ? " is" : " are",
+              " lost; the mean is of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
   }
   if (!come.empty()) {
-    log::info("averaging, step ", steps_, ": ", names(come), come.size() == 1 ? " comes" : " come", " and begins with the mean of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
+    log::info("averaging, step ", steps_, ": ", names(come), come.size() == 1 ? " comes" : " come",
+              " and begins with the mean of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
   }
 }
 

@@ -25,21 +25,26 @@ struct ReplicaOptions {
   store::Endpoint store = {};
   store::Secret secret = {};
   std::string job = {};
-  /// A meeting does without a replica that lives and does not come within so long after another one; the first meeting waits so long for all.
+  /// A meeting does without a replica that lives and does not come within so long after another one; the first meeting
+  /// waits so long for all.
   std::chrono::milliseconds patience{60'000};
 };
 
 /// AveragingSync for replicas that are lost and come: a replica that is gone changes the mean, not the run.
 ///
-/// Each replica is a process in a world of its own. At a meeting those that live agree on who takes part (store::Meeting), open a world for it, or keep the last one where nobody has come or gone, and add up their
-/// parameters beside the model. Only when all say that they have the sums does any of them use them; else they meet again, and nothing was averaged: who dies in the middle of a meeting is not part of it.
-/// Those that have taken part before and have come as far as the furthest are averaged; one that comes, or has come too late, takes the mean, and the optimizer states, the outer momentum, the step and what else
-/// there is of the replica that has been there for longest. The mean is added up in the order of the replicas' numbers.
-/// Cost at a meeting, for P bytes of fp32 parameters and N replicas: 2P(N-1)/N sent by each, and a copy of the parameters; about ten requests to the store. Who comes costs the others a broadcast of
-/// parameters, states and momentum. The outer optimizer keeps 2P on each replica, which is not divided: each steps the whole model, to the same bits.
-/// A replica that waits, or is late, never trains by itself while the members of the last meeting live: it waits for their next one.
-/// Errors of join() and after_step(): store::ConnectError where the store is gone for good; store::FinishedError, of status 0,
-/// where the others have finished the training meanwhile.
+/// Each replica is a process in a world of its own. At a meeting those that live agree on who takes part
+/// (store::Meeting), open a world for it, or keep the last one where nobody has come or gone, and add up their
+/// parameters beside the model. Only when all say that they have the sums does any of them use them; else they meet
+/// again, and nothing was averaged: who dies in the middle of a meeting is not part of it. Those that have taken part
+/// before and have come as far as the furthest are averaged; one that comes, or has come too late, takes the mean, and
+/// the optimizer states, the outer momentum, the step and what else there is of the replica that has been there for
+/// longest. The mean is added up in the order of the replicas' numbers. Cost at a meeting, for P bytes of fp32
+/// parameters and N replicas: 2P(N-1)/N sent by each, and a copy of the parameters; about ten requests to the store.
+/// Who comes costs the others a broadcast of parameters, states and momentum. The outer optimizer keeps 2P on each
+/// replica, which is not divided: each steps the whole model, to the same bits. A replica that waits, or is late, never
+/// trains by itself while the members of the last meeting live: it waits for their next one. Errors of join() and
+/// after_step(): store::ConnectError where the store is gone for good; store::FinishedError, of status 0, where the
+/// others have finished the training meanwhile.
 class ElasticAveragingSync final : public AveragingSync {
  public:
   /// `groups`: of this replica alone. Errors: InputError for several ranks, or with a start_step.
@@ -60,23 +65,26 @@ class ElasticAveragingSync final : public AveragingSync {
     rest_ = std::move(rest);
   }
 
-  /// Meets the others for the first time, before the first step, and takes what they have. Returns whether one of them has trained already; if not, all have what the first replica began with.
+  /// Meets the others for the first time, before the first step, and takes what they have. Returns whether one of them
+  /// has trained already; if not, all have what the first replica began with.
   bool join();
   bool has_joined() const {
     return joined_;
   }
-  /// After each step, when all of it is done: meets the others if it is time. Cost: at most every 20 ms, a request to the store, which a
-  /// store that hangs answers with an error after 30 s.
+  /// After each step, when all of it is done: meets the others if it is time. Cost: at most every 20 ms, a request to
+  /// the store, which a store that hangs answers with an error after 30 s.
   void after_step();
-  /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with the lowest number. False once the others have gone on without it: it must report and save no more.
-  /// Cost: now and then, at most every 20 ms, a request to the store.
+  /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with
+  /// the lowest number. False once the others have gone on without it: it must report and save no more. Cost: now and
+  /// then, at most every 20 ms, a request to the store.
   bool first() {
     look_around();
     return first_ && !left_behind_;
   }
-  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a replica that is
-  /// started again. The others wait for that, and so does a first one with `saved` false, because another one has taken over: true.
-  /// False: who should save is lost, and this one, which has the same model, is the first now: it reports and saves, and says so.
+  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a
+  /// replica that is started again. The others wait for that, and so does a first one with `saved` false, because
+  /// another one has taken over: true. False: who should save is lost, and this one, which has the same model, is the
+  /// first now: it reports and saves, and says so.
   bool finish_training(bool saved = true);
 
   int64_t steps_until_equal() const override {
@@ -108,15 +116,15 @@ class ElasticAveragingSync final : public AveragingSync {
   Rest rest_;
   std::unique_ptr<store::Meeting> meeting_;
   std::optional<comm::World> world_; // of the last round
-  std::vector<int64_t> members_; // of `world_`
-  std::vector<int> places_; // of the last meeting
-  int64_t sent_before_ = 0; // in earlier worlds
+  std::vector<int64_t> members_;     // of `world_`
+  std::vector<int> places_;          // of the last meeting
+  int64_t sent_before_ = 0;          // in earlier worlds
   bool joined_ = false;
   bool due_ = false;
   bool first_ = false;
   int first_rank_ = 0; // in the round of the last meeting
   bool left_behind_ = false;
-  Clock::time_point look_at_ = {}; // when look_around() asks the store again
+  Clock::time_point look_at_ = {};  // when look_around() asks the store again
   bool others_had_trained_ = false; // before the last meeting
 };
 

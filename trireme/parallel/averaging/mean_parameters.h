@@ -10,9 +10,11 @@
 
 namespace trireme::parallel {
 
-/// While it lives, the parameters are the mean of the replicas', to be evaluated; then they are the rank's own again, to the bit.
+/// While it lives, the parameters are the mean of the replicas', to be evaluated; then they are the rank's own again,
+/// to the bit.
 ///
-/// Collective at its begin only. Memory: a copy of the parameters. Cost for P bytes of fp32 parameters and N ranks: 2P(N-1)/N sent by each rank.
+/// Collective at its begin only. Memory: a copy of the parameters. Cost for P bytes of fp32 parameters and N ranks:
+/// 2P(N-1)/N sent by each rank.
 class MeanParameters {
  public:
   MeanParameters(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& ranks);

@@ -11,7 +11,8 @@ void OuterOptimizer::attach(const std::vector<bucket::FlatParameters*>& buffers)
   for (const bucket::FlatParameters* const buffer : buffers_) {
     std::vector<Part>& parts = parts_.emplace_back();
     for (const bucket::Bucket& bucket : buffer->layout().buckets()) {
-      const at::Tensor zeros = torch::zeros({bucket.numel() / ranks_.size()}, at::TensorOptions(torch::kFloat32).device(buffer->device()));
+      const at::Tensor zeros =
+          torch::zeros({bucket.numel() / ranks_.size()}, at::TensorOptions(torch::kFloat32).device(buffer->device()));
       parts.push_back({torch::empty_like(zeros), zeros});
     }
   }
@@ -77,7 +78,8 @@ void OuterOptimizer::for_each_state(const GradientSync::Visit& visit) {
         const int64_t begin = std::max(slot.begin, mine.begin);
         const int64_t end = std::min(slot.end, mine.end);
         if (begin < end) {
-          visit("outer_momentum", layout.tensors()[slot.tensor], begin - slot.begin, parts_[b][k].momentum.slice(0, begin - mine.begin, end - mine.begin));
+          visit("outer_momentum", layout.tensors()[slot.tensor], begin - slot.begin,
+                parts_[b][k].momentum.slice(0, begin - mine.begin, end - mine.begin));
         }
       }
     }

@@ -56,7 +56,9 @@ std::optional<at::Tensor> added_mask(const Block& block) {
   if (!block.key_padding.defined()) {
     return std::nullopt;
   }
-  return at::zeros(block.key_padding.sizes(), block.q.options()).masked_fill_(block.key_padding.logical_not(), kNever).view({block.k.size(0), 1, 1, block.k.size(2)});
+  return at::zeros(block.key_padding.sizes(), block.q.options())
+      .masked_fill_(block.key_padding.logical_not(), kNever)
+      .view({block.k.size(0), 1, 1, block.k.size(2)});
 }
 
 BlockResult flash_forward(const Block& block) {
@@ -64,25 +66,28 @@ BlockResult flash_forward(const Block& block) {
     auto result = at::_scaled_dot_product_flash_attention(block.q, block.k, block.v, 0.0, block.causal);
     return {std::get<0>(result), std::get<1>(result)};
   }
-  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(block.q, block.k, block.v, 0.0, block.causal, added_mask(block));
+  auto [out, lse] =
+      at::_scaled_dot_product_flash_attention_for_cpu(block.q, block.k, block.v, 0.0, block.causal, added_mask(block));
   if (block.key_padding.defined()) { // the kernel says 0 where there is no key
     lse.masked_fill_(block.key_padding.any(-1).logical_not().view({-1, 1, 1}), kNever);
   }
   return {out, lse};
 }
 
-BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
+BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out,
+                              const at::Tensor& lse) {
   const at::Tensor same = out.to(block.q.scalar_type());
   if (block.q.is_cuda()) {
     const at::Tensor unused = at::empty({}, at::TensorOptions(at::kLong));
-    auto [q, k, v] = at::_scaled_dot_product_flash_attention_backward(dout, block.q, block.k, block.v, same, lse.contiguous(), {}, {}, block.q.size(2), block.k.size(2), 0.0,
-                                                                      block.causal, unused, unused);
+    auto [q, k, v] = at::_scaled_dot_product_flash_attention_backward(
+        dout, block.q, block.k, block.v, same, lse.contiguous(), {}, {}, block.q.size(2), block.k.size(2), 0.0,
+        block.causal, unused, unused);
     return {q, k, v};
   }
   // exp(-inf - 0) is a weight of 0, exp(-inf + inf) none.
   const at::Tensor finite = block.key_padding.defined() ? lse.masked_fill(lse == kNever, 0) : lse;
-  auto [q, k, v] =
-      at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, block.q, block.k, block.v, same, finite, 0.0, block.causal, added_mask(block));
+  auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      dout, block.q, block.k, block.v, same, finite, 0.0, block.causal, added_mask(block));
   return {q, k, v};
 }
 
@@ -90,7 +95,11 @@ BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const 
 class Plain {
  public:
   explicit Plain(const Block& block)
-      : block_(block), type_(type_of_sums(block.q)), keys_(block.k.to(type_)), values_(block.v.to(type_)), scale_(scale_of(block)) {
+      : block_(block),
+        type_(type_of_sums(block.q)),
+        keys_(block.k.to(type_)),
+        values_(block.v.to(type_)),
+        scale_(scale_of(block)) {
     rows_ = queries_at_once(block.q.size(0) * block.q.size(1) * block.k.size(2), block.q.size(2));
     if (block.dropout > 0) {
       const at::Generator& known = at::globalContext().defaultGenerator(block.q.device());
@@ -112,7 +121,14 @@ class Plain {
     const int64_t count = block_.q.size(2);
     for (int64_t begin = 0; begin < count; begin += rows_) {
       const int64_t end = std::min(count, begin + rows_);
-      Piece piece{.begin = begin, .end = end, .seen = block_.causal ? end : block_.k.size(2), .q = {}, .k = {}, .v = {}, .scores = {}, .kept = {}};
+      Piece piece{.begin = begin,
+                  .end = end,
+                  .seen = block_.causal ? end : block_.k.size(2),
+                  .q = {},
+                  .k = {},
+                  .v = {},
+                  .scores = {},
+                  .kept = {}};
       piece.q = rows(block_.q, piece).to(type_);
       piece.k = keys_.narrow(2, 0, piece.seen);
       piece.v = values_.narrow(2, 0, piece.seen);
@@ -125,7 +141,9 @@ class Plain {
         piece.scores.masked_fill_(block_.key_padding.logical_not().view({block_.k.size(0), 1, 1, -1}), kNever);
       }
       if (block_.dropout > 0) {
-        piece.kept = at::rand(piece.scores.sizes(), generator_, piece.scores.options()).ge_(block_.dropout).mul_(block_.dropout < 1 ? 1 / (1 - block_.dropout) : 0);
+        piece.kept = at::rand(piece.scores.sizes(), generator_, piece.scores.options())
+                         .ge_(block_.dropout)
+                         .mul_(block_.dropout < 1 ? 1 / (1 - block_.dropout) : 0);
       }
       f(piece);
     }
@@ -157,7 +175,8 @@ class Plain {
   }
 
   BlockGradients backward(const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
-    BlockGradients grads{at::empty(block_.q.sizes(), block_.q.options().dtype(type_)), at::zeros_like(keys_), at::zeros_like(values_)};
+    BlockGradients grads{at::empty(block_.q.sizes(), block_.q.options().dtype(type_)), at::zeros_like(keys_),
+                         at::zeros_like(values_)};
     each([&](const Piece& piece) {
       const at::Tensor d = rows(dout, piece).to(type_);
       const at::Tensor delta = (d * rows(out, piece)).sum(-1, /*keepdim=*/true);
@@ -191,7 +210,8 @@ BlockResult our_forward(const Block& block) {
 }
 
 BlockGradients our_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
-  auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse, (dout.to(at::kFloat) * out).sum(-1));
+  auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse,
+                                                   (dout.to(at::kFloat) * out).sum(-1));
   return {q, k, v};
 }
 
@@ -279,7 +299,8 @@ BlockGradients backward(const Block& any, const at::Tensor& any_dout, const at::
   std::vector<at::Tensor> dq;
   BlockGradients sum;
   for (int64_t index = 0; index < count; ++index) {
-    const BlockGradients grads = one_backward(member_of_groups(block, index, count), heads_of(dout, index, count), heads_of(out, index, count), heads_of(lse, index, count));
+    const BlockGradients grads = one_backward(member_of_groups(block, index, count), heads_of(dout, index, count),
+                                              heads_of(out, index, count), heads_of(lse, index, count));
     dq.push_back(grads.q);
     if (index == 0) {
       sum.k = grads.k.to(type_of_sums(block.k));

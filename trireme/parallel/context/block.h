@@ -26,17 +26,19 @@ struct Block {
   uint64_t seed = 0;
 };
 
-/// Softmax over this block's keys alone. out [B, A, t, D] in q's type or the type of sums (fp32, fp64 for double), lse [B, A, t] in the latter: log sum exp of the scores, -inf
-/// where a query sees no key (out is 0 there).
+/// Softmax over this block's keys alone. out [B, A, t, D] in q's type or the type of sums (fp32, fp64 for double), lse
+/// [B, A, t] in the latter: log sum exp of the scores, -inf where a query sees no key (out is 0 there).
 struct BlockResult {
   at::Tensor out, lse;
 };
 BlockResult forward(const Block& block);
 
-/// Adds a block's softmax to that of other keys, in place: out += (out_b - out) sigmoid(lse_b - lse), lse = log(e^lse + e^lse_b). `may_be_empty`: some queries may see no key in either.
+/// Adds a block's softmax to that of other keys, in place: out += (out_b - out) sigmoid(lse_b - lse), lse = log(e^lse +
+/// e^lse_b). `may_be_empty`: some queries may see no key in either.
 void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty);
 
-/// What a block adds to the gradients of the whole attention; `out` and `lse` are the whole's for these queries, dout is its gradient. In q's type or that of sums.
+/// What a block adds to the gradients of the whole attention; `out` and `lse` are the whole's for these queries, dout
+/// is its gradient. In q's type or that of sums.
 struct BlockGradients {
   at::Tensor q, k, v;
 };

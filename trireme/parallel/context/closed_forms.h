@@ -20,27 +20,29 @@ struct AttentionShape {
   bool key_padding = false;
 };
 
-/// Heads of keys and values that `ranks` ranks exchange with Kind::ulysses: as many as there are where the ranks divide them, else they are repeated, to one
-/// for each rank where they divide the ranks, else to one for each head of the queries.
+/// Heads of keys and values that `ranks` ranks exchange with Kind::ulysses: as many as there are where the ranks divide
+/// them, else they are repeated, to one for each rank where they divide the ranks, else to one for each head of the
+/// queries.
 inline int64_t exchanged_kv_heads(int64_t heads, int64_t kv_heads, int ranks) {
   return kv_heads % ranks == 0 ? kv_heads : ranks % kv_heads == 0 ? ranks : heads;
 }
 
 /// Bytes that a rank sends in one forward.
-/// ring: its K and V, and those of all ranks but two: (N - 1) blocks. Ulysses: (N - 1) / N of q, k, v and of the result.
-/// Key padding adds a byte a token to each block (ring), or an all-gather (Ulysses).
+/// ring: its K and V, and those of all ranks but two: (N - 1) blocks. Ulysses: (N - 1) / N of q, k, v and of the
+/// result. Key padding adds a byte a token to each block (ring), or an all-gather (Ulysses).
 inline int64_t forward_bytes(Kind kind, int ranks, const AttentionShape& shape) {
   const int64_t head = shape.batch * shape.tokens * shape.head_size * shape.element_bytes;
   const int64_t padding = shape.key_padding ? shape.batch * shape.tokens * (ranks - 1) : 0;
   if (kind == Kind::ring) {
     return (ranks - 1) * 2 * shape.kv_heads * head + padding;
   }
-  return (ranks - 1) * (2 * shape.heads + 2 * exchanged_kv_heads(shape.heads, shape.kv_heads, ranks)) * head / ranks + padding;
+  return (ranks - 1) * (2 * shape.heads + 2 * exchanged_kv_heads(shape.heads, shape.kv_heads, ranks)) * head / ranks +
+         padding;
 }
 
 /// Bytes that a rank sends in one backward.
-/// ring: K and V go round again, and their gradients behind them in fp32 (fp64 for double): (N - 1) blocks of both; what a rank adds to its own block
-/// does not travel. Ulysses: as forward, without the padding.
+/// ring: K and V go round again, and their gradients behind them in fp32 (fp64 for double): (N - 1) blocks of both;
+/// what a rank adds to its own block does not travel. Ulysses: as forward, without the padding.
 inline int64_t backward_bytes(Kind kind, int ranks, const AttentionShape& shape) {
   AttentionShape without = shape;
   if (kind == Kind::ulysses) {

@@ -16,7 +16,8 @@ constexpr int64_t queries_at_once(int64_t scores, int64_t queries) {
 enum class Kind {
   /// Keys and values go round the ranks in a ring. Any number of ranks. Liu et al. 2023, arXiv:2310.01889.
   ring,
-  /// All-to-all: each rank gets all tokens of some of the heads. The ranks divide the heads. Jacobs et al. 2023, arXiv:2309.14509.
+  /// All-to-all: each rank gets all tokens of some of the heads. The ranks divide the heads. Jacobs et al. 2023,
+  /// arXiv:2309.14509.
   ulysses
 };
 

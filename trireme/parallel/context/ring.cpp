@@ -28,11 +28,12 @@ int previous_of(const comm::Group& ranks) {
   return (ranks.rank() + ranks.size() - 1) % ranks.size();
 }
 
-/// The ranks' blocks, coming by: first this rank's own, then that of the rank before, and so on. Each step's block is sent on while it is used.
-/// The memory of `own` is used for later blocks.
+/// The ranks' blocks, coming by: first this rank's own, then that of the rank before, and so on. Each step's block is
+/// sent on while it is used. The memory of `own` is used for later blocks.
 class Carousel {
  public:
-  Carousel(const comm::Group& ranks, const at::Tensor& own, Tag tag, const char* what) : ranks_(ranks), tag_(tag), what_(what) {
+  Carousel(const comm::Group& ranks, const at::Tensor& own, Tag tag, const char* what)
+      : ranks_(ranks), tag_(tag), what_(what) {
     places_[0].tensor = own;
   }
 
@@ -76,18 +77,21 @@ class Carousel {
   int step_ = 0;
 };
 
-/// The gradients of blocks that came by, following them to their owners: each rank adds its part and sends them on. The chain of a block begins one step behind
-/// its owner, who adds its own part last.
+/// The gradients of blocks that came by, following them to their owners: each rank adds its part and sends them on. The
+/// chain of a block begins one step behind its owner, who adds its own part last.
 class GradientChain {
  public:
-  GradientChain(const comm::Group& ranks, std::vector<int64_t> sizes, at::TensorOptions options) : ranks_(ranks), sizes_(std::move(sizes)), options_(options) {}
+  GradientChain(const comm::Group& ranks, std::vector<int64_t> sizes, at::TensorOptions options)
+      : ranks_(ranks), sizes_(std::move(sizes)), options_(options) {}
 
   /// Prepares for the gradients of the block of step `step`; of step N: this rank's own.
   void expect(int step) {
     if (step == 0) {
       return;
     }
-    incoming_ = ranks_.allocate(c10::multiply_integers(sizes_), c10::typeMetaToScalarType(options_.dtype()), options_.device()).view(sizes_);
+    incoming_ =
+        ranks_.allocate(c10::multiply_integers(sizes_), c10::typeMetaToScalarType(options_.dtype()), options_.device())
+            .view(sizes_);
     if (step == 1) {
       incoming_.zero_();
     } else {
@@ -118,8 +122,9 @@ class GradientChain {
   std::deque<comm::Work> sent_;
 };
 
-/// Which of a rank's queries see which keys of the block of rank `from`. Causal, chunks r and 2N-1-r on rank r: blocks of ranks before are seen by their first
-/// chunk alone, but by all queries; those of ranks behind whole, but by the second chunk of queries alone.
+/// Which of a rank's queries see which keys of the block of rank `from`. Causal, chunks r and 2N-1-r on rank r: blocks
+/// of ranks before are seen by their first chunk alone, but by all queries; those of ranks behind whole, but by the
+/// second chunk of queries alone.
 struct Meeting {
   Range queries, keys;
   bool causal;
@@ -135,7 +140,8 @@ Meeting meeting(int rank, int from, int64_t tokens, bool causal) {
 
 /// What backward needs beside tensors.
 struct Call : torch::CustomClassHolder {
-  Call(const comm::Group& ranks, const AttentionOptions& options, int64_t seed) : ranks(ranks), options(options), seed(seed) {}
+  Call(const comm::Group& ranks, const AttentionOptions& options, int64_t seed)
+      : ranks(ranks), options(options), seed(seed) {}
   comm::Group ranks;
   AttentionOptions options;
   int64_t seed;
@@ -143,8 +149,10 @@ struct Call : torch::CustomClassHolder {
   int from(int step) const {
     return (ranks.rank() - step + ranks.size()) % ranks.size();
   }
-  Block block(int step, const Meeting& meeting, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& padding) const {
-    const uint64_t pair = static_cast<uint64_t>(ranks.rank()) * static_cast<uint64_t>(ranks.size()) + static_cast<uint64_t>(from(step));
+  Block block(int step, const Meeting& meeting, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+              const at::Tensor& padding) const {
+    const uint64_t pair =
+        static_cast<uint64_t>(ranks.rank()) * static_cast<uint64_t>(ranks.size()) + static_cast<uint64_t>(from(step));
     return {.q = meeting.queries.of(q),
             .k = meeting.keys.of(k),
             .v = meeting.keys.of(v),
@@ -168,9 +176,11 @@ at::Tensor pack(const comm::Group& ranks, const at::Tensor& k, const at::Tensor&
   return both;
 }
 
-/// Calls f(step, block, meeting) for the block of every rank, keys and values of others on their way meanwhile; before(step) comes first in each step.
+/// Calls f(step, block, meeting) for the block of every rank, keys and values of others on their way meanwhile;
+/// before(step) comes first in each step.
 template <class Before, class F>
-void go_round(const Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& padding, const Before& before, const F& f) {
+void go_round(const Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+              const at::Tensor& padding, const Before& before, const F& f) {
   Carousel blocks(call.ranks, pack(call.ranks, k, v), kKeysAndValues, "keys and values");
   Carousel paddings(call.ranks, padding.defined() ? padding.clone() : padding, kPadding, "key padding");
   for (int step = 0; step < call.ranks.size(); ++step) {
@@ -181,7 +191,10 @@ void go_round(const Call& call, const at::Tensor& q, const at::Tensor& k, const 
     }
     const Meeting met = meeting(call.ranks.rank(), call.from(step), q.size(2), call.options.causal);
     const at::Tensor& both = blocks.present();
-    f(step, step == 0 ? call.block(step, met, q, k, v, padding) : call.block(step, met, q, both[0], both[1], paddings.present()), met);
+    f(step,
+      step == 0 ? call.block(step, met, q, k, v, padding)
+                : call.block(step, met, q, both[0], both[1], paddings.present()),
+      met);
     blocks.advance();
     if (padding.defined()) {
       paddings.advance();
@@ -190,21 +203,25 @@ void go_round(const Call& call, const at::Tensor& q, const at::Tensor& k, const 
 }
 
 struct RingAttention : torch::autograd::Function<RingAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& key_padding,
-                            const comm::Group& ranks, const AttentionOptions& options) {
-    const int64_t seed = options.dropout > 0 ? at::randint(std::numeric_limits<int64_t>::max(), {1}, at::kLong).item<int64_t>() : 0;
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& key_padding, const comm::Group& ranks,
+                            const AttentionOptions& options) {
+    const int64_t seed =
+        options.dropout > 0 ? at::randint(std::numeric_limits<int64_t>::max(), {1}, at::kLong).item<int64_t>() : 0;
     const auto call = c10::make_intrusive<Call>(ranks, options, seed);
     const at::Tensor padding = key_padding ? key_padding->contiguous().view(at::kByte) : at::Tensor();
     at::Tensor out, lse;
-    go_round(*call, q, k, v, padding, [](int) {}, [&](int step, const Block& block, const Meeting& met) {
-      const BlockResult result = context::forward(block);
-      if (step == 0) {
-        out = result.out.to(type_of_sums(q));
-        lse = result.lse;
-      } else {
-        merge(met.queries.of(out), met.queries.of(lse), result, padding.defined());
-      }
-    });
+    go_round(
+        *call, q, k, v, padding, [](int) {},
+        [&](int step, const Block& block, const Meeting& met) {
+          const BlockResult result = context::forward(block);
+          if (step == 0) {
+            out = result.out.to(type_of_sums(q));
+            lse = result.lse;
+          } else {
+            merge(met.queries.of(out), met.queries.of(lse), result, padding.defined());
+          }
+        });
     out = out.to(q.scalar_type());
     context->save_for_backward({q, k, v, padding, out, lse});
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -213,7 +230,9 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (at::GradMode::is_enabled()) {
-      throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).", "Leave create_graph out.");
+      throw Error("context",
+                  "attention over several ranks cannot be differentiated twice (backward with create_graph).",
+                  "Leave create_graph out.");
     }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &padding = saved[3], &out = saved[4], &lse = saved[5];
@@ -224,20 +243,23 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     sizes.insert(sizes.begin(), 2);
     GradientChain chain(call->ranks, sizes, q.options().dtype(type_of_sums(q)));
     // What a rank expects of the one before it, it expects in the order of sending: not every backend knows tags.
-    go_round(*call, q, k, v, padding, [&](int step) { chain.expect(step); }, [&](int step, const Block& block, const Meeting& met) {
-      const BlockGradients part = context::backward(block, met.queries.of(dout), met.queries.of(out), met.queries.of(lse));
-      if (step == 0) {
-        dq = part.q.to(type_of_sums(q));
-        dk = part.k;
-        dv = part.v;
-        return;
-      }
-      met.queries.of(dq).add_(part.q);
-      const at::Tensor& both = chain.arrived();
-      met.keys.of(both[0]).add_(part.k);
-      met.keys.of(both[1]).add_(part.v);
-      chain.pass_on();
-    });
+    go_round(
+        *call, q, k, v, padding, [&](int step) { chain.expect(step); },
+        [&](int step, const Block& block, const Meeting& met) {
+          const BlockGradients part =
+              context::backward(block, met.queries.of(dout), met.queries.of(out), met.queries.of(lse));
+          if (step == 0) {
+            dq = part.q.to(type_of_sums(q));
+            dk = part.k;
+            dv = part.v;
+            return;
+          }
+          met.queries.of(dq).add_(part.q);
+          const at::Tensor& both = chain.arrived();
+          met.keys.of(both[0]).add_(part.k);
+          met.keys.of(both[1]).add_(part.v);
+          chain.pass_on();
+        });
     if (call->ranks.size() > 1) {
       chain.expect(call->ranks.size());
       const at::Tensor& both = chain.arrived();
@@ -250,9 +272,10 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
 } // namespace
 
-at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks, const AttentionOptions& options,
-                          const at::Tensor& key_padding) {
-  return RingAttention::apply(q, k, v, key_padding.defined() ? std::optional<at::Tensor>(key_padding) : std::nullopt, ranks, options);
+at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks,
+                          const AttentionOptions& options, const at::Tensor& key_padding) {
+  return RingAttention::apply(q, k, v, key_padding.defined() ? std::optional<at::Tensor>(key_padding) : std::nullopt,
+                              ranks, options);
 }
 
 } // namespace trireme::context

@@ -17,10 +17,12 @@ void check_divides(int64_t length, int ranks, Kind kind) {
   const bool ring = kind == Kind::ring;
   const int64_t parts = ring ? 2 * int64_t{ranks} : ranks;
   if (length % parts != 0) {
-    throw InputError("context",
-                     concat("a sequence of ", length, " tokens does not divide among ", ranks, " ranks: with ", ring ? "ring attention 2 x " : "Ulysses ", ranks,
-                            ring ? concat(" = ", parts) : "", " must divide its length."),
-                     concat("Make it ", (length / parts + 1) * parts, " tokens long, or choose another number of context ranks."));
+    throw InputError(
+        "context",
+        concat("a sequence of ", length, " tokens does not divide among ", ranks, " ranks: with ",
+               ring ? "ring attention 2 x " : "Ulysses ", ranks, ring ? concat(" = ", parts) : "",
+               " must divide its length."),
+        concat("Make it ", (length / parts + 1) * parts, " tokens long, or choose another number of context ranks."));
   }
 }
 
@@ -36,7 +38,8 @@ at::Tensor take(const at::Tensor& x, int rank, int ranks, Kind kind, int64_t dim
 int64_t checked_dim(const at::Tensor& x, int64_t dim) {
   const int64_t wrapped = dim < 0 ? dim + x.dim() : dim;
   if (wrapped < 0 || wrapped >= x.dim()) {
-    throw InputError("context", concat("dim ", dim, " holds no tokens of a tensor of shape ", x.sizes(), "."), "Name the dim of the sequence.");
+    throw InputError("context", concat("dim ", dim, " holds no tokens of a tensor of shape ", x.sizes(), "."),
+                     "Name the dim of the sequence.");
   }
   return wrapped;
 }
@@ -50,7 +53,8 @@ struct Joined : torch::CustomClassHolder {
 };
 
 struct JoinTokens : torch::autograd::Function<JoinTokens> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, Kind kind, int64_t dim) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, Kind kind,
+                            int64_t dim) {
     context->saved_data["joined"] = c10::IValue::make_capsule(c10::make_intrusive<Joined>(ranks, kind, dim));
     const int N = ranks.size();
     std::vector<int64_t> sizes = x.sizes().vec();

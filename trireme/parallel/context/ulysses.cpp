@@ -36,10 +36,13 @@ at::Tensor exchange(const comm::Group& ranks, const at::Tensor& in, const char* 
   return out;
 }
 
-/// [B, H_i, t, D] each -> [B, H_i/N, T, D]: this rank's heads of all tokens, as views of one buffer [T, B, sum of H_i/N, D].
+/// [B, H_i, t, D] each -> [B, H_i/N, T, D]: this rank's heads of all tokens, as views of one buffer [T, B, sum of
+/// H_i/N, D].
 variable_list heads_from_tokens(const comm::Group& ranks, const variable_list& tensors) {
-  const int64_t N = ranks.size(), B = tensors[0].size(0), t = tensors[0].size(2), D = tensors[0].size(3), H = heads_of(tensors) / N;
-  const at::Tensor in = ranks.allocate(N * t * B * H * D, tensors[0].scalar_type(), tensors[0].device()).view({N, t, B, H, D});
+  const int64_t N = ranks.size(), B = tensors[0].size(0), t = tensors[0].size(2), D = tensors[0].size(3),
+                H = heads_of(tensors) / N;
+  const at::Tensor in =
+      ranks.allocate(N * t * B * H * D, tensors[0].scalar_type(), tensors[0].device()).view({N, t, B, H, D});
   int64_t begin = 0;
   for (const at::Tensor& x : tensors) {
     const int64_t h = x.size(1) / N;
@@ -59,7 +62,8 @@ variable_list heads_from_tokens(const comm::Group& ranks, const variable_list& t
 
 /// The way back: [B, H_i/N, T, D] each -> [B, H_i, t, D], in memory [B, t, H_i, D].
 variable_list tokens_from_heads(const comm::Group& ranks, const variable_list& tensors) {
-  const int64_t N = ranks.size(), B = tensors[0].size(0), T = tensors[0].size(2), D = tensors[0].size(3), H = heads_of(tensors);
+  const int64_t N = ranks.size(), B = tensors[0].size(0), T = tensors[0].size(2), D = tensors[0].size(3),
+                H = heads_of(tensors);
   const at::Tensor in = ranks.allocate(T * B * H * D, tensors[0].scalar_type(), tensors[0].device()).view({T, B, H, D});
   int64_t begin = 0;
   for (const at::Tensor& x : tensors) {
@@ -84,13 +88,15 @@ void keep(AutogradContext* context, const comm::Group& ranks) {
 }
 comm::Group kept(AutogradContext* context) {
   if (at::GradMode::is_enabled()) {
-    throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).", "Leave create_graph out.");
+    throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).",
+                "Leave create_graph out.");
   }
   return comm::HeldGroup::of(context->saved_data["ranks"]);
 }
 
 struct HeadsFromTokens : torch::autograd::Function<HeadsFromTokens> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const comm::Group& ranks) {
     keep(context, ranks);
     return heads_from_tokens(ranks, {q, k, v});
   }
@@ -121,28 +127,34 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 
 } // namespace
 
-at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options, const at::Tensor& key_padding) {
+at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const AttentionOptions& options, const at::Tensor& key_padding) {
   const bool ours = !key_padding.defined() && fused::usable(fused::AttentionBlock{q, k, v, options.causal});
-  const std::optional<at::Tensor> mask = key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
-  if (!ours && options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) && at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
+  const std::optional<at::Tensor> mask =
+      key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
+  if (!ours && options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) &&
+      at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
     return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal);
   }
   return ring_attention(q, k, v, comm::Group(), options, key_padding);
 }
 
-at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks, const AttentionOptions& options,
-                             const at::Tensor& key_padding) {
+at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks,
+                             const AttentionOptions& options, const at::Tensor& key_padding) {
   const int N = ranks.size();
   if (q.size(1) % N != 0) {
-    throw InputError("context", concat("Ulysses gives each of ", N, " ranks an equal number of heads, but there are ", q.size(1), "."),
-                     "Choose a number of context ranks that divides the heads, or ring attention.");
+    throw InputError(
+        "context",
+        concat("Ulysses gives each of ", N, " ranks an equal number of heads, but there are ", q.size(1), "."),
+        "Choose a number of context ranks that divides the heads, or ring attention.");
   }
   const int64_t kv_heads = exchanged_kv_heads(q.size(1), k.size(1), N);
   const variable_list here = HeadsFromTokens::apply(q, repeat_heads(k, kv_heads), repeat_heads(v, kv_heads), ranks);
   at::Tensor padding;
   if (key_padding.defined()) {
     const at::Tensor mine = key_padding.contiguous().view(at::kByte);
-    const at::Tensor all = ranks.allocate(N * mine.numel(), at::kByte, mine.device()).view({N, mine.size(0), mine.size(1)});
+    const at::Tensor all =
+        ranks.allocate(N * mine.numel(), at::kByte, mine.device()).view({N, mine.size(0), mine.size(1)});
     ranks.all_gather(all, mine, "key padding").wait();
     padding = all.transpose(0, 1).flatten(1, 2).to(at::kBool);
   }

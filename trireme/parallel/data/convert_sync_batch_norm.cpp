@@ -21,12 +21,13 @@ using TensorId = const c10::TensorImpl*;
 /// A layer that is converted now.
 struct Layer {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor; // keeps the address from being used again
-  std::weak_ptr<torch::nn::Module> module; // empty: a layer on the stack
+  std::weak_ptr<torch::nn::Module> module;         // empty: a layer on the stack
   comm::Group ranks;
   StatisticsNames names;
 };
 
-/// The layers that are converted in this process, by the address of their weight, or of their running mean where they have no weight.
+/// The layers that are converted in this process, by the address of their weight, or of their running mean where they
+/// have no weight.
 class Layers {
  public:
   static Layers& instance() {
@@ -54,8 +55,10 @@ class Layers {
 };
 
 // aten::batch_norm
-at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
-                      const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps, bool cudnn_enabled) {
+at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+                      const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps,
+                      bool cudnn_enabled) {
   const auto given = [](const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); };
   const at::Tensor key = weight && weight->defined() ? *weight : given(running_mean);
   if (training && key.defined()) {
@@ -63,7 +66,8 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
       // A layer without running statistics takes those of the batch in evaluation too, but each rank its own.
       const auto module = layer->module.lock();
       if (!module || module->is_training()) {
-        return sync_batch_norm(x, {given(weight), given(bias), given(running_mean), given(running_var)}, momentum, eps, layer->ranks, layer->names);
+        return sync_batch_norm(x, {given(weight), given(bias), given(running_mean), given(running_var)}, momentum, eps,
+                               layer->ranks, layer->names);
       }
     }
   }
@@ -76,9 +80,11 @@ void look_up_layers() {
     using Key = c10::DispatchKey;
     auto* made = new std::vector<torch::Library>;
     // In inference mode, calls come to the keys of devices.
-    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradPrivateUse1, Key::AutogradXPU, Key::AutogradMPS, Key::AutogradHPU, Key::AutogradMTIA,
-                          Key::CPU, Key::CUDA, Key::PrivateUse1, Key::XPU, Key::MPS, Key::HPU, Key::MTIA}) {
-      made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__).impl("batch_norm", TORCH_FN(batch_norm));
+    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradPrivateUse1, Key::AutogradXPU,
+                          Key::AutogradMPS, Key::AutogradHPU, Key::AutogradMTIA, Key::CPU, Key::CUDA, Key::PrivateUse1,
+                          Key::XPU, Key::MPS, Key::HPU, Key::MTIA}) {
+      made->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)
+          .impl("batch_norm", TORCH_FN(batch_norm));
     }
     return made;
   }();
@@ -86,7 +92,8 @@ void look_up_layers() {
 }
 
 bool is_batch_norm(const torch::nn::Module& module) {
-  return module.as<torch::nn::BatchNorm1d>() != nullptr || module.as<torch::nn::BatchNorm2d>() != nullptr || module.as<torch::nn::BatchNorm3d>() != nullptr;
+  return module.as<torch::nn::BatchNorm1d>() != nullptr || module.as<torch::nn::BatchNorm2d>() != nullptr ||
+         module.as<torch::nn::BatchNorm3d>() != nullptr;
 }
 
 at::Tensor tensor_of(const torch::nn::Module& layer, const std::string& name) {
@@ -100,8 +107,10 @@ at::Tensor tensor_of(const torch::nn::Module& layer, const std::string& name) {
       return item.value();
     }
   }
-  throw InputError("sync_batch_norm", concat("the BatchNorm \"", name, "\" has neither weights nor running statistics to know it by"),
-                   "Make it with affine(true) or track_running_stats(true), or put a trireme::SyncBatchNorm in its place.");
+  throw InputError(
+      "sync_batch_norm",
+      concat("the BatchNorm \"", name, "\" has neither weights nor running statistics to know it by"),
+      "Make it with affine(true) or track_running_stats(true), or put a trireme::SyncBatchNorm in its place.");
 }
 
 } // namespace
@@ -147,8 +156,11 @@ class SyncedBatchNorms::Impl {
         return; // a layer that the model has twice
       }
     }
-    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), module.weak_from_this(), ranks_, StatisticsNames("layer " + name)})) {
-      throw InputError("sync_batch_norm", concat("the BatchNorm \"", name, "\" normalises over the ranks of a group already"), "Convert a model once; an engine and DataParallel do it by themselves where they are asked to.");
+    if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                                         module.weak_from_this(), ranks_, StatisticsNames("layer " + name)})) {
+      throw InputError("sync_batch_norm",
+                       concat("the BatchNorm \"", name, "\" normalises over the ranks of a group already"),
+                       "Convert a model once; an engine and DataParallel do it by themselves where they are asked to.");
     }
     converted_.push_back(tensor.unsafeGetTensorImpl());
   }
@@ -163,8 +175,10 @@ class SyncedBatchNorms::Impl {
   std::vector<TensorId> converted_;
 };
 
-SyncedBatchNorms::SyncedBatchNorms(torch::nn::Module& model, const comm::Group& ranks) : SyncedBatchNorms(std::vector{&model}, ranks) {}
-SyncedBatchNorms::SyncedBatchNorms(const std::vector<torch::nn::Module*>& modules, const comm::Group& ranks) : impl_(std::make_unique<Impl>(modules, ranks)) {}
+SyncedBatchNorms::SyncedBatchNorms(torch::nn::Module& model, const comm::Group& ranks)
+    : SyncedBatchNorms(std::vector{&model}, ranks) {}
+SyncedBatchNorms::SyncedBatchNorms(const std::vector<torch::nn::Module*>& modules, const comm::Group& ranks)
+    : impl_(std::make_unique<Impl>(modules, ranks)) {}
 SyncedBatchNorms::~SyncedBatchNorms() = default;
 SyncedBatchNorms::SyncedBatchNorms(SyncedBatchNorms&&) noexcept = default;
 SyncedBatchNorms& SyncedBatchNorms::operator=(SyncedBatchNorms&&) noexcept = default;

@@ -30,7 +30,8 @@ constexpr int64_t kBackwardsBetweenLooks = 32;
 
 // Often at the start, where programs build their models.
 bool is_time_to_look(int64_t backwards) {
-  return backwards % kBackwardsBetweenLooks == 0 || (backwards < kBackwardsBetweenLooks && std::has_single_bit(static_cast<uint64_t>(backwards)));
+  return backwards % kBackwardsBetweenLooks == 0 ||
+         (backwards < kBackwardsBetweenLooks && std::has_single_bit(static_cast<uint64_t>(backwards)));
 }
 
 // What DataParallel works on, of a module or as it was named.
@@ -48,11 +49,15 @@ struct Tensors {
     }
     refuse_shared_memory();
   }
-  Tensors(bucket::NamedTensors named, bucket::NamedTensors named_buffers) : parameters(std::move(named)), buffers(std::move(named_buffers)) {
+  Tensors(bucket::NamedTensors named, bucket::NamedTensors named_buffers)
+      : parameters(std::move(named)), buffers(std::move(named_buffers)) {
     for (const auto& [name, tensor] : all()) {
       if (!tensor.defined() || !tensor.is_leaf()) {
-        throw InputError("DataParallel", concat('"', name, "\" is ", tensor.defined() ? "the result of a computation, which gets no gradient" : "undefined"),
-                         "Name the tensors that an optimizer steps: made with requires_grad, and not changed by an operation since.");
+        throw InputError("DataParallel",
+                         concat('"', name, "\" is ",
+                                tensor.defined() ? "the result of a computation, which gets no gradient" : "undefined"),
+                         "Name the tensors that an optimizer steps: made with requires_grad, and not changed by an "
+                         "operation since.");
       }
     }
     refuse_shared_memory();
@@ -65,12 +70,14 @@ struct Tensors {
   }
   bucket::NamedTensors frozen() const {
     bucket::NamedTensors tensors;
-    std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(tensors), [](const auto& named) { return !named.second.requires_grad(); });
+    std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(tensors),
+                 [](const auto& named) { return !named.second.requires_grad(); });
     return tensors;
   }
   std::vector<at::Tensor> buffer_tensors() const {
     std::vector<at::Tensor> tensors;
-    std::transform(buffers.begin(), buffers.end(), std::back_inserter(tensors), [](const auto& named) { return named.second; });
+    std::transform(buffers.begin(), buffers.end(), std::back_inserter(tensors),
+                   [](const auto& named) { return named.second; });
     return tensors;
   }
 
@@ -128,16 +135,11 @@ void check_same_options(const comm::Group& ranks, const DataParallelOptions& opt
                                  "broadcast_buffers",
                                  "sync_batch_norm",
                                  "the number of frozen parameters"};
-  const std::array<double, kNames.size()> mine = {static_cast<double>(op),
-                                                  static_cast<double>(algorithm),
-                                                  static_cast<double>(bucket),
-                                                  static_cast<double>(first_bucket),
-                                                  prescale ? 1.0 : 0.0,
-                                                  predivide,
-                                                  at_start ? 1.0 : 0.0,
-                                                  module_buffers ? 1.0 : 0.0,
-                                                  norms ? 1.0 : 0.0,
-                                                  static_cast<double>(frozen)};
+  const std::array<double, kNames.size()> mine = {static_cast<double>(op),     static_cast<double>(algorithm),
+                                                  static_cast<double>(bucket), static_cast<double>(first_bucket),
+                                                  prescale ? 1.0 : 0.0,        predivide,
+                                                  at_start ? 1.0 : 0.0,        module_buffers ? 1.0 : 0.0,
+                                                  norms ? 1.0 : 0.0,           static_cast<double>(frozen)};
   const auto count = static_cast<int64_t>(mine.size());
   const at::Tensor all = torch::empty({ranks.size(), count}, torch::kFloat64);
   ranks
@@ -166,7 +168,8 @@ class DataParallel::Impl : public AllReduceSync {
   Impl(const Tensors& tensors, comm::Group ranks, const DataParallelOptions& options)
       : AllReduceSync(std::move(ranks), options),
         buffers_(flatten(trainable_parameters(tensors.parameters), group(), options)),
-        late_(tensors.frozen(), trainable_parameters(tensors.parameters), tensors.model == nullptr ? std::weak_ptr<torch::nn::Module>() : tensors.model->weak_from_this()) {
+        late_(tensors.frozen(), trainable_parameters(tensors.parameters),
+              tensors.model == nullptr ? std::weak_ptr<torch::nn::Module>() : tensors.model->weak_from_this()) {
     check_same_options(group(), options, late_.size());
     check_same_model(buffers_, group());
     if (options.broadcast_at_start) {
@@ -183,7 +186,8 @@ class DataParallel::Impl : public AllReduceSync {
     }
     if (options.sync_batch_norm) {
       if (tensors.model == nullptr) {
-        throw InputError("DataParallel", "sync_batch_norm with named tensors, which have no BatchNorm layers", "Give DataParallel the torch::nn::Module.");
+        throw InputError("DataParallel", "sync_batch_norm with named tensors, which have no BatchNorm layers",
+                         "Give DataParallel the torch::nn::Module.");
       }
       synced_.emplace(*tensors.model, group());
     }
@@ -210,8 +214,9 @@ class DataParallel::Impl : public AllReduceSync {
       return;
     }
     if (synced_ && synced_->size() > 0) {
-      throw InputError("DataParallel", "join() with sync_batch_norm: the others would wait for this rank's part of their statistics",
-                       "Give all ranks the same number of batches, as trireme::TorchSampler does, and leave join() out.");
+      throw InputError(
+          "DataParallel", "join() with sync_batch_norm: the others would wait for this rank's part of their statistics",
+          "Give all ranks the same number of batches, as trireme::TorchSampler does, and leave join() out.");
     }
     joined_ = true;
     for (double active = 1; active != 0;) {
@@ -233,7 +238,9 @@ class DataParallel::Impl : public AllReduceSync {
 
   at::Tensor mean(const at::Tensor& value) const {
     if (!value.defined() || !value.is_floating_point()) {
-      throw InputError("DataParallel", concat("mean() of ", value.defined() ? concat("a tensor of type ", value.scalar_type()) : "an undefined tensor"),
+      throw InputError("DataParallel",
+                       concat("mean() of ", value.defined() ? concat("a tensor of type ", value.scalar_type())
+                                                            : "an undefined tensor"),
                        "Give it a loss: a tensor of a floating type.");
     }
     const torch::NoGradGuard no_grad;
@@ -255,7 +262,8 @@ class DataParallel::Impl : public AllReduceSync {
     const bool active = !joined_;
     const auto trained = trained_parameters();
     const auto late = static_cast<size_t>(late_.size());
-    Flags flags(group().size(), late + trained.size()); // frozen ones that have a gradient, and others that are not frozen
+    Flags flags(group().size(),
+                late + trained.size()); // frozen ones that have a gradient, and others that are not frozen
     for (size_t i = 0; active && i < late; ++i) {
       flags[i] = late_.has_gradient(i, *reducer);
     }
@@ -318,7 +326,8 @@ class DataParallel::Impl : public AllReduceSync {
   std::optional<SyncedBatchNorms> synced_;
   bool mean_ = true;
   bool joined_ = false; // has run out of data
-  bool compares_values_ = false; // in the first reduction: what has changed them since the constructor gave all ranks rank 0's
+  bool compares_values_ =
+      false; // in the first reduction: what has changed them since the constructor gave all ranks rank 0's
   int64_t steps_ = 0;
 
  public:
@@ -327,8 +336,8 @@ class DataParallel::Impl : public AllReduceSync {
 
 DataParallel::DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options)
     : impl_(std::make_unique<Impl>(Tensors(model), std::move(group), options)) {}
-DataParallel::DataParallel(std::vector<std::pair<std::string, at::Tensor>> parameters, comm::Group group, const DataParallelOptions& options,
-                           std::vector<std::pair<std::string, at::Tensor>> buffers)
+DataParallel::DataParallel(std::vector<std::pair<std::string, at::Tensor>> parameters, comm::Group group,
+                           const DataParallelOptions& options, std::vector<std::pair<std::string, at::Tensor>> buffers)
     : impl_(std::make_unique<Impl>(Tensors(std::move(parameters), std::move(buffers)), std::move(group), options)) {}
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
@@ -347,7 +356,8 @@ double DataParallel::exposed_seconds() const {
   return impl_->reducer->exposed_seconds();
 }
 
-DataParallel::NoSync::NoSync(DataParallel& parallel) : parallel_(parallel), before_(parallel.impl_->reducer->synchronising()) {
+DataParallel::NoSync::NoSync(DataParallel& parallel)
+    : parallel_(parallel), before_(parallel.impl_->reducer->synchronising()) {
   parallel_.impl_->reducer->set_synchronising(false);
 }
 DataParallel::NoSync::~NoSync() {

@@ -3,25 +3,31 @@
 #include <trireme/base/error.h>
 #include <trireme/comm/algorithms/all_reduce.h>
 
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::parallel {
 namespace {
 
 using Algorithm = DataParallelOptions::Algorithm;
 
-comm::Work all_reduce(Algorithm algorithm, const comm::Group& group, const at::Tensor& tensor, const std::string& what) {
+comm::Work all_reduce(Algorithm algorithm, const comm::Group& group, const at::Tensor& tensor,
+                      const std::string& what) {
   const auto by_messages = [&](comm::Algorithm chosen) {
     comm::all_reduce(chosen, group, tensor);
     return comm::Work();
   };
   switch (algorithm) {
-    case Algorithm::ring: return by_messages(comm::Algorithm::ring);
-    case Algorithm::tree: return by_messages(comm::Algorithm::tree);
-    case Algorithm::halving_doubling: return by_messages(comm::Algorithm::halving_doubling);
-    case Algorithm::naive: return by_messages(comm::Algorithm::naive);
-    case Algorithm::backend: break;
+    case Algorithm::ring:
+      return by_messages(comm::Algorithm::ring);
+    case Algorithm::tree:
+      return by_messages(comm::Algorithm::tree);
+    case Algorithm::halving_doubling:
+      return by_messages(comm::Algorithm::halving_doubling);
+    case Algorithm::naive:
+      return by_messages(comm::Algorithm::naive);
+    case Algorithm::backend:
+      break;
   }
   return group.all_reduce(tensor, comm::ReduceOp::sum, what);
 }
@@ -48,7 +54,8 @@ void GradientSync::load_state(const nlohmann::json&, int64_t) {}
 
 void GradientSync::for_each_state(const nlohmann::json&, const Visit&) {}
 
-comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to, at::ScalarType travel, Algorithm algorithm) {
+comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to,
+                         at::ScalarType travel, Algorithm algorithm) {
   const torch::NoGradGuard no_grad;
   const at::Tensor gradients = buffer.bucket_grad(bucket);
   const auto received = [&](const at::Tensor& tensor) {
@@ -56,9 +63,12 @@ comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffe
     const bucket::Range mine = buffer.plan().mine(bucket);
     return to == ReduceTo::all ? tensor : tensor.slice(0, mine.begin - begin, mine.end - begin);
   };
-  const at::Tensor sent = travel == gradients.scalar_type() ? gradients : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
+  const at::Tensor sent = travel == gradients.scalar_type()
+                              ? gradients
+                              : group.allocate(gradients.numel(), travel, gradients.device()).copy_(gradients);
   const std::string what = concat("gradients, bucket ", bucket);
-  comm::Work work = to == ReduceTo::all ? all_reduce(algorithm, group, sent, what) : group.reduce_scatter(received(sent), sent, comm::ReduceOp::sum, what);
+  comm::Work work = to == ReduceTo::all ? all_reduce(algorithm, group, sent, what)
+                                        : group.reduce_scatter(received(sent), sent, comm::ReduceOp::sum, what);
   if (sent.is_same(gradients)) {
     return work;
   }
@@ -68,7 +78,8 @@ comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffe
   });
 }
 
-AllReduceSync::AllReduceSync(ReduceGroups groups, const DataParallelOptions& options, std::optional<at::ScalarType> travel)
+AllReduceSync::AllReduceSync(ReduceGroups groups, const DataParallelOptions& options,
+                             std::optional<at::ScalarType> travel)
     : GradientSync(std::move(groups)), options_(options), travel_(travel) {}
 
 double AllReduceSync::pre_scale() const {
@@ -102,8 +113,11 @@ void AllReduceSync::gradients_alone(bucket::FlatParameters& buffer, int64_t buck
 
 comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to) {
   apply_pre_scale(buffer, bucket);
-  const at::ScalarType type = groups().of(buffer).size() > 1 ? travel(buffer) : buffer.gradient_type(); // nothing travels, so nothing is rounded
-  return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to, type, options_.algorithm);
+  const at::ScalarType type = groups().of(buffer).size() > 1
+                                  ? travel(buffer)
+                                  : buffer.gradient_type(); // nothing travels, so nothing is rounded
+  return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to,
+                       type, options_.algorithm);
 }
 
 comm::Work AllReduceSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {

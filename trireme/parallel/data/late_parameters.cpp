@@ -21,7 +21,8 @@ bool trained(const at::Tensor& tensor) {
 
 } // namespace
 
-LateParameters::LateParameters(const bucket::NamedTensors& frozen, const bucket::NamedTensors& in_buckets, std::weak_ptr<torch::nn::Module> model)
+LateParameters::LateParameters(const bucket::NamedTensors& frozen, const bucket::NamedTensors& in_buckets,
+                               std::weak_ptr<torch::nn::Module> model)
     : model_(std::move(model)) {
   for (const auto& [name, tensor] : in_buckets) {
     known_.insert(tensor.unsafeGetTensorImpl());
@@ -49,10 +50,13 @@ void LateParameters::refuse_new() const {
   }
   for (const auto& item : model->named_parameters()) {
     const at::Tensor& tensor = item.value();
-    if (trained(tensor) && known_.count(tensor.unsafeGetTensorImpl()) == 0 && torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr) {
-      throw InputError("DataParallel",
-                       concat("parameter ", item.key(), " was not in the model when DataParallel was made and has a gradient now, which is not exchanged"),
-                       "Make DataParallel when the model has all its layers, and anew after one has been added or replaced.");
+    if (trained(tensor) && known_.count(tensor.unsafeGetTensorImpl()) == 0 &&
+        torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr) {
+      throw InputError(
+          "DataParallel",
+          concat("parameter ", item.key(),
+                 " was not in the model when DataParallel was made and has a gradient now, which is not exchanged"),
+          "Make DataParallel when the model has all its layers, and anew after one has been added or replaced.");
     }
   }
 }
@@ -60,14 +64,16 @@ void LateParameters::refuse_new() const {
 bool LateParameters::has_gradient(size_t i, const Reducer& reducer) const {
   const auto& [name, tensor, reduced] = frozen_[i];
   // A hook of another's: it is exchanged there.
-  const bool found = trained(tensor) && (reducer.watches(tensor) || torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr);
+  const bool found =
+      trained(tensor) && (reducer.watches(tensor) || torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr);
   if (found && tensor.grad().is_sparse()) {
     refuse_sparse_gradient(name);
   }
   return found;
 }
 
-void LateParameters::reduce(const std::function<bool(size_t)>& wanted, const comm::Group& group, bool active, double before, double after) {
+void LateParameters::reduce(const std::function<bool(size_t)>& wanted, const comm::Group& group, bool active,
+                            double before, double after) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<Parameter*, at::Tensor>> sums;
   std::vector<comm::Work> works;
@@ -89,8 +95,10 @@ void LateParameters::reduce(const std::function<bool(size_t)>& wanted, const com
     }
   }
   if (!unfrozen.empty()) {
-    log::info("DataParallel: ", unfrozen.front(), unfrozen.size() > 1 ? concat(" and ", unfrozen.size() - 1, " more") : "",
-              ", frozen when it was made, got gradients, which are exchanged after backward; make DataParallel anew to have them exchanged during backward");
+    log::info("DataParallel: ", unfrozen.front(),
+              unfrozen.size() > 1 ? concat(" and ", unfrozen.size() - 1, " more") : "",
+              ", frozen when it was made, got gradients, which are exchanged after backward; make DataParallel anew to "
+              "have them exchanged during backward");
   }
   for (size_t i = 0; i < works.size(); ++i) {
     works[i].wait();

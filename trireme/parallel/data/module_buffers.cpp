@@ -18,7 +18,8 @@ ModuleBuffers::ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group
       continue;
     }
     const auto same = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
-      return kind.tensors.front().scalar_type() == buffer.scalar_type() && kind.tensors.front().device() == buffer.device();
+      return kind.tensors.front().scalar_type() == buffer.scalar_type() &&
+             kind.tensors.front().device() == buffer.device();
     });
     (same == kinds_.end() ? kinds_.emplace_back() : *same).tensors.push_back(buffer);
   }
@@ -37,7 +38,8 @@ void ModuleBuffers::broadcast(int root) {
     int64_t begin = 0;
     for (const at::Tensor& buffer : kind.tensors) {
       const at::Tensor part = kind.flat.slice(0, begin, begin + buffer.numel()).view(buffer.sizes());
-      const at::Tensor values = buffer.variable_data(); // without its version: a graph that has saved the buffer stays valid
+      const at::Tensor values =
+          buffer.variable_data(); // without its version: a graph that has saved the buffer stays valid
       (out ? values : part).copy_(out ? part : values);
       begin += buffer.numel();
     }

@@ -17,8 +17,8 @@ class ModuleBuffers {
   /// `buffers`: Module::buffers(), or some of them.
   ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group group);
 
-  /// Makes every rank's buffers those of `root`, with one broadcast for each type. Collective. A group of one, and a module without
-  /// buffers, have nothing to do.
+  /// Makes every rank's buffers those of `root`, with one broadcast for each type. Collective. A group of one, and a
+  /// module without buffers, have nothing to do.
   void broadcast(int root = 0);
   bool empty() const {
     return kinds_.empty();

@@ -13,11 +13,12 @@ namespace trireme::parallel {
 struct DataParallelOptions {
   enum class Op { mean, sum };
   Op op = Op::mean;
-  /// How a bucket is all-reduced: as the backend does it, or by one of the algorithms over messages of comm/algorithms/cost.h, to compare them. Those are not overlapped
-  /// with backward and need tensors of the CPU.
+  /// How a bucket is all-reduced: as the backend does it, or by one of the algorithms over messages of
+  /// comm/algorithms/cost.h, to compare them. Those are not overlapped with backward and need tensors of the CPU.
   enum class Algorithm { backend, ring, tree, halving_doubling, naive };
   Algorithm algorithm = Algorithm::backend;
-  static constexpr std::array<const char*, 5> kAlgorithmNames = {"backend", "ring", "tree", "halving-doubling", "naive"}; // in the order of the enumeration
+  static constexpr std::array<const char*, 5> kAlgorithmNames = {"backend", "ring", "tree", "halving-doubling",
+                                                                 "naive"}; // in the order of the enumeration
   /// Gradients travel in buckets of at most this many bytes. Larger: fewer, later collectives.
   int64_t bucket_bytes = 25 << 20;
   /// The bucket that is ready first is smaller, so that communication starts early.
@@ -26,10 +27,11 @@ struct DataParallelOptions {
   double gradient_predivide_factor = 1.0;
   /// Parameters and buffers of the group's rank 0 replace everybody else's at the start.
   bool broadcast_at_start = true;
-  /// The buffers of a module (BatchNorm's running_mean), which ranks change each in its own way, are made those of rank 0 once a step.
-  /// As DistributedDataParallel's option of this name.
+  /// The buffers of a module (BatchNorm's running_mean), which ranks change each in its own way, are made those of rank
+  /// 0 once a step. As DistributedDataParallel's option of this name.
   bool broadcast_buffers = true;
-  /// BatchNorm layers take their statistics over all ranks (convert_sync_batch_norm.h). Ranks then need the same number of batches.
+  /// BatchNorm layers take their statistics over all ranks (convert_sync_batch_norm.h). Ranks then need the same number
+  /// of batches.
   bool sync_batch_norm = false;
 };
 

@@ -15,8 +15,10 @@ ReduceGroups::ReduceGroups(comm::Group data, std::vector<comm::Group> others) : 
     }
     for (const int rank : group.members()) {
       if (std::find(known.begin(), known.end(), rank) == known.end()) {
-        throw InputError("data parallel", concat("reduce group \"", group.name(), "\" has rank ", rank, ", which is not in the data group"),
-                         "Make it of ranks of the data group: Group::subgroup().");
+        throw InputError(
+            "data parallel",
+            concat("reduce group \"", group.name(), "\" has rank ", rank, ", which is not in the data group"),
+            "Make it of ranks of the data group: Group::subgroup().");
       }
     }
   }
@@ -24,8 +26,10 @@ ReduceGroups::ReduceGroups(comm::Group data, std::vector<comm::Group> others) : 
 
 const comm::Group& ReduceGroups::at(int number) const {
   if (number < 0 || number >= std::ssize(groups_)) {
-    throw InputError("data parallel", concat("a parameter's placement says reduce_group ", number, ", and there are ", groups_.size(), " groups"),
-                     "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
+    throw InputError(
+        "data parallel",
+        concat("a parameter's placement says reduce_group ", number, ", and there are ", groups_.size(), " groups"),
+        "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
   }
   return groups_[number];
 }
@@ -36,7 +40,9 @@ int ReduceGroups::add(comm::Group group) {
 }
 
 int ReduceGroups::largest() const {
-  return std::max_element(groups_.begin(), groups_.end(), [](const comm::Group& a, const comm::Group& b) { return a.size() < b.size(); })->size();
+  return std::max_element(groups_.begin(), groups_.end(),
+                          [](const comm::Group& a, const comm::Group& b) { return a.size() < b.size(); })
+      ->size();
 }
 
 void ReduceGroups::shard_within(comm::Group shards, comm::Group replicas) {

@@ -9,8 +9,8 @@
 
 namespace trireme::parallel {
 
-/// The groups that add up gradients, by Placement::reduce_group. Number 0 is the data group; the others are groups of some of its ranks, for
-/// parameters that not all of them have: the experts of a mixture, for instance.
+/// The groups that add up gradients, by Placement::reduce_group. Number 0 is the data group; the others are groups of
+/// some of its ranks, for parameters that not all of them have: the experts of a mixture, for instance.
 class ReduceGroups {
  public:
   ReduceGroups(comm::Group data = {}, std::vector<comm::Group> others = {});
@@ -33,9 +33,9 @@ class ReduceGroups {
   /// Whether no rank has anybody to exchange with.
   bool alone() const;
 
-  /// Hybrid sharding (MiCS, Zhang et al. 2022, arXiv:2205.00119): what is sharded among the data group is sharded among `shards` instead,
-  /// some of its ranks that hold one copy together, and `replicas` are the ranks that hold the same shards as this one, one of each copy.
-  /// The other reduce groups stay as they are.
+  /// Hybrid sharding (MiCS, Zhang et al. 2022, arXiv:2205.00119): what is sharded among the data group is sharded among
+  /// `shards` instead, some of its ranks that hold one copy together, and `replicas` are the ranks that hold the same
+  /// shards as this one, one of each copy. The other reduce groups stay as they are.
   void shard_within(comm::Group shards, comm::Group replicas);
   /// The ranks that hold one copy of what is sharded in reduce group `number`: all of it, or those of shard_within().
   const comm::Group& shards(int number) const;

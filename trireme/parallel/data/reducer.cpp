@@ -4,8 +4,8 @@
 #include <trireme/base/log.h>
 #include <trireme/recompute/recompute.h>
 
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -36,13 +36,15 @@ int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bu
 }
 
 // A pointer to a parameter's AccumulateGrad.
-using GradAccumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::autograd::Variable&>()));
+using GradAccumulator =
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::autograd::Variable&>()));
 
 } // namespace
 
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
-  Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : sync_(sync), order_(order_of(buffers)) {
+  Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync)
+      : sync_(sync), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
       const bool exchanged = sync.groups().of(*buffer).size() > 1 || buffer->gradients_are_sharded();
       buffers_.push_back(Buffer{buffer, exchanged, {}, {}, {}, std::vector<size_t>(buffer->layout().buckets().size())});
@@ -88,10 +90,10 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   // A flat buffer and its gradients that are ready in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
-    bool exchanged; // its gradients are handed to the sync
+    bool exchanged;               // its gradients are handed to the sync
     std::vector<int64_t> missing; // gradients that bucket b still waits for
-    std::vector<bool> ready; // parameter i has its gradient
-    std::vector<bool> held; // parameter i is final at end() only
+    std::vector<bool> ready;      // parameter i has its gradient
+    std::vector<bool> held;       // parameter i is final at end() only
     std::vector<size_t> position; // of bucket b, in order_
   };
 
@@ -110,14 +112,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
 
   GradientSync& sync_;
   std::vector<Buffer> buffers_;
-  std::vector<Place> order_; // in which buckets start
+  std::vector<Place> order_;        // in which buckets start
   std::vector<at::Tensor> watched_; // begin a backward, and are sent by somebody else
-  std::vector<comm::Work> works_; // of the first of order_: those that have started
-  size_t handed_over_ = 0; // how many of them were given to on_final
+  std::vector<comm::Work> works_;   // of the first of order_: those that have started
+  size_t handed_over_ = 0;          // how many of them were given to on_final
   bool accepting_ = true;
   std::vector<GradAccumulator> gates_; // what DropHook is installed in; parameters refer to them weakly
   bool in_backward_ = false;
-  bool failed_ = false; // a backward, and with it the group
+  bool failed_ = false;  // a backward, and with it the group
   bool sharded_ = false; // buckets have memory only while they are under way
 };
 
@@ -153,7 +155,8 @@ class DropHook : public torch::autograd::FunctionPreHook {
 // Autograd drops the callbacks of a backward that fails: `failed` is called instead.
 class AtEnd {
  public:
-  AtEnd(std::function<void()> ended, std::function<void()> failed) : ended_(std::move(ended)), failed_(std::move(failed)) {}
+  AtEnd(std::function<void()> ended, std::function<void()> failed)
+      : ended_(std::move(ended)), failed_(std::move(failed)) {}
   ~AtEnd() {
     if (failed_) {
       failed_();
@@ -175,7 +178,8 @@ class AtEnd {
 
 void refuse_sparse_gradient(const std::string& parameter) {
   throw InputError("data parallel", concat("parameter ", parameter, " has a sparse gradient"),
-                   "Build the embedding without sparse(true), or train in a loop of your own with trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
+                   "Build the embedding without sparse(true), or train in a loop of your own with "
+                   "trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
 }
 
 // All buckets in the order in which they are expected to be complete; those of one buffer keep their order.
@@ -212,7 +216,8 @@ void Reducer::Impl::install_hooks() {
           self->gradient_ready(b, i);
         }
       };
-      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i), std::make_unique<ReadyHook>(this, std::move(ready)));
+      torch::autograd::impl::set_post_acc_grad_hooks(buffers_[b].flat->parameter(i),
+                                                     std::make_unique<ReadyHook>(this, std::move(ready)));
     }
   }
 }
@@ -256,12 +261,14 @@ void Reducer::Impl::remove_hooks() {
 // One that has a hook belongs to another reducer, which lives: it may lose that later.
 void Reducer::Impl::watch_again() {
   for (const at::Tensor& parameter : watched_) {
-    if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr || torch::autograd::impl::post_acc_grad_hooks(parameter) == nullptr) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<ReadyHook>(this, [weak = weak_from_this()] {
-        if (const auto self = weak.lock(); self && self->synchronising) {
-          self->begin_unless_begun();
-        }
-      }));
+    if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr ||
+        torch::autograd::impl::post_acc_grad_hooks(parameter) == nullptr) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter,
+                                                     std::make_unique<ReadyHook>(this, [weak = weak_from_this()] {
+                                                       if (const auto self = weak.lock(); self && self->synchronising) {
+                                                         self->begin_unless_begun();
+                                                       }
+                                                     }));
     }
   }
 }
@@ -289,7 +296,8 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
   buffer.flat->attach_grad(parameter);
   if (in_backward_ && buffer.position[buffer.flat->layout().bucket_of(parameter)] < works_.size()) {
     throw Error("data parallel",
-                concat("parameter ", buffer.flat->name(parameter), " got a second gradient in one backward after its bucket was sent"),
+                concat("parameter ", buffer.flat->name(parameter),
+                       " got a second gradient in one backward after its bucket was sent"),
                 "Run that part under no_sync() and reduce in the last backward.");
   }
   if (!synchronising || (!buffer.held.empty() && buffer.held[parameter])) {
@@ -339,7 +347,8 @@ void Reducer::Impl::hold(const std::vector<at::Tensor>& parameters) {
 
 void Reducer::Impl::begin() {
   if (failed_) {
-    throw Error("data parallel", "a backward ran after one that failed, which ended the group of its ranks", "Start the ranks again and load the last checkpoint.");
+    throw Error("data parallel", "a backward ran after one that failed, which ended the group of its ranks",
+                "Start the ranks again and load the last checkpoint.");
   }
   in_backward_ = true;
   reset();
@@ -442,7 +451,8 @@ void Reducer::Impl::finish() {
   }
 }
 
-Reducer::Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync) : impl_(std::make_shared<Impl>(buffers, sync)) {
+Reducer::Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync)
+    : impl_(std::make_shared<Impl>(buffers, sync)) {
   sync.attach(buffers);
   impl_->install_hooks();
 }

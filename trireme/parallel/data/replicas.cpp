@@ -26,7 +26,8 @@ int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
     mix(concat(buffer->scalar_type()));
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       const bucket::Placement& placement = tensor.placement;
-      mix(concat(tensor.name, at::IntArrayRef(tensor.sizes), at::IntArrayRef(placement.global_shape), at::IntArrayRef(placement.box_offset), placement.counts_in_norm));
+      mix(concat(tensor.name, at::IntArrayRef(tensor.sizes), at::IntArrayRef(placement.global_shape),
+                 at::IntArrayRef(placement.box_offset), placement.counts_in_norm));
     }
   }
   return static_cast<int64_t>(hash >> 12);
@@ -56,12 +57,13 @@ bucket::NamedTensors trainable_parameters(const bucket::NamedTensors& parameters
   return found;
 }
 
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool divisible,
-                    const bucket::FlatOptions& flat_options) {
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups,
+                    const DataParallelOptions& options, bool divisible, const bucket::FlatOptions& flat_options) {
   std::map<int, std::vector<int64_t>> of_group;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, parameter] = parameters[i];
-    of_group[flat_options.placement_of ? flat_options.placement_of(name, parameter).reduce_group : 0].push_back(static_cast<int64_t>(i));
+    of_group[flat_options.placement_of ? flat_options.placement_of(name, parameter).reduce_group : 0].push_back(
+        static_cast<int64_t>(i));
   }
   FlatBuffers buffers;
   for (const auto& [number, places] : of_group) {
@@ -82,7 +84,9 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
     for (const int64_t place : places) {
       chosen.push_back(parameters[place]);
     }
-    const auto allocate = [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); };
+    const auto allocate = [group](int64_t numel, at::ScalarType type, at::Device device) {
+      return group.allocate(numel, type, device);
+    };
     for (auto& buffer : bucket::flatten(chosen, layout, allocate, own)) {
       buffers.push_back(std::move(buffer));
     }
@@ -98,9 +102,11 @@ void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
     group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
     for (int rank = 0; rank < group.size(); ++rank) {
       if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
-        throw InputError("data parallel", concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
-                                                 " (parameter names, shapes, types or placements differ)"),
-                         "Build the same model on every rank of the group; a parameter of which each rank holds another part needs a reduce_group of its own.");
+        throw InputError("data parallel",
+                         concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
+                                " (parameter names, shapes, types or placements differ)"),
+                         "Build the same model on every rank of the group; a parameter of which each rank holds "
+                         "another part needs a reduce_group of its own.");
       }
     }
   }
@@ -113,7 +119,9 @@ void check_same_values(const FlatBuffers& buffers, const comm::Group& group) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const at::Tensor values = buffer->parameter(i).detach().contiguous().view({-1});
       names.push_back(&buffer->name(i));
-      sums.push_back((values.nbytes() % sizeof(int32_t) == 0 ? values.view(at::kInt) : values.view(at::kShort)).sum(at::kLong).cpu());
+      sums.push_back((values.nbytes() % sizeof(int32_t) == 0 ? values.view(at::kInt) : values.view(at::kShort))
+                         .sum(at::kLong)
+                         .cpu());
     }
   }
   const auto differences = [&](const at::Tensor& mine) { // largest and smallest over the ranks
@@ -124,8 +132,12 @@ void check_same_values(const FlatBuffers& buffers, const comm::Group& group) {
   const at::Tensor all = at::stack(sums);
   if (differences((all * at::arange(1, all.numel() + 1)).sum().view({1})).numel() > 0) {
     const at::Tensor differs = differences(all);
-    throw InputError("data parallel", concat("parameter \"", *names[static_cast<size_t>(differs[0].item<int64_t>())], "\" has other values on some ranks in the first step: ranks have changed it, each in its own way, after DataParallel gave them rank 0's"),
-                     "Draw or load the weights before DataParallel is made. To begin with different ones, set broadcast_at_start to false.");
+    throw InputError("data parallel",
+                     concat("parameter \"", *names[static_cast<size_t>(differs[0].item<int64_t>())],
+                            "\" has other values on some ranks in the first step: ranks have changed it, each in its "
+                            "own way, after DataParallel gave them rank 0's"),
+                     "Draw or load the weights before DataParallel is made. To begin with different ones, set "
+                     "broadcast_at_start to false.");
   }
 }
 

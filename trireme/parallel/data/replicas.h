@@ -21,15 +21,18 @@ using bucket::FlatBuffers;
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
 bucket::NamedTensors trainable_parameters(const bucket::NamedTensors& parameters, bool may_be_empty = false);
 
-/// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `divisible`: each bucket
-/// divides by the number of ranks that hold one copy (ReduceGroups::shards). Where flat_options.size is not 1, a buffer's plan() is theirs.
-FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups, const DataParallelOptions& options, bool divisible = false,
+/// One flat buffer for each reduce group, dtype and device, in order of first appearance within a group. `divisible`:
+/// each bucket divides by the number of ranks that hold one copy (ReduceGroups::shards). Where flat_options.size is not
+/// 1, a buffer's plan() is theirs.
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups,
+                    const DataParallelOptions& options, bool divisible = false,
                     const bucket::FlatOptions& flat_options = {});
 
 /// Throws InputError on every rank when names, shapes or dtypes differ between the ranks of a group.
 void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups);
 
-/// Throws InputError on every rank, naming the first parameter whose values differ between the ranks of the group. Collective. Cost: reads all parameters once.
+/// Throws InputError on every rank, naming the first parameter whose values differ between the ranks of the group.
+/// Collective. Cost: reads all parameters once.
 void check_same_values(const FlatBuffers& buffers, const comm::Group& group);
 
 /// Makes every rank's parameters those of `root` in each group; sharded ones are left alone.

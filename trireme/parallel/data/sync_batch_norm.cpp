@@ -37,7 +37,7 @@ at::Tensor by_channel(const at::Tensor& values, const at::Tensor& x) {
 /// Of each channel, over all ranks.
 struct Statistics {
   at::Tensor mean;
-  at::Tensor var; // biased
+  at::Tensor var;   // biased
   at::Tensor count; // values a channel, one number; on x's device, so that no host waits for it
 };
 
@@ -63,7 +63,9 @@ Statistics statistics(const at::Tensor& x, const comm::Group& ranks, const Stati
   const at::Tensor counts = each.slice(1, 2 * channels);
   const at::Tensor total = counts.sum();
   if (total.is_cpu() && total.item<double>() < 2) {
-    throw InputError("sync_batch_norm", concat("all ", ranks.size(), " ranks together have ", total.item<int64_t>(), " values a channel; here x has the sizes ", x.sizes()),
+    throw InputError("sync_batch_norm",
+                     concat("all ", ranks.size(), " ranks together have ", total.item<int64_t>(),
+                            " values a channel; here x has the sizes ", x.sizes()),
                      "A variance needs two: give the ranks more samples.");
   }
   const at::Tensor shares = counts / total.clamp_min(1);
@@ -83,21 +85,26 @@ void move_running(const BatchNormTensors& layer, const Statistics& all, double m
 
 void check_sizes(const at::Tensor& x, const BatchNormTensors& layer) {
   if (x.dim() < 2 || !x.is_floating_point()) {
-    throw InputError("sync_batch_norm", concat("x is ", at::toString(x.scalar_type()), " of sizes ", x.sizes(), ", and should be floating numbers of sizes [N, C, ...]"),
+    throw InputError("sync_batch_norm",
+                     concat("x is ", at::toString(x.scalar_type()), " of sizes ", x.sizes(),
+                            ", and should be floating numbers of sizes [N, C, ...]"),
                      "Give samples without channels a dim of 1.");
   }
   for (const at::Tensor& tensor : {layer.weight, layer.bias, layer.running_mean, layer.running_var}) {
     if (tensor.defined() && tensor.numel() != x.size(1)) {
-      throw InputError("sync_batch_norm", concat("x has the sizes ", x.sizes(), ", ", x.size(1), " channels, and the layer has ", tensor.numel()),
-                       "Make the layer with as many features as its input has channels.");
+      throw InputError(
+          "sync_batch_norm",
+          concat("x has the sizes ", x.sizes(), ", ", x.size(1), " channels, and the layer has ", tensor.numel()),
+          "Make the layer with as many features as its input has channels.");
     }
   }
 }
 
 struct Normalise : torch::autograd::Function<Normalise> {
   // An undefined tensor is no variable of a Function, an absent one may be.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& bias, const BatchNormTensors& layer,
-                            double momentum, double eps, const comm::Group& ranks, const StatisticsNames& names) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& /*weight*/,
+                            const std::optional<at::Tensor>& bias, const BatchNormTensors& layer, double momentum,
+                            double eps, const comm::Group& ranks, const StatisticsNames& names) {
     const Statistics all = statistics(x, ranks, names);
     move_running(layer, all, momentum);
     context->save_for_backward({x, layer.weight, all.mean, all.var, all.count});
@@ -108,13 +115,17 @@ struct Normalise : torch::autograd::Function<Normalise> {
     if (x.numel() == 0) {
       return at::empty_like(x);
     }
-    const auto widened = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(all.mean.scalar_type()) : tensor; };
-    return std::get<0>(at::native_batch_norm(x, widened(layer.weight), widened(layer.bias), all.mean, all.var, /*training=*/false, 0, eps));
+    const auto widened = [&](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.to(all.mean.scalar_type()) : tensor;
+    };
+    return std::get<0>(at::native_batch_norm(x, widened(layer.weight), widened(layer.bias), all.mean, all.var,
+                                             /*training=*/false, 0, eps));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (at::GradMode::is_enabled()) {
-      throw Error("sync_batch_norm", "it cannot be differentiated twice (backward with create_graph)", "Use BatchNorm, whose statistics are each rank's own.");
+      throw Error("sync_batch_norm", "it cannot be differentiated twice (backward with create_graph)",
+                  "Use BatchNorm, whose statistics are each rank's own.");
     }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
@@ -127,7 +138,8 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const at::Tensor inverse = (var + eps).rsqrt();
     at::Tensor scaled = at::zeros_like(mean), plain = at::zeros_like(mean);
     if (x.numel() > 0) { // CUDA reads the last two tensors, the CPU the two before them
-      std::tie(std::ignore, scaled, plain) = at::native_batch_norm_backward(grad, values, at::ones_like(mean), mean, var, mean, inverse, /*train=*/false, eps, {false, true, true});
+      std::tie(std::ignore, scaled, plain) = at::native_batch_norm_backward(
+          grad, values, at::ones_like(mean), mean, var, mean, inverse, /*train=*/false, eps, {false, true, true});
     }
     variable_list result(8);
     if (context->needs_input_grad(0)) { // not where a pipeline runs a backward's second half, for the parameters
@@ -159,17 +171,21 @@ struct Normalise : torch::autograd::Function<Normalise> {
 
 } // namespace
 
-at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps, const comm::Group& ranks, const StatisticsNames& names) {
+at::Tensor sync_batch_norm(const at::Tensor& x, const BatchNormTensors& layer, double momentum, double eps,
+                           const comm::Group& ranks, const StatisticsNames& names) {
   check_sizes(x, layer);
   const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
   return Normalise::apply(x, given(layer.weight), given(layer.bias), layer, momentum, eps, ranks, names);
 }
 
 StatisticsNames::StatisticsNames(const std::string& layer)
-    : forward(keep_name(concat("batch statistics of ", layer))), backward(keep_name(concat("gradients of batch statistics of ", layer))) {}
+    : forward(keep_name(concat("batch statistics of ", layer))),
+      backward(keep_name(concat("gradients of batch statistics of ", layer))) {}
 
 comm::Group statistics_group(const comm::Group& ranks) {
-  comm::set_advice(kGroup, "All ranks must call the layer in training mode: call model->eval() before an evaluation on one rank, and model->train() after it.");
+  comm::set_advice(kGroup,
+                   "All ranks must call the layer in training mode: call model->eval() before an evaluation on one "
+                   "rank, and model->train() after it.");
   return comm::same_ranks(ranks, kGroup);
 }
 
@@ -181,7 +197,8 @@ void name_norms(torch::nn::Module& model) {
   }
 }
 
-SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks) : NormImplBase(options), ranks_(statistics_group(ranks)) {
+SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks)
+    : NormImplBase(options), ranks_(statistics_group(ranks)) {
   static std::atomic<int> made{0}; // construction is collective, so ranks count alike
   set_name(concat("SyncBatchNorm ", ++made, " (", options.num_features(), " features)"));
 }
@@ -200,7 +217,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
     }
   }
   if (!is_training()) {
-    return at::batch_norm(x, weight, bias, running_mean, running_var, /*training=*/!running_mean.defined(), momentum, options.eps(), true);
+    return at::batch_norm(x, weight, bias, running_mean, running_var, /*training=*/!running_mean.defined(), momentum,
+                          options.eps(), true);
   }
   return sync_batch_norm(x, {weight, bias, running_mean, running_var}, momentum, options.eps(), ranks_, names_);
 }

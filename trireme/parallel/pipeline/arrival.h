@@ -24,7 +24,8 @@ class Arrive : public torch::autograd::Function<Arrive> {
 inline Tensors arrive(const Tensors& inputs) {
   Tensors tensors;
   for (const at::Tensor& input : inputs) {
-    tensors.push_back(input.defined() && input.requires_grad() && at::GradMode::is_enabled() ? Arrive::apply(input) : input);
+    tensors.push_back(input.defined() && input.requires_grad() && at::GradMode::is_enabled() ? Arrive::apply(input)
+                                                                                             : input);
   }
   return tensors;
 }

@@ -75,7 +75,9 @@ double largest_minimum(const Sums& sum, int64_t count, int64_t parts, double cap
 
 // The earliest boundaries whose parts all cost between floor and cap.
 std::vector<int64_t> earliest(const Sums& sum, int64_t count, int64_t parts, double floor, double cap) {
-  const auto fits = [&](int64_t part, int64_t begin, int64_t end) { return sum(part, begin, end) >= floor && sum(part, begin, end) <= cap; };
+  const auto fits = [&](int64_t part, int64_t begin, int64_t end) {
+    return sum(part, begin, end) >= floor && sum(part, begin, end) <= cap;
+  };
   // possible[k][i]: layers [i, count) can be cut into the last k parts.
   std::vector<std::vector<bool>> possible(parts + 1, std::vector<bool>(count + 1, false));
   possible[0][count] = true;
@@ -129,7 +131,8 @@ std::vector<int64_t> balance(const std::vector<double>& costs, int64_t parts, bo
   const auto count = std::ssize(costs);
   check_parts(count, parts, allow_empty);
   check_costs(costs);
-  return parts >= count ? uniform(count, parts, allow_empty) : balance_by_part(std::vector(static_cast<size_t>(parts), costs), allow_empty);
+  return parts >= count ? uniform(count, parts, allow_empty)
+                        : balance_by_part(std::vector(static_cast<size_t>(parts), costs), allow_empty);
 }
 
 std::vector<int64_t> uniform(int64_t count, int64_t parts, bool allow_empty) {
@@ -148,7 +151,8 @@ std::vector<int64_t> manual(const std::vector<int64_t>& bounds, int64_t count, i
     for (const int64_t bound : bounds) {
       numbers.push_back(std::to_string(bound));
     }
-    throw InputError("pipeline", concat("partition [", join(numbers, ", "), "] of ", count, " layers into ", parts, ": ", what),
+    throw InputError("pipeline",
+                     concat("partition [", join(numbers, ", "), "] of ", count, " layers into ", parts, ": ", what),
                      "Give the first layer of every part and, at the end, the number of layers.");
   };
   if (static_cast<int64_t>(bounds.size()) != parts + 1) {

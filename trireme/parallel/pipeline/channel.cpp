@@ -17,7 +17,8 @@ at::Tensor BufferPool::take(int64_t bytes) {
     }
   }
   // Lengths that no longer occur must not pile up.
-  std::erase_if(buffers_, [&](const at::Tensor& buffer) { return buffer.numel() != bytes && buffer.storage().use_count() == 1; });
+  std::erase_if(buffers_,
+                [&](const at::Tensor& buffer) { return buffer.numel() != bytes && buffer.storage().use_count() == 1; });
   buffers_.push_back(group_.allocate(bytes, at::kByte, device_));
   return buffers_.back();
 }
@@ -57,7 +58,13 @@ Header header_in(const at::Tensor& buffer, const std::string& what) {
 } // namespace
 
 SendChannel::SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device)
-    : group_(std::move(group)), to_(to), tag_(tag), what_(std::move(what)), device_(device), pool_(group_, device), headers_(group_) {}
+    : group_(std::move(group)),
+      to_(to),
+      tag_(tag),
+      what_(std::move(what)),
+      device_(device),
+      pool_(group_, device),
+      headers_(group_) {}
 
 void SendChannel::start(const at::Tensor& buffer, int tag) {
   travelling_.push_back({sequence_, group_.send(buffer, to_, tag, what_), buffer});
@@ -183,7 +190,12 @@ void DeviceInbox::read() {
 }
 
 RecvChannel::RecvChannel(comm::Group group, int from, int tag, std::string what, std::shared_ptr<DeviceInbox> inbox)
-    : group_(std::move(group)), inbox_(std::move(inbox)), from_(from), tag_(tag), what_(std::move(what)), pool_(group_) {}
+    : group_(std::move(group)),
+      inbox_(std::move(inbox)),
+      from_(from),
+      tag_(tag),
+      what_(std::move(what)),
+      pool_(group_) {}
 
 void RecvChannel::expect() {
   if (inbox_) {
@@ -215,14 +227,17 @@ Message RecvChannel::recv(int64_t micro_batch) {
   Arrival arrival = inbox_ ? inbox_->next(tag_, what_) : arrive_on_host();
   const Header& header = arrival.header;
   if (header.sequence != sequence_ + 1) {
-    throw Error("pipeline", concat(what_, ": message ", sequence_ + 1, " was expected, message ", header.sequence, " came"),
+    throw Error("pipeline",
+                concat(what_, ": message ", sequence_ + 1, " was expected, message ", header.sequence, " came"),
                 "The two stages run different programs or schedules: start all ranks with the same configuration.");
   }
   arrival.payload.wait();
   ++sequence_;
   if (header.micro_batch != micro_batch) {
-    throw Error("pipeline", concat(what_, ": micro-batch ", micro_batch, " was expected, micro-batch ", header.micro_batch, " came"),
-                "The two stages run different schedules.");
+    throw Error(
+        "pipeline",
+        concat(what_, ": micro-batch ", micro_batch, " was expected, micro-batch ", header.micro_batch, " came"),
+        "The two stages run different schedules.");
   }
   Message message;
   message.micro_batch = header.micro_batch;

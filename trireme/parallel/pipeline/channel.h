@@ -51,8 +51,8 @@ class Agreement {
 /// The sending end of one direction between two virtual stages.
 class SendChannel {
  public:
-  /// `to` is a rank of `group`; `tag` identifies the channel; `what` names it in messages: "activations of stage 0 for stage 1".
-  /// Messages are sent from memory of `device`; the other end receives into a device of the same kind.
+  /// `to` is a rank of `group`; `tag` identifies the channel; `what` names it in messages: "activations of stage 0 for
+  /// stage 1". Messages are sent from memory of `device`; the other end receives into a device of the same kind.
   SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device = at::kCPU);
 
   /// Copies the tensors into a buffer and starts to send it.
@@ -94,7 +94,8 @@ struct Arrival {
 };
 
 /// Receives the messages of one rank for channels on a device. Backends of devices match a message by its order only
-/// (NCCL has no tags), so the headers of all channels come on the host in one stream, and each starts its payload's receive.
+/// (NCCL has no tags), so the headers of all channels come on the host in one stream, and each starts its payload's
+/// receive.
 class DeviceInbox {
  public:
   DeviceInbox(comm::Group group, int from, at::Device device);
@@ -130,8 +131,9 @@ class RecvChannel {
 
   /// Makes ready for the next message, so that it can arrive while this rank computes.
   void expect();
-  /// Waits for the next message (on a device: for its place in the device's order); its tensors lie in a buffer that is used again once they are gone.
-  /// Errors: Error when it is not that of `micro_batch`; PeerError when the neighbour is lost.
+  /// Waits for the next message (on a device: for its place in the device's order); its tensors lie in a buffer that is
+  /// used again once they are gone. Errors: Error when it is not that of `micro_batch`; PeerError when the neighbour is
+  /// lost.
   Message recv(int64_t micro_batch);
   uint64_t received() const {
     return sequence_;

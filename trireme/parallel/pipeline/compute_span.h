@@ -9,11 +9,16 @@
 
 namespace trireme::pipeline {
 
-/// Adds up time of the host, or marks a stretch for the device's; and is a span of the trace named after micro-batch and chunk: "F 3 0".
+/// Adds up time of the host, or marks a stretch for the device's; and is a span of the trace named after micro-batch
+/// and chunk: "F 3 0".
 class ComputeSpan {
  public:
   ComputeSpan(char kind, const Instruction& instruction, double& seconds, device::PhaseTimer* on_device)
-      : kind_(kind), instruction_(instruction), seconds_(seconds), on_device_(on_device), begin_(monitor::Tracer::now_ns()) {
+      : kind_(kind),
+        instruction_(instruction),
+        seconds_(seconds),
+        on_device_(on_device),
+        begin_(monitor::Tracer::now_ns()) {
     if (on_device_ != nullptr) {
       on_device_->begin();
     }
@@ -25,7 +30,8 @@ class ComputeSpan {
     const int64_t end = monitor::Tracer::now_ns();
     seconds_ += static_cast<double>(end - begin_) * 1e-9;
     if (monitor::tracer().on()) {
-      monitor::tracer().add(monitor::Lane::compute, concat(kind_, ' ', instruction_.micro_batch, ' ', instruction_.chunk), begin_, end);
+      monitor::tracer().add(monitor::Lane::compute,
+                            concat(kind_, ' ', instruction_.micro_batch, ' ', instruction_.chunk), begin_, end);
     }
   }
   ComputeSpan(const ComputeSpan&) = delete;

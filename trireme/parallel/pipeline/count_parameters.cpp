@@ -11,7 +11,8 @@
 namespace trireme::pipeline {
 namespace {
 
-// A key that acts on every operator of a thread while it is included; libtorch registers nothing there. (DeferredInit marks split weights, parallel/tensor/split_mark.h.)
+// A key that acts on every operator of a thread while it is included; libtorch registers nothing there. (DeferredInit
+// marks split weights, parallel/tensor/split_mark.h.)
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 bool is_device(const c10::TypePtr& type) {

@@ -4,8 +4,8 @@
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/parallel/pipeline/schedule_check.h>
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
@@ -49,16 +49,20 @@ void Executor::open_channels(at::Device device) {
     }
     return std::make_unique<RecvChannel>(pipe_, from, tag, what, inboxes[from]);
   };
-  const auto name = [](const char* what, int from, int to) { return concat(what, " from stage ", from, " to stage ", to); };
+  const auto name = [](const char* what, int from, int to) {
+    return concat(what, " from stage ", from, " to stage ", to);
+  };
   for (int chunk = 0; chunk < model_.options().chunks; ++chunk) {
     Channels channels;
     const int v = virtual_stage(chunk);
     if (!is_first(chunk) && stages > 1) {
       channels.activations_in = receive(previous, 2 * (v - 1), name("activations", previous, pipe_.rank()));
-      channels.grads_out = std::make_unique<SendChannel>(pipe_, previous, 2 * (v - 1) + 1, name("gradients", pipe_.rank(), previous), device);
+      channels.grads_out = std::make_unique<SendChannel>(pipe_, previous, 2 * (v - 1) + 1,
+                                                         name("gradients", pipe_.rank(), previous), device);
     }
     if (!is_last(chunk) && stages > 1) {
-      channels.activations_out = std::make_unique<SendChannel>(pipe_, next, 2 * v, name("activations", pipe_.rank(), next), device);
+      channels.activations_out =
+          std::make_unique<SendChannel>(pipe_, next, 2 * v, name("activations", pipe_.rank(), next), device);
       channels.grads_in = receive(next, 2 * v + 1, name("gradients", next, pipe_.rank()));
     }
     channels_.push_back(std::move(channels));
@@ -86,7 +90,8 @@ const Program& Executor::program(int micro_batches, bool training) {
   return programs_.emplace(std::pair(micro_batches, training), all[pipe_.rank()]).first->second;
 }
 
-void Executor::train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks) {
+void Executor::train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next,
+                     const Callbacks& callbacks) {
   const Program& todo = program(micro_batches, true);
   training_ = true;
   first_micro_batch_ = first_micro_batch;
@@ -101,10 +106,12 @@ void Executor::train(int micro_batches, int64_t first_micro_batch, const LossSca
   callbacks_ = &callbacks;
   backwards_left_.clear();
   for (const Instruction& instruction : todo) {
-    backwards_left_[instruction.chunk] += instruction.op == Op::backward || instruction.op == Op::backward_input ? 1 : 0;
+    backwards_left_[instruction.chunk] +=
+        instruction.op == Op::backward || instruction.op == Op::backward_input ? 1 : 0;
   }
   if (monitor::tracer().on()) {
-    monitor::tracer().add(monitor::Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()), monitor::Tracer::now_ns(), monitor::Tracer::now_ns());
+    monitor::tracer().add(monitor::Lane::compute, concat("stage ", pipe_.rank(), " of ", pipe_.size()),
+                          monitor::Tracer::now_ns(), monitor::Tracer::now_ns());
   }
   run(todo);
   if (on_device_) {
@@ -137,7 +144,8 @@ namespace {
 template <typename Channels>
 class DropOnFailure {
  public:
-  explicit DropOnFailure(std::vector<Channels>& channels) : channels_(channels), exceptions_(std::uncaught_exceptions()) {}
+  explicit DropOnFailure(std::vector<Channels>& channels)
+      : channels_(channels), exceptions_(std::uncaught_exceptions()) {}
   ~DropOnFailure() {
     if (std::uncaught_exceptions() > exceptions_) {
       for (Channels& channels : channels_) {
@@ -157,8 +165,10 @@ class DropOnFailure {
 
 void Executor::run(const Program& todo) {
   if (!failure_.empty()) {
-    throw Error("pipeline", concat("stage ", pipe_.rank(), " of ", pipe_.size(), " ran after a failure, which ended its group: ", failure_),
-                "Start the ranks again and load the last checkpoint.");
+    throw Error(
+        "pipeline",
+        concat("stage ", pipe_.rank(), " of ", pipe_.size(), " ran after a failure, which ended its group: ", failure_),
+        "Start the ranks again and load the last checkpoint.");
   }
   const DropOnFailure<Channels> guard(channels_);
   try {
@@ -192,7 +202,8 @@ void Executor::announce(const Program& todo) const {
   std::vector<int> computations;
   for (const Instruction& instruction : todo) {
     if (is_computation(instruction.op)) {
-      computations.push_back((instruction.chunk * kNumOps + static_cast<int>(instruction.op)) * 2 + (training_ ? 1 : 0));
+      computations.push_back((instruction.chunk * kNumOps + static_cast<int>(instruction.op)) * 2 +
+                             (training_ ? 1 : 0));
     }
   }
   model_.hooks().schedule(std::move(computations));
@@ -214,7 +225,8 @@ void Executor::interpret(const Program& todo) {
   const auto channel_of = [&](const Instruction& instruction) -> RecvChannel* {
     const Channels& channels = channels_[instruction.chunk];
     return instruction.op == Op::recv_activation ? channels.activations_in.get()
-                                                 : instruction.op == Op::recv_grad ? channels.grads_in.get() : nullptr;
+           : instruction.op == Op::recv_grad     ? channels.grads_in.get()
+                                                 : nullptr;
   };
   for (const Instruction& instruction : todo) {
     if (RecvChannel* channel = channel_of(instruction); channel != nullptr && ++coming[channel] == 1) {
@@ -224,18 +236,36 @@ void Executor::interpret(const Program& todo) {
   for (const Instruction& instruction : todo) {
     begin_computation(instruction);
     switch (instruction.op) {
-      case Op::load_micro_batch: load(instruction.micro_batch); break;
-      case Op::recv_activation: recv_activation(instruction); break;
-      case Op::forward: forward(instruction); break;
-      case Op::recv_grad: recv_grad(instruction); break;
+      case Op::load_micro_batch:
+        load(instruction.micro_batch);
+        break;
+      case Op::recv_activation:
+        recv_activation(instruction);
+        break;
+      case Op::forward:
+        forward(instruction);
+        break;
+      case Op::recv_grad:
+        recv_grad(instruction);
+        break;
       case Op::backward:
-      case Op::backward_input: backward(instruction); break;
-      case Op::backward_weight: backward_weight(instruction); break;
+      case Op::backward_input:
+        backward(instruction);
+        break;
+      case Op::backward_weight:
+        backward_weight(instruction);
+        break;
       case Op::send_activation: // left when it was made
-      case Op::send_grad: break;
-      case Op::reduce_tied_grads: callbacks_->reduce_tied_grads(); break;
-      case Op::reduce_grads: callbacks_->reduce_grads(); break;
-      case Op::optimizer_step: break; // the caller's
+      case Op::send_grad:
+        break;
+      case Op::reduce_tied_grads:
+        callbacks_->reduce_tied_grads();
+        break;
+      case Op::reduce_grads:
+        callbacks_->reduce_grads();
+        break;
+      case Op::optimizer_step:
+        break; // the caller's
     }
     if (RecvChannel* channel = channel_of(instruction); channel != nullptr && --coming[channel] > 0) {
       channel->expect();

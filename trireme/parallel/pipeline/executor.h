@@ -50,19 +50,22 @@ class Executor {
   /// each, and use its inputs and targets. `first_micro_batch` counts those of all earlier
   /// steps (seed_layers). `loss_scale` is called on the last stage.
   /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
-  /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A single stage can go on.
-  void train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next, const Callbacks& callbacks);
+  /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A
+  /// single stage can go on.
+  void train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next,
+             const Callbacks& callbacks);
 
   /// Runs forward of `micro_batches` without gradients, and `visit(outputs, batch)` on the last stage.
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Sum of the losses so far of the batch that is running or ran last: float64 on the device, undefined where there is none.
+  /// Sum of the losses so far of the batch that is running or ran last: float64 on the device, undefined where there is
+  /// none.
   const at::Tensor& loss_sum() const {
     return loss_sum_;
   }
-  /// Of the batch that was trained last. On a device forward and backward are the device's own (device/phase_timer.h), of the newest batch
-  /// that it is known to be done with; the host does not wait for them.
+  /// Of the batch that was trained last. On a device forward and backward are the device's own (device/phase_timer.h),
+  /// of the newest batch that it is known to be done with; the host does not wait for them.
   struct Seconds {
     double forward = 0;
     double backward = 0;
@@ -88,7 +91,7 @@ class Executor {
     uint64_t fingerprint = 0; // as data::Batch has it
     bool identified_by_contents = false;
     std::vector<torch::autograd::Edge> roots; ///< of the outputs that require a gradient
-    std::vector<Layout::Entry> outputs; ///< of all outputs
+    std::vector<Layout::Entry> outputs;       ///< of all outputs
     std::vector<bool> wants_grad;
     Tensors grads;
     std::shared_ptr<SplitBackward> split;
@@ -137,11 +140,12 @@ class Executor {
   comm::Group pipe_;
   int replica_;
   int replicas_;
-  std::vector<Channels> channels_; // by chunk
-  std::string failure_; // of several stages: what ended them
+  std::vector<Channels> channels_;                                           // by chunk
+  std::string failure_;                                                      // of several stages: what ended them
   std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters only know them weakly
   std::unordered_set<torch::autograd::Node*> accumulators_;
-  std::unordered_map<torch::autograd::Node*, std::shared_ptr<torch::nn::Module>> layer_of_; // that has the accumulator's parameter
+  std::unordered_map<torch::autograd::Node*, std::shared_ptr<torch::nn::Module>>
+      layer_of_; // that has the accumulator's parameter
   std::map<std::pair<int, bool>, Program> programs_;
 
   // State of the batch that is running.

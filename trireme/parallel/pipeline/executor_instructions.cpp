@@ -83,14 +83,16 @@ void Executor::recv_grad(const Instruction& instruction) {
   channels.activations_out->release(message.received);
   InFlight& waiting = flight(instruction);
   if (message.tensors.size() != waiting.outputs.size()) {
-    throw Error("pipeline", concat("stage ", pipe_.rank(), " sent ", waiting.outputs.size(), " tensors of micro-batch ", instruction.micro_batch,
-                                   " to the next stage and got ", message.tensors.size(), " gradients back"));
+    throw Error("pipeline", concat("stage ", pipe_.rank(), " sent ", waiting.outputs.size(), " tensors of micro-batch ",
+                                   instruction.micro_batch, " to the next stage and got ", message.tensors.size(),
+                                   " gradients back"));
   }
   for (size_t i = 0; i < waiting.outputs.size(); ++i) {
     const at::Tensor& grad = message.tensors[i];
     if (grad.defined() && grad.sizes() != at::IntArrayRef(waiting.outputs[i].sizes)) {
-      throw Error("pipeline", concat("micro-batch ", instruction.micro_batch, ": stage ", pipe_.rank(), " sent tensor ", i, " of shape ",
-                                     at::IntArrayRef(waiting.outputs[i].sizes), " and the next stage returned a gradient of shape ", grad.sizes()));
+      throw Error("pipeline", concat("micro-batch ", instruction.micro_batch, ": stage ", pipe_.rank(), " sent tensor ",
+                                     i, " of shape ", at::IntArrayRef(waiting.outputs[i].sizes),
+                                     " and the next stage returned a gradient of shape ", grad.sizes()));
     }
   }
   waiting.grads = std::move(message.tensors);
@@ -113,7 +115,9 @@ void Executor::forward(const Instruction& instruction) {
   finish_forward(instruction, flight, outputs);
   int in_flight = 0;
   for (const auto& flights : flights_) {
-    in_flight += static_cast<int>(std::count_if(flights.begin(), flights.end(), [](const auto& item) { return !item.second.roots.empty() || item.second.split; }));
+    in_flight += static_cast<int>(std::count_if(flights.begin(), flights.end(), [](const auto& item) {
+      return !item.second.roots.empty() || item.second.split;
+    }));
   }
   peak_in_flight_ = std::max(peak_in_flight_, in_flight);
 }
@@ -139,7 +143,9 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
       const at::Tensor loss = model_.loss(outputs, batch.targets);
       device::add_scalar(loss_sum_, loss);
       keep_graph(flight, {loss});
-      flight.grads = {torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()), at::TensorOptions(torch::kFloat32)).to(loss.scalar_type())};
+      flight.grads = {
+          torch::full_like(loss.detach(), (*loss_scale_)(loss.scalar_type()), at::TensorOptions(torch::kFloat32))
+              .to(loss.scalar_type())};
     }
   } else {
     if (training_) {
@@ -181,7 +187,8 @@ void Executor::backward(const Instruction& instruction) {
   callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   {
     const bool split = instruction.op == Op::backward_input;
-    const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward, on_device_ ? &on_device_->backward : nullptr);
+    const ComputeSpan span(split ? 'I' : 'B', instruction, seconds_.backward,
+                           on_device_ ? &on_device_->backward : nullptr);
     torch::autograd::edge_list roots;
     Tensors grads;
     auto root = flight.roots.begin();
@@ -205,7 +212,8 @@ void Executor::backward(const Instruction& instruction) {
         flight.split.reset();
       }
     } else if (!roots.empty()) {
-      torch::autograd::Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+      torch::autograd::Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/false, /*create_graph=*/false,
+                                                            /*accumulate_grad=*/true);
     }
   }
   send_grads(instruction, flight);
@@ -217,7 +225,8 @@ void Executor::backward(const Instruction& instruction) {
 // Whether nothing of the other micro-batches is left to be added to the gradients of the chunk.
 bool Executor::completes_gradients(const Instruction& instruction) const {
   const auto& flights = flights_.at(instruction.chunk);
-  return backwards_left_.at(instruction.chunk) == 0 && std::none_of(flights.begin(), flights.end(), [&](const auto& flight) {
+  return backwards_left_.at(instruction.chunk) == 0 &&
+         std::none_of(flights.begin(), flights.end(), [&](const auto& flight) {
            return flight.first != instruction.micro_batch && flight.second.split != nullptr;
          });
 }

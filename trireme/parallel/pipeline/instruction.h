@@ -14,12 +14,12 @@ enum class Op : uint8_t {
   backward,
   backward_input,
   backward_weight,
-  send_activation, ///< to the next virtual stage; may leave as soon as it exists, at the latest here
-  recv_activation, ///< waits
-  send_grad, ///< to the previous virtual stage; as send_activation
-  recv_grad, ///< waits
+  send_activation,   ///< to the next virtual stage; may leave as soon as it exists, at the latest here
+  recv_activation,   ///< waits
+  send_grad,         ///< to the previous virtual stage; as send_activation
+  recv_grad,         ///< waits
   reduce_tied_grads, ///< sums the gradients of tied layers over the stages that hold them
-  reduce_grads, ///< averages over the data-parallel replicas
+  reduce_grads,      ///< averages over the data-parallel replicas
   optimizer_step,
 };
 inline constexpr int kNumOps = 12;
@@ -28,7 +28,7 @@ inline constexpr int kNumOps = 12;
 struct Instruction {
   Op op = Op::forward;
   int micro_batch = -1;
-  int chunk = 0; ///< which of the parts of the model that this stage holds
+  int chunk = 0;   ///< which of the parts of the model that this stage holds
   int buffer = -1; ///< place for the micro-batch's tensors in this chunk: one of [0, num_buffers())
 
   bool operator==(const Instruction&) const = default;

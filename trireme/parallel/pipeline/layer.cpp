@@ -18,7 +18,8 @@ namespace {
 std::string shapes_of(const Tensors& tensors) {
   std::vector<std::string> parts;
   for (const at::Tensor& tensor : tensors) {
-    parts.push_back(tensor.defined() ? concat(tensor.sizes(), ' ', c10::getDtypeNames(tensor.scalar_type()).first) : "undefined");
+    parts.push_back(tensor.defined() ? concat(tensor.sizes(), ' ', c10::getDtypeNames(tensor.scalar_type()).first)
+                                     : "undefined");
   }
   return join(parts, ", ");
 }
@@ -34,8 +35,10 @@ void refuse_count(const std::string& type, const std::vector<size_t>& taken, con
   if (taken.size() > 1) {
     what = concat(taken.front(), taken.size() == 2 ? " or " : " to ", what);
   }
-  throw InputError("pipeline", concat(type, " takes ", what, " and got ", inputs.size(), inputs.empty() ? "" : ": ", shapes_of(inputs)),
-                   "A layer gets all that the layer before it returns.");
+  throw InputError(
+      "pipeline",
+      concat(type, " takes ", what, " and got ", inputs.size(), inputs.empty() ? "" : ": ", shapes_of(inputs)),
+      "A layer gets all that the layer before it returns.");
 }
 
 void check_outputs(const std::string& type, const Tensors& outputs) {
@@ -44,8 +47,10 @@ void check_outputs(const std::string& type, const Tensors& outputs) {
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined()) {
-      throw InputError("pipeline", concat(type, " returned an undefined tensor", outputs.size() == 1 ? "" : concat(" as number ", i)),
-                       "Return a tensor of zeros, or fewer tensors.");
+      throw InputError(
+          "pipeline",
+          concat(type, " returned an undefined tensor", outputs.size() == 1 ? "" : concat(" as number ", i)),
+          "Return a tensor of zeros, or fewer tensors.");
     }
   }
 }
@@ -124,8 +129,9 @@ Tensors outputs_of(torch::nn::AnyValue value, const std::string& type) {
   const bool known = append_if_one_of<T, Tensors, std::pair<T, T>, std::tuple<T>, std::tuple<T, T>, std::tuple<T, T, T>,
                                       std::tuple<T, T, T, T>, std::tuple<T, std::tuple<T, T>>>(outputs, value);
   if (!known) {
-    throw InputError("pipeline", concat(type, " returned a ", c10::demangle(value.type_info().name())),
-                     "A layer of a Sequential returns a tensor, a vector of tensors, a pair, or a tuple of up to four.");
+    throw InputError(
+        "pipeline", concat(type, " returned a ", c10::demangle(value.type_info().name())),
+        "A layer of a Sequential returns a tensor, a vector of tensors, a pair, or a tuple of up to four.");
   }
   check_outputs(type, outputs);
   return outputs;
@@ -137,7 +143,8 @@ class CallAny {
 
   Tensors operator()(const Tensors& inputs) {
     if (inputs.empty() || inputs.size() > kMaxArguments) {
-      throw InputError("pipeline", concat(type_, " got ", inputs.size(), " tensors; a layer of a Sequential takes 1 to ", kMaxArguments));
+      throw InputError("pipeline", concat(type_, " got ", inputs.size(),
+                                          " tensors; a layer of a Sequential takes 1 to ", kMaxArguments));
     }
     if (style_ != unknown) {
       return outputs_of(forward_as(style_, module_, inputs), type_);
@@ -160,7 +167,8 @@ class CallAny {
         }
       }
     }
-    throw InputError("pipeline", concat(type_, " does not take ", plural(inputs.size()), " (", shapes_of(inputs), "): ", refusal));
+    throw InputError("pipeline",
+                     concat(type_, " does not take ", plural(inputs.size()), " (", shapes_of(inputs), "): ", refusal));
   }
 
  private:
@@ -200,7 +208,8 @@ BuiltLayer Layer::build() const {
     for (const std::string& attribute : recipe_->tie->attributes) {
       if (!parameters.contains(attribute)) {
         throw InputError("pipeline",
-                         concat("tie \"", recipe_->tie->key, "\" names parameter \"", attribute, "\", which ", type(), " does not have."),
+                         concat("tie \"", recipe_->tie->key, "\" names parameter \"", attribute, "\", which ", type(),
+                                " does not have."),
                          "It has: " + join(parameters.keys(), ", ") + ".");
       }
     }
@@ -255,7 +264,8 @@ void Layer::require_module(const torch::nn::Module* module) {
 void Layer::refuse_module(const std::shared_ptr<torch::nn::Module>& module, const std::string& type) {
   const torch::nn::Module* const given = module.get();
   const std::string other = given == nullptr ? "an empty one" : type_name(typeid(*given));
-  throw InputError("pipeline", concat("a tied layer of type ", type, " cannot share the module of another type: ", other),
+  throw InputError("pipeline",
+                   concat("a tied layer of type ", type, " cannot share the module of another type: ", other),
                    "Tied layers of one key have one class; use another key, or forward_fn on the same class.");
 }
 
@@ -277,7 +287,8 @@ LayerList::LayerList(std::initializer_list<LayerList> lists) {
   }
 }
 
-LayerList::LayerList(torch::nn::Sequential sequential) : LayerList(flatten(detail::sequential_of(std::move(sequential)))) {}
+LayerList::LayerList(torch::nn::Sequential sequential)
+    : LayerList(flatten(detail::sequential_of(std::move(sequential)))) {}
 
 LayerList LayerList::flatten(const std::shared_ptr<torch::nn::SequentialImpl>& sequential) {
   if (sequential == nullptr) {
@@ -289,7 +300,8 @@ LayerList LayerList::flatten(const std::shared_ptr<torch::nn::SequentialImpl>& s
     Layer layer(child);
     for (const auto& item : children) {
       const std::string& name = item.key();
-      if (item.value() == child.ptr() && !std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+      if (item.value() == child.ptr() &&
+          !std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) {
         layer.name(name);
         break;
       }

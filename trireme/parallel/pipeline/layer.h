@@ -43,8 +43,8 @@ class Layer {
 
   /// Sets the prefix of its parameters in checkpoints; otherwise it is the layer's index in the whole list.
   Layer& name(std::string name);
-  /// Sets a function that is called on the module when the layer is built, without autograd; not when it is only counted.
-  /// Errors: InputError for a function.
+  /// Sets a function that is called on the module when the layer is built, without autograd; not when it is only
+  /// counted. Errors: InputError for a function.
   Layer& initialise(std::function<void(torch::nn::Module&)> initialise);
 
   const std::optional<std::string>& name() const {
@@ -147,7 +147,8 @@ class TiedLayerSpec : public Layer {
   template <typename F>
   TiedLayerSpec& forward_fn(F f) {
     using Impl = typename detail::ImplOf<M>::Type;
-    change().bind = [f = std::make_shared<F>(std::move(f)), type = type()](const std::shared_ptr<torch::nn::Module>& module) {
+    change().bind = [f = std::make_shared<F>(std::move(f)),
+                     type = type()](const std::shared_ptr<torch::nn::Module>& module) {
       return detail::forward_of(detail::CallWithModule<F, M, Impl>{f, cast<Impl>(module, type)}, type);
     };
     return *this;
@@ -182,7 +183,9 @@ std::type_identity<Class> class_of(Result (Class::*)(Arguments...));
 /// Whether a class derives from SequentialImpl, or is it, and has no forward() of its own.
 template <typename Impl>
 concept InheritsForward = std::is_base_of_v<torch::nn::SequentialImpl, Impl> && requires {
-  { class_of(&Impl::template forward<at::Tensor, at::Tensor>) } -> std::same_as<std::type_identity<torch::nn::SequentialImpl>>;
+  {
+    class_of(&Impl::template forward<at::Tensor, at::Tensor>)
+  } -> std::same_as<std::type_identity<torch::nn::SequentialImpl>>;
 };
 /// A holder of such a module, a pointer to one, or one.
 template <typename F>
@@ -202,7 +205,8 @@ std::shared_ptr<torch::nn::SequentialImpl> sequential_of(F one) {
 } // namespace detail
 
 /// Layers in order. Lists within lists and Sequentials flatten; a Sequential's child with a name that is not a
-/// number keeps it. So does a class of one's own that derives from SequentialImpl and leaves forward() to it; one with a forward() of its own is one layer.
+/// number keeps it. So does a class of one's own that derives from SequentialImpl and leaves forward() to it; one with
+/// a forward() of its own is one layer.
 ///
 ///   LayerList{LayerSpec<torch::nn::Linear>(8, 8), torch::nn::ReLU(), [](at::Tensor x) { return x.flatten(1); }}
 class LayerList {

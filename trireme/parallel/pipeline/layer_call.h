@@ -123,7 +123,8 @@ struct CallForward {
   }
 };
 
-/// Whether f takes the holder (1) or the module (2) in front of the tensors, or neither (0). A generic one gets the holder.
+/// Whether f takes the holder (1) or the module (2) in front of the tensors, or neither (0). A generic one gets the
+/// holder.
 template <typename F, typename M, typename Impl, typename... T>
 constexpr int wanted_module() {
   if constexpr (std::is_same_v<M, Impl>) {

@@ -37,8 +37,10 @@ void place(Layout& layout) {
 
 Layout Layout::of(const Tensors& tensors) {
   if (static_cast<int64_t>(tensors.size()) > kMaxTensors) {
-    throw InputError("pipeline", concat("a layer hands ", tensors.size(), " tensors to the next stage; at most ", kMaxTensors, " can travel"),
-                     "Stack some of them into one tensor.");
+    throw InputError(
+        "pipeline",
+        concat("a layer hands ", tensors.size(), " tensors to the next stage; at most ", kMaxTensors, " can travel"),
+        "Stack some of them into one tensor.");
   }
   Layout layout;
   for (const at::Tensor& tensor : tensors) {
@@ -58,7 +60,9 @@ void Layout::write(uint8_t* announcement) const {
   for (const Entry& entry : entries) {
     const auto dims = static_cast<int64_t>(entry.sizes.size());
     if (at + 16 + 8 * dims > end) {
-      throw InputError("pipeline", concat("the shapes of the tensors between two stages do not fit into ", kAnnouncementBytes, " bytes: ", describe()),
+      throw InputError("pipeline",
+                       concat("the shapes of the tensors between two stages do not fit into ", kAnnouncementBytes,
+                              " bytes: ", describe()),
                        "Stack some of the tensors into one.");
     }
     const int64_t head[2] = {(entry.defined ? 256 : 0) + static_cast<int64_t>(entry.type), dims};

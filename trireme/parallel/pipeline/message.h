@@ -27,14 +27,14 @@ struct Message {
 
 /// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
 /// from a 64-byte boundary. Types and shapes are sent only when they change: an announcement of
-/// kAnnouncementBytes then comes first. Elements on a device use its backend; the header (followed by the announcement) uses the host's.
-/// All members are trivially copyable and little-endian.
+/// kAnnouncementBytes then comes first. Elements on a device use its backend; the header (followed by the announcement)
+/// uses the host's. All members are trivially copyable and little-endian.
 struct Header {
   uint32_t magic = kMagic;
   /// 1: an announcement of types and shapes. On the host the message then follows separately, with `next_bytes`.
   uint8_t announces = 0;
   uint8_t identified_by_contents = 0; ///< what kind of fingerprint it is
-  uint16_t channel = 0; ///< the channel's tag, where one stream of headers serves several
+  uint16_t channel = 0;               ///< the channel's tag, where one stream of headers serves several
   int64_t micro_batch = 0;
   uint64_t sequence = 0;
   uint64_t fingerprint = 0;

@@ -16,7 +16,8 @@
 namespace trireme::pipeline {
 namespace {
 
-// Mixes the numbers, so that no layer draws what its neighbour draws for another micro-batch. The generator keeps 32 bits.
+// Mixes the numbers, so that no layer draws what its neighbour draws for another micro-batch. The generator keeps 32
+// bits.
 uint32_t seed_of(int64_t base, int64_t micro_batch, int64_t layer) {
   uint64_t mixed = 0;
   for (const int64_t part : {base, micro_batch, layer}) {
@@ -28,17 +29,22 @@ uint32_t seed_of(int64_t base, int64_t micro_batch, int64_t layer) {
 } // namespace
 
 PipelineModule::PipelineModule(LayerList layers, Loss loss, PipelineOptions options)
-    : torch::nn::Module("PipelineModule"), layers_(std::move(layers)), loss_(std::move(loss)), options_(std::move(options)) {
+    : torch::nn::Module("PipelineModule"),
+      layers_(std::move(layers)),
+      loss_(std::move(loss)),
+      options_(std::move(options)) {
   if (layers_.size() == 0) {
     throw InputError("pipeline", "the list of layers is empty");
   }
   if (options_.stages < 1 || options_.chunks < 1) {
-    throw InputError("pipeline", concat("stages and chunks must be at least 1, got ", options_.stages, " and ", options_.chunks));
+    throw InputError("pipeline",
+                     concat("stages and chunks must be at least 1, got ", options_.stages, " and ", options_.chunks));
   }
   std::set<std::string> names;
   for (int64_t i = 0; i < layers_.size(); ++i) {
     if (!layers_[i].tie() && !names.insert(name_of(i)).second) {
-      throw InputError("pipeline", concat("two layers are named \"", name_of(i), "\"; layer ", i, " is the second"), "Give every layer a name of its own.");
+      throw InputError("pipeline", concat("two layers are named \"", name_of(i), "\"; layer ", i, " is the second"),
+                       "Give every layer a name of its own.");
     }
   }
 }
@@ -71,7 +77,9 @@ const std::string& PipelineModule::saved_name(const std::string& parameter) cons
 
 void PipelineModule::save(torch::serialize::OutputArchive& archive) const {
   if (stages_ > 1) {
-    throw InputError("pipeline", concat("torch::save() of a model in ", stages_, " stages: this rank is stage ", stage_, " and has a part of its layers"),
+    throw InputError("pipeline",
+                     concat("torch::save() of a model in ", stages_, " stages: this rank is stage ", stage_,
+                            " and has a part of its layers"),
                      "Save what Engine::gather_model() returns, on rank 0, or use Engine::save_checkpoint().");
   }
   Module::save(archive);
@@ -81,7 +89,8 @@ std::vector<std::string> PipelineModule::module_names() const {
   std::vector<std::string> names;
   for (const auto& chunk : chunks_) {
     for (const Part& part : chunk) {
-      for (const auto& item : part.built.module ? part.built.module->named_modules(name_of(part.index)) : torch::OrderedDict<std::string, std::shared_ptr<Module>>()) {
+      for (const auto& item : part.built.module ? part.built.module->named_modules(name_of(part.index))
+                                                : torch::OrderedDict<std::string, std::shared_ptr<Module>>()) {
         names.push_back(item.key());
       }
     }
@@ -134,10 +143,12 @@ Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t mi
   } catch (const Error&) {
     throw;
   } catch (const c10::Error& error) {
-    throw InputError("pipeline", concat(where(), " refuses its input ", pipeline::describe(inputs), ": ", error.what_without_backtrace()),
-                     part.index == 0 ? "Compare it with what the data gives."
-                                     : concat("Its input comes from layer ", part.index - 1, " (", layers_[part.index - 1].type(), ", stage ",
-                                              stage_of(part.index - 1), ")."));
+    throw InputError(
+        "pipeline",
+        concat(where(), " refuses its input ", pipeline::describe(inputs), ": ", error.what_without_backtrace()),
+        part.index == 0 ? "Compare it with what the data gives."
+                        : concat("Its input comes from layer ", part.index - 1, " (", layers_[part.index - 1].type(),
+                                 ", stage ", stage_of(part.index - 1), ")."));
   }
   if (outputs.empty()) {
     throw InputError("pipeline", concat(where(), " returned nothing"), "A layer returns at least one tensor.");
@@ -145,7 +156,8 @@ Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t mi
   return outputs;
 }
 
-Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch) const {
+Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors,
+                            int64_t micro_batch) const {
   for (size_t i = first; i < last; ++i) {
     tensors = call(chunk[i], tensors, micro_batch);
   }
@@ -163,13 +175,20 @@ Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t 
   Tensors tensors = inputs;
   for (size_t first = 0; first < chunk.size(); first += interval) {
     const size_t last = std::min(chunk.size(), first + interval);
-    activations::Part part{.key = &chunk[first], .type = layers_[chunk[first].index].type(), .place = chunk[first].index, .recomputes = recomputed > 0, .begins = first == 0};
+    activations::Part part{.key = &chunk[first],
+                           .type = layers_[chunk[first].index].type(),
+                           .place = chunk[first].index,
+                           .recomputes = recomputed > 0,
+                           .begins = first == 0};
     for (size_t i = first; i < last; ++i) {
       if (chunk[i].built.module) {
         recompute::append(part.recompute.buffers, chunk[i].built.module->buffers());
       }
     }
-    tensors = activations::run(part, [&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); }, tensors);
+    tensors = activations::run(
+        part,
+        [&chunk, this, first, last, micro_batch](const Tensors& x) { return run(chunk, first, last, x, micro_batch); },
+        tensors);
   }
   return tensors;
 }
@@ -179,7 +198,8 @@ Tensors PipelineModule::forward(const Tensors& inputs) {
     build();
   }
   if (stages_ != 1) {
-    throw InputError("pipeline", concat("forward() of a model in ", stages_, " stages"), "No rank has all of it: use Engine::train_batch and eval_batch.");
+    throw InputError("pipeline", concat("forward() of a model in ", stages_, " stages"),
+                     "No rank has all of it: use Engine::train_batch and eval_batch.");
   }
   Tensors tensors = inputs;
   for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
@@ -194,13 +214,16 @@ at::Tensor PipelineModule::forward(const at::Tensor& input) {
 
 at::Tensor PipelineModule::loss(const Tensors& outputs, const Tensors& targets) const {
   if (!loss_ && (outputs.empty() || outputs[0].numel() != 1)) {
-    throw InputError("pipeline", concat("there is no loss function, and the last layer's output is not a loss: ", pipeline::describe(outputs)),
-                     "Give PipelineModule a loss.");
+    throw InputError(
+        "pipeline",
+        concat("there is no loss function, and the last layer's output is not a loss: ", pipeline::describe(outputs)),
+        "Give PipelineModule a loss.");
   }
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
   const at::Tensor value = loss_ ? loss_(outputs, targets) : outputs[0];
   if (!value.defined() || value.numel() != 1) {
-    throw InputError("pipeline", "the loss function did not return one number", "Return the mean over the samples as a 0-dim tensor.");
+    throw InputError("pipeline", "the loss function did not return one number",
+                     "Return the mean over the samples as a 0-dim tensor.");
   }
   return value;
 }

@@ -28,7 +28,8 @@ struct TiedParameter {
   std::vector<int> owners;
 };
 
-/// Hooks around layers, for mixed precision and for ZeRO stage 3, whose parameters are gathered only while they are used.
+/// Hooks around layers, for mixed precision and for ZeRO stage 3, whose parameters are gathered only while they are
+/// used.
 struct LayerHooks {
   /// The returned object lives while a chunk's forward, or the loss, is computed.
   std::function<std::shared_ptr<void>()> around = nullptr;
@@ -37,8 +38,8 @@ struct LayerHooks {
   /// Called around each forward of a layer with a module, also when it is recomputed.
   std::function<void(torch::nn::Module&)> before = nullptr;
   std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
-  /// Called before a schedule runs, with a number for each forward, backward and half of a backward that this stage computes, in
-  /// order. Computations of one number use the same layers in the same order.
+  /// Called before a schedule runs, with a number for each forward, backward and half of a backward that this stage
+  /// computes, in order. Computations of one number use the same layers in the same order.
   std::function<void(std::vector<int> computations)> schedule = nullptr;
   /// The next one of them begins.
   std::function<void()> computation = nullptr;
@@ -59,18 +60,19 @@ class PipelineModule : public torch::nn::Module {
   /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
-  /// Without a loss, the last layer's first output is the loss; its other outputs are used only by evaluations that return logits.
+  /// Without a loss, the last layer's first output is the loss; its other outputs are used only by evaluations that
+  /// return logits.
   explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
 
   /// Sets a micro-batch to measure layers with, for partition "profile" and "memory". Call it before build().
   void set_sample_inputs(Tensors inputs) {
     sample_inputs_ = std::move(inputs);
   }
-  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks how many
-  /// `micro_batches` a step has; 0: as many as there are stages. Where there are several pipelines, `replicas` are the ranks of this
-  /// stage in all of them: the first pipeline's measurement decides for all.
-  /// Errors: InputError for a partition that does not work out, with the choices; for modules in the list that share trained
-  /// tensors across stages, or memory without being one tensor.
+  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks
+  /// how many `micro_batches` a step has; 0: as many as there are stages. Where there are several pipelines, `replicas`
+  /// are the ranks of this stage in all of them: the first pipeline's measurement decides for all. Errors: InputError
+  /// for a partition that does not work out, with the choices; for modules in the list that share trained tensors
+  /// across stages, or memory without being one tensor.
   void build(const comm::Group& pipe = {}, int micro_batches = 0, const comm::Group& replicas = {});
 
   /// Overrides options() with those of a configuration. initialize() calls it, before build().
@@ -114,7 +116,8 @@ class PipelineModule : public torch::nn::Module {
   const std::vector<TiedParameter>& ties() const {
     return ties_;
   }
-  /// Parameters whose gradients are final only after all backwards: tied ones, on this or other stages, and those that several chunks share.
+  /// Parameters whose gradients are final only after all backwards: tied ones, on this or other stages, and those that
+  /// several chunks share.
   Tensors late_parameters() const;
   /// The name of a parameter or buffer in checkpoints: the first layer's if several share it.
   const std::string& saved_name(const std::string& parameter) const;
@@ -131,7 +134,8 @@ class PipelineModule : public torch::nn::Module {
   }
 
   void train(bool on = true) override;
-  /// What torch::save() calls. Errors: InputError in several stages, where this rank has a part of the model: see Engine::gather_model().
+  /// What torch::save() calls. Errors: InputError in several stages, where this rank has a part of the model: see
+  /// Engine::gather_model().
   void save(torch::serialize::OutputArchive& archive) const override;
 
  private:

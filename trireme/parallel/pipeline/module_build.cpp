@@ -1,4 +1,5 @@
-// How the layers of a stage come to be: the partition, modules that the program gave, layers that are built, what they share.
+// How the layers of a stage come to be: the partition, modules that the program gave, layers that are built, what they
+// share.
 #include <trireme/parallel/pipeline/module.h>
 
 #include <trireme/base/error.h>
@@ -17,13 +18,15 @@ namespace trireme::pipeline {
 
 void PipelineModule::configure(const PipelineKeys& keys) {
   if (stages_ != 0) {
-    throw Error("pipeline", "a PipelineModule that is built cannot be configured", "initialize() builds the module itself.");
+    throw Error("pipeline", "a PipelineModule that is built cannot be configured",
+                "initialize() builds the module itself.");
   }
   options_ = keys.over(options_);
 }
 
-// Measured costs differ from rank to rank, and so do the parameters of tensor ranks with parts of unequal size. The partition must not: the first stage of the first
-// pipeline decides, or of each stage the first rank, which all have the same part.
+// Measured costs differ from rank to rank, and so do the parameters of tensor ranks with parts of unequal size. The
+// partition must not: the first stage of the first pipeline decides, or of each stage the first rank, which all have
+// the same part.
 void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   const int parts = stages_ * options_.chunks;
   const bool measures = options_.bounds.empty() && (options_.partition == "profile" || options_.partition == "memory");
@@ -49,8 +52,9 @@ void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches
     pipe.broadcast(costs, 0, "layer costs").wait();
     cost->assign(costs.data_ptr<double>(), costs.data_ptr<double>() + costs.numel());
   }
-  partition_ = options_.partition == "profile" ? balance_costs(measured.seconds, parts, options_.allow_empty_stages)
-                                               : balance_costs_by_part(memory_by_part(measured, micro_batches), options_.allow_empty_stages);
+  partition_ = options_.partition == "profile"
+                   ? balance_costs(measured.seconds, parts, options_.allow_empty_stages)
+                   : balance_costs_by_part(memory_by_part(measured, micro_batches), options_.allow_empty_stages);
 }
 
 // The earlier a part comes, the more of its micro-batches wait for their backward.
@@ -58,16 +62,19 @@ std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfi
   const ScheduleShape shape{stages_, micro_batches > 0 ? micro_batches : stages_, options_.chunks};
   std::vector<std::vector<double>> costs(static_cast<size_t>(shape.virtual_stages()));
   for (int stage = 0; stage < stages_; ++stage) {
-    const Program program = options_.custom_schedule ? options_.custom_schedule(shape, stage) : make_program(options_.schedule, shape, stage);
+    const Program program = options_.custom_schedule ? options_.custom_schedule(shape, stage)
+                                                     : make_program(options_.schedule, shape, stage);
     const std::vector<int64_t> in_flight = most_in_flight(program, shape.chunks);
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-      costs[static_cast<size_t>(shape.virtual_stage(stage, chunk))] = measured.bytes(std::max<int64_t>(1, in_flight[static_cast<size_t>(chunk)]));
+      costs[static_cast<size_t>(shape.virtual_stage(stage, chunk))] =
+          measured.bytes(std::max<int64_t>(1, in_flight[static_cast<size_t>(chunk)]));
     }
   }
   return costs;
 }
 
-// Every rank has all of these modules, with its own values until here, and each stage trains its own copy: tensors shared by two stages would drift apart.
+// Every rank has all of these modules, with its own values until here, and each stage trains its own copy: tensors
+// shared by two stages would drift apart.
 void PipelineModule::join_given_modules(const comm::Group& pipe) {
   struct First {
     int64_t layer;
@@ -97,7 +104,9 @@ void PipelineModule::join_given_modules(const comm::Group& pipe) {
         continue;
       }
       if (tensor.requires_grad()) {
-        throw InputError("pipeline", concat("layers ", first.layer, " and ", i, " share \"", name, "\" and are on stages ", stage_of(first.layer), " and ", stage_of(i)),
+        throw InputError("pipeline",
+                         concat("layers ", first.layer, " and ", i, " share \"", name, "\" and are on stages ",
+                                stage_of(first.layer), " and ", stage_of(i)),
                          "Make both with TiedLayerSpec and one key, or choose bounds that leave them on one stage.");
       }
       first.on_several_stages = true;
@@ -114,7 +123,8 @@ void PipelineModule::join_given_modules(const comm::Group& pipe) {
   }
 }
 
-// Other stages train their own copies of these. Nobody shall save or use this rank's without a word, and it needs no memory for them.
+// Other stages train their own copies of these. Nobody shall save or use this rank's without a word, and it needs no
+// memory for them.
 void PipelineModule::drop_foreign_modules() {
   std::set<const void*> own;
   for (int64_t i = 0; i < layers_.size(); ++i) {
@@ -127,8 +137,10 @@ void PipelineModule::drop_foreign_modules() {
     const auto module = layers_[i].given_module();
     for (const auto& [name, tensor] : module ? bucket::tensors_of(*module, name_of(i) + ".") : bucket::NamedTensors()) {
       if (own.insert(tensor.unsafeGetTensorImpl()).second) {
-        device::take_memory(tensor, concat("\"", name, "\" is on stage ", stage_of(i), " of the pipeline, and this rank is stage ", stage_,
-                                           ": layer ", i, " (", layers_[i].type(), ") was not trained here. To save the model, save what Engine::gather_model() returns."));
+        device::take_memory(
+            tensor, concat("\"", name, "\" is on stage ", stage_of(i), " of the pipeline, and this rank is stage ",
+                           stage_, ": layer ", i, " (", layers_[i].type(),
+                           ") was not trained here. To save the model, save what Engine::gather_model() returns."));
       }
     }
   }
@@ -210,7 +222,8 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
   }
 }
 
-void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module) {
+void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t first,
+                              const torch::nn::Module& module) {
   const Tie& tie = *layers_[index].tie();
   std::set<int> owners;
   for (int64_t i = 0; i < layers_.size(); ++i) {
@@ -224,7 +237,8 @@ void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t 
     }
   }
   for (const auto& item : module.named_parameters()) {
-    const bool tied = tie.attributes.empty() || std::find(tie.attributes.begin(), tie.attributes.end(), item.key()) != tie.attributes.end();
+    const bool tied = tie.attributes.empty() ||
+                      std::find(tie.attributes.begin(), tie.attributes.end(), item.key()) != tie.attributes.end();
     if (!tied) {
       continue;
     }
@@ -232,7 +246,8 @@ void PipelineModule::add_ties(const std::string& prefix, int64_t index, int64_t 
     if (index != first) {
       saved_names_[concat(prefix, '.', item.key())] = saved;
     }
-    auto known = std::find_if(ties_.begin(), ties_.end(), [&](const TiedParameter& parameter) { return parameter.name == saved; });
+    auto known = std::find_if(ties_.begin(), ties_.end(),
+                              [&](const TiedParameter& parameter) { return parameter.name == saved; });
     if (known == ties_.end()) {
       known = ties_.insert(ties_.end(), {tie.key, saved, {}, {owners.begin(), owners.end()}});
     }

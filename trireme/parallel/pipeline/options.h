@@ -48,7 +48,8 @@ struct PipelineKeys {
     options.stages = stages.value_or(options.stages);
     options.partition = partition.value_or(options.partition);
     options.seed_layers = seed_layers.value_or(options.seed_layers);
-    options.activation_checkpoint_interval = activation_checkpoint_interval.value_or(options.activation_checkpoint_interval);
+    options.activation_checkpoint_interval =
+        activation_checkpoint_interval.value_or(options.activation_checkpoint_interval);
     return options;
   }
 };

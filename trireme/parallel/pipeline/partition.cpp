@@ -25,7 +25,8 @@ std::vector<double> match_costs(const LayerList& layers, const std::string& text
   try {
     regex = std::regex(text, std::regex::ECMAScript | std::regex::icase);
   } catch (const std::regex_error& error) {
-    throw InputError("pipeline", concat("partition \"type:", text, "\": the regular expression is wrong: ", error.what()));
+    throw InputError("pipeline",
+                     concat("partition \"type:", text, "\": the regular expression is wrong: ", error.what()));
   }
   std::vector<double> costs;
   std::vector<std::string> types;
@@ -36,7 +37,8 @@ std::vector<double> match_costs(const LayerList& layers, const std::string& text
     }
   }
   if (std::find(costs.begin(), costs.end(), 1.0) == costs.end()) {
-    throw InputError("pipeline", concat("partition \"type:", text, "\" matches no layer."), "Their types are: " + join(types, ", ") + ".");
+    throw InputError("pipeline", concat("partition \"type:", text, "\" matches no layer."),
+                     "Their types are: " + join(types, ", ") + ".");
   }
   return costs;
 }
@@ -104,8 +106,8 @@ Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_emp
   return {std::move(bounds), std::move(costs)};
 }
 
-Partition make_partition(const LayerList& layers, const std::string& method, const std::vector<int64_t>& bounds, int64_t parts,
-                         bool allow_empty) {
+Partition make_partition(const LayerList& layers, const std::string& method, const std::vector<int64_t>& bounds,
+                         int64_t parts, bool allow_empty) {
   constexpr std::string_view kType = "type:";
   if (!bounds.empty()) {
     return {manual(bounds, layers.size(), parts, allow_empty), parameter_costs(layers)};
@@ -141,7 +143,9 @@ std::string describe(const Partition& partition, const LayerList& layers, int st
       parameters += own;
       cost += partition.costs[i];
     }
-    const std::string which = begin == end ? "none" : begin + 1 == end ? std::to_string(begin) : concat(begin, " to ", end - 1);
+    const std::string which = begin == end       ? "none"
+                              : begin + 1 == end ? std::to_string(begin)
+                                                 : concat(begin, " to ", end - 1);
     sums.push_back({stage, which, grouped(parameters), cost_text(cost)});
   }
   return table(rows) + '\n' + table(sums);

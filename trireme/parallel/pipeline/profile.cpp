@@ -30,7 +30,8 @@ Tensors as_leaves(const Tensors& tensors) {
   return leaves;
 }
 
-// Copies with a graph behind them: a layer such as ReLU(inplace) must not modify a leaf, nor the inputs of the next repetition.
+// Copies with a graph behind them: a layer such as ReLU(inplace) must not modify a leaf, nor the inputs of the next
+// repetition.
 Tensors copies_of(const Tensors& leaves) {
   Tensors copies;
   for (const at::Tensor& leaf : leaves) {

@@ -11,9 +11,9 @@
 namespace trireme::pipeline {
 namespace {
 
-constexpr const char* kOpNames[kNumOps] = {"load_micro_batch", "forward",           "backward",        "backward_input",
-                                           "backward_weight",  "send_activation",   "recv_activation", "send_grad",
-                                           "recv_grad",        "reduce_tied_grads", "reduce_grads",    "optimizer_step"};
+constexpr const char* kOpNames[kNumOps] = {
+    "load_micro_batch", "forward",   "backward",  "backward_input",    "backward_weight", "send_activation",
+    "recv_activation",  "send_grad", "recv_grad", "reduce_tied_grads", "reduce_grads",    "optimizer_step"};
 constexpr const char* kKindNames[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "forward-only"};
 constexpr int kMostStages = 4096;
 
@@ -21,7 +21,8 @@ void check_kind(ScheduleKind kind, const ScheduleShape& shape) {
   check_shape(shape);
   if (shape.chunks > 1 && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zero_bubble)) {
     throw InputError("schedule",
-                     concat(schedule_name(kind), " holds one part of the model on each stage; ", shape.chunks, " chunks were asked for"),
+                     concat(schedule_name(kind), " holds one part of the model on each stage; ", shape.chunks,
+                            " chunks were asked for"),
                      "Use interleaved, or leave chunks away.");
   }
 }
@@ -65,7 +66,8 @@ void check_shape(const ScheduleShape& shape) {
     }
   }
   if (shape.stages > kMostStages || shape.chunks > kMostStages) {
-    throw InputError("schedule", concat(shape.stages, " stages with ", shape.chunks, " chunks: more than ", kMostStages, " of one"));
+    throw InputError(
+        "schedule", concat(shape.stages, " stages with ", shape.chunks, " chunks: more than ", kMostStages, " of one"));
   }
   if (static_cast<double>(shape.stages) * shape.chunks * shape.micro_batches > kMostForwards) {
     throw InputError("schedule",
@@ -78,15 +80,22 @@ void check_shape(const ScheduleShape& shape) {
 Program make_program(ScheduleKind kind, const ScheduleShape& shape, int stage) {
   check_kind(kind, shape);
   if (stage < 0 || stage >= shape.stages) {
-    throw InputError("schedule", concat("there is no stage ", stage, " among ", shape.stages, " stages"), "They count from 0.");
+    throw InputError("schedule", concat("there is no stage ", stage, " among ", shape.stages, " stages"),
+                     "They count from 0.");
   }
   switch (kind) {
-    case ScheduleKind::naive: return naive(shape, stage);
-    case ScheduleKind::gpipe: return gpipe(shape, stage);
-    case ScheduleKind::one_f_one_b: return one_f_one_b(shape, stage);
-    case ScheduleKind::interleaved: return interleaved(shape, stage);
-    case ScheduleKind::zero_bubble: return std::move(zero_bubble(shape)[stage]);
-    case ScheduleKind::forward_only: break;
+    case ScheduleKind::naive:
+      return naive(shape, stage);
+    case ScheduleKind::gpipe:
+      return gpipe(shape, stage);
+    case ScheduleKind::one_f_one_b:
+      return one_f_one_b(shape, stage);
+    case ScheduleKind::interleaved:
+      return interleaved(shape, stage);
+    case ScheduleKind::zero_bubble:
+      return std::move(zero_bubble(shape)[stage]);
+    case ScheduleKind::forward_only:
+      break;
   }
   return forward_only(shape, stage);
 }
@@ -223,7 +232,8 @@ Program one_f_one_b(const ScheduleShape& shape, int stage) {
 }
 
 // One chunk: as DeepSpeed, an activation is sent at the next micro-batch's turn, before or after it is received on
-// even and odd stages. More chunks: groups of as many micro-batches as stages, so that no stage waits for a second round.
+// even and odd stages. More chunks: groups of as many micro-batches as stages, so that no stage waits for a second
+// round.
 Program forward_only(const ScheduleShape& shape, int stage) {
   ProgramWriter writer(shape, stage);
   if (shape.chunks == 1) {

@@ -30,7 +30,8 @@ struct ScheduleShape {
 ///
 /// naive         one micro-batch at a time through all stages and back. Bubble 1 - 1/p, 1 in flight.
 /// gpipe         all forwards, then all backwards, both in order of the micro-batches (so that gradients add up
-///               in the same order as everywhere). Bubble (p-1)/(m+p-1), m in flight. Huang et al. 2019, arXiv:1811.06965.
+///               in the same order as everywhere). Bubble (p-1)/(m+p-1), m in flight. Huang et al. 2019,
+///               arXiv:1811.06965.
 /// one_f_one_b   the same bubble with min(p - stage, m) in flight; instruction for instruction DeepSpeed's
 ///               TrainSchedule. One chunk. Narayanan et al. 2020 (PipeDream-Flush), arXiv:2006.09503.
 /// interleaved   v chunks a stage: bubble (p-1)/(v m+p-1) where p divides m, more messages and more in flight.
@@ -59,8 +60,8 @@ using ScheduleFunction = std::function<Program(const ScheduleShape& shape, int s
 /// Counts the buffers that `program` uses in `chunk`.
 int num_buffers(const Program& program, int chunk);
 
-/// Counts for each chunk the micro-batches whose forward is done and whose backward is not, at the moment when a stage that runs
-/// `program` has most of them, all chunks together.
+/// Counts for each chunk the micro-batches whose forward is done and whose backward is not, at the moment when a stage
+/// that runs `program` has most of them, all chunks together.
 std::vector<int64_t> most_in_flight(const Program& program, int chunks);
 
 /// Gives every micro-batch the lowest buffer of its chunk that is free from its first

@@ -13,7 +13,8 @@ constexpr int kMostListed = 8; // stages in the message about a deadlock
 constexpr Op kEnds[] = {Op::reduce_tied_grads, Op::reduce_grads, Op::optimizer_step};
 
 bool is_backward(Op op) {
-  return op == Op::backward || op == Op::backward_input || op == Op::backward_weight || op == Op::send_grad || op == Op::recv_grad;
+  return op == Op::backward || op == Op::backward_input || op == Op::backward_weight || op == Op::send_grad ||
+         op == Op::recv_grad;
 }
 
 // One stage's program, and where in it each thing happens.
@@ -69,7 +70,8 @@ class StageCheck {
     return orders_[chunk][static_cast<int>(op)];
   }
   [[noreturn]] void fail(int i, const std::string& why) const {
-    throw InputError("schedule", concat("stage ", stage_, ", instruction ", i, " (", describe(program_[i]), "): ", why));
+    throw InputError("schedule",
+                     concat("stage ", stage_, ", instruction ", i, " (", describe(program_[i]), "): ", why));
   }
   [[noreturn]] void fail(const std::string& why) const {
     throw InputError("schedule", concat("stage ", stage_, ": ", why));
@@ -95,8 +97,8 @@ class StageCheck {
   void read(int i) {
     const Instruction& instruction = program_[i];
     if (static_cast<int>(instruction.op) >= kNumOps) {
-      throw InputError("schedule",
-                       concat("stage ", stage_, ", instruction ", i, ": there is no operation number ", static_cast<int>(instruction.op)));
+      throw InputError("schedule", concat("stage ", stage_, ", instruction ", i, ": there is no operation number ",
+                                          static_cast<int>(instruction.op)));
     }
     if (!training_ && (is_backward(instruction.op) || !has_micro_batch(instruction.op))) {
       fail(i, "nothing is trained here, there are only loads, forwards and activations");
@@ -107,7 +109,8 @@ class StageCheck {
       check_range(i, "chunk", instruction.chunk, shape_.chunks);
       check_range(i, "buffer", instruction.buffer, std::max(2, shape_.micro_batches));
       check_belongs(i);
-      place = &places_[size_t(instruction.chunk) * shape_.micro_batches + instruction.micro_batch][static_cast<int>(instruction.op)];
+      place = &places_[size_t(instruction.chunk) * shape_.micro_batches + instruction.micro_batch]
+                      [static_cast<int>(instruction.op)];
     } else {
       place = &ends_[static_cast<int>(instruction.op) - static_cast<int>(Op::reduce_tied_grads)];
     }
@@ -121,7 +124,8 @@ class StageCheck {
     }
     if (instruction.op == Op::backward || instruction.op == Op::backward_input) {
       const Op other = instruction.op == Op::backward ? Op::backward_input : Op::backward;
-      const int done = places_[size_t(instruction.chunk) * shape_.micro_batches + instruction.micro_batch][static_cast<int>(other)];
+      const int done =
+          places_[size_t(instruction.chunk) * shape_.micro_batches + instruction.micro_batch][static_cast<int>(other)];
       if (done != kAbsent) {
         fail(i, concat("instruction ", done, " (", op_name(other), ") did it already"));
       }
@@ -186,11 +190,18 @@ class StageCheck {
           need(i, Op::backward, chunk + 1);
         }
         break;
-      case Op::backward_weight: need(i, Op::backward_input, chunk); break;
+      case Op::backward_weight:
+        need(i, Op::backward_input, chunk);
+        break;
       case Op::send_activation:
-      case Op::recv_grad: need(i, Op::forward, chunk); break;
-      case Op::send_grad: need(i, Op::backward, chunk); break;
-      default: break;
+      case Op::recv_grad:
+        need(i, Op::forward, chunk);
+        break;
+      case Op::send_grad:
+        need(i, Op::backward, chunk);
+        break;
+      default:
+        break;
     }
   }
 
@@ -271,7 +282,8 @@ class StageCheck {
       int& held = holder[size_t(instruction.chunk) * buffers + instruction.buffer];
       if (mine == kAbsent) {
         if (held != kAbsent) {
-          fail(i, concat("micro-batch ", held, " is still in buffer ", instruction.buffer, " of this chunk, until instruction ",
+          fail(i, concat("micro-batch ", held, " is still in buffer ", instruction.buffer,
+                         " of this chunk, until instruction ",
                          last[size_t(instruction.chunk) * shape_.micro_batches + held]));
         }
         mine = instruction.buffer;
@@ -289,7 +301,7 @@ class StageCheck {
   ScheduleShape shape_;
   int stage_;
   bool training_;
-  std::vector<std::array<int, kNumOps>> places_; // by chunk and micro-batch
+  std::vector<std::array<int, kNumOps>> places_;              // by chunk and micro-batch
   std::vector<std::array<std::vector<int>, kNumOps>> orders_; // by chunk
   std::array<int, 3> ends_;
 };
@@ -323,8 +335,8 @@ class TogetherCheck {
     for (size_t s = 0; s < stages_.size(); ++s) {
       if (next_[s] < stages_[s].size() && ++waiting_stages <= kMostListed) {
         const int whom = blocked_by(static_cast<int>(s));
-        waiting += concat(waiting.empty() ? "" : "; ", "stage ", s, ", instruction ", next_[s], " (", describe(stages_[s].at(next_[s])),
-                          ") waits for stage ", whom);
+        waiting += concat(waiting.empty() ? "" : "; ", "stage ", s, ", instruction ", next_[s], " (",
+                          describe(stages_[s].at(next_[s])), ") waits for stage ", whom);
       }
     }
     if (waiting_stages > kMostListed) {
@@ -354,8 +366,8 @@ class TogetherCheck {
       }
     }
     if (received.size() != sent.size()) {
-      holder(to).fail(concat(received.size(), ' ', op_name(recv), " in chunk ", chunk_of(to), " face ", sent.size(), ' ', op_name(send),
-                             " of stage ", from % shape_.stages));
+      holder(to).fail(concat(received.size(), ' ', op_name(recv), " in chunk ", chunk_of(to), " face ", sent.size(),
+                             ' ', op_name(send), " of stage ", from % shape_.stages));
     }
   }
 

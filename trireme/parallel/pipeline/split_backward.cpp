@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-
 #include <unordered_map>
 
 namespace trireme::pipeline {
@@ -44,12 +43,14 @@ std::vector<NodePtr> inputs_first(const edge_list& roots) {
 }
 
 void execute(const edge_list& roots, const Tensors& grads, bool keep_graph, const edge_list& outputs) {
-  Engine::get_default_engine().execute(roots, grads, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/true, outputs);
+  Engine::get_default_engine().execute(roots, grads, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/true,
+                                       outputs);
 }
 
 } // namespace
 
-SplitBackward::SplitBackward(edge_list roots, Tensors grads, const Tensors& inputs, const std::unordered_set<Node*>& parameters)
+SplitBackward::SplitBackward(edge_list roots, Tensors grads, const Tensors& inputs,
+                             const std::unordered_set<Node*>& parameters)
     : roots_(std::move(roots)), grads_(std::move(grads)) {
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) {
@@ -64,7 +65,7 @@ void SplitBackward::find_joints(const std::unordered_set<Node*>& parameters) {
   for (const at::Tensor& input : inputs_) {
     inputs.insert(torch::autograd::impl::gradient_edge(input).function.get());
   }
-  std::unordered_set<Node*> on_path;              // an input is reached from here
+  std::unordered_set<Node*> on_path;                        // an input is reached from here
   std::unordered_map<Node*, std::unordered_set<Node*>> own; // parameters reached without another node on the path
   std::unordered_map<Node*, NodePtr> accumulators;
   std::unordered_map<Node*, int> joints_of; // how many joints lead to a parameter
@@ -124,7 +125,8 @@ void SplitBackward::run_inputs() {
       wanted.emplace_back(joint.node, i);
     }
   }
-  Tensors captured = Engine::get_default_engine().execute(roots_, grads_, /*keep_graph=*/true, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
+  Tensors captured = Engine::get_default_engine().execute(roots_, grads_, /*keep_graph=*/true, /*create_graph=*/false,
+                                                          /*accumulate_grad=*/false, wanted);
   auto next = captured.begin();
   for (at::Tensor& input : inputs_) {
     input.mutable_grad() = *next++;
@@ -139,7 +141,8 @@ void SplitBackward::run_weights(const std::function<void(Node* parameter)>& befo
   if (whole_) {
     return;
   }
-  for (auto last = joints_.rbegin(); last != joints_.rend(); ++last) { // in backward's order, so that buckets fill as usual
+  for (auto last = joints_.rbegin(); last != joints_.rend();
+       ++last) { // in backward's order, so that buckets fill as usual
     Joint& joint = *last;
     edge_list roots;
     Tensors grads;

@@ -35,8 +35,9 @@ class SplitBackward {
   }
   /// Accumulates into the inputs' grad.
   void run_inputs();
-  /// Accumulates into the parameters' grad and frees the graph. Calls `before` with the grad accumulator of one of the parameters before
-  /// each node that they join the path at: other hooks of the graph do not always see the second half.
+  /// Accumulates into the parameters' grad and frees the graph. Calls `before` with the grad accumulator of one of the
+  /// parameters before each node that they join the path at: other hooks of the graph do not always see the second
+  /// half.
   void run_weights(const std::function<void(torch::autograd::Node* parameter)>& before = nullptr);
 
  private:

@@ -69,7 +69,8 @@ void Ties::sum_gradients() const {
       continue;
     }
     const at::Tensor& first = tied.copies.front();
-    const bool narrow = first.scalar_type() == at::kBFloat16 || first.scalar_type() == at::kHalf; // their gradients may be fp32
+    const bool narrow =
+        first.scalar_type() == at::kBFloat16 || first.scalar_type() == at::kHalf; // their gradients may be fp32
     at::Tensor sum = torch::zeros(first.sizes(), first.options().dtype(narrow ? at::kFloat : first.scalar_type()));
     for (const at::Tensor& copy : tied.copies) {
       if (copy.grad().defined()) {

@@ -36,8 +36,8 @@ class Simulation {
     }
     for (size_t s = 0; s < programs_.size(); ++s) {
       if (next_[s] < programs_[s].size()) {
-        throw InputError("schedule",
-                         concat("stage ", s, " waits for ever at instruction ", next_[s], " (", describe(programs_[s][next_[s]]), ')'));
+        throw InputError("schedule", concat("stage ", s, " waits for ever at instruction ", next_[s], " (",
+                                            describe(programs_[s][next_[s]]), ')'));
       }
     }
     std::vector<TimelineSpan> all;
@@ -55,14 +55,22 @@ class Simulation {
   double cost(Op op, int virtual_stage) const {
     if (!costs_.parts.empty()) {
       const PartCosts& part = costs_.parts[virtual_stage];
-      return op == Op::forward ? part.forward : op == Op::backward ? part.backward : op == Op::backward_input ? part.backward_input : part.backward_weight;
+      return op == Op::forward          ? part.forward
+             : op == Op::backward       ? part.backward
+             : op == Op::backward_input ? part.backward_input
+                                        : part.backward_weight;
     }
     switch (op) {
-      case Op::forward: return costs_.forward / shape_.chunks;
-      case Op::backward: return costs_.backward / shape_.chunks;
-      case Op::backward_input: return costs_.backward_input / shape_.chunks;
-      case Op::backward_weight: return costs_.backward_weight / shape_.chunks;
-      default: return 0;
+      case Op::forward:
+        return costs_.forward / shape_.chunks;
+      case Op::backward:
+        return costs_.backward / shape_.chunks;
+      case Op::backward_input:
+        return costs_.backward_input / shape_.chunks;
+      case Op::backward_weight:
+        return costs_.backward_weight / shape_.chunks;
+      default:
+        return 0;
     }
   }
 
@@ -104,15 +112,15 @@ class Simulation {
   ScheduleShape shape_;
   Costs costs_;
   std::vector<size_t> next_;
-  std::vector<double> now_; // by stage
+  std::vector<double> now_;        // by stage
   std::vector<double> activation_; // when made, by virtual stage and micro-batch
   std::vector<double> grad_;
   std::vector<std::vector<TimelineSpan>> spans_; // by stage
 };
 
 std::vector<double> peak_in_flight(const Timeline& timeline) {
-  const bool evaluation =
-      std::all_of(timeline.spans.begin(), timeline.spans.end(), [](const TimelineSpan& span) { return span.op == Op::forward; });
+  const bool evaluation = std::all_of(timeline.spans.begin(), timeline.spans.end(),
+                                      [](const TimelineSpan& span) { return span.op == Op::forward; });
   // A layer that cannot split its backward does all of it at once, and no weight gradient follows.
   std::vector<std::tuple<int, int, int>> split;
   for (const TimelineSpan& span : timeline.spans) {
@@ -121,7 +129,9 @@ std::vector<double> peak_in_flight(const Timeline& timeline) {
     }
   }
   std::sort(split.begin(), split.end());
-  const auto follows = [&](const TimelineSpan& span) { return std::binary_search(split.begin(), split.end(), std::tuple(span.stage, span.micro_batch, span.chunk)); };
+  const auto follows = [&](const TimelineSpan& span) {
+    return std::binary_search(split.begin(), split.end(), std::tuple(span.stage, span.micro_batch, span.chunk));
+  };
   std::vector<int> now(timeline.shape.stages, 0);
   std::vector<int> peak(timeline.shape.stages, 0);
   for (const TimelineSpan& span : timeline.spans) {
@@ -149,15 +159,17 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
   }
   for (const Program& program : programs) {
     for (const Instruction& instruction : program) {
-      const bool inside = instruction.micro_batch >= 0 && instruction.micro_batch < shape.micro_batches && instruction.chunk >= 0 &&
-                          instruction.chunk < shape.chunks;
+      const bool inside = instruction.micro_batch >= 0 && instruction.micro_batch < shape.micro_batches &&
+                          instruction.chunk >= 0 && instruction.chunk < shape.chunks;
       if (has_micro_batch(instruction.op) && !inside) {
-        throw InputError("schedule", concat("there is no place for ", describe(instruction)), "check_schedule() says more.");
+        throw InputError("schedule", concat("there is no place for ", describe(instruction)),
+                         "check_schedule() says more.");
       }
     }
   }
   if (!costs.parts.empty() && costs.parts.size() != static_cast<size_t>(shape.virtual_stages())) {
-    throw InputError("schedule", concat("there are costs of ", costs.parts.size(), " parts for ", shape.virtual_stages(), " parts"));
+    throw InputError(
+        "schedule", concat("there are costs of ", costs.parts.size(), " parts for ", shape.virtual_stages(), " parts"));
   }
   Timeline timeline;
   timeline.shape = shape;
@@ -169,7 +181,9 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
 void summarize(Timeline& timeline) {
   std::vector<TimelineSpan>& spans = timeline.spans;
-  const auto before = [](const TimelineSpan& a, const TimelineSpan& b) { return std::tie(a.stage, a.begin, a.end) < std::tie(b.stage, b.begin, b.end); };
+  const auto before = [](const TimelineSpan& a, const TimelineSpan& b) {
+    return std::tie(a.stage, a.begin, a.end) < std::tie(b.stage, b.begin, b.end);
+  };
   if (!std::is_sorted(spans.begin(), spans.end(), before)) { // as simulate() makes them, they are
     std::sort(spans.begin(), spans.end(), before);
   }

@@ -22,9 +22,9 @@ struct TimelineSpan {
 struct Timeline {
   ScheduleShape shape;
   std::vector<TimelineSpan> spans; ///< by stage, then by begin; the first of all begins at 0
-  std::string unit; ///< "units" of a whole forward, or "ms" when measured
-  double total = 0; ///< from the first begin to the last end
-  double bubble = 0; ///< share of stages * total in which a stage computes nothing, 0 to 1
+  std::string unit;                ///< "units" of a whole forward, or "ms" when measured
+  double total = 0;                ///< from the first begin to the last end
+  double bubble = 0;               ///< share of stages * total in which a stage computes nothing, 0 to 1
   /// Largest number of micro-batches in flight on each stage: forwards whose backward (to the last weight gradient)
   /// is not over, each counting 1/chunks. An evaluation keeps nothing: there it is one.
   std::vector<double> peak_in_flight;

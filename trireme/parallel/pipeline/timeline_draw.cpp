@@ -26,10 +26,14 @@ const Look& look_of(Op op) {
   static constexpr Look kInput{"[", "]", '<', "input gradient", 230, 145, 56};
   static constexpr Look kWeight{"w", "", 'w', "weight gradient", 142, 99, 186};
   switch (op) {
-    case Op::backward: return kBackward;
-    case Op::backward_input: return kInput;
-    case Op::backward_weight: return kWeight;
-    default: return kForward;
+    case Op::backward:
+      return kBackward;
+    case Op::backward_input:
+      return kInput;
+    case Op::backward_weight:
+      return kWeight;
+    default:
+      return kForward;
   }
 }
 
@@ -84,7 +88,8 @@ struct Scale {
   size_t dot = 1; // an idle stretch shows one dot in so many columns
 };
 
-// A plan is made of equal cells: whole columns for each keep the rows comparable. What was measured is stretched to the room.
+// A plan is made of equal cells: whole columns for each keep the rows comparable. What was measured is stretched to the
+// room.
 Scale choose_scale(const Timeline& timeline, double room) {
   double cell = timeline.total;
   double comfortable = 0; // columns that let every label stand with a space after it
@@ -92,15 +97,16 @@ Scale choose_scale(const Timeline& timeline, double room) {
     const double width = span.end - span.begin;
     if (width > 0) {
       cell = std::min(cell, width);
-      comfortable = std::max(comfortable, static_cast<double>(label_of(span, timeline.shape.chunks).size() + 1) / width);
+      comfortable =
+          std::max(comfortable, static_cast<double>(label_of(span, timeline.shape.chunks).size() + 1) / width);
     }
   }
   if (cell <= 0) {
     return {};
   }
   const auto on_grid = [&](double time) { return std::abs(time / cell - std::round(time / cell)) < 1e-6; };
-  const bool plan =
-      std::all_of(timeline.spans.begin(), timeline.spans.end(), [&](const auto& span) { return on_grid(span.begin) && on_grid(span.end); });
+  const bool plan = std::all_of(timeline.spans.begin(), timeline.spans.end(),
+                                [&](const auto& span) { return on_grid(span.begin) && on_grid(span.end); });
   const double whole = std::min(std::ceil(comfortable * cell), std::floor(room * cell / timeline.total));
   if (plan && whole >= 1) {
     return {whole / cell, static_cast<size_t>(whole)};
@@ -156,9 +162,12 @@ std::string draw_text(const Timeline& timeline, int columns) {
     letters.emplace_back(1, static_cast<char>('a' + chunk));
     numbers.push_back(std::to_string(chunk));
   }
-  text += concat("\n", join(legend, "  "), " of micro-batch 3  . idle", timeline.shape.chunks > 1 ? concat("  ", join(letters, ", "), ": chunk ", join(numbers, ", ")) : "", '\n');
+  text +=
+      concat("\n", join(legend, "  "), " of micro-batch 3  . idle",
+             timeline.shape.chunks > 1 ? concat("  ", join(letters, ", "), ": chunk ", join(numbers, ", ")) : "", '\n');
   if (cut) {
-    text += "Scaled to fit; cells too narrow for a number: = forward, # backward, < input gradient, w weight gradient.\n";
+    text +=
+        "Scaled to fit; cells too narrow for a number: = forward, # backward, < input gradient, w weight gradient.\n";
   }
   return text + figures(timeline) + '\n';
 }
@@ -169,11 +178,20 @@ std::string escaped(const std::string& text) {
   std::string safe;
   for (const char c : text) {
     switch (c) {
-      case '&': safe += "&amp;"; break;
-      case '<': safe += "&lt;"; break;
-      case '>': safe += "&gt;"; break;
-      case '"': safe += "&quot;"; break;
-      default: safe += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      default:
+        safe += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
   }
   return safe;
@@ -209,16 +227,18 @@ void draw_axis(std::ostringstream& svg, const Timeline& timeline, double scale) 
   const double tick = nice_tick(timeline.total);
   for (double t = 0; t <= timeline.total + tick * 1e-6; t += tick) {
     const double x = kMargin + t * scale;
-    svg << "<line x1=\"" << x << "\" y1=\"" << kTop << "\" x2=\"" << x << "\" y2=\"" << bottom + 4 << "\" stroke=\"#ddd\"/>"
-        << "<text x=\"" << x << "\" y=\"" << bottom + 17 << "\" text-anchor=\"middle\">" << short_number(t) << "</text>\n";
+    svg << "<line x1=\"" << x << "\" y1=\"" << kTop << "\" x2=\"" << x << "\" y2=\"" << bottom + 4
+        << "\" stroke=\"#ddd\"/>"
+        << "<text x=\"" << x << "\" y=\"" << bottom + 17 << "\" text-anchor=\"middle\">" << short_number(t)
+        << "</text>\n";
   }
-  svg << "<text x=\"" << kMargin + kChart << "\" y=\"" << bottom + 32 << "\" text-anchor=\"end\">time in " << escaped(timeline.unit)
-      << "</text>\n";
+  svg << "<text x=\"" << kMargin + kChart << "\" y=\"" << bottom + 32 << "\" text-anchor=\"end\">time in "
+      << escaped(timeline.unit) << "</text>\n";
   for (int stage = 0; stage < timeline.shape.stages; ++stage) {
-    svg << "<text x=\"" << kMargin - 10 << "\" y=\"" << kTop + kRow * (stage + 0.5) + 4 << "\" text-anchor=\"end\">stage " << stage
-        << "</text>\n"
-        << "<rect x=\"" << kMargin << "\" y=\"" << kTop + kRow * stage + 3 << "\" width=\"" << kChart << "\" height=\"" << kRow - 6
-        << "\" fill=\"#f4f4f4\"/>\n";
+    svg << "<text x=\"" << kMargin - 10 << "\" y=\"" << kTop + kRow * (stage + 0.5) + 4
+        << "\" text-anchor=\"end\">stage " << stage << "</text>\n"
+        << "<rect x=\"" << kMargin << "\" y=\"" << kTop + kRow * stage + 3 << "\" width=\"" << kChart << "\" height=\""
+        << kRow - 6 << "\" fill=\"#f4f4f4\"/>\n";
   }
 }
 
@@ -226,13 +246,15 @@ void draw_span(std::ostringstream& svg, const Timeline& timeline, const Timeline
   const double x = kMargin + span.begin * scale;
   const double y = kTop + kRow * span.stage + 3;
   const double width = std::max(0.3, (span.end - span.begin) * scale);
-  svg << "<g><title>" << look_of(span.op).meaning << " of micro-batch " << span.micro_batch << ", chunk " << span.chunk << ": "
-      << short_number(span.begin) << " to " << short_number(span.end) << ' ' << escaped(timeline.unit) << "</title><rect x=\"" << x
-      << "\" y=\"" << y << "\" width=\"" << width << "\" height=\"" << kRow - 6 << "\" fill=\""
-      << colour(span.op, span.chunk, timeline.shape.chunks) << "\" stroke=\"#fff\" stroke-width=\"" << (width > 4 ? 1 : 0) << "\"/>";
+  svg << "<g><title>" << look_of(span.op).meaning << " of micro-batch " << span.micro_batch << ", chunk " << span.chunk
+      << ": " << short_number(span.begin) << " to " << short_number(span.end) << ' ' << escaped(timeline.unit)
+      << "</title><rect x=\"" << x << "\" y=\"" << y << "\" width=\"" << width << "\" height=\"" << kRow - 6
+      << "\" fill=\"" << colour(span.op, span.chunk, timeline.shape.chunks) << "\" stroke=\"#fff\" stroke-width=\""
+      << (width > 4 ? 1 : 0) << "\"/>";
   const std::string label = label_of(span, timeline.shape.chunks);
   if (static_cast<double>(label.size()) * kCharacter + 2 < width) {
-    svg << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow / 2 + 1 << "\" text-anchor=\"middle\" fill=\"#000\">" << label << "</text>";
+    svg << "<text x=\"" << x + width / 2 << "\" y=\"" << y + kRow / 2 + 1 << "\" text-anchor=\"middle\" fill=\"#000\">"
+        << label << "</text>";
   }
   svg << "</g>\n";
 }
@@ -242,15 +264,18 @@ void draw_legend(std::ostringstream& svg, const Timeline& timeline) {
   const double y = kTop + kRow * timeline.shape.stages + 42;
   for (const Op op : ops_in(timeline)) {
     for (int chunk = 0; chunk < std::min(timeline.shape.chunks, 4); ++chunk) {
-      const std::string name = timeline.shape.chunks == 1 ? look_of(op).meaning : concat(look_of(op).meaning, ", chunk 0");
+      const std::string name =
+          timeline.shape.chunks == 1 ? look_of(op).meaning : concat(look_of(op).meaning, ", chunk 0");
       const std::string text = chunk == 0 ? name : std::to_string(chunk);
-      svg << "<rect x=\"" << x << "\" y=\"" << y - 10 << "\" width=\"14\" height=\"12\" fill=\"" << colour(op, chunk, timeline.shape.chunks)
-          << "\"/><text x=\"" << x + 20 << "\" y=\"" << y << "\">" << text << "</text>\n";
+      svg << "<rect x=\"" << x << "\" y=\"" << y - 10 << "\" width=\"14\" height=\"12\" fill=\""
+          << colour(op, chunk, timeline.shape.chunks) << "\"/><text x=\"" << x + 20 << "\" y=\"" << y << "\">" << text
+          << "</text>\n";
       x += 34 + static_cast<double>(text.size()) * kCharacter;
     }
   }
-  svg << "<rect x=\"" << x << "\" y=\"" << y - 10 << "\" width=\"14\" height=\"12\" fill=\"#f4f4f4\" stroke=\"#ccc\"/><text x=\"" << x + 20
-      << "\" y=\"" << y << "\">idle</text>\n";
+  svg << "<rect x=\"" << x << "\" y=\"" << y - 10
+      << "\" width=\"14\" height=\"12\" fill=\"#f4f4f4\" stroke=\"#ccc\"/><text x=\"" << x + 20 << "\" y=\"" << y
+      << "\">idle</text>\n";
 }
 
 } // namespace
@@ -261,11 +286,11 @@ std::string draw_svg(const Timeline& timeline, const std::string& title) {
   const double scale = timeline.total > 0 ? kChart / timeline.total : 0;
   std::ostringstream svg;
   svg << std::fixed << std::setprecision(2);
-  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height << "\" width=\"" << width << "\" height=\""
-      << height << "\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\">\n<title>" << escaped(title)
-      << "</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
-      << "<text x=\"" << kMargin << "\" y=\"26\" font-size=\"17\" font-weight=\"bold\">" << escaped(title) << "</text>\n<text x=\""
-      << kMargin << "\" y=\"46\">" << escaped(figures(timeline)) << "</text>\n";
+  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height << "\" width=\"" << width
+      << "\" height=\"" << height << "\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\">\n<title>"
+      << escaped(title) << "</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
+      << "<text x=\"" << kMargin << "\" y=\"26\" font-size=\"17\" font-weight=\"bold\">" << escaped(title)
+      << "</text>\n<text x=\"" << kMargin << "\" y=\"46\">" << escaped(figures(timeline)) << "</text>\n";
   draw_axis(svg, timeline, scale);
   for (const TimelineSpan& span : timeline.spans) {
     draw_span(svg, timeline, span, scale);

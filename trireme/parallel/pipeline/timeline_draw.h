@@ -6,9 +6,10 @@
 
 namespace trireme::pipeline {
 
-/// Draws one row a stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)` its backward,
-/// `[3]` its input gradient, `w3` its weight gradient, a letter after the number the chunk, dots idle time. Where cells are
-/// too narrow for that they become = # < w, and a line says so. A legend and the figures follow.
+/// Draws one row a stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)` its
+/// backward,
+/// `[3]` its input gradient, `w3` its weight gradient, a letter after the number the chunk, dots idle time. Where cells
+/// are too narrow for that they become = # < w, and a line says so. A legend and the figures follow.
 std::string draw_text(const Timeline& timeline, int columns = 120);
 
 /// Draws a self-contained SVG image: no scripts, no fonts or files from elsewhere; hovering shows what a cell is and

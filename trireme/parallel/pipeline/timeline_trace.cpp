@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr double kLatestUs = 1e15; // 30 years; more is no time
-constexpr int kMost = 1'000'000; // micro-batches and chunks that a name may count
+constexpr int kMost = 1'000'000;   // micro-batches and chunks that a name may count
 using Step = std::vector<TimelineSpan>;
 
 struct Rank {
@@ -34,9 +34,10 @@ struct Rank {
 
 // "F 3 0", exactly.
 std::optional<TimelineSpan> parse_name(const std::string& name) {
-  constexpr std::pair<char, Op> kKinds[] = {{'F', Op::forward}, {'B', Op::backward}, {'I', Op::backward_input}, {'W', Op::backward_weight}};
-  const auto* kind =
-      std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& known) { return !name.empty() && known.first == name[0]; });
+  constexpr std::pair<char, Op> kKinds[] = {
+      {'F', Op::forward}, {'B', Op::backward}, {'I', Op::backward_input}, {'W', Op::backward_weight}};
+  const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                  [&](const auto& known) { return !name.empty() && known.first == name[0]; });
   if (kind == std::end(kKinds) || name.size() < 5 || name[1] != ' ') {
     return std::nullopt;
   }
@@ -57,7 +58,8 @@ std::optional<std::pair<int, int>> parse_stage(const std::string& name) {
   int stage = 0;
   int stages = 0;
   int used = 0;
-  const bool whole = std::sscanf(name.c_str(), "stage %5d of %5d%n", &stage, &stages, &used) == 2 && used == static_cast<int>(name.size());
+  const bool whole = std::sscanf(name.c_str(), "stage %5d of %5d%n", &stage, &stages, &used) == 2 &&
+                     used == static_cast<int>(name.size());
   return whole && stage >= 0 && stage < stages ? std::optional(std::pair(stage, stages)) : std::nullopt;
 }
 
@@ -69,8 +71,8 @@ std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
   std::map<int64_t, Rank> ranks;
   for (const json& event : trace["traceEvents"]) {
     const auto number = [&](const char* key) { return event.contains(key) && event[key].is_number(); };
-    if (!event.is_object() || !event.contains("name") || !event["name"].is_string() || !event.contains("pid") || !event["pid"].is_number_integer() ||
-        !number("ts")) {
+    if (!event.is_object() || !event.contains("name") || !event["name"].is_string() || !event.contains("pid") ||
+        !event["pid"].is_number_integer() || !number("ts")) {
       continue;
     }
     const auto& name = event["name"].get_ref<const std::string&>();
@@ -79,7 +81,8 @@ std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
       ranks[pid].stage = stage;
     }
     std::optional<TimelineSpan> span = parse_name(name);
-    if (span && number("dur") && std::abs(event["ts"].get<double>()) < kLatestUs && event["dur"].get<double>() < kLatestUs) {
+    if (span && number("dur") && std::abs(event["ts"].get<double>()) < kLatestUs &&
+        event["dur"].get<double>() < kLatestUs) {
       span->begin = event["ts"].get<double>() / 1000;
       span->end = span->begin + std::max(0.0, event["dur"].get<double>()) / 1000;
       ranks[pid].spans.push_back(*span);
@@ -94,7 +97,8 @@ std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
 
 // Steps of training. A computation that repeats begins the next one; evaluations have no backward.
 std::vector<Step> training_steps(Step spans) {
-  std::stable_sort(spans.begin(), spans.end(), [](const TimelineSpan& a, const TimelineSpan& b) { return a.begin < b.begin; });
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const TimelineSpan& a, const TimelineSpan& b) { return a.begin < b.begin; });
   std::vector<Step> steps;
   std::set<std::tuple<Op, int, int>> seen;
   for (const TimelineSpan& span : spans) {
@@ -124,13 +128,15 @@ std::optional<ScheduleShape> complete_shape(const Step& step) {
       backwards.insert({span.micro_batch, span.chunk});
     }
   }
-  const bool complete = forwards == backwards && forwards.size() == static_cast<size_t>(shape.micro_batches) * shape.chunks;
+  const bool complete =
+      forwards == backwards && forwards.size() == static_cast<size_t>(shape.micro_batches) * shape.chunks;
   return complete ? std::optional(shape) : std::nullopt;
 }
 
 // The lowest rank of each stage.
 std::vector<std::vector<Step>> steps_of_stages(const std::filesystem::path& path, std::map<int64_t, Rank> ranks) {
-  const bool named = std::all_of(ranks.begin(), ranks.end(), [](const auto& item) { return item.second.stage.has_value(); });
+  const bool named =
+      std::all_of(ranks.begin(), ranks.end(), [](const auto& item) { return item.second.stage.has_value(); });
   const int expected = named ? ranks.begin()->second.stage->second : static_cast<int>(ranks.size());
   std::map<int, std::vector<Step>> by_stage;
   for (auto& [pid, rank] : ranks) {
@@ -147,7 +153,8 @@ std::vector<std::vector<Step>> steps_of_stages(const std::filesystem::path& path
     stages.push_back(std::move(steps));
   }
   if (static_cast<int>(stages.size()) != expected) {
-    refuse(path, concat("it holds nothing of stage ", stages.size(), " of ", expected, "; the trace of all ranks is needed"));
+    refuse(path,
+           concat("it holds nothing of stage ", stages.size(), " of ", expected, "; the trace of all ranks is needed"));
   }
   return stages;
 }

@@ -7,13 +7,17 @@ namespace trireme::pipeline {
 namespace {
 
 // All stages in lockstep; forward, input gradient and weight gradient take one tick each. A stage takes the first of
-// these that it can: a forward, with no more than p - stage awaiting their input gradient (as in 1F1B) and no more than p
-// their weight gradient (the memory of 1F1B's first stage); an input gradient; a weight gradient. That reaches
-// 3m + p - 1 ticks for m >= p and, below, 2p + 2m - 1, in which the last stage starts as early as it can.
+// these that it can: a forward, with no more than p - stage awaiting their input gradient (as in 1F1B) and no more than
+// p their weight gradient (the memory of 1F1B's first stage); an input gradient; a weight gradient. That reaches 3m + p
+// - 1 ticks for m >= p and, below, 2p + 2m - 1, in which the last stage starts as early as it can.
 class Simulation {
  public:
   explicit Simulation(const ScheduleShape& shape)
-      : p_(shape.stages), m_(shape.micro_batches), stages_(p_), forward_at_(size_t(p_) * m_, kNever), input_at_(size_t(p_) * m_, kNever) {}
+      : p_(shape.stages),
+        m_(shape.micro_batches),
+        stages_(p_),
+        forward_at_(size_t(p_) * m_, kNever),
+        input_at_(size_t(p_) * m_, kNever) {}
 
   void run() {
     const int most = 3 * (m_ + p_); // more ticks than that would be an error in this loop: report it, do not hang
@@ -26,7 +30,9 @@ class Simulation {
       }
     }
     if (done < p_) {
-      throw Error("schedule", concat("no zero-bubble schedule was found for ", p_, " stages and ", m_, " micro-batches"), "Use 1f1b.");
+      throw Error("schedule",
+                  concat("no zero-bubble schedule was found for ", p_, " stages and ", m_, " micro-batches"),
+                  "Use 1f1b.");
     }
   }
 

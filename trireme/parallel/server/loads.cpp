@@ -39,8 +39,9 @@ void Loads::load(const Waiting& waiting) {
 
 std::string Loads::why_not(const std::string& id) const {
   if (load_.number == 0) {
-    return concat("a worker has loaded ", id, ", and others have made ", clock_,
-                  " updates without it: give all of them the same checkpoint, and start those that load none after it is loaded");
+    return concat(
+        "a worker has loaded ", id, ", and others have made ", clock_,
+        " updates without it: give all of them the same checkpoint, and start those that load none after it is loaded");
   }
   return concat("a worker has loaded ", id, ", and the others ", load_.id, ": give all of them the same checkpoint");
 }

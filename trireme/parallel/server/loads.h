@@ -9,10 +9,10 @@
 
 namespace trireme::parallel::server {
 
-/// Checkpoints that workers load. Each worker that has loaded one says which (`load`) before it pushes anything; a server
-/// asks one of them to bring it (`set`), another one when that one is gone, and answers all when it is there.
-/// What is pushed meanwhile waits, so that no gradient is taken that the load would overwrite. A load that is there is not
-/// taken again.
+/// Checkpoints that workers load. Each worker that has loaded one says which (`load`) before it pushes anything; a
+/// server asks one of them to bring it (`set`), another one when that one is gone, and answers all when it is there.
+/// What is pushed meanwhile waits, so that no gradient is taken that the load would overwrite. A load that is there is
+/// not taken again.
 class Loads : protected Together {
  protected:
   Loads(rpc::Server& server, const ParameterServerOptions& options) : Together(server, options) {}
@@ -42,7 +42,7 @@ class Loads : protected Together {
 
   std::optional<Load> coming_;
   std::optional<uint64_t> asked_; // the connection of the worker that brings it
-  std::vector<Waiting> loaders_; // that have it too, and wait for it
+  std::vector<Waiting> loaders_;  // that have it too, and wait for it
   std::vector<Waiting> held_;
 };
 

@@ -35,7 +35,9 @@ class Service final : private Loads {
   Counters run() {
     using std::chrono::milliseconds;
     const bool hurries = options_.server.mode == ServerOptions::Mode::hybrid;
-    const milliseconds look = hurries ? std::clamp(milliseconds(static_cast<int64_t>(options_.server.timeout_s * 250)), milliseconds(1), kLook) : kLook;
+    const milliseconds look = hurries ? std::clamp(milliseconds(static_cast<int64_t>(options_.server.timeout_s * 250)),
+                                                   milliseconds(1), kLook)
+                                      : kLook;
     while (!is_over()) {
       if (auto event = server_.next(look)) {
         take(std::move(*event));
@@ -70,11 +72,13 @@ class Service final : private Loads {
       return;
     }
     Waiting waiting{std::move(event), {}, -1};
-    try_to([&] {
-      waiting.header = json::parse(waiting.event.header);
-      waiting.header.value("have", int64_t{0}); // where it is no number, now and not when others are answered
-      take(waiting, waiting.header.at("op").get<std::string>());
-    }, waiting);
+    try_to(
+        [&] {
+          waiting.header = json::parse(waiting.event.header);
+          waiting.header.value("have", int64_t{0}); // where it is no number, now and not when others are answered
+          take(waiting, waiting.header.at("op").get<std::string>());
+        },
+        waiting);
   }
   void take_again(const Waiting& waiting) override {
     try_to([&] { take(waiting, waiting.op()); }, waiting);
@@ -129,8 +133,14 @@ class Service final : private Loads {
   }
 
   json status() const {
-    return {{"status", "ok"},     {"updates", counters_.updates}, {"accepted", counters_.accepted}, {"dropped", counters_.dropped},
-            {"lost", counters_.lost}, {"largest_staleness", counters_.largest_staleness}, {"live", workers_.there()}, {"steps", shard_->steps()}};
+    return {{"status", "ok"},
+            {"updates", counters_.updates},
+            {"accepted", counters_.accepted},
+            {"dropped", counters_.dropped},
+            {"lost", counters_.lost},
+            {"largest_staleness", counters_.largest_staleness},
+            {"live", workers_.there()},
+            {"steps", shard_->steps()}};
   }
 
   void join(const Waiting& waiting) {
@@ -143,7 +153,9 @@ class Service final : private Loads {
     if (!shard_) {
       begin(parameters, header.at("optimizer").dump());
     } else if (parameters != shard_->parameters()) {
-      return refuse(waiting, "the worker's parameters are not those of the workers before it: the same model on all of them, please");
+      return refuse(
+          waiting,
+          "the worker's parameters are not those of the workers before it: the same model on all of them, please");
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
     const bool lives = header.value("lives", false), restarted = header.value("restarted", false);
@@ -159,9 +171,18 @@ class Service final : private Loads {
     } else {
       log::info("server ", options_.place, ": worker ", number, " of ", workers, " has joined");
     }
-    answer(waiting, {{"status", "ok"}, {"initialized", initialized_}, {"pieces", pieces_of(*shard_)}, {"bytes", shard_->share().bytes}, {"arrays", shard_->arrays()},
-                     {"array_bytes", shard_->array_bytes()}, {"server", options_.place}, {"servers", options_.server.servers}, {"mode", ServerOptions::name(options_.server.mode)},
-                     {"together", together_}, {"steps", shard_->steps()}, {"load", as_json(load_)},
+    answer(waiting, {{"status", "ok"},
+                     {"initialized", initialized_},
+                     {"pieces", pieces_of(*shard_)},
+                     {"bytes", shard_->share().bytes},
+                     {"arrays", shard_->arrays()},
+                     {"array_bytes", shard_->array_bytes()},
+                     {"server", options_.place},
+                     {"servers", options_.server.servers},
+                     {"mode", ServerOptions::name(options_.server.mode)},
+                     {"together", together_},
+                     {"steps", shard_->steps()},
+                     {"load", as_json(load_)},
                      {"step", step_of(number)}});
   }
 
@@ -219,7 +240,8 @@ class Service final : private Loads {
   void answer_alone() {
     std::vector<Waiting> still;
     for (Waiting& one : std::exchange(alone_, {})) {
-      const bool waits = options_.server.mode == ServerOptions::Mode::stale && (workers_.awaits_any() || workers_.ahead(one.worker) > options_.server.staleness);
+      const bool waits = options_.server.mode == ServerOptions::Mode::stale &&
+                         (workers_.awaits_any() || workers_.ahead(one.worker) > options_.server.staleness);
       if (waits) {
         still.push_back(std::move(one));
       } else {
@@ -256,7 +278,8 @@ class Service final : private Loads {
     for (const int number : workers_.of(client)) {
       workers_.lose(number);
       ++counters_.workers_lost;
-      log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_, "; the others go on without it");
+      log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_,
+                   "; the others go on without it");
       without(number);
       answer_alone();
     }
@@ -281,13 +304,14 @@ class Service final : private Loads {
         options_.check_claim();
       }
       save_snapshot(snapshot_file(options_.folder, options_.place),
-                    {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_, last_,
-                     load_, first_clock_, workers_.made()},
+                    {options_.place, options_.server.servers, clock_, shard_->steps(), shard_->parameters(), optimizer_,
+                     last_, load_, first_clock_, workers_.made()},
                     *shard_);
     } catch (const ReplacedError&) {
       replaced_ = std::current_exception();
     } catch (const std::exception& error) {
-      log::error("server ", options_.place, ": the snapshot of clock ", clock_, " was not written, the job goes on: ", error.what());
+      log::error("server ", options_.place, ": the snapshot of clock ", clock_,
+                 " was not written, the job goes on: ", error.what());
     }
   }
   void go_on() {
@@ -309,7 +333,7 @@ class Service final : private Loads {
   bool goes_on_ = false; // from a snapshot
   int64_t updates_kept_ = 0;
   std::exception_ptr replaced_; // by another training
-  std::vector<Waiting> alone_; // stepped, and not answered yet (stale)
+  std::vector<Waiting> alone_;  // stepped, and not answered yet (stale)
 };
 
 } // namespace

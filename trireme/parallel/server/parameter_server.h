@@ -16,10 +16,11 @@ namespace trireme::parallel::server {
 
 /// What a server has done so far. Every push is one of them.
 struct Counters {
-  int64_t updates = 0; ///< steps of the optimizer, or skipped ones that all workers agreed on
+  int64_t updates = 0;  ///< steps of the optimizer, or skipped ones that all workers agreed on
   int64_t accepted = 0; ///< gradients that became part of an update
-  int64_t dropped = 0; ///< gradients that came too late
-  int64_t lost = 0; ///< gradients that were taken and never became part of an update, because all who knew of them had died
+  int64_t dropped = 0;  ///< gradients that came too late
+  int64_t lost =
+      0; ///< gradients that were taken and never became part of an update, because all who knew of them had died
   int64_t workers_lost = 0;
   int64_t largest_staleness = 0; ///< updates between the values that a gradient is of and its own update
 };
@@ -30,8 +31,8 @@ struct ParameterServerOptions {
   int place = 0;
   /// Where snapshots are; empty: there are none. A server whose snapshot is there goes on from it.
   std::filesystem::path folder;
-  /// Throws ReplacedError where another training has taken over the run that `folder` is part of: serve() ends with it, and
-  /// writes nothing more.
+  /// Throws ReplacedError where another training has taken over the run that `folder` is part of: serve() ends with it,
+  /// and writes nothing more.
   std::function<void()> check_claim;
   /// Reads the optimizer's section of a configuration, as the first worker sends it.
   std::function<optim::OptimizerOptions(const std::string& json)> read_optimizer;
@@ -41,11 +42,12 @@ struct ParameterServerOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
-/// Holds one share of the parameters and steps it by the gradients that workers push; the protocol is in docs/parameter_server.md. Returns when every worker that ever joined has left or is
-/// gone (but for `until_stopped`), or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P read, the optimizer's pass, and P written for each worker that asks for
-/// the values. One thread.
-/// Source: Li et al. 2014, "Scaling distributed machine learning with the parameter server".
-/// Errors: InputError for a snapshot that does not fit; check_claim's; Error for one that cannot be written. What a worker does wrong is answered to it alone.
+/// Holds one share of the parameters and steps it by the gradients that workers push; the protocol is in
+/// docs/parameter_server.md. Returns when every worker that ever joined has left or is gone (but for `until_stopped`),
+/// or when it is told to stop; a snapshot is written then. Cost of a step for a share of P bytes and W workers: W P
+/// read, the optimizer's pass, and P written for each worker that asks for the values. One thread. Source: Li et al.
+/// 2014, "Scaling distributed machine learning with the parameter server". Errors: InputError for a snapshot that does
+/// not fit; check_claim's; Error for one that cannot be written. What a worker does wrong is answered to it alone.
 Counters serve(rpc::Server& server, const ParameterServerOptions& options);
 
 } // namespace trireme::parallel::server

@@ -52,13 +52,15 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
   for (int64_t p = 0; p < static_cast<int64_t>(parameters.size()); ++p) {
     const ParameterInfo& parameter = parameters[p];
     const int64_t row = parameter.row_numel() * parameter.element_bytes();
-    const auto cut = [&](int server) { // the row at which this server's share ends, the nearest to its part of all bytes
-      const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
-      if (parameter.whole) {
-        return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
-      }
-      return server == servers - 1 || row == 0 ? parameter.rows() : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
-    };
+    const auto cut =
+        [&](int server) { // the row at which this server's share ends, the nearest to its part of all bytes
+          const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
+          if (parameter.whole) {
+            return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
+          }
+          return server == servers - 1 || row == 0 ? parameter.rows()
+                                                   : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
+        };
     int64_t begin = 0;
     for (int server = 0; server < servers; ++server) {
       const int64_t end = std::max(begin, cut(server));
@@ -75,7 +77,8 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
   return shares;
 }
 
-RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& share, const std::vector<int64_t>& counts) {
+RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& share,
+                     const std::vector<int64_t>& counts) {
   RowLayout layout{{}, share.dense_bytes};
   size_t next = 0;
   for (size_t i = 0; i < share.pieces.size(); ++i) {
@@ -85,8 +88,10 @@ RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& 
       continue;
     }
     if (next == counts.size() || counts[next] < 0 || counts[next] > piece.end - piece.begin) {
-      throw InputError("server", next == counts.size() ? concat("the rows of ", counts.size(), " sparse pieces, and the share has more")
-                                                       : concat(counts[next], " rows of \"", parameter.name, "\", and this server has ", piece.end - piece.begin));
+      throw InputError("server", next == counts.size()
+                                     ? concat("the rows of ", counts.size(), " sparse pieces, and the share has more")
+                                     : concat(counts[next], " rows of \"", parameter.name, "\", and this server has ",
+                                              piece.end - piece.begin));
     }
     RowBlock& block = layout.blocks.emplace_back(RowBlock{i, counts[next++], layout.bytes, 0});
     block.values = block.numbers + padded(block.rows * kNumberBytes);
@@ -120,7 +125,10 @@ ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Sha
 
 std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
   std::vector<ParameterInfo> parameters;
-  const auto fail = [](const std::string& what) { throw InputError("server", concat("a worker describes its parameters wrongly: ", what), "See docs/parameter_server.md, join."); };
+  const auto fail = [](const std::string& what) {
+    throw InputError("server", concat("a worker describes its parameters wrongly: ", what),
+                     "See docs/parameter_server.md, join.");
+  };
   try {
     for (const nlohmann::json& one : described) {
       ParameterInfo& parameter = parameters.emplace_back();
@@ -132,7 +140,8 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
       parameter.sparse = one.value("sparse", false);
       parameter.whole = one.value("whole", false);
       if (parameter.type != "float32" && parameter.type != "bfloat16" && parameter.type != "float16") {
-        fail(concat('"', parameter.name, "\" has the dtype \"", parameter.type, "\", not float32, bfloat16 or float16"));
+        fail(
+            concat('"', parameter.name, "\" has the dtype \"", parameter.type, "\", not float32, bfloat16 or float16"));
       }
       if (parameter.sparse && parameter.shape.size() < 2) {
         fail(concat('"', parameter.name, "\" is sparse and has ", parameter.shape.size(), " dimensions, not rows"));
@@ -157,7 +166,8 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
 nlohmann::json describe(const std::vector<ParameterInfo>& parameters) {
   nlohmann::json described = nlohmann::json::array();
   for (const ParameterInfo& parameter : parameters) {
-    nlohmann::json& one = described.emplace_back(nlohmann::json{{"name", parameter.name}, {"shape", parameter.shape}, {"dtype", parameter.type}});
+    nlohmann::json& one = described.emplace_back(
+        nlohmann::json{{"name", parameter.name}, {"shape", parameter.shape}, {"dtype", parameter.type}});
     if (parameter.weight_decay >= 0) {
       one["weight_decay"] = parameter.weight_decay;
     }

@@ -63,12 +63,14 @@ struct Share {
   int64_t dense_bytes = 0;
 };
 
-/// Cuts the parameters, one behind the other, into `servers` shares of equal bytes, up to half a row, or half a parameter that is to be whole. Pieces begin at multiples of 64 bytes in a body. Pure arithmetic: workers and servers
+/// Cuts the parameters, one behind the other, into `servers` shares of equal bytes, up to half a row, or half a
+/// parameter that is to be whole. Pieces begin at multiples of 64 bytes in a body. Pure arithmetic: workers and servers
 /// that know the same list compute the same shares.
 std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int servers);
 
-/// A body with some rows of the sparse pieces: it begins with the other pieces, as a body with all of them does; then come, for each sparse piece, the numbers of its rows (int64, of the
-/// parameter, ascending) and the rows, either at a multiple of 64 bytes.
+/// A body with some rows of the sparse pieces: it begins with the other pieces, as a body with all of them does; then
+/// come, for each sparse piece, the numbers of its rows (int64, of the parameter, ascending) and the rows, either at a
+/// multiple of 64 bytes.
 struct RowBlock {
   size_t piece = 0;
   int64_t rows = 0;
@@ -80,7 +82,8 @@ struct RowLayout {
   int64_t bytes = 0;
 };
 /// `counts`: rows of each sparse piece. Errors: InputError for other counts than the share has sparse pieces, or rows.
-RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& share, const std::vector<int64_t>& counts);
+RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& share,
+                     const std::vector<int64_t>& counts);
 /// The counts of the longest such body: all rows.
 std::vector<int64_t> all_rows(const std::vector<ParameterInfo>& parameters, const Share& share);
 

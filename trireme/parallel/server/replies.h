@@ -65,9 +65,10 @@ class Replies {
   rpc::Server& server_;
   Workers workers_;
   std::optional<Shard> shard_; // from the first join on
-  int64_t clock_ = 0; // updates of the values, loads among them
-  Load load_; // what they began with
-  /// The first server's clock that these values belong to; absent: workers step alone, or a load did not say. Clocks of servers differ once one has lost updates.
+  int64_t clock_ = 0;          // updates of the values, loads among them
+  Load load_;                  // what they began with
+  /// The first server's clock that these values belong to; absent: workers step alone, or a load did not say. Clocks of
+  /// servers differ once one has lost updates.
   std::optional<int64_t> first_clock_ = 0;
 };
 

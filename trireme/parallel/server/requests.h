@@ -47,7 +47,8 @@ inline std::optional<std::vector<int64_t>> counts_in(const nlohmann::json& heade
   return header.contains("rows") ? std::optional(header.at("rows").get<std::vector<int64_t>>()) : std::nullopt;
 }
 
-/// Throws nlohmann's exception where a field of a push has another type than it should: when it comes, not when others wait for it.
+/// Throws nlohmann's exception where a field of a push has another type than it should: when it comes, not when others
+/// wait for it.
 inline void check_push(const nlohmann::json& header) {
   header.at("clock").get<int64_t>();
   number_in(header, "loss");
@@ -64,7 +65,9 @@ inline void check_push(const nlohmann::json& header) {
 inline nlohmann::json pieces_of(const Shard& shard) {
   nlohmann::json pieces = nlohmann::json::array();
   for (const Piece& piece : shard.share().pieces) {
-    pieces.push_back({{"name", shard.parameters()[piece.parameter].name}, {"rows", {piece.begin, piece.end}}, {"offset", piece.offset}});
+    pieces.push_back({{"name", shard.parameters()[piece.parameter].name},
+                      {"rows", {piece.begin, piece.end}},
+                      {"offset", piece.offset}});
   }
   return pieces;
 }

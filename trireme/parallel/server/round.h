@@ -39,14 +39,17 @@ class Round {
   rpc::Clock::duration since_first_push() const {
     return rpc::Clock::now() - first_push_;
   }
-  /// Whether some worker looks at the sum before it is stepped with, by `commit`; the others have said all with push_pull.
+  /// Whether some worker looks at the sum before it is stepped with, by `commit`; the others have said all with
+  /// push_pull.
   bool wants_commit() const {
     return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
   }
   /// Whether all of those for which `lives(number, push)` wait for the values, so that one of them is asked to commit.
   template <typename Lives>
   bool all_wait_for_values(const Lives& lives) const {
-    return std::none_of(pushes_.begin(), pushes_.end(), [&](const auto& one) { return !one.second.waiting.wants_values() && lives(one.first, one.second.waiting); });
+    return std::none_of(pushes_.begin(), pushes_.end(), [&](const auto& one) {
+      return !one.second.waiting.wants_values() && lives(one.first, one.second.waiting);
+    });
   }
   std::vector<int> numbers() const {
     std::vector<int> numbers;
@@ -56,7 +59,8 @@ class Round {
     return numbers;
   }
 
-  /// Adds up the members' gradients, in the order of their numbers. May be done again for other members as long as all their pushes are here.
+  /// Adds up the members' gradients, in the order of their numbers. May be done again for other members as long as all
+  /// their pushes are here.
   void add_up(const std::vector<int>& members, Shard& shard) {
     shard.begin_sum();
     is_added_up_ = true;
@@ -117,7 +121,8 @@ class Round {
   rpc::Clock::duration since_asked() const {
     return rpc::Clock::now() - asked_;
   }
-  /// Takes this member's push for answered: it is told the sum, and asked to commit. `keeps`: its gradient may be added up again, and its body does not live longer than until the answer.
+  /// Takes this member's push for answered: it is told the sum, and asked to commit. `keeps`: its gradient may be added
+  /// up again, and its body does not live longer than until the answer.
   Waiting ask(int number, bool keeps) {
     Push& one = pushes_.at(number);
     Waiting waiting = one.waiting;
@@ -142,13 +147,18 @@ class Round {
   }
   /// The first that has said how to step with its push.
   const Waiting* first_that_said_all() const {
-    const auto found = std::find_if(pushes_.begin(), pushes_.end(), [](const auto& one) { return !is_push(one.second.waiting); });
+    const auto found =
+        std::find_if(pushes_.begin(), pushes_.end(), [](const auto& one) { return !is_push(one.second.waiting); });
     return found == pushes_.end() ? nullptr : &found->second.waiting;
   }
 
   /// The answer to the members' pushes.
   nlohmann::json decision() const {
-    return {{"status", "accepted"}, {"members", members_}, {"loss", loss_}, {"stop", stop_}, {"squared_norm", squared_norm_}};
+    return {{"status", "accepted"},
+            {"members", members_},
+            {"loss", loss_},
+            {"stop", stop_},
+            {"squared_norm", squared_norm_}};
   }
 
   /// Takes out the pushes that `wanted(number, waiting)` names; returns those that are not answered yet.

@@ -12,10 +12,13 @@
 namespace trireme::parallel::server {
 namespace {
 
-// The piece's bytes in a tensor where they lie as in a body; null elsewhere. A copy of such bytes costs a tenth of an operator on tensors where a model has many small ones.
+// The piece's bytes in a tensor where they lie as in a body; null elsewhere. A copy of such bytes costs a tenth of an
+// operator on tensors where a model has many small ones.
 std::byte* bytes_of(const at::Tensor& whole, const ParameterInfo& parameter, const Piece& piece) {
   const bool as_in_a_body = whole.is_cpu() && whole.is_contiguous() && whole.scalar_type() == scalar_type(parameter);
-  return as_in_a_body ? static_cast<std::byte*>(whole.data_ptr()) + piece.begin * parameter.row_numel() * parameter.element_bytes() : nullptr;
+  return as_in_a_body ? static_cast<std::byte*>(whole.data_ptr()) +
+                            piece.begin * parameter.row_numel() * parameter.element_bytes()
+                      : nullptr;
 }
 
 } // namespace
@@ -28,7 +31,8 @@ void Servers::gather_piece(Connection& server, const Piece& piece, const at::Ten
     return;
   }
   const at::Tensor rows = whole.dim() == 0 ? whole.detach() : whole.detach().slice(0, piece.begin, piece.end);
-  torch::from_blob(server.gradients.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter])).copy_(rows);
+  torch::from_blob(server.gradients.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter]))
+      .copy_(rows);
 }
 
 void Servers::gather_values(Connection& server, const TensorOf& values) const {
@@ -55,7 +59,9 @@ void Servers::gather_gradients(const TensorOf& gradients) {
   }
   for (size_t p = 0; p < parameters_.size() && options_.worker == 0; ++p) {
     if (parameters_[p].sparse && rows_of[p] == parameters_[p].rows() && !std::exchange(said_dense_, true)) {
-      log::warning('"', parameters_[p].name, "\": all ", rows_of[p], " rows have a gradient, so sparse_rows saves nothing for it: each travels with its number. An embedding whose weight is the head's too is so in every step");
+      log::warning('"', parameters_[p].name, "\": all ", rows_of[p],
+                   " rows have a gradient, so sparse_rows saves nothing for it: each travels with its number. An "
+                   "embedding whose weight is the head's too is so in every step");
     }
   }
 }
@@ -80,7 +86,9 @@ void Servers::gather_rows(Connection& server, const TensorOf& gradients, std::ve
     const Piece& piece = server.share.pieces[block.piece];
     if (block.rows > 0) {
       torch::from_blob(server.gradients.get() + block.numbers, {block.rows}, at::kLong).copy_(numbers[s] + piece.begin);
-      torch::from_blob(server.gradients.get() + block.values, {block.rows, rows[s].size(1)}, scalar_type(parameters_[piece.parameter])).copy_(rows[s].index_select(0, numbers[s]));
+      torch::from_blob(server.gradients.get() + block.values, {block.rows, rows[s].size(1)},
+                       scalar_type(parameters_[piece.parameter]))
+          .copy_(rows[s].index_select(0, numbers[s]));
     }
   }
 }
@@ -98,15 +106,19 @@ void Servers::scatter(Connection& server, const nlohmann::json& reply, const Ten
       }
       const at::Tensor whole = tensor.detach();
       at::Tensor rows = whole.dim() == 0 ? whole : whole.slice(0, piece.begin, piece.end);
-      rows.copy_(torch::from_blob(server.values.get() + piece.offset, rows.sizes(), scalar_type(parameters_[piece.parameter])));
+      rows.copy_(torch::from_blob(server.values.get() + piece.offset, rows.sizes(),
+                                  scalar_type(parameters_[piece.parameter])));
     }
   }
-  const RowLayout layout = all ? RowLayout() : row_layout(parameters_, server.share, reply["rows"].get<std::vector<int64_t>>());
+  const RowLayout layout =
+      all ? RowLayout() : row_layout(parameters_, server.share, reply["rows"].get<std::vector<int64_t>>());
   for (const RowBlock& block : layout.blocks) {
     const Piece& piece = server.share.pieces[block.piece];
     at::Tensor whole = tensors(piece.parameter).detach();
     const at::Tensor numbers = torch::from_blob(server.values.get() + block.numbers, {block.rows}, at::kLong);
-    const at::Tensor rows = torch::from_blob(server.values.get() + block.values, {block.rows, parameters_[piece.parameter].row_numel()}, scalar_type(parameters_[piece.parameter]));
+    const at::Tensor rows =
+        torch::from_blob(server.values.get() + block.values, {block.rows, parameters_[piece.parameter].row_numel()},
+                         scalar_type(parameters_[piece.parameter]));
     std::vector<int64_t> sizes = whole.sizes().vec();
     sizes.front() = block.rows;
     whole.index_copy_(0, numbers.to(whole.device()), rows.view(sizes).to(whole.options()));
@@ -124,7 +136,8 @@ void Servers::visit_arrays(const Connection& server, std::byte* memory, const Of
       const Piece& piece = server.share.pieces[p];
       const int64_t row = parameters_[piece.parameter].row_numel();
       const int64_t at = static_cast<int64_t>(a) * server.array_bytes + layout.offsets[p];
-      f(server.arrays[a], piece.parameter, piece.begin * row, torch::from_blob(memory + at, {(piece.end - piece.begin) * row}, at::kFloat));
+      f(server.arrays[a], piece.parameter, piece.begin * row,
+        torch::from_blob(memory + at, {(piece.end - piece.begin) * row}, at::kFloat));
     }
   }
 }

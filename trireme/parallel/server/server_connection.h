@@ -4,7 +4,8 @@
 
 namespace trireme::parallel::server {
 
-/// A worker may wait for all others, or for a checkpoint of the first one. Whether the other side lives is the transport's to notice.
+/// A worker may wait for all others, or for a checkpoint of the first one. Whether the other side lives is the
+/// transport's to notice.
 inline constexpr std::chrono::hours kLongestAnswer{12};
 
 /// One server, and what travels to it and back.
@@ -19,17 +20,17 @@ struct Servers::Connection {
   std::optional<int64_t> first_clock; // the first server's, of the same values, if this server knows it
   bool initialized = false;
   bool joined = false; // over this connection or an earlier one
-  int64_t loads = 0; // that the server's values have seen
-  size_t longest = 0; // body
+  int64_t loads = 0;   // that the server's values have seen
+  size_t longest = 0;  // body
   std::shared_ptr<std::byte[]> gradients;
   std::shared_ptr<std::byte[]> values;
   std::vector<int64_t> counts; // of the gradients: rows of each sparse piece
   size_t gradient_bytes = 0;
-  std::optional<int64_t> version; // of the values that this worker has, where pieces are sparse
-  std::shared_ptr<rpc::Call> call; // on its way
+  std::optional<int64_t> version;    // of the values that this worker has, where pieces are sparse
+  std::shared_ptr<rpc::Call> call;   // on its way
   std::shared_ptr<rpc::Call> pushed; // answered with the values, or, to one worker, when the sum is there
-  int64_t pushed_clock = 0; // of what was pushed last
-  int64_t pushed_step = 0; // the first server's clock then
+  int64_t pushed_clock = 0;          // of what was pushed last
+  int64_t pushed_step = 0;           // the first server's clock then
   bool withdrawn = false;
   std::optional<nlohmann::json> answer; // to it
 

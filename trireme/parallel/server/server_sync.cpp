@@ -63,28 +63,35 @@ class ServerSync::Store final : public bucket::StateStore {
     const auto [b, i] = sync_.places_[parameter];
     const bucket::FlatLayout& layout = sync_.buffers_[b]->layout();
     const bool has_master = sync_.buffers_[b]->scalar_type() != at::kFloat;
-    const auto index = array == optim::kMasterState ? (has_master ? 0 : -1) : (has_master ? 1 : 0) + std::find(sync_.arrays_.begin(), sync_.arrays_.end(), array) - sync_.arrays_.begin();
+    const auto index = array == optim::kMasterState
+                           ? (has_master ? 0 : -1)
+                           : (has_master ? 1 : 0) + std::find(sync_.arrays_.begin(), sync_.arrays_.end(), array) -
+                                 sync_.arrays_.begin();
     if (index < 0) {
       return {};
     }
     const int64_t bucket = layout.bucket_of(i);
     const int64_t in_bucket = layout.slot_of(i).begin - layout.buckets()[bucket].begin + begin;
-    const at::Tensor values = memory_->acquire(number_of(b), bucket).at(static_cast<size_t>(index)).slice(0, in_bucket, in_bucket + numel);
+    const at::Tensor values =
+        memory_->acquire(number_of(b), bucket).at(static_cast<size_t>(index)).slice(0, in_bucket, in_bucket + numel);
     memory_->release(number_of(b), bucket, true);
     return values;
   }
   void fetch() {
-    memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) { return torch::empty({numel}, at::TensorOptions(type).device(device)); });
+    memory_ = bucket::make_memory_store([](int64_t numel, at::ScalarType type, at::Device device) {
+      return torch::empty({numel}, at::TensorOptions(type).device(device));
+    });
     for (const auto& [arrays, device] : described_) {
       memory_->add(arrays, device);
     }
     if (sync_.servers_ && !sync_.loads_) { // a checkpoint has all of it
       const torch::NoGradGuard no_grad;
-      sync_.servers_->for_each_array([this](const std::string& array, int64_t parameter, int64_t begin, const at::Tensor& values) {
-        if (at::Tensor here = part(array, parameter, begin, values.numel()); here.defined()) {
-          here.copy_(values);
-        }
-      });
+      sync_.servers_->for_each_array(
+          [this](const std::string& array, int64_t parameter, int64_t begin, const at::Tensor& values) {
+            if (at::Tensor here = part(array, parameter, begin, values.numel()); here.defined()) {
+              here.copy_(values);
+            }
+          });
     }
   }
 
@@ -103,7 +110,8 @@ class ServerSync::Store final : public bucket::StateStore {
   std::unique_ptr<bucket::StateStore> memory_;
 };
 
-ServerSync::ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker) : GradientSync(std::move(groups)), options_(options), worker_(std::move(worker)) {}
+ServerSync::ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker)
+    : GradientSync(std::move(groups)), options_(options), worker_(std::move(worker)) {}
 
 ServerSync::~ServerSync() {
   if (servers_) {
@@ -115,7 +123,8 @@ std::unique_ptr<bucket::StateStore> ServerSync::make_store() {
   return std::make_unique<Store>(*this);
 }
 
-void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer, const std::vector<std::string>& arrays) {
+void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of,
+                      const nlohmann::json& optimizer, const std::vector<std::string>& arrays) {
   arrays_ = arrays;
   std::map<int64_t, std::pair<int64_t, int64_t>> by_place; // in the order of the model
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
@@ -132,7 +141,8 @@ void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo
     parameter.shape = tensor.sizes;
     const char* const type = name_of(buffers_[at.first]->scalar_type());
     if (type == nullptr) {
-      throw InputError("server", concat("parameter \"", tensor.name, "\" is ", buffers_[at.first]->scalar_type()), "Parameter servers hold fp32, bf16 and fp16.");
+      throw InputError("server", concat("parameter \"", tensor.name, "\" is ", buffers_[at.first]->scalar_type()),
+                       "Parameter servers hold fp32, bf16 and fp16.");
     }
     parameter.type = type;
   }
@@ -203,12 +213,13 @@ void ServerSync::load_state(const nlohmann::json&, int64_t) {
 
 int64_t ServerSync::loaded(const std::string& id, int64_t step) {
   const torch::NoGradGuard no_grad;
-  const bool is_this = servers_->load({id, step, values_->steps()}, [this](int64_t parameter) { return value(parameter); },
-                 [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
-                   if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
-                     values.copy_(here);
-                   }
-                 });
+  const bool is_this = servers_->load(
+      {id, step, values_->steps()}, [this](int64_t parameter) { return value(parameter); },
+      [this](const std::string& array, int64_t parameter, int64_t begin, at::Tensor values) {
+        if (const at::Tensor here = store_->part(array, parameter, begin, values.numel()); here.defined()) {
+          values.copy_(here);
+        }
+      });
   store_->drop();
   loads_ = false;
   begin();

@@ -12,30 +12,34 @@
 
 namespace trireme::parallel::server {
 
-/// A worker's side: gradients go to parameter servers, which step, and their values come back. The worker has neither masters nor optimizer states; a checkpoint fetches them, and a load sets them.
+/// A worker's side: gradients go to parameter servers, which step, and their values come back. The worker has neither
+/// masters nor optimizer states; a checkpoint fetches them, and a load sets them.
 ///
-/// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients are sent when backward is over. In modes in which workers step together loss and
-/// norm are those of all of them; else each has its own, and clips and skips by itself.
+/// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients
+/// are sent when backward is over. In modes in which workers step together loss and norm are those of all of them; else
+/// each has its own, and clips and skips by itself.
 class ServerSync final : public GradientSync {
  public:
   ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker);
   ~ServerSync() override;
 
-  /// Connects to the servers; the first worker gives them their first values, the others take them. `of`: weight decay and lr factor of each parameter; `arrays`: names of the optimizer's states. After attach(). Errors: as Servers().
-  void join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer, const std::vector<std::string>& arrays);
+  /// Connects to the servers; the first worker gives them their first values, the others take them. `of`: weight decay
+  /// and lr factor of each parameter; `arrays`: names of the optimizer's states. After attach(). Errors: as Servers().
+  void join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer,
+            const std::vector<std::string>& arrays);
   /// Where the engine's optimizer believes its masters and states to be: it asks for them in saves and loads only.
   std::unique_ptr<bucket::StateStore> make_store();
 
-  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at the
-  /// beginning, or not all of them have the checkpoint that the job goes on from.
+  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at
+  /// the beginning, or not all of them have the checkpoint that the job goes on from.
   int64_t step() const {
     return servers_ && servers_->loads() ? servers_->step() : 0;
   }
   /// Goes on from the servers' values, whatever the others have loaded. Sets the optimizer's steps.
   void begin();
-  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the step
-  /// to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all workers.
-  /// Errors: as Servers::load().
+  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the
+  /// step to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all
+  /// workers. Errors: as Servers::load().
   int64_t loaded(const std::string& id, int64_t step);
   /// Before a save: fetches the optimizer's states, and sets its steps to those that they belong to.
   void fetch_states();
@@ -44,7 +48,8 @@ class ServerSync final : public GradientSync {
   bool first() const {
     return servers_ == nullptr || servers_->first_worker() == worker_.worker;
   }
-  /// Updates of the servers since this was asked last, this worker's step among them: more than one where the others have gone on without it. Of workers that step together.
+  /// Updates of the servers since this was asked last, this worker's step among them: more than one where the others
+  /// have gone on without it. Of workers that step together.
   int64_t take_updates();
 
   bool gradients_stay() const override {
@@ -91,9 +96,9 @@ class ServerSync final : public GradientSync {
   std::unique_ptr<Servers> servers_;
   std::vector<std::string> arrays_;
   Store* store_ = nullptr; // the engine's optimizer owns it
-  int64_t taken_ = 0; // updates that take_updates() has named
-  bool loads_ = false; // a checkpoint, of which the servers do not know yet
-  bool begun_ = false; // with values that are right for it
+  int64_t taken_ = 0;      // updates that take_updates() has named
+  bool loads_ = false;     // a checkpoint, of which the servers do not know yet
+  bool begun_ = false;     // with values that are right for it
   int64_t members_ = 1;
   double exposed_ = 0;
 };

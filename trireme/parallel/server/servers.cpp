@@ -32,7 +32,9 @@ Servers::Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, j
     server->number = static_cast<int>(s);
     server->address = options_.addresses[s];
     server->share = std::move(shares[s]);
-    server->longest = std::max(server->bytes(), static_cast<size_t>(row_layout(parameters_, server->share, all_rows(parameters_, server->share)).bytes));
+    server->longest = std::max(
+        server->bytes(),
+        static_cast<size_t>(row_layout(parameters_, server->share, all_rows(parameters_, server->share)).bytes));
     server->gradients = shareable(server->longest);
     server->values = shareable(server->longest);
     connect(*server);
@@ -61,9 +63,13 @@ void Servers::connect(Connection& server) {
                                   {"optimizer", optimizer_},
                                   {"lives", server.joined},
                                   {"restarted", options_.restarted}});
-  if (reply.at("bytes").get<int64_t>() != server.share.bytes || reply.at("servers").get<size_t>() != options_.addresses.size() || reply.at("server").get<int>() != server.number) {
-    throw InputError("server", concat(server.address, " says that it is server ", reply.at("server").get<int>(), " of ", reply.at("servers").get<int>(), "; this worker takes it for ", server.number, " of ",
-                                      options_.addresses.size()),
+  if (reply.at("bytes").get<int64_t>() != server.share.bytes ||
+      reply.at("servers").get<size_t>() != options_.addresses.size() ||
+      reply.at("server").get<int>() != server.number) {
+    throw InputError("server",
+                     concat(server.address, " says that it is server ", reply.at("server").get<int>(), " of ",
+                            reply.at("servers").get<int>(), "; this worker takes it for ", server.number, " of ",
+                            options_.addresses.size()),
                      "Give all workers the servers' addresses in the servers' order.");
   }
   if (server.joined && server.loads < loads) {
@@ -90,10 +96,12 @@ json Servers::receive(Connection& server) {
 json Servers::receive(Connection& server, const std::shared_ptr<rpc::Call>& call) {
   const json reply = json::parse(call->wait(rpc::Clock::now() + kLongestAnswer));
   if (reply.at("status") == "refused") {
-    throw InputError("server", concat("server ", server.number, " (", server.address, ") refuses: ", reply.at("error").get<std::string>()));
+    throw InputError("server", concat("server ", server.number, " (", server.address,
+                                      ") refuses: ", reply.at("error").get<std::string>()));
   }
   server.clock = reply.at("clock");
-  server.first_clock = reply.contains("first_clock") ? std::optional(reply["first_clock"].get<int64_t>()) : std::nullopt;
+  server.first_clock =
+      reply.contains("first_clock") ? std::optional(reply["first_clock"].get<int64_t>()) : std::nullopt;
   server.loads = reply.value("loads", server.loads);
   if (server.number == 0) {
     step_ = reply.value("step", step_);
@@ -154,7 +162,8 @@ void Servers::pull(const TensorOf& values) {
   catch_up(values);
 }
 
-// Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at different steps would be part of a sum on some of them only.
+// Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at
+// different steps would be part of a sum on some of them only.
 void Servers::catch_up(const TensorOf& values) {
   const int64_t first = servers_.front()->clock;
   const json header = {{"op", "pull"}, {"first_clock", first}};
@@ -180,7 +189,8 @@ void Servers::catch_up(const TensorOf& values) {
 
 void Servers::say_lost(const Connection& server, int64_t before) const {
   if (server.clock < before) {
-    log::warning("server ", server.number, " has started again from its snapshot at clock ", server.clock, ": the updates of its part after that, up to clock ", before, ", are lost");
+    log::warning("server ", server.number, " has started again from its snapshot at clock ", server.clock,
+                 ": the updates of its part after that, up to clock ", before, ", are lost");
   } else {
     log::warning("server ", server.number, " has started again, with all updates that this worker knows of");
   }

@@ -27,19 +27,21 @@ struct WorkerOptions {
   std::chrono::milliseconds patience{60'000};
 };
 
-/// The parameter servers as one worker sees them: what it sends is cut into the servers' shares, and their answers are put together. One request to each server is on its way at a time.
+/// The parameter servers as one worker sees them: what it sends is cut into the servers' shares, and their answers are
+/// put together. One request to each server is on its way at a time.
 ///
-/// Tensors are given as functions of a parameter's number, may be on any device, and need not be contiguous. A server that ends is connected to again until `patience` is over; what it has
-/// forgotten is said in a warning.
-/// Of sparse parameters (ParameterInfo::sparse) the rows travel whose gradient is not 0, and those come back that some worker has changed since this worker took values last: its values are those of the servers
-/// at any time, as with all rows.
-/// Cost for P bytes of parameters: P sent and P received in a step, copied once each way; nothing travels to servers of the same host (shared memory). Sparse parameters: their gradients are read once more, and
-/// a row has 8 bytes more.
+/// Tensors are given as functions of a parameter's number, may be on any device, and need not be contiguous. A server
+/// that ends is connected to again until `patience` is over; what it has forgotten is said in a warning. Of sparse
+/// parameters (ParameterInfo::sparse) the rows travel whose gradient is not 0, and those come back that some worker has
+/// changed since this worker took values last: its values are those of the servers at any time, as with all rows. Cost
+/// for P bytes of parameters: P sent and P received in a step, copied once each way; nothing travels to servers of the
+/// same host (shared memory). Sparse parameters: their gradients are read once more, and a row has 8 bytes more.
 class Servers {
  public:
   using TensorOf = std::function<at::Tensor(int64_t parameter)>; ///< undefined: no gradient
 
-  /// Connects and joins. `optimizer`: a configuration's "optimizer" as JSON. Errors: InputError for what a server refuses, PeerError.
+  /// Connects and joins. `optimizer`: a configuration's "optimizer" as JSON. Errors: InputError for what a server
+  /// refuses, PeerError.
   Servers(WorkerOptions options, std::vector<ParameterInfo> parameters, nlohmann::json optimizer);
   ~Servers();
   Servers(const Servers&) = delete;
@@ -54,8 +56,9 @@ class Servers {
   /// Takes the values as soon as there are some.
   void pull(const TensorOf& values);
 
-  /// Gradients of one step of all workers: sends them, and returns when it is decided whose count, with their mean loss, the squared norm of their sum, and whether one of them asks to stop. For all but one worker that is
-  /// after the step, when the values are here.
+  /// Gradients of one step of all workers: sends them, and returns when it is decided whose count, with their mean
+  /// loss, the squared norm of their sum, and whether one of them asks to stop. For all but one worker that is after
+  /// the step, when the values are here.
   struct Sum {
     bool stale = false; ///< they came too late and do not count
     int64_t members = 1;
@@ -81,14 +84,15 @@ class Servers {
     int64_t step = 0;
     int64_t optimizer_steps = 0;
   };
-  /// Calls f(array name, parameter, first element, values) for each piece of the optimizer's arrays, fp32, fetched from the servers.
+  /// Calls f(array name, parameter, first element, values) for each piece of the optimizer's arrays, fp32, fetched from
+  /// the servers.
   using OfArray = std::function<void(const std::string& array, int64_t parameter, int64_t begin, at::Tensor values)>;
   void for_each_array(const OfArray& f);
-  /// Says that this worker has loaded a checkpoint, gives the servers its values, arrays (f fills them) and steps where they
-  /// ask this worker for them, and takes their values. Returns when all servers have it: before it pushes anything. A worker
-  /// that was started again takes what the others have made of it, whatever it has loaded. Cost: P sent by one worker, and P
-  /// received. Errors: InputError where the others have loaded another one, or have trained without; PeerError, Error.
-  /// Returns whether it was this checkpoint.
+  /// Says that this worker has loaded a checkpoint, gives the servers its values, arrays (f fills them) and steps where
+  /// they ask this worker for them, and takes their values. Returns when all servers have it: before it pushes
+  /// anything. A worker that was started again takes what the others have made of it, whatever it has loaded. Cost: P
+  /// sent by one worker, and P received. Errors: InputError where the others have loaded another one, or have trained
+  /// without; PeerError, Error. Returns whether it was this checkpoint.
   bool load(const Loaded& loaded, const TensorOf& values, const OfArray& f);
   /// Loads that this worker's values have seen; absent where not all servers' have seen the same.
   std::optional<int64_t> loads() const;
@@ -116,8 +120,10 @@ class Servers {
 
   static std::shared_ptr<std::byte[]> shareable(size_t bytes);
   void connect(Connection& server);
-  nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
-  void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {}, std::span<std::byte> room = {});
+  nlohmann::json ask(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {},
+                     std::span<std::byte> room = {});
+  void send(Connection& server, const nlohmann::json& header, std::span<const std::byte> body = {},
+            std::span<std::byte> room = {});
   nlohmann::json receive(Connection& server);
   nlohmann::json receive(Connection& server, const std::shared_ptr<rpc::Call>& call);
   void send_push(Connection& server);
@@ -139,7 +145,8 @@ class Servers {
   void take_values(Connection& server, const TensorOf& values);
   void visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const;
   nlohmann::json push_header(const Connection& server) const;
-  /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the server ends meanwhile, until `patience` is over.
+  /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the
+  /// server ends meanwhile, until `patience` is over.
   void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
   void make_again(Connection& server, nlohmann::json header, bool again, const TensorOf& values);
   bool lacks_step(const Connection& server) const;
@@ -153,7 +160,7 @@ class Servers {
   double loss_ = 0;
   bool stop_ = false;
   std::vector<int> members_; // of the present step; none: this worker's gradients came too late
-  double squared_norm_ = 0; // of their sum
+  double squared_norm_ = 0;  // of their sum
   bool hybrid_ = false;
   int64_t steps_ = 0;
   int64_t step_ = 0;

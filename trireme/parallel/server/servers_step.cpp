@@ -1,4 +1,5 @@
-// A step of all workers, as one of them goes through it: its gradients go to all servers in one request, which are answered with the values. One worker is told the sum before the step, and commits for all.
+// A step of all workers, as one of them goes through it: its gradients go to all servers in one request, which are
+// answered with the values. One worker is told the sum before the step, and commits for all.
 #include <trireme/parallel/server/servers.h>
 
 #include <trireme/base/error.h>
@@ -63,7 +64,8 @@ void Servers::take_answer(Connection& server) {
       const bool has_values = server.answer && server.answer->at("status") != "commit";
       if (reply.at("status") == "withdrawn" || has_values) {
         // the push is answered, if it was not before
-      } else if (reply.at("status") == "missing") { // it has lost the step that this gradient was part of, or too late for
+      } else if (reply.at("status") ==
+                 "missing") { // it has lost the step that this gradient was part of, or too late for
         if (!server.pushed) {
           send_push(server);
         }
@@ -96,7 +98,8 @@ bool Servers::may_count(const Connection& server) const {
   return !decided || (decided->at("status") != "stale" && server.pushed_step <= servers_.front()->pushed_clock);
 }
 
-// A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to be told whose gradients count.
+// A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to
+// be told whose gradients count.
 void Servers::tell_members(Connection& server, bool has_waited) {
   const json& decided = *servers_.front()->answer;
   if (server.number == 0 || server.call) {
@@ -109,12 +112,17 @@ void Servers::tell_members(Connection& server, bool has_waited) {
     }
     return;
   }
-  const bool has_others = server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
+  const bool has_others =
+      server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
   const bool commits = decided.at("status") == "commit"; // else another one does, or has and is lost
   const bool says_nothing = !server.answer && (has_waited || (hybrid_ && commits));
   if (has_others || says_nothing) {
     server.answer.reset();
-    send(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", server.pushed_clock}, {"first_clock", step}, {"members", decided.at("members")}});
+    send(server, {{"op", "sum"},
+                  {"worker", options_.worker},
+                  {"clock", server.pushed_clock},
+                  {"first_clock", step},
+                  {"members", decided.at("members")}});
   }
 }
 
@@ -175,18 +183,19 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
-// Of a step that this worker's gradient is part of: the server has not made it, and has answered that the gradient came too
-// late, because it was at another step.
+// Of a step that this worker's gradient is part of: the server has not made it, and has answered that the gradient came
+// too late, because it was at another step.
 bool Servers::lacks_step(const Connection& server) const {
   if (server.number == 0 || !server.answer || server.answer->at("status") != "stale") {
     return false;
   }
-  return server.first_clock ? *server.first_clock <= servers_.front()->pushed_clock : server.clock <= server.pushed_clock;
+  return server.first_clock ? *server.first_clock <= servers_.front()->pushed_clock
+                            : server.clock <= server.pushed_clock;
 }
 
-// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that could
-// have committed it. If it does not know of the step, its part of it is made again: the gradients are still here, and the
-// other workers do the same.
+// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that
+// could have committed it. If it does not know of the step, its part of it is made again: the gradients are still here,
+// and the other workers do the same.
 void Servers::make_again(Connection& server, json header, bool again, const TensorOf& values) {
   if (again) {
     server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
@@ -195,7 +204,11 @@ void Servers::make_again(Connection& server, json header, bool again, const Tens
       again = decided.at("status") == "accepted";
     } else {
       const int64_t clock = server.clock;
-      const json reply = ask(server, {{"op", "sum"}, {"worker", options_.worker}, {"clock", clock}, {"first_clock", servers_.front()->pushed_clock}, {"members", members_}});
+      const json reply = ask(server, {{"op", "sum"},
+                                      {"worker", options_.worker},
+                                      {"clock", clock},
+                                      {"first_clock", servers_.front()->pushed_clock},
+                                      {"members", members_}});
       again = reply.at("status") != "missing";
       server.clock = clock;
     }
@@ -209,7 +222,9 @@ void Servers::commit(const Step& step, const TensorOf& values) {
   const Connection& first = *servers_.front();
   json header;
   if (!members_.empty()) {
-    header = {{"op", "commit"}, {"worker", options_.worker}, {"lr", step.lr}, {"first_clock", first.pushed_clock}, {"members", members_}, {"squared_norm", squared_norm_}};
+    header = {{"op", "commit"},      {"worker", options_.worker},
+              {"lr", step.lr},       {"first_clock", first.pushed_clock},
+              {"members", members_}, {"squared_norm", squared_norm_}};
     header["factor"] = step.factor ? json(*step.factor) : json();
     if (step.betas) {
       header["betas"] = {step.betas->first, step.betas->second};
@@ -242,7 +257,8 @@ void Servers::commit(const Step& step, const TensorOf& values) {
         make_again(*server, header, !members_.empty() && server->clock <= of_step, values);
       });
     }
-    if (const auto pushed = std::exchange(server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
+    if (const auto pushed = std::exchange(
+            server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
       pushed->wait_until(rpc::Clock::now() + kLongestAnswer);
     }
     server->answer.reset();

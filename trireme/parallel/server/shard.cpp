@@ -18,7 +18,8 @@ constexpr const char* kParameter = "parameter";
 
 void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& share, const optim::Optimizer& rule) {
   if (rule.state_type() == optim::StateType::int8) {
-    throw InputError("server", "a parameter server with 8-bit optimizer states", "Use \"state_dtype\": \"fp32\" or \"bf16\".");
+    throw InputError("server", "a parameter server with 8-bit optimizer states",
+                     "Use \"state_dtype\": \"fp32\" or \"bf16\".");
   }
   if (!rule.needs_norms()) {
     return;
@@ -26,8 +27,11 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
   for (const Piece& piece : share.pieces) {
     const ParameterInfo& parameter = parameters[piece.parameter];
     if (piece.end - piece.begin < parameter.rows() || parameter.sparse) {
-      throw InputError("server", concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name, parameter.sparse ? "\" is sparse" : "\" is cut between two servers"),
-                       parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
+      throw InputError(
+          "server",
+          concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name,
+                 parameter.sparse ? "\" is sparse" : "\" is cut between two servers"),
+          parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
     }
   }
 }
@@ -55,7 +59,8 @@ at::ScalarType scalar_type(const ParameterInfo& parameter) {
   return parameter.type == "float32" ? at::kFloat : parameter.type == "bfloat16" ? at::kBFloat16 : at::kHalf;
 }
 
-Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& options) : parameters_(std::move(parameters)), share_(std::move(share)) {
+Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::OptimizerOptions& options)
+    : parameters_(std::move(parameters)), share_(std::move(share)) {
   const torch::NoGradGuard no_grad;
   std::map<at::ScalarType, std::pair<bucket::NamedTensors, std::vector<size_t>>> by_type;
   for (size_t i = 0; i < share_.pieces.size(); ++i) {
@@ -67,7 +72,8 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     }
     tensors_.push_back(torch::zeros(sizes, scalar_type(parameter)).requires_grad_());
     if (!piece_of_.emplace(parameter.name, i).second) {
-      throw InputError("server", concat("two parameters have the name \"", parameter.name, '"'), "Give each one of its own.");
+      throw InputError("server", concat("two parameters have the name \"", parameter.name, '"'),
+                       "Give each one of its own.");
     }
     auto& [named, pieces] = by_type[scalar_type(parameter)];
     named.emplace_back(parameter.name, tensors_.back());
@@ -92,7 +98,9 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     for (size_t n = 0; n < pieces.size(); ++n) {
       places_[pieces[n]] = {std::ssize(buffers_), static_cast<int64_t>(n)};
     }
-    buffers_.push_back(std::make_unique<bucket::FlatParameters>(named, bucket::LayoutOptions(), comm::allocate_host, bucket::FlatOptions{.gradient_type = at::kFloat, .placement_of = placement}));
+    buffers_.push_back(std::make_unique<bucket::FlatParameters>(
+        named, bucket::LayoutOptions(), comm::allocate_host,
+        bucket::FlatOptions{.gradient_type = at::kFloat, .placement_of = placement}));
     pointers.push_back(buffers_.back().get());
     for (int64_t n = 0; n < buffers_.back()->count(); ++n) {
       buffers_.back()->attach_zero_grad(n);
@@ -105,14 +113,16 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   }
   const auto options_of = [&](const bucket::TensorInfo& tensor) {
     const ParameterInfo& parameter = parameters_[share_.pieces[piece_of_.at(tensor.name)].parameter];
-    return optim::ParameterOptions{parameter.weight_decay >= 0 ? parameter.weight_decay : options.weight_decay(), parameter.lr_factor};
+    return optim::ParameterOptions{parameter.weight_decay >= 0 ? parameter.weight_decay : options.weight_decay(),
+                                   parameter.lr_factor};
   };
   if (pointers.empty()) { // fewer rows than servers
     return;
   }
   check_optimizer(parameters_, share_, *optim::make_optimizer(options));
   optimizer_ = std::make_unique<optim::FlatOptimizer>(pointers, options_of, options);
-  if (std::any_of(buffers_.begin(), buffers_.end(), [](const auto& buffer) { return buffer->scalar_type() != at::kFloat; })) {
+  if (std::any_of(buffers_.begin(), buffers_.end(),
+                  [](const auto& buffer) { return buffer->scalar_type() != at::kFloat; })) {
     arrays_.emplace_back(optim::kMasterState);
   }
   for (const optim::StateInfo& state : optimizer_->rule().states()) {
@@ -177,26 +187,32 @@ at::Tensor Shard::numbers_in(std::span<const std::byte> body, const RowBlock& bl
 
 at::Tensor Shard::rows_in(std::span<const std::byte> body, const RowBlock& block) const {
   const at::Tensor& tensor = tensors_[block.piece];
-  return torch::from_blob(const_cast<std::byte*>(body.data()) + block.values, {block.rows, parameters_[share_.pieces[block.piece].parameter].row_numel()}, tensor.options().requires_grad(false));
+  return torch::from_blob(const_cast<std::byte*>(body.data()) + block.values,
+                          {block.rows, parameters_[share_.pieces[block.piece].parameter].row_numel()},
+                          tensor.options().requires_grad(false));
 }
 
 void Shard::check(std::span<const std::byte> body, const std::optional<std::vector<int64_t>>& counts) const {
   const RowLayout layout = counts ? row_layout(parameters_, share_, *counts) : RowLayout{{}, share_.bytes};
   if (std::ssize(body) != layout.bytes) {
-    throw InputError("server", concat("a body of ", body.size(), " bytes, and ", counts ? "one with these rows has " : "a share has ", layout.bytes));
+    throw InputError("server", concat("a body of ", body.size(), " bytes, and ",
+                                      counts ? "one with these rows has " : "a share has ", layout.bytes));
   }
   for (const RowBlock& block : layout.blocks) {
     const at::Tensor numbers = numbers_in(body, block);
     const at::Tensor& tensor = tensors_[block.piece];
     const bool ascend = block.rows < 2 || numbers.slice(0, 1).gt(numbers.slice(0, 0, -1)).all().item<bool>();
-    if (!ascend || (block.rows > 0 && (numbers[0].item<int64_t>() < 0 || numbers[-1].item<int64_t>() >= tensor.size(0)))) {
+    if (!ascend ||
+        (block.rows > 0 && (numbers[0].item<int64_t>() < 0 || numbers[-1].item<int64_t>() >= tensor.size(0)))) {
       const Piece& piece = share_.pieces[block.piece];
-      throw InputError("server", concat("row numbers of \"", parameters_[piece.parameter].name, "\" that do not ascend from ", piece.begin, " to less than ", piece.end));
+      throw InputError("server", concat("row numbers of \"", parameters_[piece.parameter].name,
+                                        "\" that do not ascend from ", piece.begin, " to less than ", piece.end));
     }
   }
 }
 
-void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unused, const std::optional<std::vector<int64_t>>& counts) {
+void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unused,
+                const std::optional<std::vector<int64_t>>& counts) {
   const torch::NoGradGuard no_grad;
   for (const RowBlock& block : counts ? row_layout(parameters_, share_, *counts).blocks : std::vector<RowBlock>()) {
     sparse_.at(block.piece).add(numbers_in(body, block), rows_in(body, block));
@@ -213,7 +229,8 @@ void Shard::add(std::span<const std::byte> body, const std::vector<int64_t>& unu
     }
     at::Tensor sum = tensors_[i].grad();
     if (!is_unused) {
-      if (tensors_[i].scalar_type() == at::kFloat && is_small(tensors_[i].nbytes())) { // an operator costs more than the sum
+      if (tensors_[i].scalar_type() == at::kFloat &&
+          is_small(tensors_[i].nbytes())) { // an operator costs more than the sum
         add_floats(sum, body.data() + share_.pieces[i].offset, used_[i]);
       } else {
         const at::Tensor one = piece_in(body, i);
@@ -309,18 +326,25 @@ void Shard::visit_arrays(const std::function<void(size_t, size_t, const at::Tens
 }
 
 void Shard::get_arrays(std::span<std::byte> body) {
-  visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
-    const at::Tensor as_float = values.to(at::kFloat).contiguous();
-    std::memcpy(body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat, as_float.const_data_ptr(), as_float.nbytes());
-  }, false);
+  visit_arrays(
+      [&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
+        const at::Tensor as_float = values.to(at::kFloat).contiguous();
+        std::memcpy(body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat,
+                    as_float.const_data_ptr(), as_float.nbytes());
+      },
+      false);
 }
 
 void Shard::set_arrays(std::span<const std::byte> body) {
-  visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
-    at::Tensor as_float = torch::empty(values.sizes(), at::kFloat);
-    std::memcpy(as_float.mutable_data_ptr(), body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat, as_float.nbytes());
-    at::Tensor(values).copy_(as_float);
-  }, true);
+  visit_arrays(
+      [&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
+        at::Tensor as_float = torch::empty(values.sizes(), at::kFloat);
+        std::memcpy(as_float.mutable_data_ptr(),
+                    body.data() + static_cast<int64_t>(array) * layout_.bytes + layout_.offsets[piece] + begin * kFloat,
+                    as_float.nbytes());
+        at::Tensor(values).copy_(as_float);
+      },
+      true);
 }
 
 void Shard::save(const std::filesystem::path& file, const std::map<std::string, std::string>& metadata) {
@@ -328,12 +352,15 @@ void Shard::save(const std::filesystem::path& file, const std::map<std::string, 
   for (size_t i = 0; i < tensors_.size(); ++i) {
     named.push_back({concat(kParameter, '/', parameters_[share_.pieces[i].parameter].name), tensors_[i].detach()});
   }
-  visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
-    if (begin != 0 || values.numel() != tensors_[piece].numel()) {
-      throw Error("server", concat("state ", arrays_[array], " of \"", parameters_[share_.pieces[piece].parameter].name, "\" is in several pieces"));
-    }
-    named.push_back({concat(arrays_[array], '/', parameters_[share_.pieces[piece].parameter].name), values});
-  }, false);
+  visit_arrays(
+      [&](size_t array, size_t piece, const at::Tensor& values, int64_t begin) {
+        if (begin != 0 || values.numel() != tensors_[piece].numel()) {
+          throw Error("server", concat("state ", arrays_[array], " of \"",
+                                       parameters_[share_.pieces[piece].parameter].name, "\" is in several pieces"));
+        }
+        named.push_back({concat(arrays_[array], '/', parameters_[share_.pieces[piece].parameter].name), values});
+      },
+      false);
   checkpoint::write_safetensors(file, named, metadata);
 }
 
@@ -343,7 +370,9 @@ void Shard::load(const std::filesystem::path& file) {
   const auto read = [&](const std::string& name, const at::Tensor& values) {
     const at::Tensor there = saved.tensor(name);
     if (there.numel() != values.numel()) {
-      throw InputError("server", concat(file.string(), ": \"", name, "\" has ", there.numel(), " elements, this server's piece ", values.numel()),
+      throw InputError("server",
+                       concat(file.string(), ": \"", name, "\" has ", there.numel(), " elements, this server's piece ",
+                              values.numel()),
                        "It is of another model or another number of servers: use another folder, or begin anew.");
     }
     at::Tensor(values).copy_(there.view(values.sizes()));
@@ -351,9 +380,11 @@ void Shard::load(const std::filesystem::path& file) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     read(concat(kParameter, '/', parameters_[share_.pieces[i].parameter].name), tensors_[i]);
   }
-  visit_arrays([&](size_t array, size_t piece, const at::Tensor& values, int64_t) {
-    read(concat(arrays_[array], '/', parameters_[share_.pieces[piece].parameter].name), values);
-  }, true);
+  visit_arrays(
+      [&](size_t array, size_t piece, const at::Tensor& values, int64_t) {
+        read(concat(arrays_[array], '/', parameters_[share_.pieces[piece].parameter].name), values);
+      },
+      true);
   change_all();
 }
 

@@ -29,7 +29,8 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   const auto word = [&](const char* key) {
     const auto found = saved.metadata().find(key);
     if (found == saved.metadata().end()) {
-      throw InputError("server", concat(file.string(), " is no snapshot of a server: it has no \"", key, '"'), "Use another folder.");
+      throw InputError("server", concat(file.string(), " is no snapshot of a server: it has no \"", key, '"'),
+                       "Use another folder.");
     }
     return found->second;
   };
@@ -48,12 +49,16 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
                 .first_clock = first_clock.is_null() ? std::nullopt : std::optional(first_clock.get<int64_t>()),
                 .made = json("made").get<std::map<int, int64_t>>()};
   } catch (const std::logic_error&) { // stoi's
-    throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"), "Use another folder.");
+    throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"),
+                     "Use another folder.");
   } catch (const nlohmann::json::exception&) {
-    throw InputError("server", concat(file.string(), " is no snapshot of a server: its parameters are not JSON"), "Use another folder.");
+    throw InputError("server", concat(file.string(), " is no snapshot of a server: its parameters are not JSON"),
+                     "Use another folder.");
   }
   if (snapshot.servers != servers || snapshot.place != place) {
-    throw InputError("server", concat(file.string(), " is of server ", snapshot.place, " of ", snapshot.servers, ", this one is ", place, " of ", servers),
+    throw InputError("server",
+                     concat(file.string(), " is of server ", snapshot.place, " of ", snapshot.servers, ", this one is ",
+                            place, " of ", servers),
                      "Start as many servers as before, or begin from a checkpoint in another folder.");
   }
   return snapshot;

@@ -24,16 +24,18 @@ struct Snapshot {
   int64_t steps = 0;
   std::vector<ParameterInfo> parameters;
   std::string optimizer; ///< JSON
-  nlohmann::json last; ///< what was decided in the last round
+  nlohmann::json last;   ///< what was decided in the last round
   Load load;
-  std::optional<int64_t> first_clock; ///< the first server's clock that the values belong to; none where workers step alone
+  std::optional<int64_t>
+      first_clock;             ///< the first server's clock that the values belong to; none where workers step alone
   std::map<int, int64_t> made; ///< Workers::made()
 };
 
 std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place);
 /// Writes the shard and `snapshot`, whole or not at all. Errors: Error.
 void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, Shard& shard);
-/// Reads all but the tensors, which are Shard::load()'s. Errors: InputError for a file that is no snapshot, or that of another server.
+/// Reads all but the tensors, which are Shard::load()'s. Errors: InputError for a file that is no snapshot, or that of
+/// another server.
 Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t servers);
 
 } // namespace trireme::parallel::server

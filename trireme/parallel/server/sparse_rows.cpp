@@ -34,7 +34,8 @@ at::Tensor rows_with_values(const at::Tensor& rows) {
     return rows.ne(0).any(1).nonzero().view({-1});
   }
   const at::Tensor found = torch::empty({rows.size(0)}, at::kBool);
-  rows.element_size() == sizeof(uint32_t) ? find_values<uint32_t>(rows, found.mutable_data_ptr<bool>()) : find_values<uint16_t>(rows, found.mutable_data_ptr<bool>());
+  rows.element_size() == sizeof(uint32_t) ? find_values<uint32_t>(rows, found.mutable_data_ptr<bool>())
+                                          : find_values<uint16_t>(rows, found.mutable_data_ptr<bool>());
   return found.nonzero().view({-1});
 }
 

@@ -6,11 +6,12 @@
 
 namespace trireme::parallel::server {
 
-/// Numbers of the rows of `rows`, [n, m], fp32, bf16 or fp16, on any device, that have an element other than 0 (NaN is): int64, ascending, on that device.
-/// Cost: reads it once. On a device it waits for the answer.
+/// Numbers of the rows of `rows`, [n, m], fp32, bf16 or fp16, on any device, that have an element other than 0 (NaN
+/// is): int64, ascending, on that device. Cost: reads it once. On a device it waits for the answer.
 at::Tensor rows_with_values(const at::Tensor& rows);
 
-/// A sparse piece on a server: the sum of its gradients, of which only some rows are not 0, and which rows have changed since when.
+/// A sparse piece on a server: the sum of its gradients, of which only some rows are not 0, and which rows have changed
+/// since when.
 ///
 /// Cost of a step: that of the rows in it, and one byte for each row of the piece; since() reads 8 bytes for each.
 class SparseRows {
@@ -33,7 +34,7 @@ class SparseRows {
   at::Tensor since(int64_t version) const;
 
  private:
-  at::Tensor gradient_; // [rows, numel of a row]
+  at::Tensor gradient_;   // [rows, numel of a row]
   at::Tensor is_touched_; // [rows], bool
   at::Tensor changed_at_; // [rows], int64
 };

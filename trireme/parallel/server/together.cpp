@@ -12,7 +12,8 @@ namespace trireme::parallel::server {
 
 using nlohmann::json;
 
-Together::Together(rpc::Server& server, const ParameterServerOptions& options) : Replies(server), options_(options), together_(options.server.together()) {}
+Together::Together(rpc::Server& server, const ParameterServerOptions& options)
+    : Replies(server), options_(options), together_(options.server.together()) {}
 
 int Together::worker_of(const Waiting& waiting) const {
   const std::vector<int> joined = workers_.of(waiting.event.client);
@@ -50,7 +51,8 @@ void Together::answer_pulls() {
     drop_round();
   }
   for (Waiting& pull : std::exchange(pulls_, {})) {
-    const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) && (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
+    const bool is_there = clock_ >= pull.header.value("clock", int64_t{0}) &&
+                          (!first_clock_ || *first_clock_ >= pull.header.value("first_clock", int64_t{0}));
     if (initialized_ && is_there) {
       const std::vector<int> joined = workers_.of(pull.event.client);
       answer_with_values(pull, {{"status", "ok"}, {"step", step_of(joined.empty() ? 0 : joined.front())}});
@@ -61,8 +63,8 @@ void Together::answer_pulls() {
   pulls_ = std::move(still);
 }
 
-// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the clock of
-// server 0 that these values stand for.
+// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the
+// clock of server 0 that these values stand for.
 int64_t Together::least_that_comes() const {
   std::vector<int> wait;
   int64_t least = 0;
@@ -88,15 +90,18 @@ void Together::push(const Waiting& waiting) {
   int64_t ahead = this->ahead(waiting.header);
   workers_.has_pushed(number, ahead > 0 && round_.closed() ? std::nullopt : step); // that one comes again
   const bool wants_values = waiting.wants_values();
-  if (waiting.op() == "push" && ahead == -1 && was_member(number)) { // it has not heard of its step, because this server or its connection has ended
+  if (waiting.op() == "push" && ahead == -1 &&
+      was_member(number)) { // it has not heard of its step, because this server or its connection has ended
     return wants_values ? answer_with_values(waiting, last_) : answer(waiting, last_);
   }
-  if (step && ahead > 0 && !round_.closed()) { // this server has lost updates: its values are those that the workers go on with
+  if (step && ahead > 0 &&
+      !round_.closed()) { // this server has lost updates: its values are those that the workers go on with
     first_clock_ = step;
     ahead = 0;
     begin_anew();
   }
-  if (ahead == 0 && round_.closed() && round_.is_member(number) && !has_committer()) { // it was to commit, and the answer that said so is lost
+  if (ahead == 0 && round_.closed() && round_.is_member(number) &&
+      !has_committer()) { // it was to commit, and the answer that said so is lost
     round_.add_committer(number);
     json decision = round_.decision();
     decision["status"] = wants_values ? "commit" : "accepted";
@@ -122,11 +127,12 @@ void Together::push(const Waiting& waiting) {
   answer_sums();
 }
 
-// The clock of server 0 that names the step of a request to another server. Its own clock does not, once one of them has
-// lost updates.
+// The clock of server 0 that names the step of a request to another server. Its own clock does not, once one of them
+// has lost updates.
 std::optional<int64_t> Together::step_of_first(const json& header) const {
   const auto found = header.find("first_clock");
-  return options_.place == 0 || !first_clock_ || found == header.end() ? std::nullopt : std::optional(found->get<int64_t>());
+  return options_.place == 0 || !first_clock_ || found == header.end() ? std::nullopt
+                                                                       : std::optional(found->get<int64_t>());
 }
 
 // Steps between this server's and that of the request. Below 0: the step has been made here.
@@ -176,7 +182,9 @@ void Together::close_if_complete() {
   }
   if (decides()) {
     close();
-  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values([this](int one, const Waiting& push) { return lives(one, push); })) { // the first server will find the same, unless somebody comes or goes
+  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values([this](int one, const Waiting& push) {
+               return lives(one, push);
+             })) { // the first server will find the same, unless somebody comes or goes
     round_.add_up(round_.numbers(), *shard_);
     if (!has_committer()) {
       ask_somebody();
@@ -208,7 +216,8 @@ void Together::close() {
     finish_as_said(*round_.first_that_said_all());
     return;
   }
-  for (const auto& [number, one] : round_.take([](int, const Waiting& push) { return !push.wants_values(); })) { // the others are answered after the step
+  for (const auto& [number, one] : round_.take(
+           [](int, const Waiting& push) { return !push.wants_values(); })) { // the others are answered after the step
     answer(one, round_.decision());
   }
   if (!has_committer()) {
@@ -233,7 +242,9 @@ void Together::ask_somebody() {
 void Together::finish_as_said(const Waiting& said) {
   const json header = said.header;
   const json factor = header.value("factor", json(1.0));
-  finish_round(header, header.value("lr", default_lr_), factor.is_null() ? std::nullopt : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
+  finish_round(header, header.value("lr", default_lr_),
+               factor.is_null() ? std::nullopt
+                                : std::optional(factor.get<double>() / static_cast<double>(round_.members().size())));
 }
 
 void Together::sum(const Waiting& waiting) {
@@ -250,7 +261,8 @@ void Together::answer_sums() {
   for (Waiting& sum : std::exchange(sums_, {})) {
     if (const int64_t of_step = ahead(sum.header); of_step < 0) { // another member was faster, and has committed
       const bool was_last = of_step == -1 && clock_ > load_.clock;
-      answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}} : json{{"status", "done"}});
+      answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}}
+                           : json{{"status", "done"}});
       continue;
     } else if (of_step > 0 && round_.closed()) { // another member is about to commit the step before
       still.push_back(std::move(sum));
@@ -292,7 +304,8 @@ bool Together::add_up_again(const std::vector<int>& members) {
   if (round_.is_added_up() && (round_.closed() || round_.members() == members)) {
     return true;
   }
-  if (members.empty() || !std::all_of(members.begin(), members.end(), [this](int number) { return round_.has(number); })) {
+  if (members.empty() ||
+      !std::all_of(members.begin(), members.end(), [this](int number) { return round_.has(number); })) {
     return false;
   }
   round_.add_up(members, *shard_);
@@ -301,7 +314,8 @@ bool Together::add_up_again(const std::vector<int>& members) {
 
 // Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
 void Together::drop_others() {
-  for (const auto& [number, late] : round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
+  for (const auto& [number, late] :
+       round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
     ++counters_.dropped;
     answer_stale(late);
   }
@@ -336,15 +350,17 @@ void Together::commit(const Waiting& waiting) {
   const auto members = waiting.header.value("members", round_.members());
   const auto lr = waiting.header.at("lr").get<double>();
   const json& factor = waiting.header.at("factor");
-  if (of_step >= 0) { // else another worker's has come before
+  if (of_step >= 0) {                // else another worker's has come before
     std::vector<int> here = members; // a worker may have been started again meanwhile, and taken its gradient back
     std::erase_if(here, [this](int number) { return !round_.has(number); });
     const bool has_sum = of_step == 0 && (add_up_again(members) || add_up_again(here));
-    if (!has_sum && step_of_first(waiting.header)) { // this server has lost it: the worker finds that its values are behind
+    if (!has_sum &&
+        step_of_first(waiting.header)) { // this server has lost it: the worker finds that its values are behind
       return answer_with_values(waiting, {{"status", "ok"}});
     }
     if (!has_sum) {
-      return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(), ", and this server is at clock ", clock_));
+      return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(),
+                                    ", and this server is at clock ", clock_));
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
   }
@@ -384,7 +400,8 @@ void Together::forget_requests(uint64_t client) {
 }
 
 void Together::forget(std::vector<Waiting>& requests, uint64_t client) {
-  const auto first = std::stable_partition(requests.begin(), requests.end(), [&](const Waiting& one) { return one.event.client != client; });
+  const auto first = std::stable_partition(requests.begin(), requests.end(),
+                                           [&](const Waiting& one) { return one.event.client != client; });
   std::for_each(first, requests.end(), [&](const Waiting& one) { refuse(one, "the worker has left"); });
   requests.erase(first, requests.end());
 }
@@ -402,7 +419,8 @@ void Together::commits_no_more(int number) {
   }
 }
 
-// Server 0 has gone on without its gradient, or made another step of it. If nobody else knows the sum, the step is lost here.
+// Server 0 has gone on without its gradient, or made another step of it. If nobody else knows the sum, the step is lost
+// here.
 void Together::gives_up(int number, int64_t step) {
   workers_.has_behind_it(number, step);
   commits_no_more(number);
@@ -414,7 +432,8 @@ void Together::gives_up(int number, int64_t step) {
 void Together::without(int number) {
   round_.remove_committer(number);
   if (!round_.closed()) {
-    // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends `sum`, says whether it does.
+    // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends
+    // `sum`, says whether it does.
     if (decides() && round_.has(number)) {
       withdraw(number, "the worker has left");
       ++counters_.dropped;
@@ -425,7 +444,7 @@ void Together::without(int number) {
     ask_somebody();
     if (!has_committer()) {
       const Waiting* const said = round_.first_that_said_all();
-      said != nullptr && workers_.any_is_there(round_.members()) ? finish_as_said(*said) : lose_round();
+      said != nullptr&& workers_.any_is_there(round_.members()) ? finish_as_said(*said) : lose_round();
     }
   }
   close_if_complete();
@@ -449,7 +468,8 @@ void Together::drop_round() {
 }
 
 void Together::lose_round() {
-  log::warning("server ", options_.place, ": the update of clock ", clock_, " is lost: all workers that could have committed it are gone");
+  log::warning("server ", options_.place, ": the update of clock ", clock_,
+               " is lost: all workers that could have committed it are gone");
   counters_.lost += std::ssize(round_.members());
   round_ = {};
   answer_late();

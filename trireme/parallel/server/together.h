@@ -9,10 +9,12 @@
 
 namespace trireme::parallel::server {
 
-/// Workers that step together. A clock: pushes, then the first server closes it and says whose gradients count, then a commit steps.
+/// Workers that step together. A clock: pushes, then the first server closes it and says whose gradients count, then a
+/// commit steps.
 ///
-/// One worker commits for all where they want the values as the answer to their pushes: it is told the sum, the others are answered after the step. The other servers add up all gradients as soon as they are there, and ask a worker too; when its
-/// members turn out not to be the first server's, it says so (`sum`), and they add up again.
+/// One worker commits for all where they want the values as the answer to their pushes: it is told the sum, the others
+/// are answered after the step. The other servers add up all gradients as soon as they are there, and ask a worker too;
+/// when its members turn out not to be the first server's, it says so (`sum`), and they add up again.
 class Together : protected Replies {
  protected:
   Together(rpc::Server& server, const ParameterServerOptions& options);
@@ -27,12 +29,14 @@ class Together : protected Replies {
   void take_back(const Waiting& waiting);
   void pull(const Waiting& waiting);
   void answer_pulls();
-  /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than options().
+  /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than
+  /// options().
   void look_at_the_time();
-  /// Asks another worker to commit what this one was to: it has joined over another connection, and does not know of it, or has
-  /// the step behind it.
+  /// Asks another worker to commit what this one was to: it has joined over another connection, and does not know of
+  /// it, or has the step behind it.
   void commits_no_more(int number);
-  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted where this server decides: nobody was told that it is accepted.
+  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted where this
+  /// server decides: nobody was told that it is accepted.
   void without(int number);
   void forget_requests(uint64_t client);
   /// Takes out those of this client. The answer, which nobody hears, gives their memory back.

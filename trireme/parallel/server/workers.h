@@ -15,14 +15,15 @@ namespace trireme::parallel::server {
 /// The workers of a server: who is there, who is gone, and who has not come yet.
 class Workers {
  public:
-  /// How long workers that have not joined are waited for after the first one: at the start of a job, and after a server's restart, when the others are there already.
+  /// How long workers that have not joined are waited for after the first one: at the start of a job, and after a
+  /// server's restart, when the others are there already.
   static constexpr std::chrono::seconds kComes{120};
   static constexpr std::chrono::seconds kComesAgain{15};
   /// How long one whose connection broke is waited for where another server has counted its gradient.
   static constexpr std::chrono::seconds kConnectsAgain{2};
 
-  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process as
-  /// before, whose connection broke; `restarted`: another one after it.
+  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process
+  /// as before, whose connection broke; `restarted`: another one after it.
   void join(int number, int workers, uint64_t client, bool after_restart, bool lives, bool restarted) {
     if (all_.empty()) {
       awaited_until_ = rpc::Clock::now() + (after_restart ? kComesAgain : kComes);
@@ -64,7 +65,8 @@ class Workers {
   /// Whether its gradient for this step of the first server, or, where that is not known, its next one, may still come.
   bool may_bring(int number, std::optional<int64_t> step) const {
     const auto found = all_.find(number);
-    const bool connects_again = found != all_.end() && found->second.lost_at && rpc::Clock::now() < *found->second.lost_at + kConnectsAgain;
+    const bool connects_again =
+        found != all_.end() && found->second.lost_at && rpc::Clock::now() < *found->second.lost_at + kConnectsAgain;
     return (may_push(number) || connects_again) && !(step && is_past(number, *step));
   }
   /// The one with the lowest number that is there, or may still come.
@@ -130,8 +132,8 @@ class Workers {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.returned;
   }
-  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that is
-  /// started again begins where the slowest other one is.
+  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that
+  /// is started again begins where the slowest other one is.
   const std::map<int, int64_t>& made() const {
     return made_;
   }

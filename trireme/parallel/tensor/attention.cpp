@@ -21,32 +21,42 @@ int64_t sharers_of(const ParallelAttentionOptions& options, const Ranks& ranks) 
 
 /// `given` with its zeros filled in.
 ParallelAttentionOptions checked_attention(const ParallelAttentionOptions& given, const Ranks& ranks) {
-  const auto refuse = [](const std::string& what, const char* next) { throw InputError("tensor parallel", concat("attention: ", what), next); };
+  const auto refuse = [](const std::string& what, const char* next) {
+    throw InputError("tensor parallel", concat("attention: ", what), next);
+  };
   ParallelAttentionOptions options = given;
   if (options.kv_heads == 0) {
     options.kv_heads = options.heads;
   }
   if (options.hidden < 1 || options.heads < 1 || options.kv_heads < 1 || options.head_size < 0) {
-    refuse(concat("hidden ", options.hidden, ", heads ", options.heads, ", kv_heads ", options.kv_heads, " and head_size ", options.head_size, " are not all positive"), "Give hidden and heads.");
+    refuse(concat("hidden ", options.hidden, ", heads ", options.heads, ", kv_heads ", options.kv_heads,
+                  " and head_size ", options.head_size, " are not all positive"),
+           "Give hidden and heads.");
   }
   if (options.head_size == 0) {
     if (options.hidden % options.heads != 0) {
-      refuse(concat(options.heads, " heads do not divide a hidden size of ", options.hidden), "Choose numbers that divide, or a head_size.");
+      refuse(concat(options.heads, " heads do not divide a hidden size of ", options.hidden),
+             "Choose numbers that divide, or a head_size.");
     }
     options.head_size = options.hidden / options.heads;
   }
   const int64_t N = ranks.group.size();
   if (options.heads % options.kv_heads != 0) {
-    refuse(concat(options.kv_heads, " heads of keys and values do not divide ", options.heads, " heads of queries"), "Choose numbers that divide.");
+    refuse(concat(options.kv_heads, " heads of keys and values do not divide ", options.heads, " heads of queries"),
+           "Choose numbers that divide.");
   }
   if (options.heads % N != 0) {
-    refuse(concat("the ", N, " tensor-parallel ranks must divide the ", options.heads, " heads"), "Choose parallel.tensor so that it divides the heads.");
+    refuse(concat("the ", N, " tensor-parallel ranks must divide the ", options.heads, " heads"),
+           "Choose parallel.tensor so that it divides the heads.");
   }
   if (options.kv_heads % N != 0 && N % options.kv_heads != 0) {
-    refuse(concat("the ", N, " tensor-parallel ranks must divide the ", options.kv_heads, " heads of keys and values, or be a multiple of them"), "Choose another parallel.tensor.");
+    refuse(concat("the ", N, " tensor-parallel ranks must divide the ", options.kv_heads,
+                  " heads of keys and values, or be a multiple of them"),
+           "Choose another parallel.tensor.");
   }
   if (const int64_t sharers = sharers_of(options, ranks); options.head_size % sharers != 0) {
-    refuse(concat("each head of keys and values belongs to ", sharers, " tensor-parallel ranks, which do not divide its ", options.head_size, " features"),
+    refuse(concat("each head of keys and values belongs to ", sharers,
+                  " tensor-parallel ranks, which do not divide its ", options.head_size, " features"),
            "Choose another parallel.tensor.");
   }
   if (!(options.dropout >= 0 && options.dropout <= 1)) {
@@ -55,7 +65,8 @@ ParallelAttentionOptions checked_attention(const ParallelAttentionOptions& given
   return options;
 }
 
-/// Keys and values of the whole head that `sharers` neighbouring ranks share, from each rank's part of the features, [B, T, D / sharers] -> [2, B, 1, T, D].
+/// Keys and values of the whole head that `sharers` neighbouring ranks share, from each rank's part of the features,
+/// [B, T, D / sharers] -> [2, B, 1, T, D].
 at::Tensor shared_head(const at::Tensor& k, const at::Tensor& v, int64_t sharers, const comm::Group& ranks) {
   const at::Tensor all = gather_parts(at::stack({k, v}).unsqueeze(0), ranks, 0); // [N, 2, B, T, D / sharers]
   const at::Tensor mine = all.narrow(0, ranks.rank() / sharers * sharers, sharers);
@@ -64,7 +75,8 @@ at::Tensor shared_head(const at::Tensor& k, const at::Tensor& v, int64_t sharers
 
 } // namespace
 
-ParallelAttentionImpl::ParallelAttentionImpl(const ParallelAttentionOptions& given, const Ranks& ranks) : options_(checked_attention(given, ranks)), ranks_(ranks) {
+ParallelAttentionImpl::ParallelAttentionImpl(const ParallelAttentionOptions& given, const Ranks& ranks)
+    : options_(checked_attention(given, ranks)), ranks_(ranks) {
   const int64_t queries = options_.heads * options_.head_size;
   const int64_t keys = options_.kv_heads * options_.head_size;
   q_proj = register_module("q_proj", ColumnParallelLinear(options_.hidden, queries, ranks, options_.bias));
@@ -74,9 +86,13 @@ ParallelAttentionImpl::ParallelAttentionImpl(const ParallelAttentionOptions& giv
 }
 
 ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x) {
-  const std::vector<at::Tensor> biases = options_.bias ? std::vector<at::Tensor>{q_proj->bias, k_proj->bias, v_proj->bias} : std::vector<at::Tensor>();
-  const std::vector<at::Tensor> qkv = column_linears(x, {q_proj->weight, k_proj->weight, v_proj->weight}, biases, ranks_);
-  const auto heads_of = [&](const at::Tensor& y) { return y.unflatten(-1, {y.size(-1) / options_.head_size, options_.head_size}).transpose(1, 2); };
+  const std::vector<at::Tensor> biases =
+      options_.bias ? std::vector<at::Tensor>{q_proj->bias, k_proj->bias, v_proj->bias} : std::vector<at::Tensor>();
+  const std::vector<at::Tensor> qkv =
+      column_linears(x, {q_proj->weight, k_proj->weight, v_proj->weight}, biases, ranks_);
+  const auto heads_of = [&](const at::Tensor& y) {
+    return y.unflatten(-1, {y.size(-1) / options_.head_size, options_.head_size}).transpose(1, 2);
+  };
   if (const int64_t sharers = sharers_of(options_, ranks_); sharers > 1) {
     const at::Tensor both = shared_head(qkv[1], qkv[2], sharers, ranks_.group);
     return {heads_of(qkv[0]), both[0], both[1]};
@@ -86,9 +102,11 @@ ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x)
 
 at::Tensor ParallelAttentionImpl::mix(const Heads& heads, const at::Tensor& key_padding) {
   const double dropout = is_training() ? options_.dropout : 0;
-  const OwnRandom own(ranks_.group.rank(), dropout > 0 ? ranks_.group.size() : 1, heads.q.device()); // other heads, other weights
+  const OwnRandom own(ranks_.group.rank(), dropout > 0 ? ranks_.group.size() : 1,
+                      heads.q.device()); // other heads, other weights
   const at::ScalarType type = heads.v.scalar_type();
-  const at::Tensor y = context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context, {options_.context_kind, options_.causal, dropout}, key_padding);
+  const at::Tensor y = context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context,
+                                          {options_.context_kind, options_.causal, dropout}, key_padding);
   return y.transpose(1, 2).flatten(2);
 }
 

@@ -46,24 +46,30 @@ at::Tensor local_terms(const at::Tensor& logits, const at::Tensor& column) {
     const at::Tensor losses = at::empty({rows}, at::kFloat);
     CrossEntropyArgs args = kernel_args(logits, column, lse);
     args.loss = losses.mutable_data_ptr<float>();
-    fused::parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy(args, begin, end); });
+    fused::parallel_rows(rows, args.columns, [&](int64_t begin, int64_t end) {
+      kernels::active_fused_kernels().cross_entropy(args, begin, end);
+    });
     return at::stack({lse, at::where(column.ge(0), lse - losses, at::zeros_like(lse))});
   }
   const at::ScalarType type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor x = logits.to(type);
-  const at::Tensor found = logits.size(1) == 0 ? at::zeros({rows}, x.options()) : x.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1);
-  const at::Tensor lse = logits.size(1) == 0 ? at::full({rows}, -std::numeric_limits<double>::infinity(), x.options()) : at::logsumexp(x, 1);
+  const at::Tensor found =
+      logits.size(1) == 0 ? at::zeros({rows}, x.options()) : x.gather(1, column.clamp_min(0).unsqueeze(1)).squeeze(1);
+  const at::Tensor lse = logits.size(1) == 0 ? at::full({rows}, -std::numeric_limits<double>::infinity(), x.options())
+                                             : at::logsumexp(x, 1);
   return at::stack({lse, at::where(column.ge(0), found, at::zeros_like(found))});
 }
 
 /// (softmax - one-hot) * factor, written over the logits.
-void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse, const at::Tensor& factor) {
+void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse,
+                    const at::Tensor& factor) {
   if (fused::usable({logits}) && logits.size(1) > 0) {
     CrossEntropyArgs args = kernel_args(logits, column, lse);
     args.dlogits = logits.mutable_data_ptr();
     args.scale = static_cast<float>(factor.item<double>());
-    fused::parallel_rows(logits.size(0), args.columns,
-                         [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().cross_entropy_backward(args, begin, end); });
+    fused::parallel_rows(logits.size(0), args.columns, [&](int64_t begin, int64_t end) {
+      kernels::active_fused_kernels().cross_entropy_backward(args, begin, end);
+    });
     return;
   }
   if (logits.size(1) == 0) {
@@ -75,8 +81,8 @@ void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target, const Part& part, const comm::Group& ranks, bool mean,
-                            int64_t ignore_index) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target,
+                            const Part& part, const comm::Group& ranks, bool mean, int64_t ignore_index) {
     const at::Tensor logits = any_logits.contiguous();
     const at::Tensor column = local_targets(target, part, ignore_index);
     const at::Tensor mine = local_terms(logits, column);
@@ -95,7 +101,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     fused::refuse_create_graph("cross_entropy", kOnOneRank);
     if (context->saved_data["gone"].toBool()) {
-      throw Error("tensor parallel", "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient the first time.",
+      throw Error("tensor parallel",
+                  "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient "
+                  "the first time.",
                   "Compute the loss again for a second backward; retain_graph does not keep the logits.");
     }
     context->saved_data["gone"] = true;
@@ -107,15 +115,21 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Part& part, int64_t ignore_index) {
-  if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong || logits.size(1) != part.size()) {
-    throw InputError("tensor parallel", concat("cross_entropy: expected logits [rows, ", part.size(), "], this rank's part of ", classes, " classes, and int64 targets [rows], got ",
-                                               logits.sizes(), " and ", target.sizes(), " of type ", target.scalar_type()));
+void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Part& part,
+           int64_t ignore_index) {
+  if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong ||
+      logits.size(1) != part.size()) {
+    throw InputError("tensor parallel",
+                     concat("cross_entropy: expected logits [rows, ", part.size(), "], this rank's part of ", classes,
+                            " classes, and int64 targets [rows], got ", logits.sizes(), " and ", target.sizes(),
+                            " of type ", target.scalar_type()));
   }
   if (target.is_cpu()) { // a device would have to be waited for
     const at::Tensor wrong = target.ne(ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(classes)));
     if (wrong.any().item<bool>()) {
-      throw InputError("tensor parallel", concat("cross_entropy: target ", target.masked_select(wrong)[0].item<int64_t>(), " is outside [0, ", classes, ")"),
+      throw InputError("tensor parallel",
+                       concat("cross_entropy: target ", target.masked_select(wrong)[0].item<int64_t>(),
+                              " is outside [0, ", classes, ")"),
                        "The data hold a class (a token) that the model's last layer does not have.");
     }
   }
@@ -123,7 +137,8 @@ void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, 
 
 } // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Ranks& ranks, int64_t reduction, int64_t ignore_index) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Ranks& ranks,
+                         int64_t reduction, int64_t ignore_index) {
   if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
     throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
   }

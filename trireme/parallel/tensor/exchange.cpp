@@ -40,7 +40,8 @@ at::Tensor run(Op op, const at::Tensor& x, const comm::Group& ranks, int64_t dim
 }
 
 struct Exchange : torch::autograd::Function<Exchange> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, int64_t dim, Op forward, Op backward) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const comm::Group& ranks, int64_t dim,
+                            Op forward, Op backward) {
     context->saved_data["ranks"] = comm::HeldGroup::hold(ranks);
     context->saved_data["dim"] = dim;
     context->saved_data["backward"] = static_cast<int64_t>(backward);
@@ -49,7 +50,12 @@ struct Exchange : torch::autograd::Function<Exchange> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     fused::refuse_create_graph("an exchange between tensor-parallel ranks", kOnOneRank);
     const comm::Group ranks = comm::HeldGroup::of(context->saved_data["ranks"]);
-    return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks, context->saved_data["dim"].toInt()), {}, {}, {}, {}};
+    return {run(static_cast<Op>(context->saved_data["backward"].toInt()), grads[0], ranks,
+                context->saved_data["dim"].toInt()),
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -62,8 +68,11 @@ at::Tensor exchange(const at::Tensor& x, const comm::Group& ranks, int64_t dim, 
 
 void check_divides(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
   if (x.size(dim) % ranks.size() != 0) {
-    throw InputError("tensor parallel", concat("dim ", dim, " of a tensor of sizes ", x.sizes(), " does not divide by the ", ranks.size(), " ranks of ", ranks.name()),
-                     "With sequence_parallel the tokens of a sample divide by the tensor ranks: choose another sequence_length, or switch it off.");
+    throw InputError("tensor parallel",
+                     concat("dim ", dim, " of a tensor of sizes ", x.sizes(), " does not divide by the ", ranks.size(),
+                            " ranks of ", ranks.name()),
+                     "With sequence_parallel the tokens of a sample divide by the tensor ranks: choose another "
+                     "sequence_length, or switch it off.");
   }
 }
 

@@ -16,8 +16,10 @@ namespace {
 
 int64_t split(const char* what, int64_t size, const Ranks& ranks) {
   if (size < ranks.group.size()) {
-    throw InputError("tensor parallel", concat("a layer has ", size, ' ', what, ", fewer than the ", ranks.group.size(), " tensor-parallel ranks"),
-                     "Use fewer tensor ranks (parallel.tensor), or a wider layer.");
+    throw InputError(
+        "tensor parallel",
+        concat("a layer has ", size, ' ', what, ", fewer than the ", ranks.group.size(), " tensor-parallel ranks"),
+        "Use fewer tensor ranks (parallel.tensor), or a wider layer.");
   }
   return part_of(size, ranks).size();
 }
@@ -56,8 +58,14 @@ void BeforeFirstValues::restore() const {
   generator.set_state(state_);
 }
 
-ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias, int64_t parts)
-    : BeforeFirstValues(ranks), LinearImpl(torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias)), ranks_(ranks), in_(in), out_(out), parts_(parts) {
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias,
+                                                   int64_t parts)
+    : BeforeFirstValues(ranks),
+      LinearImpl(torch::nn::LinearOptions(in, columns(out, ranks, parts)).bias(bias)),
+      ranks_(ranks),
+      in_(in),
+      out_(out),
+      parts_(parts) {
   if (!ranks_.alone()) {
     take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
   }
@@ -81,7 +89,11 @@ std::map<std::string, bucket::Placement> ColumnParallelLinearImpl::placements() 
 }
 
 RowParallelLinearImpl::RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias)
-    : BeforeFirstValues(ranks), LinearImpl(torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias)), ranks_(ranks), in_(in), out_(out) {
+    : BeforeFirstValues(ranks),
+      LinearImpl(torch::nn::LinearOptions(split("inputs", in, ranks), out).bias(bias)),
+      ranks_(ranks),
+      in_(in),
+      out_(out) {
   if (!ranks_.alone()) {
     take_values<LinearImpl>(*this, whole<LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias)), placements());
   }
@@ -92,7 +104,8 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
-  if (ranks_.alone()) { // not LinearImpl's forward, which adds the bias in a pass of its own to what has more than two dims
+  if (ranks_.alone()) { // not LinearImpl's forward, which adds the bias in a pass of its own to what has more than two
+                        // dims
     return at::linear(x, weight, bias);
   }
   const at::Tensor y = project(x);
@@ -107,9 +120,14 @@ std::map<std::string, bucket::Placement> RowParallelLinearImpl::placements() con
 }
 
 VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks)
-    : BeforeFirstValues(ranks), EmbeddingImpl(torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden)), ranks_(ranks), vocabulary_(vocabulary), hidden_(hidden) {
+    : BeforeFirstValues(ranks),
+      EmbeddingImpl(torch::nn::EmbeddingOptions(split("rows", vocabulary, ranks), hidden)),
+      ranks_(ranks),
+      vocabulary_(vocabulary),
+      hidden_(hidden) {
   if (!ranks_.alone()) {
-    take_values<EmbeddingImpl>(*this, whole<EmbeddingImpl>(torch::nn::EmbeddingOptions(vocabulary, hidden)), placements());
+    take_values<EmbeddingImpl>(*this, whole<EmbeddingImpl>(torch::nn::EmbeddingOptions(vocabulary, hidden)),
+                               placements());
   }
 }
 
@@ -119,7 +137,8 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   }
   const Part part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
-  const at::Tensor outside = tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // an error of every rank, as with one rank
+  const at::Tensor outside =
+      tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // an error of every rank, as with one rank
   at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0).masked_fill_(outside, -1));
   x = x.masked_fill(elsewhere.unsqueeze(-1), 0);
   return leave(x, ranks_);

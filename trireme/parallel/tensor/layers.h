@@ -13,11 +13,12 @@
 
 /// Layers of which each rank has a part. With one rank each is the torch::nn layer it derives from.
 ///
-/// First values do not depend on the number of ranks, if all ranks of the group start with the same state of the random generator: each makes the
-/// whole layer's and keeps its part. Source: Shoeybi et al. 2019, arXiv:1909.08053.
+/// First values do not depend on the number of ranks, if all ranks of the group start with the same state of the random
+/// generator: each makes the whole layer's and keeps its part. Source: Shoeybi et al. 2019, arXiv:1909.08053.
 namespace trireme::tensor {
 
-/// The random generator as it was before a layer's own first values were drawn: all ranks draw those of the whole layer instead.
+/// The random generator as it was before a layer's own first values were drawn: all ranks draw those of the whole layer
+/// instead.
 struct BeforeFirstValues {
   explicit BeforeFirstValues(const Ranks& ranks);
   /// Constructs the whole layer as if nothing had been drawn.
@@ -32,12 +33,12 @@ struct BeforeFirstValues {
   at::Tensor state_;
 };
 
-/// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes what all ranks have (or parts of the sequence,
-/// Ranks::sequence_parallel) and returns this rank's features.
+/// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes what all ranks
+/// have (or parts of the sequence, Ranks::sequence_parallel) and returns this rank's features.
 class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
  public:
-  /// `parts`: the output is so many equal blocks side by side, queries, keys and values for instance, each of which is split.
-  /// Errors: InputError for fewer features than ranks, or an output that does not divide by `parts`.
+  /// `parts`: the output is so many equal blocks side by side, queries, keys and values for instance, each of which is
+  /// split. Errors: InputError for fewer features than ranks, or an output that does not divide by `parts`.
   ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true, int64_t parts = 1);
   at::Tensor forward(const at::Tensor& x);
   /// Without the bias, for what adds it in the same pass as something else.
@@ -52,8 +53,8 @@ class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-/// y = x W^T + b with the input's features split: weight [out, part of in], bias [out] whole on every rank. Takes this rank's features and returns the sum
-/// over all ranks (or this rank's part of the sequence of it).
+/// y = x W^T + b with the input's features split: weight [out, part of in], bias [out] whole on every rank. Takes this
+/// rank's features and returns the sum over all ranks (or this rank's part of the sequence of it).
 class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
  public:
   /// Errors: InputError for fewer features than ranks.
@@ -70,8 +71,9 @@ class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, p
 };
 TORCH_MODULE(RowParallelLinear);
 
-/// An embedding with its rows split: weight [part of the vocabulary, hidden]; any size of the vocabulary of at least as many rows as ranks, without padding.
-/// Takes tokens [B, T] that all ranks have and returns the sum over all ranks, [B, T, hidden] or [B, T/N, hidden].
+/// An embedding with its rows split: weight [part of the vocabulary, hidden]; any size of the vocabulary of at least as
+/// many rows as ranks, without padding. Takes tokens [B, T] that all ranks have and returns the sum over all ranks, [B,
+/// T, hidden] or [B, T/N, hidden].
 class VocabParallelEmbeddingImpl : BeforeFirstValues, public torch::nn::EmbeddingImpl, public SplitModule {
  public:
   VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks);

@@ -78,7 +78,8 @@ variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorLis
 }
 
 struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights, at::TensorList biases, const Ranks& ranks) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
+                               at::TensorList biases, const Ranks& ranks) {
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<HeldRanks>(ranks));
     context->saved_data["biases"] = static_cast<int64_t>(biases.size());
     variable_list saved = {x};
@@ -112,7 +113,8 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
     std::optional<Transfer> dx;
     if (context->needs_input_grad(0)) { // not where a pipeline computes the gradients of weights alone
       const variable_list taken = converted(at::TensorList(saved).slice(1, count), dy[0].scalar_type());
-      dx.emplace(splits ? start_multiply_to_part(dy, taken, ranks.group) : start_sum(sum_of_products(dy, taken, ranks.group), ranks.group));
+      dx.emplace(splits ? start_multiply_to_part(dy, taken, ranks.group)
+                        : start_sum(sum_of_products(dy, taken, ranks.group), ranks.group));
     }
     variable_list gradients(1 + count + biases + 1);
     if (wants_weights) {
@@ -136,7 +138,8 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
 };
 
 struct RowLinear : torch::autograd::Function<RowLinear> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight, const Ranks& ranks) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& any_x, const at::Tensor& weight,
+                            const Ranks& ranks) {
     const at::ScalarType type = product_type(any_x);
     const at::Tensor x = any_x.to(type).contiguous();
     const at::Tensor w = weight.to(type);
@@ -196,9 +199,12 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
 
 void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
   if (x.dim() < 2 || (ranks.splits_sequence() && (x.dim() < 3 || x.size(kSequenceDim) % parts != 0))) {
-    throw InputError("tensor parallel", concat("a split linear layer got a tensor of sizes ", x.sizes(), ", whose tokens (dim 1) cannot be shared by the ", ranks.group.size(), " ranks of ",
-                                               ranks.group.name()),
-                     "With sequence_parallel it takes [samples, tokens, features], and the tokens divide by the tensor ranks: choose another sequence_length, or switch it off.");
+    throw InputError(
+        "tensor parallel",
+        concat("a split linear layer got a tensor of sizes ", x.sizes(),
+               ", whose tokens (dim 1) cannot be shared by the ", ranks.group.size(), " ranks of ", ranks.group.name()),
+        "With sequence_parallel it takes [samples, tokens, features], and the tokens divide by the tensor ranks: "
+        "choose another sequence_length, or switch it off.");
   }
 }
 
@@ -208,7 +214,8 @@ at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight, const at
   return column_linears(x, {weight}, bias.defined() ? at::TensorList(bias) : at::TensorList(), ranks)[0];
 }
 
-std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const Ranks& ranks) {
+std::vector<at::Tensor> column_linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
+                                       const Ranks& ranks) {
   if (!ranks.alone()) {
     check_split(x, ranks, 1);
     return ColumnLinears::apply(x, weights, biases, ranks);

@@ -16,11 +16,12 @@ struct ParallelMlpOptions {
   bool bias = false;
 };
 
-/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), hidden -> intermediate -> hidden, each tensor rank having part of `intermediate`, which need not divide by
-/// them. Parameters have the names of Hugging Face's llama. Source: Shazeer 2020, arXiv:2002.05202.
+/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), hidden -> intermediate -> hidden, each tensor rank having part
+/// of `intermediate`, which need not divide by them. Parameters have the names of Hugging Face's llama. Source: Shazeer
+/// 2020, arXiv:2002.05202.
 ///
-/// Cost: one exchange of x and one of the result, as column_linear() and row_linear() have it. Kept for backward: x, gate, up and their product. First values do
-/// not depend on the number of ranks (layers.h).
+/// Cost: one exchange of x and one of the result, as column_linear() and row_linear() have it. Kept for backward: x,
+/// gate, up and their product. First values do not depend on the number of ranks (layers.h).
 class ParallelMlpImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes below 1, or fewer features than ranks.
@@ -37,7 +38,8 @@ class ParallelMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelMlp);
 
-/// silu(gate) * up, of equal shapes. Kept for backward: these two alone. Errors: Error for derivatives of derivatives (create_graph).
+/// silu(gate) * up, of equal shapes. Kept for backward: these two alone. Errors: Error for derivatives of derivatives
+/// (create_graph).
 at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
 
 } // namespace trireme::tensor

@@ -35,7 +35,8 @@ std::vector<Piece> pieces_of(int64_t samples, int64_t tokens, int64_t token_byte
   return pieces;
 }
 
-/// The matrices of which a piece of `whole` [B, T, F] consists: one where all its tokens are neighbours, otherwise one for each rank.
+/// The matrices of which a piece of `whole` [B, T, F] consists: one where all its tokens are neighbours, otherwise one
+/// for each rank.
 std::vector<at::Tensor> matrices_of(const at::Tensor& whole, const Piece& piece, int ranks) {
   const at::Tensor sample = whole[piece.sample];
   const int64_t part = sample.size(0) / ranks;
@@ -84,7 +85,8 @@ void sum_products_into(at::Tensor y, const std::vector<at::Tensor>& xs, at::Tens
 
 } // namespace
 
-Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const comm::Group& ranks, bool wants_whole) {
+Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const comm::Group& ranks,
+                         bool wants_whole) {
   const at::ScalarType type = weights[0].scalar_type();
   const at::Tensor mine = three_dims(x);
   const int64_t tokens = mine.size(1) * ranks.size();
@@ -92,10 +94,13 @@ Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::Tensor
   Products products;
   std::vector<at::Tensor> ys;
   for (const at::Tensor& weight : weights) {
-    products.results.push_back(at::empty(sizes_like(x, x.size(kSequenceDim) * ranks.size(), weight.size(1)), mine.options().dtype(type)));
+    products.results.push_back(
+        at::empty(sizes_like(x, x.size(kSequenceDim) * ranks.size(), weight.size(1)), mine.options().dtype(type)));
     ys.push_back(products.results.back().view({mine.size(0), tokens, weight.size(1)}));
   }
-  const auto multiply = [&](size_t i, at::Tensor y, const at::Tensor& from) { multiply_into(std::move(y), from, weights[i], biases.empty() ? at::Tensor() : biases[i]); };
+  const auto multiply = [&](size_t i, at::Tensor y, const at::Tensor& from) {
+    multiply_into(std::move(y), from, weights[i], biases.empty() ? at::Tensor() : biases[i]);
+  };
   if (pieces.empty()) {
     products.whole = start_join(x, ranks, kSequenceDim).wait();
     const at::Tensor from = three_dims(products.whole).flatten(0, 1).to(type);
@@ -112,9 +117,12 @@ Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::Tensor
   std::deque<Transfer> gathers;
   const auto start = [&](const Piece& piece) {
     const bool in_place = wants_whole && piece.count == mine.size(1);
-    const at::Tensor to = in_place ? whole[piece.sample] : allocate(ranks, {piece.count * ranks.size(), mine.size(2)}, x);
+    const at::Tensor to =
+        in_place ? whole[piece.sample] : allocate(ranks, {piece.count * ranks.size(), mine.size(2)}, x);
     const at::Tensor from = mine[piece.sample].narrow(0, piece.begin, piece.count);
-    gathers.emplace_back(to, std::vector<comm::Work>{ranks.all_gather(to.view({-1}), from.view({-1}), "parts of a layer")}, std::vector<at::Tensor>{from});
+    gathers.emplace_back(to,
+                         std::vector<comm::Work>{ranks.all_gather(to.view({-1}), from.view({-1}), "parts of a layer")},
+                         std::vector<at::Tensor>{from});
   };
   for (size_t n = 0, started = 0; n < pieces.size(); ++n) {
     for (; started < std::min(n + 1 + kAhead, pieces.size()); ++started) {
@@ -177,7 +185,8 @@ Transfer start_multiply_to_part(at::TensorList xs, at::TensorList weights, const
       }
       sum_products_into(results[k], rows, weights);
     }
-    works.push_back(ranks.reduce_scatter(to[piece.sample].narrow(0, piece.begin, piece.count).view({-1}), sum.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts"));
+    works.push_back(ranks.reduce_scatter(to[piece.sample].narrow(0, piece.begin, piece.count).view({-1}),
+                                         sum.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts"));
     kept.push_back(sum);
   }
   return {mine, std::move(works), std::move(kept)};

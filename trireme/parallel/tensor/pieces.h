@@ -7,10 +7,12 @@
 
 #include <vector>
 
-/// Matrix products whose operand or result travels in pieces, one piece while another is computed. N ranks, each with T/N of a sample's T tokens; F features.
+/// Matrix products whose operand or result travels in pieces, one piece while another is computed. N ranks, each with
+/// T/N of a sample's T tokens; F features.
 ///
-/// A piece is a sample, or so many tokens of each rank's part of it that they are 8 MB. Small samples travel all at once, since a message has its cost.
-/// Without gradients: linear.h has those. Every rank calls them in the same order. Source: Wang et al. 2023, ASPLOS.
+/// A piece is a sample, or so many tokens of each rank's part of it that they are 8 MB. Small samples travel all at
+/// once, since a message has its cost. Without gradients: linear.h has those. Every rank calls them in the same order.
+/// Source: Wang et al. 2023, ASPLOS.
 namespace trireme::tensor {
 
 struct Products {
@@ -19,12 +21,14 @@ struct Products {
   /// x of all ranks' tokens, [B, T, F], where it was wanted.
   at::Tensor whole;
 };
-/// Multiplies all ranks' x [B, T/N, F] by `weights` [F, any], in their type. `biases`: none, or one for each weight. Without `wants_whole` no more than three pieces
-/// of the gathered x are there at a time. Cost: P(N-1)/N sent by each rank for P bytes of gathered x.
-Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const comm::Group& ranks, bool wants_whole = false);
+/// Multiplies all ranks' x [B, T/N, F] by `weights` [F, any], in their type. `biases`: none, or one for each weight.
+/// Without `wants_whole` no more than three pieces of the gathered x are there at a time. Cost: P(N-1)/N sent by each
+/// rank for P bytes of gathered x.
+Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::TensorList biases, const comm::Group& ranks,
+                         bool wants_whole = false);
 
-/// This rank's tokens, [B, T/N, columns], of the sum over the ranks and i of x_i W_i: `xs` [B, T, any], `weights` [the same, columns]. On its way when the last piece
-/// is computed. Cost: P(N-1)/N sent by each rank for P bytes of the sum.
+/// This rank's tokens, [B, T/N, columns], of the sum over the ranks and i of x_i W_i: `xs` [B, T, any], `weights` [the
+/// same, columns]. On its way when the last piece is computed. Cost: P(N-1)/N sent by each rank for P bytes of the sum.
 Transfer start_multiply_to_part(at::TensorList xs, at::TensorList weights, const comm::Group& ranks);
 
 } // namespace trireme::tensor

@@ -43,7 +43,8 @@ std::vector<Named> named_parameters(torch::nn::Module& model) {
   std::vector<Named> out;
   for (const auto& module : model.named_modules("", false)) {
     for (const auto& parameter : module.value()->named_parameters(false)) {
-      out.push_back({concat(module.key(), '.', parameter.key()), module.key(), parameter.key(), module.value().get(), parameter.value()});
+      out.push_back({concat(module.key(), '.', parameter.key()), module.key(), parameter.key(), module.value().get(),
+                     parameter.value()});
     }
   }
   for (const auto& parameter : model.named_parameters(false)) { // its shared_ptr may not exist
@@ -52,7 +53,8 @@ std::vector<Named> named_parameters(torch::nn::Module& model) {
   return out;
 }
 
-void check_agreement(const std::vector<Named>& parameters, const std::vector<SplitRule>& rules, const comm::Group& ranks) {
+void check_agreement(const std::vector<Named>& parameters, const std::vector<SplitRule>& rules,
+                     const comm::Group& ranks) {
   uint64_t hash = kFnv1aStart;
   for (const Named& p : parameters) {
     hash = fnv1a(concat(p.name, ' ', p.parameter.sizes(), ' ', p.parameter.scalar_type(), '\n'), hash);
@@ -65,18 +67,24 @@ void check_agreement(const std::vector<Named>& parameters, const std::vector<Spl
   least[1] = ~static_cast<int64_t>(hash); // the least of these is of the greatest hash
   ranks.all_reduce(least, comm::ReduceOp::min, "names of the model to split").wait();
   if (least[0].item<int64_t>() != ~least[1].item<int64_t>()) {
-    throw InputError(kPart, concat("the ", ranks.size(), " ranks of ", ranks.name(), " have models with other names, shapes or types, or other rules"),
+    throw InputError(kPart,
+                     concat("the ", ranks.size(), " ranks of ", ranks.name(),
+                            " have models with other names, shapes or types, or other rules"),
                      "Build the same model with the same rules on every rank.");
   }
 }
 
 // Whether the rule of a module's weight decides about this parameter.
 bool goes_with_weight(const Named& p, const std::vector<Named>& all) {
-  return p.key == "bias" && std::ranges::any_of(all, [&](const Named& other) { return other.module == p.module && other.key == "weight"; });
+  return p.key == "bias" && std::ranges::any_of(all, [&](const Named& other) {
+           return other.module == p.module && other.key == "weight";
+         });
 }
 
 [[noreturn]] void cannot(const Named& p, const SplitRule& rule, const std::string& why) {
-  throw InputError(kPart, concat("the pattern \"", rule.pattern, "\" (", kind_name(rule.kind), ") matches ", p.name, ' ', p.parameter.sizes(), ", which cannot be split: ", why),
+  throw InputError(kPart,
+                   concat("the pattern \"", rule.pattern, "\" (", kind_name(rule.kind), ") matches ", p.name, ' ',
+                          p.parameter.sizes(), ", which cannot be split: ", why),
                    "Make the pattern narrower, or put a rule of kind skip for it in front.");
 }
 
@@ -89,7 +97,9 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
     cannot(p, rule, "it is not a dense tensor of floating-point numbers");
   }
   if (p.module->as<torch::nn::MultiheadAttention>() != nullptr) {
-    cannot(p, rule, "nn::MultiheadAttention uses its weights in one piece; write attention with a Linear each for query, key and value");
+    cannot(p, rule,
+           "nn::MultiheadAttention uses its weights in one piece; write attention with a Linear each for query, key "
+           "and value");
   }
   const auto* embedding = p.module->as<torch::nn::Embedding>();
   if (embedding != nullptr && rule.kind == Kind::row) {
@@ -98,7 +108,8 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
   if (embedding != nullptr && (embedding->options.max_norm() || embedding->options.scale_grad_by_freq())) {
     cannot(p, rule, "max_norm and scale_grad_by_freq need the whole embedding");
   }
-  if (p.parameter.grad().defined() || !p.parameter.is_leaf() || torch::autograd::impl::try_get_grad_accumulator(p.parameter)) {
+  if (p.parameter.grad().defined() || !p.parameter.is_leaf() ||
+      torch::autograd::impl::try_get_grad_accumulator(p.parameter)) {
     cannot(p, rule, "a backward pass or hooks have met it already; split the model right after it was built");
   }
   auto out = std::make_shared<SplitParameter>();
@@ -115,7 +126,8 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
   }
   out->part = part_in_grains(size, out->grain, ranks.rank(), ranks.size());
   if (part_in_grains(size, out->grain, ranks.size() - 1, ranks.size()).size() == 0) {
-    cannot(p, rule, concat("dim ", out->dim, " has fewer parts of ", out->grain, " than there are ranks (", ranks.size(), ')'));
+    cannot(p, rule,
+           concat("dim ", out->dim, " has fewer parts of ", out->grain, " than there are ranks (", ranks.size(), ')'));
   }
   if (embedding != nullptr) {
     out->padding_idx = embedding->options.padding_idx();
@@ -126,7 +138,8 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
 // Both split rows, and both give all logits to every rank.
 bool same_split(const SplitParameter& a, const SplitParameter& b) {
   const auto joined = [](Kind kind) { return kind == Kind::vocabulary || kind == Kind::column_gathered; };
-  return a.part.begin == b.part.begin && a.part.end == b.part.end && a.blocks == b.blocks && a.dim == b.dim && (a.kind == b.kind || (joined(a.kind) && joined(b.kind)));
+  return a.part.begin == b.part.begin && a.part.end == b.part.end && a.blocks == b.blocks && a.dim == b.dim &&
+         (a.kind == b.kind || (joined(a.kind) && joined(b.kind)));
 }
 
 using Splits = std::unordered_map<c10::TensorImpl*, std::shared_ptr<SplitParameter>>;
@@ -138,7 +151,9 @@ void add_split(const Named& p, std::shared_ptr<SplitParameter> split, Splits& ou
   }
   SplitParameter& first = *found->second;
   if (!same_split(first, *split)) {
-    throw InputError(kPart, concat(first.name, " and ", p.name, " are the same tensor (tied), but one is split as ", kind_name(first.kind), ", the other as ", kind_name(split->kind)),
+    throw InputError(kPart,
+                     concat(first.name, " and ", p.name, " are the same tensor (tied), but one is split as ",
+                            kind_name(first.kind), ", the other as ", kind_name(split->kind)),
                      "A tied head is split as column with gather_output, or needs no rule of its own.");
   }
   if (!first.padding_idx) {
@@ -166,7 +181,8 @@ Splits plan(const std::vector<Named>& parameters, const std::vector<SplitRule>& 
       continue;
     }
     const bool weight = p.key == "weight" && !p.module_name.empty();
-    const int rule = matches.first(weight ? std::vector<std::string>{p.name, p.module_name} : std::vector<std::string>{p.name});
+    const int rule =
+        matches.first(weight ? std::vector<std::string>{p.name, p.module_name} : std::vector<std::string>{p.name});
     if (rule < 0 || rules[rule].kind == Kind::skip) {
       continue;
     }
@@ -180,10 +196,13 @@ Splits plan(const std::vector<Named>& parameters, const std::vector<SplitRule>& 
                      "Split the layer behind them by rows, or gather their output (\"gather_output\": true).");
   }
   for (const Named& p : parameters) { // a column's bias is split like its weight
-    const auto weight = std::ranges::find_if(parameters, [&](const Named& other) { return other.module == p.module && other.key == "weight"; });
+    const auto weight = std::ranges::find_if(
+        parameters, [&](const Named& other) { return other.module == p.module && other.key == "weight"; });
     const auto split = !goes_with_weight(p, parameters) ? out.end() : out.find(weight->parameter.unsafeGetTensorImpl());
     if (split != out.end() && split->second->kind == Kind::column) {
-      add_split(p, make_split(p, {Kind::column, "the bias of a column", split->second->grain, split->second->blocks}, ranks), out);
+      add_split(
+          p, make_split(p, {Kind::column, "the bias of a column", split->second->grain, split->second->blocks}, ranks),
+          out);
     }
   }
   return out;
@@ -203,7 +222,9 @@ void broadcast(const at::Tensor& tensor, const comm::Group& ranks, const std::st
 
 // Whole until here: no copy of it stays.
 void cut(at::Tensor parameter, const std::shared_ptr<const SplitParameter>& split) {
-  const at::Tensor blocks = parameter.detach().unflatten(split->dim, {split->blocks, -1}).narrow(split->dim + 1, split->part.begin, split->part.size());
+  const at::Tensor blocks = parameter.detach()
+                                .unflatten(split->dim, {split->blocks, -1})
+                                .narrow(split->dim + 1, split->part.begin, split->part.size());
   const at::Tensor part = blocks.contiguous().flatten(split->dim, split->dim + 1).clone(at::MemoryFormat::Contiguous);
   parameter.set_data(part);
   set_mark(parameter, {split, Form::same});
@@ -220,7 +241,8 @@ bucket::Placement placement(const SplitParameter& split) {
 
 } // namespace
 
-SplitModel::SplitModel(comm::Group ranks, std::vector<Entry> entries) : ranks_(std::move(ranks)), entries_(std::move(entries)) {}
+SplitModel::SplitModel(comm::Group ranks, std::vector<Entry> entries)
+    : ranks_(std::move(ranks)), entries_(std::move(entries)) {}
 SplitModel::SplitModel(SplitModel&&) noexcept = default;
 SplitModel& SplitModel::operator=(SplitModel&&) noexcept = default;
 SplitModel::~SplitModel() = default;
@@ -278,8 +300,9 @@ std::string SplitModel::describe() const {
   std::ostringstream out;
   for (const Entry& entry : entries_) {
     if (entry.split) {
-      out << std::left << std::setw(static_cast<int>(widest) + 2) << entry.name << std::setw(18) << kind_name(entry.split->kind) << at::IntArrayRef(entry.split->whole)
-          << " -> " << entry.parameter.sizes() << '\n';
+      out << std::left << std::setw(static_cast<int>(widest) + 2) << entry.name << std::setw(18)
+          << kind_name(entry.split->kind) << at::IntArrayRef(entry.split->whole) << " -> " << entry.parameter.sizes()
+          << '\n';
     }
   }
   return out.str();
@@ -307,7 +330,7 @@ bool SplitModel::check_gradients() const {
   ranks_.all_reduce(least, comm::ReduceOp::min, "gradients of whole parameters").wait();
   const at::Tensor differ = (-least[1] - least[0]).amax(-1);
   const at::Tensor size = -least[1].select(-1, 1);
-  constexpr double kNoise = 1e-9; // of the sizes of all: gradients that are zero but for rounding
+  constexpr double kNoise = 1e-9;     // of the sizes of all: gradients that are zero but for rounding
   constexpr double kTolerance = 1e-3; // orders of additions, in bf16 too; what is missing is a rank's part
   std::vector<at::Tensor> wanted = (differ - kTolerance * size - kNoise * size.sum()).unbind();
   wanted.push_back(size.sum());
@@ -317,8 +340,11 @@ bool SplitModel::check_gradients() const {
   }
   for (size_t i = 0; i < whole.size(); ++i) {
     if (!(missing[i] <= 0)) {
-      throw InputError(kPart, concat("the gradients of ", whole[i]->name, ", which every rank has whole, differ between the ranks of ", ranks_.name()),
-                       "It acts on features that are split by columns, so each rank sees only a part of its gradient, or the ranks draw other random numbers. Split it by a "
+      throw InputError(kPart,
+                       concat("the gradients of ", whole[i]->name,
+                              ", which every rank has whole, differ between the ranks of ", ranks_.name()),
+                       "It acts on features that are split by columns, so each rank sees only a part of its gradient, "
+                       "or the ranks draw other random numbers. Split it by a "
                        "rule of its own, use it outside of split layers, or give all ranks the same seed.");
     }
   }
@@ -329,10 +355,12 @@ double SplitModel::clip_grad_norm(double max_norm) const {
   const torch::NoGradGuard no_grad;
   std::map<c10::TensorImpl*, const Entry*> once;
   const at::Device device = entries_.empty() ? at::Device(at::kCPU) : entries_.front().parameter.device();
-  const at::Tensor squares = at::zeros({2}, at::TensorOptions(at::kDouble).device(device)); // of what is split, and of what is whole
+  const at::Tensor squares =
+      at::zeros({2}, at::TensorOptions(at::kDouble).device(device)); // of what is split, and of what is whole
   for (const Entry& entry : entries_) {
     if (entry.parameter.grad().defined() && once.emplace(entry.parameter.unsafeGetTensorImpl(), &entry).second) {
-      squares[entry.split ? 0 : 1].add_(at::linalg_vector_norm(entry.parameter.grad(), 2, {}, false, at::kDouble).square());
+      squares[entry.split ? 0 : 1].add_(
+          at::linalg_vector_norm(entry.parameter.grad(), 2, {}, false, at::kDouble).square());
     }
   }
   if (ranks_.size() > 1) {

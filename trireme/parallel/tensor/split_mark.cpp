@@ -15,7 +15,8 @@ struct MarkMeta : c10::BackendMeta {
   Mark mark;
 };
 
-// TensorImpl has no public way to add a key. Derived classes may change its set of keys, and a pointer to that member fits any TensorImpl.
+// TensorImpl has no public way to add a key. Derived classes may change its set of keys, and a pointer to that member
+// fits any TensorImpl.
 struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) {
     return tensor.*(&KeySet::key_set_);
@@ -27,7 +28,8 @@ void add_mark(c10::TensorImpl& tensor, c10::intrusive_ptr<c10::BackendMeta> meta
   tensor.set_backend_meta(std::move(meta));
 }
 
-// Of the kinds of device that libtorch does not list, only tensors with the same keys may take each other's place: `tensor` gets or loses ours.
+// Of the kinds of device that libtorch does not list, only tensors with the same keys may take each other's place:
+// `tensor` gets or loses ours.
 void make_key_fit(c10::TensorImpl& tensor, bool marked) {
   KeySet::of(tensor) = marked ? KeySet::of(tensor).add(kSplitKey) : KeySet::of(tensor).remove(kSplitKey);
 }
@@ -35,7 +37,8 @@ void make_key_fit(c10::TensorImpl& tensor, bool marked) {
 using at::TensorBase;
 
 /// A reference to a shared pointer until libtorch 2.12, to an intrusive one since 2.13.
-using GradFn = decltype(std::declval<const at::impl::VariableHooksInterface&>().grad_fn(std::declval<const TensorBase&>()));
+using GradFn =
+    decltype(std::declval<const at::impl::VariableHooksInterface&>().grad_fn(std::declval<const TensorBase&>()));
 
 // libtorch's hooks with one change: set_data() replaces a tensor's keys by those of the data, and a mark must stay.
 class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
@@ -46,7 +49,8 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
     c10::TensorImpl& tensor = *self.unsafeGetTensorImpl();
     const bool marked = tensor.key_set().has(kSplitKey);
     const bool gets_mark = data.key_set().has(kSplitKey); // the copy of a module
-    c10::intrusive_ptr<c10::BackendMeta> meta = (marked ? self : data).unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+    c10::intrusive_ptr<c10::BackendMeta> meta =
+        (marked ? self : data).unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
     make_key_fit(tensor, gets_mark);
     try {
       next_.set_data(self, data);
@@ -101,14 +105,15 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
   bool retains_grad(const TensorBase& self) const override {
     return next_.retains_grad(self);
   }
-  void _backward(const at::Tensor& self, at::TensorList inputs, const std::optional<at::Tensor>& gradient, std::optional<bool> keep_graph,
-                 bool create_graph) const override {
+  void _backward(const at::Tensor& self, at::TensorList inputs, const std::optional<at::Tensor>& gradient,
+                 std::optional<bool> keep_graph, bool create_graph) const override {
     next_._backward(self, inputs, gradient, keep_graph, create_graph);
   }
   void requires_grad_(const TensorBase& self, bool requires_grad) const override {
     next_.requires_grad_(self, requires_grad);
   }
-  void basic_autograd_not_implemented_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const override {
+  void basic_autograd_not_implemented_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                               torch::jit::Stack* stack) const override {
     next_.basic_autograd_not_implemented_fallback(op, keys, stack);
   }
   std::optional<c10::ScalarType> grad_dtype(const TensorBase& self) const override {

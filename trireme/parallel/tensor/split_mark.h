@@ -11,14 +11,16 @@
 #include <string>
 #include <vector>
 
-/// Tensors that are a rank's part of a split parameter carry a mark, which makes libtorch's dispatcher ask us first for every operator that gets one.
+/// Tensors that are a rank's part of a split parameter carry a mark, which makes libtorch's dispatcher ask us first for
+/// every operator that gets one.
 ///
-/// libtorch's modules have no hooks and their forward() is not virtual, so a layer that a program holds by its type cannot be replaced or wrapped; what
-/// it does with its weight can. The mark is a dispatch key above autograd and autocast, which work below it as ever, and the rule (a
-/// c10::BackendMeta). Tensors without the mark pay nothing.
+/// libtorch's modules have no hooks and their forward() is not virtual, so a layer that a program holds by its type
+/// cannot be replaced or wrapped; what it does with its weight can. The mark is a dispatch key above autograd and
+/// autocast, which work below it as ever, and the rule (a c10::BackendMeta). Tensors without the mark pay nothing.
 namespace trireme::tensor {
 
-/// The key of the mark. DeferredInit was kept for a project that is no longer developed (torchdistx); nothing in libtorch uses it.
+/// The key of the mark. DeferredInit was kept for a project that is no longer developed (torchdistx); nothing in
+/// libtorch uses it.
 inline constexpr c10::DispatchKey kSplitKey = c10::DispatchKey::DeferredInit;
 
 /// part_of() in multiples of `grain`, of which the last may be cut short.
@@ -61,8 +63,8 @@ inline bool is_marked(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kSplitKey);
 }
 
-/// Marks a tensor, in place. The mark stays through set_data(), with which modules move to another device or type and flat buffers take
-/// parameters in. Cost: nothing but a few operators looked up in a table, once a process.
+/// Marks a tensor, in place. The mark stays through set_data(), with which modules move to another device or type and
+/// flat buffers take parameters in. Cost: nothing but a few operators looked up in a table, once a process.
 void set_mark(const at::Tensor& tensor, const Mark& mark);
 
 /// The same values, for autograd the same tensor, without the mark. Call it where kSplitKey is excluded.

@@ -17,7 +17,8 @@ namespace trireme::tensor {
 class SplitModule {
  public:
   virtual ~SplitModule() = default;
-  /// Which part of the whole this rank has of the module's own parameters and buffers, by name. Others are whole on every rank.
+  /// Which part of the whole this rank has of the module's own parameters and buffers, by name. Others are whole on
+  /// every rank.
   virtual std::map<std::string, bucket::Placement> placements() const = 0;
 };
 

@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <array>
 
-// What operators do with a split parameter. A few are layers: they get the exchanges of Shoeybi et al. 2019 around them. Others may work on this rank's
-// part alone, and what they return is split the same way: views, copies, element by element, in place. All others are refused by name, because
-// their result on a part is not a part of the result.
+// What operators do with a split parameter. A few are layers: they get the exchanges of Shoeybi et al. 2019 around
+// them. Others may work on this rank's part alone, and what they return is split the same way: views, copies, element
+// by element, in place. All others are refused by name, because their result on a part is not a part of the result.
 namespace trireme::tensor {
 namespace {
 
@@ -29,15 +29,17 @@ std::string what_is(const SplitParameter& p) {
 }
 
 [[noreturn]] void refuse(std::string_view op, const Mark& mark) {
-  throw InputError(
-      kPart,
-      concat("the operator ", op, " got ", mark.form == Form::other ? "a view of another shape of " : "", mark.parameter ? what_is(*mark.parameter) : name_of(mark),
-             ": on the part of one rank its result would not be a part of the whole result"),
-      "Layers, torch::linear(), x.matmul(weight.t()) and torch::embedding() are understood, and what acts element by element. Else keep the parameter whole: a rule of kind skip in "
-      "front of the others.");
+  throw InputError(kPart,
+                   concat("the operator ", op, " got ", mark.form == Form::other ? "a view of another shape of " : "",
+                          mark.parameter ? what_is(*mark.parameter) : name_of(mark),
+                          ": on the part of one rank its result would not be a part of the whole result"),
+                   "Layers, torch::linear(), x.matmul(weight.t()) and torch::embedding() are understood, and what acts "
+                   "element by element. Else keep the parameter whole: a rule of kind skip in "
+                   "front of the others.");
 }
 
-using Multiply = c10::function_ref<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias)>;
+using Multiply =
+    c10::function_ref<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias)>;
 
 // A column-split layer's own part of the bias.
 OptionalTensor bias_part(const SplitParameter& p, const OptionalTensor& bias) {
@@ -45,7 +47,8 @@ OptionalTensor bias_part(const SplitParameter& p, const OptionalTensor& bias) {
     return std::nullopt;
   }
   const std::optional<Mark> mark = mark_of(*bias);
-  if (!mark || !mark->parameter || !mark->parameter->is_bias() || mark->parameter->whole[0] != p.whole[0] || mark->parameter->part.begin != p.part.begin) {
+  if (!mark || !mark->parameter || !mark->parameter->is_bias() || mark->parameter->whole[0] != p.whole[0] ||
+      mark->parameter->part.begin != p.part.begin) {
     throw InputError(kPart, concat("the bias that is added with ", what_is(p), " is not split like it"),
                      "A module's \"bias\" goes with its \"weight\"; give a bias of another name a rule of its own.");
   }
@@ -57,16 +60,21 @@ void check_features(const SplitParameter& p, const at::Tensor& x, int64_t featur
     return;
   }
   if (p.kind == Kind::row) {
-    throw InputError(kPart, concat(what_is(p), ", takes ", features, " of ", p.whole[1], " features on rank ", p.ranks.group.rank(), " but got an input of sizes ", x.sizes()),
-                     "The layer before it must be split by columns, with an output that is not gathered; a number of heads or features that the model counts "
+    throw InputError(kPart,
+                     concat(what_is(p), ", takes ", features, " of ", p.whole[1], " features on rank ",
+                            p.ranks.group.rank(), " but got an input of sizes ", x.sizes()),
+                     "The layer before it must be split by columns, with an output that is not gathered; a number of "
+                     "heads or features that the model counts "
                      "itself must be this rank's.");
   }
-  throw InputError(kPart, concat(what_is(p), ", takes all ", features, " features but got an input of sizes ", x.sizes()),
-                   "If the layer before it is split by columns too, this one is split by rows, or that one's output is gathered.");
+  throw InputError(
+      kPart, concat(what_is(p), ", takes all ", features, " features but got an input of sizes ", x.sizes()),
+      "If the layer before it is split by columns too, this one is split by rows, or that one's output is gathered.");
 }
 
 // x times a weight [out, in], or its transpose, as `form` says; `multiply` does it with what this rank has.
-at::Tensor product(std::string_view op, const at::Tensor& x, const at::Tensor& weight, Form form, const OptionalTensor& bias, Multiply multiply) {
+at::Tensor product(std::string_view op, const at::Tensor& x, const at::Tensor& weight, Form form,
+                   const OptionalTensor& bias, Multiply multiply) {
   for (const at::Tensor& other : {x, bias && !is_marked(weight) ? *bias : at::Tensor()}) {
     if (is_marked(other)) {
       refuse(op, *mark_of(other));
@@ -95,33 +103,41 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const OptionalT
 }
 
 at::Tensor matmul(const at::Tensor& x, const at::Tensor& weight) {
-  return product("aten::matmul", x, weight, Form::transposed, {}, [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor&) { return at::matmul(a, w); });
+  return product("aten::matmul", x, weight, Form::transposed, {},
+                 [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor&) { return at::matmul(a, w); });
 }
 
 at::Tensor mm(const at::Tensor& x, const at::Tensor& weight) {
-  return product("aten::mm", x, weight, Form::transposed, {}, [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor&) { return at::mm(a, w); });
+  return product("aten::mm", x, weight, Form::transposed, {},
+                 [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor&) { return at::mm(a, w); });
 }
 
-at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight, const at::Scalar& beta, const at::Scalar& alpha) {
+at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight, const at::Scalar& beta,
+                 const at::Scalar& alpha) {
   const bool scaled = !beta.equal(1) || !alpha.equal(1);
   const std::optional<Mark> mark = mark_of(scaled ? bias : weight);
   if (scaled) { // layers have no factors
     refuse("aten::addmm with beta or alpha", mark.value_or(mark_of(weight).value_or(Mark{nullptr, Form::same})));
   }
-  return product("aten::addmm", x, weight, Form::transposed, bias, [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor& b) {
-    return b ? at::addmm(*b, a, w) : at::mm(a, w);
-  });
+  return product("aten::addmm", x, weight, Form::transposed, bias,
+                 [](const at::Tensor& a, const at::Tensor& w, const OptionalTensor& b) {
+                   return b ? at::addmm(*b, a, w) : at::mm(a, w);
+                 });
 }
 
-at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, c10::SymInt padding_idx, bool scale_grad_by_freq, bool sparse) {
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, c10::SymInt padding_idx, bool scale_grad_by_freq,
+                     bool sparse) {
   constexpr std::string_view op = "aten::embedding";
   const std::optional<Mark> mark = mark_of(weight);
-  if (!mark || !mark->parameter || mark->form != Form::same || mark->parameter->dim != 0 || mark->parameter->is_bias()) {
+  if (!mark || !mark->parameter || mark->form != Form::same || mark->parameter->dim != 0 ||
+      mark->parameter->is_bias()) {
     refuse(op, mark.value_or(Mark{nullptr, Form::same}));
   }
   const SplitParameter& p = *mark->parameter;
   if (padding_idx >= 0 || scale_grad_by_freq) {
-    refuse(concat(op, scale_grad_by_freq ? " with scale_grad_by_freq" : " with padding_idx, not from an nn::Embedding,"), *mark);
+    refuse(
+        concat(op, scale_grad_by_freq ? " with scale_grad_by_freq" : " with padding_idx, not from an nn::Embedding,"),
+        *mark);
   }
   const c10::impl::ExcludeDispatchKeyGuard below(kSplitKey);
   const at::Tensor elsewhere = ids.lt(p.part.begin).logical_or_(ids.ge(p.part.end));
@@ -146,9 +162,11 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
   return std::ranges::find(names, name) != names.end();
 }
 
-constexpr std::array<std::string_view, 14> kInPlace = {"zero_",        "fill_",        "copy_",   "set_",       "normal_",        "uniform_", "random_",
-                                                       "bernoulli_",   "exponential_", "cauchy_", "geometric_", "log_normal_",    "detach_",  "requires_grad_"};
-constexpr std::array<std::string_view, 3> kNoElements = {"_has_compatible_shallow_copy_type", "is_same_size", "record_stream"};
+constexpr std::array<std::string_view, 14> kInPlace = {
+    "zero_",      "fill_",        "copy_",   "set_",       "normal_",     "uniform_", "random_",
+    "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "detach_",  "requires_grad_"};
+constexpr std::array<std::string_view, 3> kNoElements = {"_has_compatible_shallow_copy_type", "is_same_size",
+                                                         "record_stream"};
 
 Use use_of(const c10::OperatorHandle& op) {
   std::string_view name = op.operator_name().name;
@@ -161,8 +179,13 @@ Use use_of(const c10::OperatorHandle& op) {
     return Use::plain;
   }
   const bool list_in_place = (name.starts_with("_foreach_") || name.starts_with("_fused_")) && name.ends_with('_');
-  const bool view = std::ranges::any_of(op.schema().returns(), [](const c10::Argument& out) { return out.alias_info() != nullptr && !out.alias_info()->isWrite(); });
-  return view || list_in_place || op.hasTag(at::Tag::pointwise) || is_one_of(name, kInPlace) || name == "_to_copy" || name == "clone" ? Use::split : Use::refused;
+  const bool view = std::ranges::any_of(op.schema().returns(), [](const c10::Argument& out) {
+    return out.alias_info() != nullptr && !out.alias_info()->isWrite();
+  });
+  return view || list_in_place || op.hasTag(at::Tag::pointwise) || is_one_of(name, kInPlace) || name == "_to_copy" ||
+                 name == "clone"
+             ? Use::split
+             : Use::refused;
 }
 
 void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& out) {
@@ -190,8 +213,10 @@ bool is_reverse(at::IntArrayRef a, at::IntArrayRef b) {
   return std::equal(a.begin(), a.end(), b.rbegin(), b.rend());
 }
 
-constexpr std::array<std::string_view, 5> kTransposes = {"aten::t", "aten::numpy_T", "aten::mT", "aten::t_", "aten::transpose"};
-constexpr std::array<std::string_view, 4> kPermutations = {"aten::permute", "aten::swapaxes", "aten::swapdims", "aten::movedim"};
+constexpr std::array<std::string_view, 5> kTransposes = {"aten::t", "aten::numpy_T", "aten::mT", "aten::t_",
+                                                         "aten::transpose"};
+constexpr std::array<std::string_view, 4> kPermutations = {"aten::permute", "aten::swapaxes", "aten::swapdims",
+                                                           "aten::movedim"};
 
 // How `out` comes from the parameter, given that `in` does so by `form`.
 Form form_of(std::string_view op, const at::Tensor& out, const at::Tensor& in, Form form) {
@@ -199,14 +224,16 @@ Form form_of(std::string_view op, const at::Tensor& out, const at::Tensor& in, F
     return form;
   }
   const bool may_transpose = is_one_of(op, kTransposes) || is_one_of(op, kPermutations);
-  if (may_transpose && out.dim() == 2 && is_reverse(out.sizes(), in.sizes()) && is_reverse(out.strides(), in.strides())) {
+  if (may_transpose && out.dim() == 2 && is_reverse(out.sizes(), in.sizes()) &&
+      is_reverse(out.strides(), in.strides())) {
     return form == Form::same ? Form::transposed : Form::same;
   }
   const bool moved = may_transpose || op == "aten::as_strided";
   return out.sizes() == in.sizes() && (!moved || out.strides() == in.strides()) ? form : Form::other;
 }
 
-void mark_outputs(std::string_view op, const std::vector<at::Tensor>& inputs, const at::Tensor& in, const Mark& mark, const std::vector<at::Tensor>& outputs) {
+void mark_outputs(std::string_view op, const std::vector<at::Tensor>& inputs, const at::Tensor& in, const Mark& mark,
+                  const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& out : outputs) {
     const bool is_input = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return input.is_same(out); });
     if (!out.defined() || is_input) {
@@ -223,7 +250,9 @@ void mark_outputs(std::string_view op, const std::vector<at::Tensor>& inputs, co
 // Operands that are split must be split alike, or their elements do not belong together.
 bool fit_together(const Mark& a, const Mark& b) {
   const bool same = a.parameter == b.parameter ||
-                    (a.parameter && b.parameter && a.parameter->dim == b.parameter->dim && a.parameter->part.begin == b.parameter->part.begin && a.parameter->part.end == b.parameter->part.end && a.parameter->whole == b.parameter->whole);
+                    (a.parameter && b.parameter && a.parameter->dim == b.parameter->dim &&
+                     a.parameter->part.begin == b.parameter->part.begin &&
+                     a.parameter->part.end == b.parameter->part.end && a.parameter->whole == b.parameter->whole);
   return same && a.form == b.form;
 }
 
@@ -237,10 +266,12 @@ void any_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   const Mark mark = *mark_of(*marked);
   const Use use = use_of(op);
   const bool list = name.starts_with("aten::_f"); // optimizers' operators over many parameters
-  const bool mixed = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return is_marked(input) && !fit_together(*mark_of(input), mark); });
+  const bool mixed = std::ranges::any_of(
+      inputs, [&](const at::Tensor& input) { return is_marked(input) && !fit_together(*mark_of(input), mark); });
   const at::Tensor& first = inputs.front();
   // Written into a tensor without a mark in a forward pass, it could not be followed.
-  const bool lost = op.schema().is_mutable() && first.defined() && !is_marked(first) && at::GradMode::is_enabled() && !(mark.parameter && mark.parameter->is_bias());
+  const bool lost = op.schema().is_mutable() && first.defined() && !is_marked(first) && at::GradMode::is_enabled() &&
+                    !(mark.parameter && mark.parameter->is_bias());
   if (use == Use::refused || (use == Use::split && !list && (mixed || lost))) {
     refuse(name, mark);
   }
@@ -249,7 +280,8 @@ void any_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   const c10::impl::ExcludeDispatchKeyGuard below(kSplitKey);
   op.callBoxed(stack);
   if (in.sizes() != now) {
-    throw InputError(kPart, concat("the operator ", name, " changed the shape of ", name_of(mark), ", a split parameter"));
+    throw InputError(kPart,
+                     concat("the operator ", name, " changed the shape of ", name_of(mark), ", a split parameter"));
   }
   if (use == Use::split && !list) {
     mark_outputs(name, inputs, in, mark, tensors_of(torch::jit::last(*stack, op.schema().returns().size())));

@@ -13,7 +13,8 @@ constexpr size_t kLongestPattern = 1000; // std::regex calls itself for every br
 
 std::regex compile(const std::string& pattern) {
   if (pattern.size() > kLongestPattern) {
-    throw InputError(kPart, concat("a pattern has ", pattern.size(), " characters"), concat("At most ", kLongestPattern, "."));
+    throw InputError(kPart, concat("a pattern has ", pattern.size(), " characters"),
+                     concat("At most ", kLongestPattern, "."));
   }
   try {
     return std::regex(pattern, std::regex::ECMAScript);
@@ -51,7 +52,8 @@ std::string nearest_module(const std::string& pattern, const std::vector<std::st
     return concat("The nearest module is \"", near, "\".");
   }
   constexpr size_t kMost = 12;
-  std::vector<std::string> some(modules.begin(), modules.begin() + static_cast<std::ptrdiff_t>(std::min(modules.size(), kMost)));
+  std::vector<std::string> some(modules.begin(),
+                                modules.begin() + static_cast<std::ptrdiff_t>(std::min(modules.size(), kMost)));
   return concat("Modules with a weight: ", join(some, ", "), modules.size() > kMost ? ", ..." : "", '.');
 }
 
@@ -96,11 +98,13 @@ void RuleMatches::check_all_used(const std::vector<std::string>& modules) const 
   for (const Rule& rule : rules_) {
     if (!rule.first && rule.late_for.empty()) {
       throw InputError(kPart, concat("no parameter of the model matches the pattern \"", rule.pattern, '"'),
-                       concat(nearest_module(rule.pattern, modules), " A pattern is matched from the beginning of a name, as by Python's re.match."));
+                       concat(nearest_module(rule.pattern, modules),
+                              " A pattern is matched from the beginning of a name, as by Python's re.match."));
     }
     if (!rule.first) {
-      throw InputError(kPart, concat("the pattern \"", rule.pattern, "\" comes too late: all that it matches, as ", rule.late_for,
-                                     ", is matched by earlier ones, as \"", rule.earlier, '"'),
+      throw InputError(kPart,
+                       concat("the pattern \"", rule.pattern, "\" comes too late: all that it matches, as ",
+                              rule.late_for, ", is matched by earlier ones, as \"", rule.earlier, '"'),
                        "The first rule that matches counts: put the narrower one first.");
     }
   }

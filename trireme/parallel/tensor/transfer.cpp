@@ -79,7 +79,8 @@ Transfer start_sum_to_part(const at::Tensor& x, const comm::Group& ranks, int64_
   const at::Tensor blocks = x.unflatten(dim, {ranks.size(), x.size(dim) / ranks.size()}).movedim(dim, 0);
   const at::Tensor all = allocate(ranks, blocks.sizes(), x);
   all.copy_(blocks);
-  works.push_back(ranks.reduce_scatter(mine.view({-1}), all.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts"));
+  works.push_back(
+      ranks.reduce_scatter(mine.view({-1}), all.view({-1}), comm::ReduceOp::sum, "sum of a layer, in parts"));
   return {mine, std::move(works), {all}};
 }
 

@@ -16,7 +16,8 @@ inline constexpr const char* kOnOneRank = "Use one tensor rank, and TRIREME_SIMD
 /// A collective on its way, and what it will give. Without gradients: exchange.h and linear.h have those.
 class Transfer {
  public:
-  Transfer(at::Tensor result, std::vector<comm::Work> works, std::vector<at::Tensor> kept = {}) : result_(std::move(result)), works_(std::move(works)), kept_(std::move(kept)) {}
+  Transfer(at::Tensor result, std::vector<comm::Work> works, std::vector<at::Tensor> kept = {})
+      : result_(std::move(result)), works_(std::move(works)), kept_(std::move(kept)) {}
   /// The result, once it is there.
   at::Tensor wait();
 

@@ -10,13 +10,14 @@
 
 namespace trireme::rpc::grpc {
 
-/// The longest part of a body in a frame of ours; other implementations refuse messages of more than 4 MiB unless told otherwise.
+/// The longest part of a body in a frame of ours; other implementations refuse messages of more than 4 MiB unless told
+/// otherwise.
 inline constexpr size_t kPartBytes = size_t{1} << 20;
 /// The longest frame that is taken.
 inline constexpr size_t kLongestFrame = (size_t{64} << 20) + 4096;
 
-/// The message Frame of parameter_server.proto, without its part of the body. Protobuf's encoding is written and read here by hand: five fields, and the
-/// body is copied once, from the network's memory to its place.
+/// The message Frame of parameter_server.proto, without its part of the body. Protobuf's encoding is written and read
+/// here by hand: five fields, and the body is copied once, from the network's memory to its place.
 struct Frame {
   uint64_t id = 0;
   std::string header;

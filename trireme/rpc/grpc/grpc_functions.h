@@ -5,9 +5,10 @@
 
 /// What Trireme needs of gRPC, as plain functions.
 ///
-/// libtorch exports symbols of a protobuf of its own, and a process must not mix two. So what includes gRPC's headers is a shared module, without libtorch in it,
-/// that only processes with a "grpc://" address load (grpc_runtime.h); they talk to it through this table. The module writes its few messages by itself (frames.h):
-/// neither it nor what it loads has protobuf in it.
+/// libtorch exports symbols of a protobuf of its own, and a process must not mix two. So what includes gRPC's headers
+/// is a shared module, without libtorch in it, that only processes with a "grpc://" address load (grpc_runtime.h); they
+/// talk to it through this table. The module writes its few messages by itself (frames.h): neither it nor what it loads
+/// has protobuf in it.
 namespace trireme::rpc::grpc {
 
 /// Changes when this file does.
@@ -24,8 +25,8 @@ struct Options {
   Text target;
   /// A server's: a socket that listens there already, which stays the caller's, or -1.
   int listening;
-  /// TLS; the rest of these are PEM, or empty: this side's certificate with its chain and its key, and those whom it trusts. A server that has `authority` asks for
-  /// certificates of its clients.
+  /// TLS; the rest of these are PEM, or empty: this side's certificate with its chain and its key, and those whom it
+  /// trusts. A server that has `authority` asks for certificates of its clients.
   int tls;
   Text certificate;
   Text key;
@@ -62,14 +63,16 @@ using Server = void*;
 using Client = void*;
 using Call = void*;
 
-/// Functions that can fail return 0 after filling `trouble`. None throws. One thread at a time calls those of a server, and one those of a client with its calls.
+/// Functions that can fail return 0 after filling `trouble`. None throws. One thread at a time calls those of a server,
+/// and one those of a client with its calls.
 struct Functions {
   int version;
   /// "gRPC 1.51.1".
   const char* (*library)();
 
   int (*serve)(const Options* options, Server* server, int* port, Trouble* trouble);
-  /// Waits for the next event. Returns 0 after `timeout_ms` without one. What the event points at is valid until its reply.
+  /// Waits for the next event. Returns 0 after `timeout_ms` without one. What the event points at is valid until its
+  /// reply.
   int (*next)(Server server, int64_t timeout_ms, Event* event);
   /// Sends the header, and as a body the first `body_bytes` of the request's room, at most all.
   void (*reply)(Server server, uint64_t id, Text header, size_t body_bytes);

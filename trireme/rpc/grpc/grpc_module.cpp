@@ -67,12 +67,15 @@ void stop(Server server) {
 }
 
 int connect(const Options* options, int64_t timeout_ms, Client* client, Trouble* trouble) {
-  return guarded(trouble, [&] { *client = new std::shared_ptr<ModuleClient>(ModuleClient::connect(*options, after(timeout_ms))); });
+  return guarded(trouble, [&] {
+    *client = new std::shared_ptr<ModuleClient>(ModuleClient::connect(*options, after(timeout_ms)));
+  });
 }
 
 Call call(Client client, Text header, const void* body, size_t body_bytes, void* room, size_t room_bytes) {
   const auto& connection = client_of(client);
-  return new Handle{connection, connection->call(string(header), {static_cast<const std::byte*>(body), body_bytes}, {static_cast<std::byte*>(room), room_bytes})};
+  return new Handle{connection, connection->call(string(header), {static_cast<const std::byte*>(body), body_bytes},
+                                                 {static_cast<std::byte*>(room), room_bytes})};
 }
 
 int wait(Call call, int64_t timeout_ms, Text* header, Trouble* trouble) {
@@ -112,6 +115,7 @@ void close(Client client) {
 
 extern "C" __attribute__((visibility("default"))) const trireme::rpc::grpc::Functions* trireme_grpc_functions() {
   using namespace trireme::rpc::grpc;
-  static const Functions functions = {kInterfaceVersion, library, serve, next, reply, stop, connect, call, wait, wait_for, done, drop, count, close};
+  static const Functions functions = {kInterfaceVersion, library, serve, next,  reply, stop, connect, call, wait,
+                                      wait_for,          done,    drop,  count, close};
   return &functions;
 }

@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kNext =
-    "Install gRPC (on Debian or Ubuntu: apt-get install libgrpc++-dev) and build Trireme again, or use tcp://. TRIREME_GRPC_MODULE names a module that lies elsewhere.";
+    "Install gRPC (on Debian or Ubuntu: apt-get install libgrpc++-dev) and build Trireme again, or use tcp://. "
+    "TRIREME_GRPC_MODULE names a module that lies elsewhere.";
 
 std::string module_path() {
   if (const auto given = env::text("TRIREME_GRPC_MODULE")) {
@@ -34,8 +35,9 @@ std::string module_path() {
 
 const Functions& load() {
   const std::string path = module_path();
-  // Local: nothing of gRPC's is found by whoever is loaded later. The other way round there is nothing to be mixed up: libtorch exports names of protobuf, and neither the
-  // module nor what it loads uses one (tests/rpc/grpc_symbols_test.cpp).
+  // Local: nothing of gRPC's is found by whoever is loaded later. The other way round there is nothing to be mixed up:
+  // libtorch exports names of protobuf, and neither the module nor what it loads uses one
+  // (tests/rpc/grpc_symbols_test.cpp).
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     throw InputError("rpc", concat("the transport grpc:// cannot be loaded: ", ::dlerror(), "."), kNext);

@@ -32,7 +32,10 @@ struct Address {
 Address parse(const std::string& address) {
   constexpr std::string_view kPlain = "grpc://";
   constexpr std::string_view kTls = "grpcs://";
-  const auto refuse = [&] { throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like grpc://10.0.0.1:4711 or grpcs://server.example:4711."); };
+  const auto refuse = [&] {
+    throw InputError("rpc", concat("\"", address, "\" is no address."),
+                     "It should look like grpc://10.0.0.1:4711 or grpcs://server.example:4711.");
+  };
   Address parsed;
   parsed.tls = address.starts_with(kTls);
   std::string_view rest = address;
@@ -65,14 +68,16 @@ std::string file_of(const char* variable) {
   try {
     return read_file(*path);
   } catch (const Error& error) {
-    throw InputError("rpc", concat("the file of ", variable, " cannot be read: ", error.what()), concat("Correct ", variable, "."));
+    throw InputError("rpc", concat("the file of ", variable, " cannot be read: ", error.what()),
+                     concat("Correct ", variable, "."));
   }
 }
 
 /// Options with what they point at.
 class Prepared {
  public:
-  Prepared(const Address& address, const Access& access, bool serves, int listening = -1) : target_(address.target()), secret_(access.secret), job_(access.job) {
+  Prepared(const Address& address, const Access& access, bool serves, int listening = -1)
+      : target_(address.target()), secret_(access.secret), job_(access.job) {
     options_.target = text(target_);
     options_.listening = listening;
     options_.tls = address.tls ? 1 : 0;
@@ -81,7 +86,10 @@ class Prepared {
       key_ = file_of("TRIREME_TLS_KEY");
       authority_ = file_of(serves ? "TRIREME_TLS_CLIENT_CA" : "TRIREME_TLS_CA");
       if (certificate_.empty() != key_.empty() || (serves && key_.empty())) {
-        throw InputError("rpc", concat(serves ? "a server with TLS" : "a certificate", " needs both TRIREME_TLS_CERTIFICATE and TRIREME_TLS_KEY, the files of a certificate and its key in PEM."),
+        throw InputError("rpc",
+                         concat(serves ? "a server with TLS" : "a certificate",
+                                " needs both TRIREME_TLS_CERTIFICATE and TRIREME_TLS_KEY, the files of a certificate "
+                                "and its key in PEM."),
                          "docs/grpc.md says how to make them; grpc:// does without TLS.");
       }
     }
@@ -92,7 +100,8 @@ class Prepared {
     options_.job = text(job_);
     const int64_t silence = env::integer("TRIREME_GRPC_SILENCE").value_or(15);
     if (silence < 1 || silence > 86'400) {
-      throw InputError("rpc", concat("TRIREME_GRPC_SILENCE must be between 1 and 86400 seconds, it is ", silence, "."), "Unset it.");
+      throw InputError("rpc", concat("TRIREME_GRPC_SILENCE must be between 1 and 86400 seconds, it is ", silence, "."),
+                       "Unset it.");
     }
     options_.ask_after_ms = silence * 1000 / 3;
     options_.give_up_after_ms = silence * 1000 - options_.ask_after_ms;
@@ -122,7 +131,8 @@ class Prepared {
 int64_t milliseconds_until(Clock::time_point deadline) {
   constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
   const auto now = Clock::now();
-  return deadline <= now ? 0 : std::chrono::ceil<milliseconds>(std::min<Clock::duration>(deadline - now, kLongest)).count();
+  return deadline <= now ? 0
+                         : std::chrono::ceil<milliseconds>(std::min<Clock::duration>(deadline - now, kLongest)).count();
 }
 
 class GrpcCall : public rpc::Call {
@@ -163,11 +173,14 @@ class GrpcClient : public rpc::Client {
   ~GrpcClient() override {
     functions_.close(client_);
   }
-  std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) override {
+  std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body,
+                                  std::span<std::byte> room) override {
     if (header.size() > kLargestHeader) {
-      throw Error("rpc", concat("a header of ", header.size(), " bytes is longer than a message may have (", kLargestHeader, ")."));
+      throw Error("rpc", concat("a header of ", header.size(), " bytes is longer than a message may have (",
+                                kLargestHeader, ")."));
     }
-    return std::make_shared<GrpcCall>(functions_, functions_.call(client_, text(header), body.data(), body.size(), room.data(), room.size()));
+    return std::make_shared<GrpcCall>(
+        functions_, functions_.call(client_, text(header), body.data(), body.size(), room.data(), room.size()));
   }
   int64_t bytes_sent() const override {
     return counted().first;
@@ -189,13 +202,16 @@ class GrpcClient : public rpc::Client {
 
 class GrpcServer : public rpc::Server {
  public:
-  GrpcServer(Address address, const Access& access, Descriptor listening = Descriptor()) : functions_(functions()), address_(std::move(address)), listening_(std::move(listening)) {
+  GrpcServer(Address address, const Access& access, Descriptor listening = Descriptor())
+      : functions_(functions()), address_(std::move(address)), listening_(std::move(listening)) {
     if (is_every_address(address_.host)) {
-      throw InputError("rpc", concat(GrpcServer::address(), " means every address of this host."), "Give the one address that the workers use.");
+      throw InputError("rpc", concat(GrpcServer::address(), " means every address of this host."),
+                       "Give the one address that the workers use.");
     }
     if (access.secret.empty() && !store::is_loopback(address_.host)) {
-      throw InputError("rpc", concat("there is no secret, and ", GrpcServer::address(), " can be reached from other hosts."),
-                       "Give all processes of the job the same secret: TRIREME_SECRET_FILE names its file, see docs/security.md.");
+      throw InputError(
+          "rpc", concat("there is no secret, and ", GrpcServer::address(), " can be reached from other hosts."),
+          "Give all processes of the job the same secret: TRIREME_SECRET_FILE names its file, see docs/security.md.");
     }
     const Prepared prepared(address_, access, true, listening_.get());
     Trouble trouble{};

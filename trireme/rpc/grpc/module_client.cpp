@@ -6,7 +6,8 @@
 
 namespace trireme::rpc::grpc {
 
-std::shared_ptr<ModuleClient::Call> ModuleClient::call(std::string header, std::span<const std::byte> body, std::span<std::byte> room) {
+std::shared_ptr<ModuleClient::Call> ModuleClient::call(std::string header, std::span<const std::byte> body,
+                                                       std::span<std::byte> room) {
   auto made = std::make_shared<Call>();
   made->header = std::move(header);
   made->body = body;
@@ -127,7 +128,8 @@ void ModuleClient::take(const FrameReader& reader) {
     arriving_->reply = frame.header;
     arriving_->reply_bytes = frame.body_bytes;
     if (frame.body_bytes > arriving_->room.size()) {
-      throw BadFrame("the body of a reply has " + std::to_string(frame.body_bytes) + " bytes, its room " + std::to_string(arriving_->room.size()));
+      throw BadFrame("the body of a reply has " + std::to_string(frame.body_bytes) + " bytes, its room " +
+                     std::to_string(arriving_->room.size()));
     }
   } else if (frame.id != arriving_->id || frame.part_bytes == 0) {
     throw BadFrame("a reply within another");
@@ -160,13 +162,15 @@ const std::string& ModuleClient::wait(Call& call, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   const auto settled = [&] { return call.done || !broken_.empty(); };
   if (!news_.wait_until(lock, deadline, settled) && call.failed.empty()) {
-    call.failed = "the parameter server at " + settings_.target + " has not answered request " + std::to_string(call.id) + " in time";
+    call.failed = "the parameter server at " + settings_.target + " has not answered request " +
+                  std::to_string(call.id) + " in time";
     broken_ = call.failed;
     context_->TryCancel();
     news_.notify_all();
   }
   if (!call.done) {
-    throw Failure(false, call.failed.empty() ? broken_ : call.failed, "See what the server's process says; connect again when it is back.");
+    throw Failure(false, call.failed.empty() ? broken_ : call.failed,
+                  "See what the server's process says; connect again when it is back.");
   }
   return call.reply;
 }

@@ -18,7 +18,8 @@
 
 namespace trireme::rpc::grpc {
 
-/// A worker's side within the module. A thread of its own sends the rest of long bodies, writes replies into their rooms and answers signs of life.
+/// A worker's side within the module. A thread of its own sends the rest of long bodies, writes replies into their
+/// rooms and answers signs of life.
 class ModuleClient {
  public:
   using Clock = std::chrono::steady_clock;
@@ -52,8 +53,8 @@ class ModuleClient {
   int64_t received() const {
     return received_;
   }
-  /// Ends the connection; wait() fails from now on, and no memory of callers is touched. The thread ends at once too, or, where the server takes nothing, when gRPC has given up what is
-  /// on its way.
+  /// Ends the connection; wait() fails from now on, and no memory of callers is touched. The thread ends at once too,
+  /// or, where the server takes nothing, when gRPC has given up what is on its way.
   void close();
 
  private:

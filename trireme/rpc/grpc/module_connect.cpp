@@ -55,7 +55,9 @@ void ModuleClient::judge(const ::grpc::Status& status) {
       }
       return;
     case ::grpc::StatusCode::UNIMPLEMENTED:
-      refuse("what listens on " + settings_.target + " speaks gRPC, but is no parameter server of Trireme (" + why + ").", "Give the address that the server printed.");
+      refuse(
+          "what listens on " + settings_.target + " speaks gRPC, but is no parameter server of Trireme (" + why + ").",
+          "Give the address that the server printed.");
     case ::grpc::StatusCode::UNAVAILABLE:
       if (has(why, "certificate verify failed") || has(why, "CERTIFICATE_VERIFY_FAILED")) {
         refuse("the certificate of " + server + " is not of an authority that this process trusts (" + why + ").",
@@ -66,7 +68,8 @@ void ModuleClient::judge(const ::grpc::Status& status) {
                "Connect by a name that the certificate has (subjectAltName), or make one that has this name.");
       }
       if (has(why, "WRONG_VERSION_NUMBER") || has(why, "wrong version number")) {
-        refuse(server + " does not speak TLS.", "Connect to it as grpc://" + settings_.target + ", or start it as grpcs://.");
+        refuse(server + " does not speak TLS.",
+               "Connect to it as grpc://" + settings_.target + ", or start it as grpcs://.");
       }
       return;
     default:
@@ -77,7 +80,8 @@ void ModuleClient::judge(const ::grpc::Status& status) {
 bool ModuleClient::waited(Step step, Clock::time_point deadline) {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->AsyncNext(&tag, &ok, in(deadline - std::min(deadline, Clock::now()))) == ::grpc::CompletionQueue::GOT_EVENT) {
+  while (queue_->AsyncNext(&tag, &ok, in(deadline - std::min(deadline, Clock::now()))) ==
+         ::grpc::CompletionQueue::GOT_EVENT) {
     if (tag == reinterpret_cast<void*>(step)) {
       return ok;
     }
@@ -106,7 +110,8 @@ void ModuleClient::drop_stream() {
 ::grpc::Status ModuleClient::status_of_stream(Clock::time_point deadline) {
   finishing_ = true;
   stream_->Finish(&status_, reinterpret_cast<void*>(kFinished));
-  return waited(kFinished, deadline) ? status_ : ::grpc::Status(::grpc::StatusCode::DEADLINE_EXCEEDED, "it does not answer");
+  return waited(kFinished, deadline) ? status_
+                                     : ::grpc::Status(::grpc::StatusCode::DEADLINE_EXCEEDED, "it does not answer");
 }
 
 /// The server's greeting, or why there is none.
@@ -135,11 +140,14 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   store::Greeting greeting{};
   std::copy_n(text.begin(), std::min(text.size(), greeting.size()), greeting.begin());
   const auto kind = store::judge_greeting(greeting, settings_.job);
-  if (text.size() != greeting.size() || kind == store::GreetingKind::foreign || kind == store::GreetingKind::of_another_version) {
-    refuse("the parameter server at " + settings_.target + " is of another version of Trireme.", "Start servers and workers from the same build.");
+  if (text.size() != greeting.size() || kind == store::GreetingKind::foreign ||
+      kind == store::GreetingKind::of_another_version) {
+    refuse("the parameter server at " + settings_.target + " is of another version of Trireme.",
+           "Start servers and workers from the same build.");
   }
   if (kind == store::GreetingKind::of_another_job) {
-    refuse("the parameter server at " + settings_.target + " is of another job" + (settings_.job.empty() ? "" : " (this is job \"" + settings_.job + "\")") + ".",
+    refuse("the parameter server at " + settings_.target + " is of another job" +
+               (settings_.job.empty() ? "" : " (this is job \"" + settings_.job + "\")") + ".",
            "Give the address that this job's server printed.");
   }
   const auto answer = store::make_answer(settings_.secret, greeting);
@@ -164,8 +172,9 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   store::Proof bytes{};
   std::copy_n(proof->second.begin(), std::min(proof->second.size(), bytes.size()), bytes.begin());
   if (proof->second.size() != bytes.size() || !store::verify_proof(settings_.secret, greeting, answer, bytes)) {
-    refuse("the secret is wrong: this process does not accept that of the parameter server at " + settings_.target + ".",
-           "Start servers and workers with the same secret: TRIREME_SECRET_FILE names its file.");
+    refuse(
+        "the secret is wrong: this process does not accept that of the parameter server at " + settings_.target + ".",
+        "Start servers and workers with the same secret: TRIREME_SECRET_FILE names its file.");
   }
   return Outcome::opened;
 }
@@ -214,10 +223,14 @@ bool ModuleClient::tried(Clock::time_point deadline) {
 
 void ModuleClient::give_up() {
   // A server that does not like how a client begins hangs up, without a word.
-  throw Failure(false, "the parameter server at " + settings_.target + " does not answer" + (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
+  throw Failure(false,
+                "the parameter server at " + settings_.target + " does not answer" +
+                    (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
                 !has(last_why_, "Socket closed") ? "Is it running, and is this its address?"
-                : settings_.tls                  ? "It may want a certificate of its clients, of an authority that it trusts: see TRIREME_TLS_CERTIFICATE in docs/grpc.md."
-                                                 : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
+                : settings_.tls
+                    ? "It may want a certificate of its clients, of an authority that it trusts: see "
+                      "TRIREME_TLS_CERTIFICATE in docs/grpc.md."
+                    : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
 }
 
 } // namespace trireme::rpc::grpc

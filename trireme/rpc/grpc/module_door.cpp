@@ -38,7 +38,8 @@ ModuleDoor::~ModuleDoor() {
 }
 
 void ModuleDoor::run() {
-  pollfd watched[] = {{.fd = listening_, .events = POLLIN, .revents = 0}, {.fd = end_.get(), .events = POLLIN, .revents = 0}};
+  pollfd watched[] = {{.fd = listening_, .events = POLLIN, .revents = 0},
+                      {.fd = end_.get(), .events = POLLIN, .revents = 0}};
   while (watched[1].revents == 0) {
     if (::poll(watched, 2, -1) <= 0 || (watched[0].revents & POLLIN) == 0) {
       continue;

@@ -9,7 +9,8 @@
 
 namespace trireme::rpc::grpc {
 
-/// Hands a server of gRPC the connections of a socket that listens already, which gRPC cannot take over by itself. A thread of its own.
+/// Hands a server of gRPC the connections of a socket that listens already, which gRPC cannot take over by itself. A
+/// thread of its own.
 class ModuleDoor {
  public:
   using Acceptor = ::grpc::experimental::ExternalConnectionAcceptor;

@@ -9,11 +9,13 @@
 
 namespace trireme::rpc::grpc {
 
-/// Memory of bodies. It comes as zeros, and costs nothing until it is written, whatever a peer promises to fill it with.
+/// Memory of bodies. It comes as zeros, and costs nothing until it is written, whatever a peer promises to fill it
+/// with.
 class Memory {
  public:
   /// Errors: std::bad_alloc.
-  explicit Memory(size_t bytes) : bytes_(bytes), data_(static_cast<std::byte*>(std::calloc(bytes == 0 ? 1 : bytes, 1))) {
+  explicit Memory(size_t bytes)
+      : bytes_(bytes), data_(static_cast<std::byte*>(std::calloc(bytes == 0 ? 1 : bytes, 1))) {
     if (data_ == nullptr) {
       throw std::bad_alloc();
     }

@@ -38,14 +38,17 @@ int no_password(char*, int, int, void*) {
 void check_pair(const Settings& settings) {
   const Certificate certificate(PEM_read_bio_X509(reader(settings.certificate).get(), nullptr, no_password, nullptr));
   if (!certificate) {
-    throw Failure(true, "the file of TRIREME_TLS_CERTIFICATE holds no certificate in PEM.", "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
+    throw Failure(true, "the file of TRIREME_TLS_CERTIFICATE holds no certificate in PEM.",
+                  "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
   }
   const Key key(PEM_read_bio_PrivateKey(reader(settings.key).get(), nullptr, no_password, nullptr));
   if (!key) {
-    throw Failure(true, "the file of TRIREME_TLS_KEY holds no private key in PEM without a password.", "See docs/grpc.md for how to make one.");
+    throw Failure(true, "the file of TRIREME_TLS_KEY holds no private key in PEM without a password.",
+                  "See docs/grpc.md for how to make one.");
   }
   if (X509_check_private_key(certificate.get(), key.get()) != 1) {
-    throw Failure(true, "the key in TRIREME_TLS_KEY is not that of the certificate in TRIREME_TLS_CERTIFICATE.", "Give the two that were made together.");
+    throw Failure(true, "the key in TRIREME_TLS_KEY is not that of the certificate in TRIREME_TLS_CERTIFICATE.",
+                  "Give the two that were made together.");
   }
   if (X509_cmp_current_time(X509_get0_notAfter(certificate.get())) < 0) {
     throw Failure(true, "the certificate in TRIREME_TLS_CERTIFICATE has expired.", "Make a new one, see docs/grpc.md.");
@@ -55,7 +58,8 @@ void check_pair(const Settings& settings) {
 void check_authority(const Settings& settings, const char* variable) {
   const Certificate certificate(PEM_read_bio_X509(reader(settings.authority).get(), nullptr, no_password, nullptr));
   if (!certificate) {
-    throw Failure(true, std::string("the file of ") + variable + " holds no certificate in PEM.", "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
+    throw Failure(true, std::string("the file of ") + variable + " holds no certificate in PEM.",
+                  "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
   }
 }
 
@@ -94,8 +98,15 @@ void fill(Trouble* trouble, bool input, std::string_view happened, std::string_v
 }
 
 Settings::Settings(const Options& options)
-    : target(string(options.target)), listening(options.listening), tls(options.tls != 0), certificate(string(options.certificate)), key(string(options.key)), authority(string(options.authority)),
-      job(string(options.job)), ask_after_ms(static_cast<int>(options.ask_after_ms)), give_up_after_ms(static_cast<int>(options.give_up_after_ms)) {
+    : target(string(options.target)),
+      listening(options.listening),
+      tls(options.tls != 0),
+      certificate(string(options.certificate)),
+      key(string(options.key)),
+      authority(string(options.authority)),
+      job(string(options.job)),
+      ask_after_ms(static_cast<int>(options.ask_after_ms)),
+      give_up_after_ms(static_cast<int>(options.give_up_after_ms)) {
   if (options.secret.size != 0) {
     secret = store::Secret(view(options.secret));
   }
@@ -106,8 +117,9 @@ std::shared_ptr<::grpc::ServerCredentials> server_credentials(const Settings& se
     return ::grpc::InsecureServerCredentials();
   }
   check_pair(settings);
-  ::grpc::SslServerCredentialsOptions options(settings.authority.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
-                                                                         : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  ::grpc::SslServerCredentialsOptions options(settings.authority.empty()
+                                                  ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                                                  : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   if (!settings.authority.empty()) {
     check_authority(settings, "TRIREME_TLS_CLIENT_CA");
   }

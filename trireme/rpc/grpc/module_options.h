@@ -24,7 +24,8 @@ inline constexpr const char* kProofKey = "trireme-proof-bin";
 /// What becomes a Trouble at the module's edge.
 class Failure : public std::runtime_error {
  public:
-  Failure(bool input, const std::string& happened, const std::string& next) : std::runtime_error(happened), input(input), next(next) {}
+  Failure(bool input, const std::string& happened, const std::string& next)
+      : std::runtime_error(happened), input(input), next(next) {}
   bool input;
   std::string next;
 };
@@ -55,7 +56,8 @@ std::shared_ptr<::grpc::ChannelCredentials> channel_credentials(const Settings& 
 /// Signs of life, and windows for long bodies.
 void set_arguments(const Settings& settings, const std::function<void(const char*, int)>& set);
 
-/// gRPC writes what goes wrong to stderr; from now on this process keeps the last such line instead (unless GRPC_VERBOSITY is set).
+/// gRPC writes what goes wrong to stderr; from now on this process keeps the last such line instead (unless
+/// GRPC_VERBOSITY is set).
 void keep_log();
 std::string last_log();
 

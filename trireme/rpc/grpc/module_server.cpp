@@ -37,7 +37,8 @@ std::optional<Bytes> fixed(const std::optional<std::string>& text) {
 
 /// Memory that goes out without being copied.
 ::grpc::Slice slice_of(const std::shared_ptr<Memory>& memory, size_t from, size_t bytes) {
-  return {memory->data() + from, bytes, [](void* owner) { delete static_cast<std::shared_ptr<Memory>*>(owner); }, new std::shared_ptr<Memory>(memory)};
+  return {memory->data() + from, bytes, [](void* owner) { delete static_cast<std::shared_ptr<Memory>*>(owner); },
+          new std::shared_ptr<Memory>(memory)};
 }
 
 } // namespace
@@ -94,7 +95,8 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
   std::unique_ptr<ModuleDoor::Acceptor> acceptor;
   if (settings_.listening >= 0) {
     port_ = store::bound_port(settings_.listening);
-    acceptor = builder.experimental().AddExternalConnectionAcceptor(::grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, server_credentials(settings_));
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        ::grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, server_credentials(settings_));
   } else {
     builder.AddListeningPort(settings_.target, server_credentials(settings_), &port_);
   }
@@ -113,7 +115,8 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
     void* tag = nullptr;
     for (bool ok = false; queue_->Next(&tag, &ok);) {
     }
-    throw Failure(true, "cannot listen on " + settings_.target + ": " + why + ".", "The port may be in use, or the address is not of this machine.");
+    throw Failure(true, "cannot listen on " + settings_.target + ": " + why + ".",
+                  "The port may be in use, or the address is not of this machine.");
   }
   if (acceptor) {
     door_ = std::make_unique<ModuleDoor>(settings_.listening, std::move(acceptor));
@@ -179,7 +182,8 @@ void ModuleServer::take(const Shared& connection, Step step, bool ok) {
   } catch (const BadFrame& error) {
     end(connection, {::grpc::StatusCode::INVALID_ARGUMENT, error.what()});
   } catch (const std::bad_alloc&) {
-    end(connection, {::grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory for the body of this request or for the room of its reply"});
+    end(connection, {::grpc::StatusCode::RESOURCE_EXHAUSTED,
+                     "no memory for the body of this request or for the room of its reply"});
   } catch (const std::exception& error) {
     end(connection, {::grpc::StatusCode::INTERNAL, error.what()});
   }
@@ -190,7 +194,8 @@ void ModuleServer::expect_arrival() {
   const std::lock_guard lock(mutex_);
   if (!stopping_) {
     connection->number = ++last_number_;
-    service_.RequestCall(&connection->context, &connection->stream, queue_.get(), queue_.get(), new Tag{connection, Step::arrive});
+    service_.RequestCall(&connection->context, &connection->stream, queue_.get(), queue_.get(),
+                         new Tag{connection, Step::arrive});
   }
 }
 
@@ -201,7 +206,8 @@ void ModuleServer::arrived(const Shared& connection) {
   } else if (method == kExchange) {
     open(connection);
   } else {
-    end(connection, {::grpc::StatusCode::UNIMPLEMENTED, "this is a Trireme parameter server; it has Challenge and Exchange of parameter_server.proto"});
+    end(connection, {::grpc::StatusCode::UNIMPLEMENTED,
+                     "this is a Trireme parameter server; it has Challenge and Exchange of parameter_server.proto"});
   }
 }
 
@@ -227,7 +233,8 @@ void ModuleServer::challenge(const Shared& connection) {
   if (!stopping_) {
     connection->over = true;
     connection->finishing = true;
-    connection->stream.WriteAndFinish(reply, ::grpc::WriteOptions(), ::grpc::Status::OK, new Tag{connection, Step::finished});
+    connection->stream.WriteAndFinish(reply, ::grpc::WriteOptions(), ::grpc::Status::OK,
+                                      new Tag{connection, Step::finished});
   }
 }
 
@@ -244,11 +251,14 @@ void ModuleServer::open(const Shared& connection) {
   const auto greeting = fixed<store::Greeting>(metadata(connection->context, kGreetingKey));
   const auto answer = fixed<store::Answer>(metadata(connection->context, kAnswerKey));
   if (!greeting || !answer) {
-    end(connection, {::grpc::StatusCode::UNAUTHENTICATED, "Exchange needs trireme-greeting-bin of 48 and trireme-answer-bin of 64 bytes, see parameter_server.proto"});
+    end(connection,
+        {::grpc::StatusCode::UNAUTHENTICATED,
+         "Exchange needs trireme-greeting-bin of 48 and trireme-answer-bin of 64 bytes, see parameter_server.proto"});
     return;
   }
   if (!use_greeting(std::string(greeting->begin(), greeting->end()))) {
-    end(connection, {::grpc::StatusCode::UNAUTHENTICATED, "this greeting is none of this server's, has been used, or is older than 10 seconds"});
+    end(connection, {::grpc::StatusCode::UNAUTHENTICATED,
+                     "this greeting is none of this server's, has been used, or is older than 10 seconds"});
     return;
   }
   if (!store::verify_answer(settings_.secret, *greeting, *answer)) {
@@ -295,7 +305,8 @@ void ModuleServer::received(const Shared& connection) {
     request->connection = connection;
     connection->arrived = 0;
   } else if (frame.id != request->name || !frame.header.empty() || frame.body_bytes != 0 || frame.room_bytes != 0) {
-    throw BadFrame("the body of request " + std::to_string(request->name) + " is not complete, and another message begins");
+    throw BadFrame("the body of request " + std::to_string(request->name) +
+                   " is not complete, and another message begins");
   } else if (frame.part_bytes == 0) {
     throw BadFrame("a frame of request " + std::to_string(request->name) + " brings nothing");
   }
@@ -352,7 +363,8 @@ void ModuleServer::reply(uint64_t id, std::string header, size_t body_bytes) {
     if (connection->over || stopping_) {
       return;
     }
-    connection->replies.push_back({request->name, std::move(header), request->room, std::min(body_bytes, request->room_bytes), 0, false});
+    connection->replies.push_back(
+        {request->name, std::move(header), request->room, std::min(body_bytes, request->room_bytes), 0, false});
     if (connection->writing) {
       return;
     }

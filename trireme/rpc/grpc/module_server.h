@@ -19,8 +19,8 @@
 
 namespace trireme::rpc::grpc {
 
-/// The server's side within the module. A thread of its own lets clients in, takes their requests, sends the rest of long replies and answers their signs of life, however
-/// long the caller computes between two calls of next().
+/// The server's side within the module. A thread of its own lets clients in, takes their requests, sends the rest of
+/// long replies and answers their signs of life, however long the caller computes between two calls of next().
 class ModuleServer {
  public:
   /// Errors: Failure.

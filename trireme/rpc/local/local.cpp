@@ -25,7 +25,8 @@ class Desk {
     bool broken = false;
   };
 
-  void ask(uint64_t client, std::string header, std::span<const std::byte> body, std::span<std::byte> room, std::shared_ptr<Asked> asked) {
+  void ask(uint64_t client, std::string header, std::span<const std::byte> body, std::span<std::byte> room,
+           std::shared_ptr<Asked> asked) {
     const std::lock_guard lock(mutex_);
     if (closed_) {
       asked->broken = true;
@@ -41,7 +42,9 @@ class Desk {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return asked.reply || asked.broken; });
     if (!asked.reply) {
-      throw PeerError("rpc", concat("local://", name, asked.broken ? " has ended before it answered" : " has not answered in time"), kNext);
+      throw PeerError(
+          "rpc", concat("local://", name, asked.broken ? " has ended before it answered" : " has not answered in time"),
+          kNext);
     }
     return *asked.reply;
   }
@@ -132,7 +135,8 @@ class LocalServer final : public Server {
     Desks& all = desks();
     const std::lock_guard lock(all.mutex);
     if (!all.by_name.try_emplace(name_, desk_).second) {
-      throw InputError("rpc", concat("there is a server local://", name_, " in this process already"), "Give each server a name of its own.");
+      throw InputError("rpc", concat("there is a server local://", name_, " in this process already"),
+                       "Give each server a name of its own.");
     }
     all.changed.notify_all();
   }
@@ -161,7 +165,8 @@ class LocalServer final : public Server {
 
 class LocalCall final : public Call {
  public:
-  LocalCall(std::shared_ptr<Desk> desk, std::string name, std::shared_ptr<Desk::Asked> asked) : desk_(std::move(desk)), name_(std::move(name)), asked_(std::move(asked)) {}
+  LocalCall(std::shared_ptr<Desk> desk, std::string name, std::shared_ptr<Desk::Asked> asked)
+      : desk_(std::move(desk)), name_(std::move(name)), asked_(std::move(asked)) {}
   std::string wait(Clock::time_point deadline) override {
     return desk_->wait(*asked_, name_, deadline);
   }

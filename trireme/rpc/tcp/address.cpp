@@ -22,11 +22,12 @@ store::Endpoint parse_address(const std::string& address) {
     }
     const char* const end = address.data() + address.size();
     const auto [stop, error] = std::from_chars(address.data() + colon + 1, end, endpoint.port);
-    good = error == std::errc() && stop == end && endpoint.port >= 0 && endpoint.port <= 65535 && !endpoint.host.empty() &&
-           (brackets || endpoint.host.find(':') == std::string::npos);
+    good = error == std::errc() && stop == end && endpoint.port >= 0 && endpoint.port <= 65535 &&
+           !endpoint.host.empty() && (brackets || endpoint.host.find(':') == std::string::npos);
   }
   if (!good) {
-    throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like tcp://10.0.0.1:4711, or tcp://[::1]:4711.");
+    throw InputError("rpc", concat("\"", address, "\" is no address."),
+                     "It should look like tcp://10.0.0.1:4711, or tcp://[::1]:4711.");
   }
   return endpoint;
 }

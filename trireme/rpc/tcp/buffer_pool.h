@@ -7,7 +7,8 @@
 
 namespace trireme::rpc::tcp {
 
-/// Memory for bodies, used again: a fresh 64 MiB costs more page faults than its bytes cost to receive. Buffers may outlive the pool.
+/// Memory for bodies, used again: a fresh 64 MiB costs more page faults than its bytes cost to receive. Buffers may
+/// outlive the pool.
 class BufferPool {
  public:
   BufferPool();

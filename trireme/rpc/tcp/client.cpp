@@ -68,7 +68,9 @@ class Line : public FrameTaker {
     head.body_bytes = body.size();
     head.room_bytes = room.size();
     if (header.size() > kLargestHeader || body.size() > kLongestBody || room.size() > kLongestBody) {
-      throw Error("rpc", concat("a request with a header of ", header.size(), " bytes, a body of ", body.size(), " and a room of ", room.size(), " is too long."),
+      throw Error("rpc",
+                  concat("a request with a header of ", header.size(), " bytes, a body of ", body.size(),
+                         " and a room of ", room.size(), " is too long."),
                   "Send it in parts.");
     }
     head.body_at = place_of(body);
@@ -100,7 +102,8 @@ class Line : public FrameTaker {
       fail("it has not answered in time");
     }
     if (!asked.done) {
-      throw PeerError("rpc", concat("the server at ", address_, " is lost: ", broken_, "."), "Look at its output; connect again when it is back.");
+      throw PeerError("rpc", concat("the server at ", address_, " is lost: ", broken_, "."),
+                      "Look at its output; connect again when it is back.");
     }
     return asked.header;
   }
@@ -191,7 +194,8 @@ class Line : public FrameTaker {
       }
       pollfd waiting{socket_.get(), POLLIN, 0};
       const int64_t left = std::chrono::ceil<milliseconds>(deadline - now).count();
-      if (::poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left, 0, milliseconds(kBetweenLooks).count()))) == 0) {
+      if (::poll(&waiting, 1, static_cast<int>(std::clamp<int64_t>(left, 0, milliseconds(kBetweenLooks).count()))) ==
+          0) {
         look();
       }
     }
@@ -238,7 +242,8 @@ class Line : public FrameTaker {
   void start_thread() {
     wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_) {
-      throw Error("rpc", concat("cannot make an eventfd: ", std::strerror(errno), "."), "Raise the limit on open files (ulimit -n).");
+      throw Error("rpc", concat("cannot make an eventfd: ", std::strerror(errno), "."),
+                  "Raise the limit on open files (ulimit -n).");
     }
     sigset_t all; // signals are for the program's own threads
     sigset_t before;
@@ -251,7 +256,9 @@ class Line : public FrameTaker {
   void move_bytes() {
     std::unique_lock lock(mutex_);
     while (broken_.empty()) {
-      std::array<pollfd, 2> polled = {pollfd{socket_.get(), static_cast<short>(POLLIN | (writer_.empty() ? 0 : POLLOUT)), 0}, pollfd{wake_.get(), POLLIN, 0}};
+      std::array<pollfd, 2> polled = {
+          pollfd{socket_.get(), static_cast<short>(POLLIN | (writer_.empty() ? 0 : POLLOUT)), 0},
+          pollfd{wake_.get(), POLLIN, 0}};
       lock.unlock();
       const int count = ::poll(polled.data(), polled.size(), static_cast<int>(milliseconds(kBetweenLooks).count()));
       lock.lock();
@@ -296,7 +303,8 @@ class Line : public FrameTaker {
 
 class TcpCall : public Call {
  public:
-  TcpCall(std::shared_ptr<Line> line, std::shared_ptr<Asked> asked) : line_(std::move(line)), asked_(std::move(asked)) {}
+  TcpCall(std::shared_ptr<Line> line, std::shared_ptr<Asked> asked)
+      : line_(std::move(line)), asked_(std::move(asked)) {}
   std::string wait(Clock::time_point deadline) override {
     return line_->wait(*asked_, deadline);
   }
@@ -346,7 +354,8 @@ std::unique_ptr<Client> connect(const store::Endpoint& endpoint, const Access& a
       return std::make_unique<TcpClient>(std::move(line));
     } catch (const store::ConnectError& problem) {
       if (problem.exit_code() == 2) {
-        throw InputError("rpc", concat("the server at ", address, " lets this process not in: ", problem.happened), problem.next);
+        throw InputError("rpc", concat("the server at ", address, " lets this process not in: ", problem.happened),
+                         problem.next);
       }
       throw PeerError("rpc", concat("no server answers at ", address, ": ", problem.happened), "Look at its output.");
     } catch (const PeerError&) { // it has just died: its successor may listen there soon

@@ -8,8 +8,9 @@
 #include <span>
 #include <string>
 
-// What client and server of "tcp://" send each other once both have proved that they belong to the job (store/handshake.h): frames.
-// A frame is a head of kHeadBytes, the header (text), and the body, unless it lies in memory that both see. Numbers are little-endian.
+// What client and server of "tcp://" send each other once both have proved that they belong to the job
+// (store/handshake.h): frames. A frame is a head of kHeadBytes, the header (text), and the body, unless it lies in
+// memory that both see. Numbers are little-endian.
 namespace trireme::rpc::tcp {
 
 inline constexpr size_t kHeadBytes = 56;
@@ -18,7 +19,8 @@ inline constexpr uint64_t kLongestBody = uint64_t{1} << 38;
 /// In place of an offset into the client's arena: the body is part of the stream, or the room is not shared.
 inline constexpr uint64_t kInStream = ~uint64_t{0};
 
-/// The request with number 0 is a client's first: its header offers the client's memory, the reply's says whether the server sees it.
+/// The request with number 0 is a client's first: its header offers the client's memory, the reply's says whether the
+/// server sees it.
 struct Head {
   enum class Kind : uint8_t { request = 1, reply = 2 };
   Kind kind = Kind::request;

@@ -48,7 +48,8 @@ class TcpServer;
 
 /// A client that has proved itself.
 struct Connection : FrameTaker {
-  Connection(TcpServer& server, uint64_t number, Descriptor socket) : server(server), number(number), socket(std::move(socket)) {}
+  Connection(TcpServer& server, uint64_t number, Descriptor socket)
+      : server(server), number(number), socket(std::move(socket)) {}
   Place begin(std::span<const std::byte, kHeadBytes> bytes) override;
   void finished() override;
 
@@ -68,12 +69,16 @@ struct Connection : FrameTaker {
 class TcpServer : public Server {
  public:
   TcpServer(Descriptor listening, const Access& access)
-      : address_(address_of({store::bound_host(listening.get()), store::bound_port(listening.get())})), host_(store::host_identity()),
-        door_(std::move(listening), {.secret = access.secret.empty() ? store::Secret() : store::Secret(access.secret), .job = access.job, .who = "the server at " + address_}),
+      : address_(address_of({store::bound_host(listening.get()), store::bound_port(listening.get())})),
+        host_(store::host_identity()),
+        door_(std::move(listening), {.secret = access.secret.empty() ? store::Secret() : store::Secret(access.secret),
+                                     .job = access.job,
+                                     .who = "the server at " + address_}),
         events_(epoll_create1(EPOLL_CLOEXEC)) {
     epoll_event door{.events = EPOLLIN, .data = {.u64 = kDoorkeeper}};
     if (!events_ || epoll_ctl(events_.get(), EPOLL_CTL_ADD, door_.fd(), &door) != 0) {
-      throw Error("rpc", concat("cannot serve at ", address_, ": ", std::strerror(errno), "."), "Raise the limit on open files (ulimit -n).");
+      throw Error("rpc", concat("cannot serve at ", address_, ": ", std::strerror(errno), "."),
+                  "Raise the limit on open files (ulimit -n).");
     }
   }
 
@@ -121,7 +126,8 @@ class TcpServer : public Server {
     if (hello.head.id != 0 || !offer.is_object()) {
       throw BadFrame("it does not say what it is");
     }
-    if (const auto arena = offer.find("arena"); arena != offer.end() && arena->is_string() && offer.value("host", "") == host_) {
+    if (const auto arena = offer.find("arena");
+        arena != offer.end() && arena->is_string() && offer.value("host", "") == host_) {
       try {
         connection.arena = PeerArena::map(arena->get<std::string>());
       } catch (const Error&) { // another container, another user: bodies travel
@@ -152,14 +158,17 @@ class TcpServer : public Server {
   }
 
  private:
-  void send(Connection& connection, const Request& request, const std::string& header, std::shared_ptr<const void> owner) {
+  void send(Connection& connection, const Request& request, const std::string& header,
+            std::shared_ptr<const void> owner) {
     Head head;
     head.kind = Head::Kind::reply;
     head.id = request.head.id;
     head.header_bytes = header.size();
     head.body_bytes = request.room.size();
     head.body_at = request.head.room_at == kInStream ? kInStream : 0;
-    connection.writer.add(head, header, head.streamed() > 0 ? std::span<const std::byte>(request.room) : std::span<const std::byte>(), std::move(owner));
+    connection.writer.add(head, header,
+                          head.streamed() > 0 ? std::span<const std::byte>(request.room) : std::span<const std::byte>(),
+                          std::move(owner));
     if (connection.writer.send_some(connection.socket.get())) {
       watch(connection);
     } else {
@@ -171,7 +180,8 @@ class TcpServer : public Server {
     const auto wake = std::min({until, door_.wake(), looked_at_ + kBetweenLooks});
     int timeout = 0;
     if (until != Clock::time_point::min()) {
-      timeout = static_cast<int>(std::clamp<int64_t>(std::chrono::ceil<milliseconds>(wake - Clock::now()).count(), 0, 60'000));
+      timeout = static_cast<int>(
+          std::clamp<int64_t>(std::chrono::ceil<milliseconds>(wake - Clock::now()).count(), 0, 60'000));
     }
     std::array<epoll_event, 64> happened;
     const int count = epoll_wait(events_.get(), happened.data(), static_cast<int>(happened.size()), timeout);
@@ -227,7 +237,8 @@ class TcpServer : public Server {
       log::warning("the server at ", address_, " has ended a connection of ", connection.peer, ": ", problem.happened);
       works = false;
     } catch (const std::bad_alloc&) {
-      log::warning("the server at ", address_, " has ended a connection of ", connection.peer, ": there is no memory for its request");
+      log::warning("the server at ", address_, " has ended a connection of ", connection.peer,
+                   ": there is no memory for its request");
       works = false;
     }
     if (works) {
@@ -245,7 +256,8 @@ class TcpServer : public Server {
   }
 
   void watch(Connection& connection) {
-    const uint32_t wanted = (connection.unanswered < kMostUnanswered ? EPOLLIN : 0u) | (connection.writer.empty() ? 0u : EPOLLOUT);
+    const uint32_t wanted =
+        (connection.unanswered < kMostUnanswered ? EPOLLIN : 0u) | (connection.writer.empty() ? 0u : EPOLLOUT);
     if (wanted != connection.interest) {
       connection.interest = wanted;
       epoll_event interest{.events = wanted, .data = {.u64 = connection.number}};
@@ -299,8 +311,9 @@ void Connection::finished() {
 
 std::unique_ptr<Server> serve(Descriptor listening, const Access& access) {
   if (access.secret.empty() && !store::bound_to_loopback(listening.get())) {
-    throw InputError("rpc", "a server that other hosts reach must know who may connect, and there is no secret.",
-                     "Start with trireme launch or trireme train, which make one, or name a file in TRIREME_SECRET_FILE.");
+    throw InputError(
+        "rpc", "a server that other hosts reach must know who may connect, and there is no secret.",
+        "Start with trireme launch or trireme train, which make one, or name a file in TRIREME_SECRET_FILE.");
   }
   return std::make_unique<TcpServer>(std::move(listening), access);
 }

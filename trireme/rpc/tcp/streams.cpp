@@ -114,7 +114,8 @@ bool FrameReader::read_some(int socket, FrameTaker& taker, size_t budget) {
   return true;
 }
 
-void FrameWriter::add(const Head& head, std::string_view header, std::span<const std::byte> body, std::shared_ptr<const void> owner) {
+void FrameWriter::add(const Head& head, std::string_view header, std::span<const std::byte> body,
+                      std::shared_ptr<const void> owner) {
   const HeadBytes bytes = pack(head);
   Frame frame;
   frame.text.reserve(bytes.size() + header.size());

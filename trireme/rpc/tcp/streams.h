@@ -16,7 +16,8 @@ class FrameTaker {
  public:
   virtual ~FrameTaker() = default;
   struct Place {
-    /// As long as the head says, and likewise the body: as many bytes as follow in the stream. They stay in place until finished().
+    /// As long as the head says, and likewise the body: as many bytes as follow in the stream. They stay in place until
+    /// finished().
     std::span<char> header;
     std::span<std::byte> body;
   };
@@ -26,12 +27,13 @@ class FrameTaker {
   virtual void finished() = 0;
 };
 
-/// Cuts what a non-blocking socket brings into frames, whatever the pieces in which it comes. Bodies are read into their places; only
-/// what arrives together with a head is copied.
+/// Cuts what a non-blocking socket brings into frames, whatever the pieces in which it comes. Bodies are read into
+/// their places; only what arrives together with a head is copied.
 class FrameReader {
  public:
   FrameReader();
-  /// Reads what is there, at most about `budget` bytes. Returns false when the other end has closed or broken the connection. Errors: the taker's.
+  /// Reads what is there, at most about `budget` bytes. Returns false when the other end has closed or broken the
+  /// connection. Errors: the taker's.
   bool read_some(int socket, FrameTaker& taker, size_t budget);
 
  private:
@@ -53,7 +55,8 @@ class FrameReader {
 class FrameWriter {
  public:
   /// `body` stays in place until the frame has gone or the writer is destroyed; `owner` lives as long.
-  void add(const Head& head, std::string_view header, std::span<const std::byte> body, std::shared_ptr<const void> owner = nullptr);
+  void add(const Head& head, std::string_view header, std::span<const std::byte> body,
+           std::shared_ptr<const void> owner = nullptr);
   /// Sends what fits. Returns false when the connection is broken.
   bool send_some(int socket);
   bool empty() const {
