@@ -2,6 +2,7 @@
 #include <trireme/base/text.h>
 
 #include <gtest/gtest.h>
+#include "tests/support/command.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -45,6 +46,14 @@ TEST(SourcesTest, HeadersHaveAGuardAndNoUsingNamespace) {
     EXPECT_NE(text.find("#pragma once"), std::string::npos) << file;
     EXPECT_EQ(text.find("\nusing namespace"), std::string::npos) << file;
   }
+}
+
+TEST(SourcesTest, AreFormatted) {
+  if (!fs::exists(TRIREME_SOURCE_DIR "/.venv/bin/clang-format")) {
+    GTEST_SKIP() << "there is no clang-format";
+  }
+  const auto [status, output] = test::run_command("'" TRIREME_SOURCE_DIR "/scripts/format' --check");
+  EXPECT_EQ(status, 0) << "scripts/format formats what is not:\n" << output.substr(0, 2000);
 }
 
 } // namespace

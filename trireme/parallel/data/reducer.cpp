@@ -2,10 +2,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
+#include <trireme/parallel/data/autograd_hooks.h>
 #include <trireme/recompute/recompute.h>
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -122,59 +122,6 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   bool failed_ = false;  // a backward, and with it the group
   bool sharded_ = false; // buckets have memory only while they are under way
 };
-
-namespace {
-
-class ReadyHook : public torch::autograd::PostAccumulateGradHook {
- public:
-  ReadyHook(const void* reducer, std::function<void()> ready) : reducer_(reducer), ready_(std::move(ready)) {}
-  void operator()(const torch::autograd::Variable&) override {
-    ready_();
-  }
-  bool is_of(const void* reducer) const {
-    return reducer_ == reducer;
-  }
-
- private:
-  const void* reducer_;
-  std::function<void()> ready_;
-};
-
-// Stands before a parameter's AccumulateGrad, which adds nothing where it gets no gradient.
-class DropHook : public torch::autograd::FunctionPreHook {
- public:
-  explicit DropHook(std::function<bool()> drops) : drops_(std::move(drops)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    return drops_() ? torch::autograd::variable_list(gradients.size()) : gradients;
-  }
-
- private:
-  std::function<bool()> drops_;
-};
-
-// Autograd drops the callbacks of a backward that fails: `failed` is called instead.
-class AtEnd {
- public:
-  AtEnd(std::function<void()> ended, std::function<void()> failed)
-      : ended_(std::move(ended)), failed_(std::move(failed)) {}
-  ~AtEnd() {
-    if (failed_) {
-      failed_();
-    }
-  }
-  AtEnd(const AtEnd&) = delete;
-  AtEnd& operator=(const AtEnd&) = delete;
-  void run() {
-    failed_ = nullptr;
-    ended_();
-  }
-
- private:
-  std::function<void()> ended_;
-  std::function<void()> failed_;
-};
-
-} // namespace
 
 void refuse_sparse_gradient(const std::string& parameter) {
   throw InputError("data parallel", concat("parameter ", parameter, " has a sparse gradient"),

@@ -1,0 +1,61 @@
+// What a Reducer hangs into autograd's graph.
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <functional>
+#include <utility>
+
+namespace trireme::parallel {
+
+/// Runs when a parameter's gradient of this backward is complete.
+class ReadyHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  ReadyHook(const void* reducer, std::function<void()> ready) : reducer_(reducer), ready_(std::move(ready)) {}
+  void operator()(const torch::autograd::Variable&) override {
+    ready_();
+  }
+  bool is_of(const void* reducer) const {
+    return reducer_ == reducer;
+  }
+
+ private:
+  const void* reducer_;
+  std::function<void()> ready_;
+};
+
+/// Stands before a parameter's AccumulateGrad, which adds nothing where it gets no gradient.
+class DropHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit DropHook(std::function<bool()> drops) : drops_(std::move(drops)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    return drops_() ? torch::autograd::variable_list(gradients.size()) : gradients;
+  }
+
+ private:
+  std::function<bool()> drops_;
+};
+
+/// Autograd drops the callbacks of a backward that fails: `failed` is called instead.
+class AtEnd {
+ public:
+  AtEnd(std::function<void()> ended, std::function<void()> failed)
+      : ended_(std::move(ended)), failed_(std::move(failed)) {}
+  ~AtEnd() {
+    if (failed_) {
+      failed_();
+    }
+  }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+  void run() {
+    failed_ = nullptr;
+    ended_();
+  }
+
+ private:
+  std::function<void()> ended_;
+  std::function<void()> failed_;
+};
+
+} // namespace trireme::parallel
