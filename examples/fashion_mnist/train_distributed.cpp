@@ -40,9 +40,7 @@ int main(int argc, char** argv) try {
   Net model;
   trireme::DataParallel parallel(*model, world.group());
   auto train = datasets::MNIST(folder).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
-  auto test = datasets::MNIST(folder, datasets::MNIST::Mode::kTest)
-                  .map(transforms::Normalize<>(0.286, 0.353))
-                  .map(transforms::Stack<>());
+  auto test = datasets::MNIST(folder, datasets::MNIST::Mode::kTest).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
   const size_t train_size = train.size().value();
   auto loader = make_data_loader(std::move(train), trireme::TorchSampler(train_size, world), /*batch_size=*/64);
   auto test_loader = make_data_loader<samplers::SequentialSampler>(std::move(test), /*batch_size=*/500);
@@ -54,9 +52,7 @@ int main(int argc, char** argv) try {
       torch::nn::functional::cross_entropy(model(batch.data), batch.target).backward();
       optimizer.step();
     }
-    if (world.rank() == 0) {
-      std::printf("epoch %d: test accuracy %.2f %%\n", epoch, 100 * accuracy(model, *test_loader));
-    }
+    if (world.rank() == 0) std::printf("epoch %d: test accuracy %.2f %%\n", epoch, 100 * accuracy(model, *test_loader));
     std::fflush(stdout);
   }
 } catch (const std::exception& error) {

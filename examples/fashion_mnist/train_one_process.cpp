@@ -37,9 +37,7 @@ int main(int argc, char** argv) try {
   torch::manual_seed(1);
   Net model;
   auto train = datasets::MNIST(folder).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
-  auto test = datasets::MNIST(folder, datasets::MNIST::Mode::kTest)
-                  .map(transforms::Normalize<>(0.286, 0.353))
-                  .map(transforms::Stack<>());
+  auto test = datasets::MNIST(folder, datasets::MNIST::Mode::kTest).map(transforms::Normalize<>(0.286, 0.353)).map(transforms::Stack<>());
   const size_t train_size = train.size().value();
   auto loader = make_data_loader(std::move(train), samplers::RandomSampler(train_size), /*batch_size=*/64);
   auto test_loader = make_data_loader<samplers::SequentialSampler>(std::move(test), /*batch_size=*/500);
