@@ -444,7 +444,11 @@ void Together::without(int number) {
     ask_somebody();
     if (!has_committer()) {
       const Waiting* const said = round_.first_that_said_all();
-      said != nullptr&& workers_.any_is_there(round_.members()) ? finish_as_said(*said) : lose_round();
+      if (said != nullptr && workers_.any_is_there(round_.members())) {
+        finish_as_said(*said);
+      } else {
+        lose_round();
+      }
     }
   }
   close_if_complete();
