@@ -23,7 +23,7 @@ inline std::vector<std::filesystem::path> files_below(const std::filesystem::pat
   return out;
 }
 
-/// The pages for readers. CHANGELOG.md is not one: it says what was, not what is.
+/// The pages for readers. CHANGELOG.md is not one: it keeps what earlier releases were.
 inline std::vector<std::filesystem::path> pages() {
   std::vector<std::filesystem::path> out = {kRoot / "README.md", kRoot / "ARCHITECTURE.md", kRoot / "CONTRIBUTING.md"};
   for (const char* folder : {"docs", "examples"}) {

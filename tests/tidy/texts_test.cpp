@@ -122,7 +122,7 @@ const std::string& repository() {
         }
       }
     }
-    return out + read_file(kRoot / "benchmarks/run");
+    return out + read_file(kRoot / "benchmarks/run") + read_file(kRoot / "scripts/structure");
   }();
   return all;
 }
