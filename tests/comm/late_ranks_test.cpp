@@ -204,6 +204,36 @@ TEST_P(LateRanksTest, ARankMayEndLate) {
               HasSubstr("rank 0 has ended its work and waits for rank 1 to end too (rank 1 is in evaluation"));
 }
 
+// A launcher shows what rank 0 writes: a late rank's own log is not read by anybody.
+TEST_P(LateRanksTest, WhoWaitsForALateEndSaysSoAndNotTheLateRank) {
+  const auto body = [](World& world) {
+    world.group().barrier().wait();
+    std::this_thread::sleep_for(seconds(world.rank() == 1 ? 10 : 0));
+  };
+  EXPECT_THAT(run(3, body, {.warn_after = "6", .timeout = ""}), IsEmpty()); // they have asked twice by then
+  EXPECT_THAT(printed(), AllOf(HasSubstr("[rank 0] warning: rank "), HasSubstr("waits for rank 1 to end too"),
+                               HasSubstr("Look at the output of rank 1")));
+}
+
+TEST_P(LateRanksTest, ARankThatIsStoppedAtTheEndIsSaid) {
+  EXPECT_THAT(run(2,
+                  [](World& world) {
+                    world.group().barrier().wait();
+                    if (world.rank() == 1) {
+                      const pid_t self = getpid();
+                      if (fork() == 0) {
+                        std::this_thread::sleep_for(seconds(12));
+                        kill(self, SIGCONT);
+                        _exit(0);
+                      }
+                      raise(SIGSTOP);
+                    }
+                  }),
+              IsEmpty());
+  EXPECT_THAT(printed(), AllOf(HasSubstr("[rank 0] warning: rank 1 does not answer: its process"),
+                               HasSubstr("; rank 0 ends without it")));
+}
+
 TEST_P(LateRanksTest, WithATimeOutAnOperationEndsThereAndNotBefore) {
   Gate told;
   EXPECT_THAT(run(2,

@@ -143,6 +143,20 @@ TEST_F(FailureTest, ErrorsAreFollowedToTheirEnd) {
                                   Not(HasSubstr("rank 3"))));
 }
 
+// A rank that was stopped and goes on finds the others gone.
+TEST_F(FailureTest, OfTwoThatBlameEachOtherTheFirstIsShown) {
+  LaunchProcess launch(
+      probes(2, {"1:pid", "0:await=pid.rank.1.0",
+                 "0:err=[comm] send failed on rank 0 of 2: rank 1 is stopped. Look at the output of rank 1.\n",
+                 "0:exit=1", "1:sleep=300",
+                 "1:err=[comm] rank 0, which hosts the meeting point, has ended. Look at the output of rank 0.\n",
+                 "1:exit=1"}),
+      folder());
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("[launch] rank 0 ended with exit code 1 (pid "),
+                                  Not(HasSubstr("[launch] rank 1 ended"))));
+}
+
 // Those of gloo do not know whose connection was lost.
 TEST_F(FailureTest, ALostConnectionIsNotTheCause) {
   const std::string lost =

@@ -1,6 +1,7 @@
 #include <trireme/comm/leaving.h>
 
 #include <numeric>
+#include <utility>
 
 namespace trireme::comm {
 namespace {
@@ -17,15 +18,20 @@ bool Leaving::step(int64_t left, const std::set<int>& dead, bool failed) {
     std::vector<int> all(static_cast<size_t>(size_));
     std::iota(all.begin(), all.end(), 0);
     farewell_ = roll_calls_.add(all, "", now + kSilentLeaver, false);
+    others_are_new_ = false;
   } else if (!done_ && farewell_->answered) {
+    if (!std::exchange(others_are_new_, true)) {
+      others_ = farewell_->result.peers;
+    }
     if (now < farewell_->deadline) {
-      others_ = others_.empty() ? farewell_->result.peers : others_;
       return done_;
     }
     for (const auto& [rank, peer] : farewell_->result.peers) {
-      done_ = done_ || (!peer.answered && !peer.left);
+      if (!peer.answered && !peer.left) {
+        silent_.emplace(rank, peer);
+      }
     }
-    others_ = farewell_->result.peers;
+    done_ = done_ || !silent_.empty();
     farewell_.reset();
   }
   return done_;

@@ -41,6 +41,10 @@ class Leaving {
     return others_;
   }
 
+  /// Those for which no rank waits any more because they do not answer.
+  const std::map<int, PeerView>& silent() const {
+    return silent_;
+  }
   /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is
   /// useless. Now and then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
   bool step(int64_t left, const std::set<int>& dead, bool failed);
@@ -54,6 +58,8 @@ class Leaving {
   Clock::time_point deadline_;
   Clock::time_point since_;
   std::map<int, PeerView> others_;
+  bool others_are_new_ = false; // of farewell_
+  std::map<int, PeerView> silent_;
   std::shared_ptr<RollCalls::Question> farewell_;
 };
 

@@ -1,6 +1,7 @@
 #include <trireme/comm/watch.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/log.h>
 #include <trireme/base/stacks.h>
 #include <trireme/base/units.h>
 #include <trireme/comm/hang_report.h>
@@ -332,11 +333,20 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     const int64_t left = store_.add("left", 0);
     warn_of_late_ends();
-    const std::lock_guard lock(mutex_);
-    std::set<int> dead = known_silent_;
-    dead.insert(silent_.begin(), silent_.end());
-    if (leaving_.step(left, dead, failure_known_ && rank_ != store_host_)) {
-      changed_.notify_all();
+    std::map<int, PeerView> silent;
+    {
+      const std::lock_guard lock(mutex_);
+      std::set<int> dead = known_silent_;
+      dead.insert(silent_.begin(), silent_.end());
+      if (leaving_.step(left, dead, failure_known_ && rank_ != store_host_)) {
+        silent = leaving_.silent();
+        changed_.notify_all();
+      }
+    }
+    for (const auto& [rank, peer] : silent) { // what a launcher waits for then is this rank
+      log::warning("rank ", rank, " does not answer",
+                   peer.state.empty() ? "" : concat(": its process ", peer.process, ' ', peer.state), "; rank ", rank_,
+                   " ends without it");
     }
   }
 
@@ -355,8 +365,12 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       ranks = leaving_.others();
     }
     warned_of_ends_ = true;
+    std::map<int, PeerView> printers = {
+        {rank_, view()}}; // who has left waits too, and is heard; a late rank's log is not
     for (const auto& [rank, peer] : ranks) {
-      if (!peer.left) {
+      if (peer.left) {
+        printers[rank].answered = true;
+      } else {
         const std::string activity = describe_activity(peer);
         what += concat(late.empty() ? "rank " : ", rank ", rank, activity.empty() ? " lives" : " is " + activity);
         late.push_back(rank);
@@ -364,10 +378,11 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     if (!late.empty()) {
       const double seconds = static_cast<double>(long_waits_.limits().end.count()) / 1000;
-      ranks[rank_] = view();
-      long_waits_.warn_once(store_, "late/ends", ranks,
-                            concat("rank ", rank_, " has ended its work and waits for ", name_ranks(late),
-                                   " to end too (", what, "), for ", format_seconds(seconds), " in all"));
+      long_waits_.warn_once(
+          store_, "late/ends", printers,
+          concat("rank ", rank_, " has ended its work and waits for ", name_ranks(late), " to end too (", what,
+                 "), for ", format_seconds(seconds), " in all. Look at the output of ", name_ranks(late),
+                 "; kill -CONT continues a process that is stopped."));
     }
   }
 

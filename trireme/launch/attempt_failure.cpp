@@ -87,9 +87,13 @@ size_t Attempt::culprit() const {
   std::vector<size_t> way = {*failure_->rank};
   while (true) {
     std::vector<size_t> next = blamed_by(way.back(), false);
+    const auto first = std::find_first_of(way.begin(), way.end(), next.begin(), next.end());
     std::erase_if(next, [&](size_t i) { return std::find(way.begin(), way.end(), i) != way.end(); });
-    if (next.empty() || wrong_input(way.back())) {
+    if (wrong_input(way.back())) {
       return way.back();
+    }
+    if (next.empty()) { // in a circle the later ones have seen only that the first one had given up
+      return first == way.end() ? way.back() : *first;
     }
     // Of several, one that was killed, or one that blames nobody itself.
     const auto likelihood = [this](size_t i) { return !says_why(i) ? 2 : blame_of(i).others ? 0 : 1; };

@@ -95,31 +95,26 @@ bool is_part(std::string_view name) {
 
 struct PartError {
   std::string_view text;
-  /// Most likely Trireme's: the log says that it is an error, or it is written as Trireme writes them.
-  bool ours = false;
+  /// Trireme's log says that it is an error. Else a program may have printed the exception, or a line of its own log.
+  bool said = false;
 };
 
-/// "[part] ..." as trireme::Error writes it, by the log or a main().
+/// "[part] ..." as trireme::Error writes it, by the log ("[rank 1] error: [part] ...") or a main().
 PartError error_in(std::string_view line) {
-  const size_t at = line.find("error: [");
-  const bool is_said = at != std::string_view::npos;
-  if (is_said) {
-    line.remove_prefix(at + 7);
+  constexpr std::string_view kError = "error: ";
+  const size_t at = line.starts_with("[rank ") ? line.find("] ") : std::string_view::npos;
+  const std::string_view logged = at == std::string_view::npos ? line : line.substr(at + 2);
+  const bool said = logged.starts_with(kError);
+  if (said) {
+    line = logged.substr(kError.size());
   } else if (!line.ends_with('.')) {
     return {};
   }
   const size_t end = line.find("] ");
-  if (!line.starts_with('[') || end == std::string_view::npos) {
+  if (!line.starts_with('[') || end == std::string_view::npos || !is_part(line.substr(1, end - 1))) {
     return {};
   }
-  const std::string_view part = line.substr(1, end - 1);
-  if (!is_part(part)) {
-    return {};
-  }
-  const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
-  const bool is_ours = (std::none_of(part.begin(), part.end(), is_upper) || part == "DataParallel") &&
-                       line.size() > end + 2 && !is_upper(line[end + 2]);
-  return {line, is_said || is_ours};
+  return {line, said};
 }
 
 std::string shortened(std::string_view text) {
@@ -173,7 +168,7 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
       printed = above(line, lines.begin());
     }
     const PartError error = !printed && seen < kLastOnes ? error_in(text) : PartError();
-    if (error.ours) {
+    if (error.said) {
       return LastWords{line, error.text, LastWords::By::trireme};
     }
     if (!perhaps && !error.text.empty()) {
