@@ -60,6 +60,20 @@ TEST(PlainTextTest, OtherEncodingsAreRefusedByTheirMark) {
   }
 }
 
+// The command can be copied.
+TEST(PlainTextTest, APathIsOneWordOfTheCommand) {
+  const auto said = [](const std::string& path) {
+    try {
+      plain_text("data", path, "\xFF\xFEh");
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(said("my data/it's.txt"), HasSubstr("-t UTF-8 'my data/it'\\''s.txt' > NEW   and use NEW"));
+  EXPECT_THAT(said("a-b_1/c.txt"), HasSubstr("-t UTF-8 a-b_1/c.txt > NEW   and use NEW"));
+}
+
 TEST(PlainTextTest, OtherEncodingsAreGuessedFromNulBytes) {
   const std::u32string english = U"It was the best of times, it was the worst of times.\n";
   const std::u32string russian =

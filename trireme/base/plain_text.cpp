@@ -2,7 +2,9 @@
 
 #include <trireme/base/error.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,8 +38,21 @@ Nuls count_nuls(std::string_view content) {
   return nuls;
 }
 
+/// As a shell takes it for one word.
+std::string word(const std::string& path) {
+  const bool plain = std::all_of(path.begin(), path.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_-./+:@,").find(c) != std::string_view::npos;
+  });
+  std::string out;
+  for (const char c : path) {
+    out += c == '\'' ? "'\\''" : std::string(1, c);
+  }
+  return plain ? path : concat('\'', out, '\'');
+}
+
 std::string convert(std::string_view encoding, const std::string& source) {
-  return concat("iconv -f ", encoding, " -t UTF-8 ", source, " > NEW");
+  return concat("iconv -f ", encoding, " -t UTF-8 ", word(source), " > NEW   and use NEW");
 }
 
 // Letters of most languages have a NUL byte in UTF-16 and UTF-32, always at the same place. "": it is at any place.
@@ -59,7 +74,7 @@ std::string plain_text(std::string_view part, const std::string& source, std::st
   for (const Mark& mark : kOtherMarks) {
     if (content.starts_with(mark.bytes)) {
       throw InputError(part, concat(source, " is ", mark.encoding, ", as its byte order mark says, and must be UTF-8"),
-                       concat("Convert it: ", convert(mark.encoding, source)));
+                       concat("Type: ", convert(mark.encoding, source)));
     }
   }
   const Nuls nuls = count_nuls(content);
@@ -71,11 +86,11 @@ std::string plain_text(std::string_view part, const std::string& source, std::st
     const std::string found =
         concat(source, guess.empty() ? " is not text: " : concat(" is probably ", guess, " and must be UTF-8: "), all,
                " of its ", bytes, " bytes are NUL");
-    throw InputError(
-        part, found,
-        guess.empty() ? concat("If it is UTF-16, convert it: ", convert("UTF-16LE", source),
-                               ". If NUL bytes are between the text, take them out: tr -d '\\0' < ", source, " > NEW")
-                      : concat("Convert it: ", convert(guess, source)));
+    throw InputError(part, found,
+                     guess.empty() ? concat("If it is UTF-16, type: ", convert("UTF-16LE", source),
+                                            ". If NUL bytes are between the text, type: tr -d '\\0' < ", word(source),
+                                            " > NEW   and use NEW")
+                                   : concat("Type: ", convert(guess, source)));
   }
   if (content.starts_with(kMark)) {
     content.erase(0, kMark.size());

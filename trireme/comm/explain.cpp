@@ -31,8 +31,9 @@ std::string whereabouts(const Scene& scene, int rank) {
   }
   const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
   const std::string activity = describe_activity(peer);
-  return (last == nullptr ? "has done nothing in this group"
-                          : (last->done ? "last did " : "is at ") + describe(*last)) +
+  const char* const nothing =
+      peer.answered ? "has done nothing in this group" : "has not said what it did in this group";
+  return (last == nullptr ? nothing : (last->done ? "last did " : "is at ") + describe(*last)) +
          (activity.empty() ? "" : ", and is " + activity);
 }
 

@@ -39,7 +39,7 @@ std::string last_operation(const PeerView& view) {
     }
   }
   if (newest == nullptr) {
-    return "has done nothing yet";
+    return view.answered ? "has done nothing yet" : "has not said what it did";
   }
   const OpSummary& last = *newest->progress.last();
   return concat(last.done ? "last did " : "has begun ", describe(last), " of group \"", newest->name, '"');
