@@ -8,7 +8,9 @@ namespace trireme::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // A limit on the size of any file stands for a full disk everywhere; with root, a real small file system too.
 class FullDiskTest : public RunFolder {};
@@ -48,6 +50,19 @@ TEST_F(FullDiskTest, ATraceThatCannotBeMergedLeavesThoseOfTheRanks) {
   EXPECT_THAT(run.output, HasSubstr("the traces of the ranks stay in "));
   EXPECT_TRUE(fs::exists(folder / "out/trace.rank0.json"));
   EXPECT_TRUE(fs::exists(folder / "out/trace.rank1.json"));
+}
+
+// The page of the start is still there, and says that nothing has been recorded.
+TEST_F(FullDiskTest, AnOldReportIsNotNamedAtTheEnd) {
+  const fs::path mount = folder / "tiny";
+  fs::create_directories(mount);
+  if (::geteuid() != 0 || sh(concat("mount -t tmpfs -o size=64k tmpfs ", mount.string())).status != 0) {
+    GTEST_SKIP() << "needs root to mount a small file system";
+  }
+  const Finished run = sh(concat(kTrireme, " train ", path("run.json"), " -n 1 --out ", (mount / "out").string()));
+  sh(concat("umount -l ", mount.string()));
+  EXPECT_EQ(run.status, 1) << run.output;
+  EXPECT_THAT(run.output, AllOf(HasSubstr("no report could be written"), Not(HasSubstr("report: /"))));
 }
 
 TEST_F(FullDiskTest, ARealFullFileSystemSaysWhatItNeeds) {

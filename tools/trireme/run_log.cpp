@@ -151,10 +151,11 @@ void RunLog::check_token() {
   }
 }
 
-void RunLog::write(const std::function<void()>& action) {
+bool RunLog::write(const std::function<void()>& action) {
   try {
     check_token();
     action();
+    return true;
   } catch (const ReplacedError&) {
     throw;
   } catch (const Error& error) {
@@ -163,6 +164,7 @@ void RunLog::write(const std::function<void()>& action) {
     }
     complained_ = true;
   }
+  return false;
 }
 
 void RunLog::step(const monitor::StepMetrics& metrics) {
@@ -251,7 +253,7 @@ void RunLog::interrupted(const std::string& status) {
 
 void RunLog::finish(const std::string& sample) {
   progress_.reset();
-  write([&] {
+  const bool reported = write([&] {
     tensorboard_.flush();
     write_report("finished", sample);
   });
@@ -280,7 +282,8 @@ void RunLog::finish(const std::string& sample) {
     log::info("the host waited for the device ",
               monitor::decimals(static_cast<double>(host_syncs_) / static_cast<double>(steps_), 2), " times a step");
   }
-  log::info("report: ", (folder_ / "report.html").string(), "   checkpoints: ", (folder_ / "checkpoints").string());
+  log::info(reported ? concat("report: ", (folder_ / "report.html").string()) : "no report could be written",
+            "   checkpoints: ", (folder_ / "checkpoints").string());
 }
 
 } // namespace trireme::tools

@@ -41,7 +41,8 @@ class RunLog {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void write(const std::function<void()>& action);
+  /// Returns whether all of it was written.
+  bool write(const std::function<void()>& action);
   void check_token();
   void write_report(const std::string& status, const std::string& sample);
 
