@@ -33,6 +33,7 @@ using test::Gate;
 using test::peer_error;
 using test::run_processes;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -202,6 +203,27 @@ TEST_P(LateRanksTest, ARankMayEndLate) {
               IsEmpty());
   EXPECT_THAT(printed(),
               HasSubstr("rank 0 has ended its work and waits for rank 1 to end too (rank 1 is in evaluation"));
+}
+
+TEST_P(LateRanksTest, AGroupThatADeadlockKeepsFromOpeningSaysWhatTheOtherRankDoes) {
+  Gate told;
+  EXPECT_THAT(run(2,
+                  [&](World& world) {
+                    if (world.rank() == 0) {
+                      EXPECT_THAT(peer_error([&] { world.subgroup({0, 1}, "pair"); }),
+                                  AllOf(HasSubstr("group \"pair\" is not open after"),
+                                        AnyOf(HasSubstr("rank 1 has not come: it waits"),
+                                              HasSubstr("rank 1 has given up: [comm] all_reduce #1"),
+                                              HasSubstr("rank 1 has ended with an error: [comm] all_reduce #1")),
+                                        HasSubstr("group \"world\"")));
+                      told.open();
+                    } else {
+                      const auto ones = torch::ones({4});
+                      EXPECT_THAT(peer_error([&] { world.group().all_reduce(ones).wait(); }), HasSubstr("rank 0"));
+                      told.wait();
+                    }
+                  }),
+              IsEmpty());
 }
 
 // A launcher shows what rank 0 writes: a late rank's own log is not read by anybody.

@@ -12,6 +12,7 @@
 #include <trireme/comm/null/null_backend.h>
 #include <trireme/comm/opening.h>
 #include <trireme/comm/rendezvous.h>
+#include <trireme/comm/wait_graph.h>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Logging.h>
@@ -330,11 +331,20 @@ class World::Impl {
 
   [[noreturn]] void refuse_to_open(const GroupSetup& setup, const Gathered& all) {
     const RollCall roll_call = watch_->roll_call(all.missing, "", kAnswers);
+    std::map<int, PeerView> ranks = roll_call.peers;
+    ranks[environment_.rank] = roll_call.own;
     std::vector<std::string> causes;
     for (const int rank : all.missing) {
       const auto found = roll_call.peers.find(rank);
       const PeerView peer = found == roll_call.peers.end() ? PeerView() : found->second;
-      causes.push_back(concat("rank ", rank, peer.left || peer.vanished() ? " has ended" : " has not come"));
+      const bool ended = peer.left || peer.vanished();
+      const WaitGraph graph = ended ? WaitGraph() : follow_waits(ranks, rank);
+      const auto wait = graph.waits.find(rank);
+      const std::string what = !peer.error.empty()
+                                   ? concat(ended ? " has ended with an error: " : " has given up: ", peer.error)
+                               : wait == graph.waits.end() ? (ended ? " has ended" : " has not come")
+                                                           : " has not come: it " + describe(wait->second);
+      causes.push_back(concat("rank ", rank, what));
     }
     throw PeerError(
         "comm",
