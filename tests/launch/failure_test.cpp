@@ -157,6 +157,16 @@ TEST_F(FailureTest, OfTwoThatBlameEachOtherTheFirstIsShown) {
                                   Not(HasSubstr("[launch] rank 1 ended"))));
 }
 
+TEST_F(FailureTest, ARankThatRunsOnAfterTheOthersIsSaidOnce) {
+  LaunchProcess launch(probes(2, {"1:sleep=1500"}), folder(), [] { setenv("TRIREME_WARN_AFTER", "0.5", 1); });
+  EXPECT_EQ(launch.wait(), 0);
+  const std::string err = launch.err();
+  EXPECT_THAT(err,
+              AllOf(StartsWith("[launch] rank 1 still runs, "), HasSubstr(" after the first one has ended; if it is "
+                                                                          "stopped, kill -CONT continues it; ")));
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+}
+
 // Those of gloo do not know whose connection was lost.
 TEST_F(FailureTest, ALostConnectionIsNotTheCause) {
   const std::string lost =

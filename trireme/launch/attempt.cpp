@@ -1,5 +1,6 @@
 #include <trireme/launch/attempt.h>
 
+#include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
 #include <trireme/launch/process.h>
@@ -8,6 +9,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 
 namespace trireme::launch {
@@ -28,6 +30,13 @@ std::string now_text() {
   char text[32];
   std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts);
   return text;
+}
+
+/// As the ranks' own warning of late ranks. Absent: none is wanted.
+std::optional<double> late_after() {
+  const std::optional<std::string> text = env::text("TRIREME_WARN_AFTER");
+  const double seconds = text ? std::strtod(text->c_str(), nullptr) : 60;
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
 }
 
 } // namespace
@@ -228,6 +237,7 @@ std::optional<Clock::time_point> Attempt::wake() const {
   } else if (phase_ == Phase::stopping && !hurry_) {
     wake = std::min(wake, deadline_);
   }
+  wake = std::min(wake, late_ends().value_or(wake));
   return wake == Clock::time_point::max() ? std::nullopt : std::optional(wake);
 }
 
@@ -271,6 +281,27 @@ void Attempt::say(std::string_view words) {
   job_.screen.say(words);
 }
 
+std::optional<Clock::time_point> Attempt::late_ends() const {
+  const std::optional<double> after = late_after();
+  const bool waits = phase_ == Phase::running && !failure_ && live_ > 0 && first_end_ && !late_ends_said_;
+  return waits && after
+             ? std::optional(*first_end_ +
+                             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*after)))
+             : std::nullopt;
+}
+
+void Attempt::say_late_ends() {
+  late_ends_said_ = true;
+  const double seconds = std::chrono::duration<double>(Clock::now() - *first_end_).count();
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i].live) {
+      job_.screen.say(concat(name(i), " still runs, ", format_seconds(seconds),
+                             " after the first one has ended; if it is ",
+                             "stopped, kill -CONT continues it; all it wrote: ", ranks_[i].output.log().string()));
+    }
+  }
+}
+
 bool Attempt::anything_left() const {
   return std::any_of(members_.begin(), members_.end(),
                      [](const Member& member) { return member.place.state() == Place::State::running; });
@@ -286,6 +317,9 @@ void Attempt::advance() {
     job_.screen.say(words);
   }
   const auto now = Clock::now();
+  if (now >= late_ends().value_or(Clock::time_point::max())) {
+    say_late_ends();
+  }
   if (phase_ == Phase::assembling && !failure_ && received_signal_ == 0) {
     assemble();
   }

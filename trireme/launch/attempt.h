@@ -137,6 +137,9 @@ class Attempt : private PlaceEvents {
   void start_killing();
   bool preempting() const;
   bool anything_left() const;
+  /// When a person should hear that ranks still run though others have ended: one may be stopped.
+  std::optional<Clock::time_point> late_ends() const;
+  void say_late_ends();
   bool stepped() const;
   bool shown(size_t number) const;
   std::string name(size_t number) const;
@@ -174,6 +177,8 @@ class Attempt : private PlaceEvents {
   std::optional<Failure> failure_;
   /// A rank has failed, and nothing was said of it yet.
   bool report_due_ = false;
+  std::optional<Clock::time_point> first_end_; // of a rank that has ended without a failure
+  bool late_ends_said_ = false;
   Clock::time_point ended_at_{};
   Clock::time_point stop_at_{};
   Clock::time_point deadline_{};

@@ -39,6 +39,7 @@ void Attempt::note_ends() {
   }
   for (const size_t i : ended) {
     const int status = ranks_[i].end.wait_status;
+    first_end_ = status == 0 && !first_end_ ? Clock::now() : first_end_;
     // When several ended since the last look, a killed one is more likely the cause than one with an exit code.
     if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
       failure_ = Failure{i, ranks_[i].member};
