@@ -1,10 +1,9 @@
 #include <trireme/base/plain_text.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/text.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstddef>
 #include <cstdint>
 
@@ -38,21 +37,8 @@ Nuls count_nuls(std::string_view content) {
   return nuls;
 }
 
-/// As a shell takes it for one word.
-std::string word(const std::string& path) {
-  const bool plain = std::all_of(path.begin(), path.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("_-./+:@,").find(c) != std::string_view::npos;
-  });
-  std::string out;
-  for (const char c : path) {
-    out += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return plain ? path : concat('\'', out, '\'');
-}
-
 std::string convert(std::string_view encoding, const std::string& source) {
-  return concat("iconv -f ", encoding, " -t UTF-8 ", word(source), " > NEW   and use NEW");
+  return concat("iconv -f ", encoding, " -t UTF-8 ", for_shell(source), " > NEW   and use NEW");
 }
 
 // Letters of most languages have a NUL byte in UTF-16 and UTF-32, always at the same place. "": it is at any place.
@@ -88,8 +74,8 @@ std::string plain_text(std::string_view part, const std::string& source, std::st
                " of its ", bytes, " bytes are NUL");
     throw InputError(part, found,
                      guess.empty() ? concat("If it is UTF-16, type: ", convert("UTF-16LE", source),
-                                            ". If NUL bytes are between the text, type: tr -d '\\0' < ", word(source),
-                                            " > NEW   and use NEW")
+                                            ". If NUL bytes are between the text, type: tr -d '\\0' < ",
+                                            for_shell(source), " > NEW   and use NEW")
                                    : concat("Type: ", convert(guess, source)));
   }
   if (content.starts_with(kMark)) {

@@ -22,6 +22,8 @@ std::string printable(std::string_view text);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 std::vector<std::string> split(std::string_view text, char separator);
+/// `word` in quotes where a shell would take it apart.
+std::string for_shell(const std::string& word);
 std::string lower(std::string_view text);
 
 } // namespace trireme

@@ -282,12 +282,13 @@ void Attempt::say(std::string_view words) {
 }
 
 std::optional<Clock::time_point> Attempt::late_ends() const {
+  if (phase_ != Phase::running || failure_ || live_ == 0 || !first_end_ || late_ends_said_) {
+    return std::nullopt;
+  }
   const std::optional<double> after = late_after();
-  const bool waits = phase_ == Phase::running && !failure_ && live_ > 0 && first_end_ && !late_ends_said_;
-  return waits && after
-             ? std::optional(*first_end_ +
-                             std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*after)))
-             : std::nullopt;
+  return after ? std::optional(*first_end_ +
+                               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*after)))
+               : std::nullopt;
 }
 
 void Attempt::say_late_ends() {

@@ -18,19 +18,6 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-// ssh joins its arguments and has a shell take them apart again.
-std::string for_shell(const std::string& word) {
-  if (word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+") ==
-      std::string::npos) {
-    return word;
-  }
-  std::string quoted = "'";
-  for (const char c : word) {
-    quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return quoted + "'";
-}
-
 } // namespace
 
 HostPool::HostPool(const LaunchOptions& options, std::string run_id, std::string secret, const SignalWatch& signals,
