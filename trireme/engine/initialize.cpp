@@ -250,7 +250,9 @@ int64_t count_parameters(const Parts& parts) {
 Initialized initialize(comm::World& world, const InitializeOptions& given) {
   check_options(given);
   StepReport::check(given.config);
-  apply_pipeline(given);
+  if (given.pipeline) {
+    given.pipeline->configure(given.config.pipeline);
+  }
   fault::set_step(0);
   InitializeOptions options = given;
   if (options.optimizer) {
@@ -265,6 +267,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     device = current(options.device ? *options.device : device::choose("auto", world.local_rank(), world.local_size()));
   });
   resolve_precision(options.config.precision, world.group(), device);
+  check_together(world.group(), [&] { check_compatibility(given, options.config.precision, world, device); });
   const config::EngineConfig& config = options.config;
   check_split(options);
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
@@ -318,10 +321,7 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   }
   impl->clock.measure_on(parts.device());
   check_same_sizes(parts);
-  if (config.averaging.on()) {
-    check_averaging(parts, options);
-  }
-  check_server(parts, options);
+  check_worker(options);
   check_together(parts.everyone, [&] { prepare_offload(parts, options); });
   parts.sync = make_sync(parts, options);
   check_together(parts.everyone, [&] { check_step_group(*parts.sync); });
@@ -379,7 +379,6 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
     }
   });
   if (config.step_in_backward) {
-    check_step_in_backward(parts, options);
     parts.may_step_in_backward = true;
   }
   if (parts.may_step_in_backward || parts.optimizer->steps_on_host()) {

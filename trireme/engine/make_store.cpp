@@ -2,8 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/engine/make_sync.h>
-#include <trireme/offload/conflict.h>
 #include <trireme/offload/disk_store.h>
 #include <trireme/offload/host_store.h>
 
@@ -49,14 +47,6 @@ std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> 
                                                : std::move(store);
 }
 
-// What exchanges something else than gradients reads and writes masters and states where the device is.
-const char* exchanges_values(const InitializeOptions& options) {
-  return options.config.averaging.on()           ? "parameter_averaging"
-         : compresses(options.config) != nullptr ? compresses(options.config)
-         : options.gradient_sync                 ? "a gradient_sync of its own"
-                                                 : nullptr;
-}
-
 // Several ranks have the same shard, and add up their gradients where they lie.
 bool has_copies(const Parts& parts) {
   const parallel::ReduceGroups& groups = parts.sync->groups();
@@ -66,21 +56,6 @@ bool has_copies(const Parts& parts) {
     }
   }
   return false;
-}
-
-// A store of the client's may do what ours do not.
-offload::Setting setting_of(const Parts& parts, const InitializeOptions& options) {
-  const config::EngineConfig& config = options.config;
-  offload::Setting setting{
-      .zero_stage = config.zero.stage, .steps_in_backward = config.step_in_backward, .has_servers = config.server.on()};
-  if (!parts.device().is_cpu() && !options.state_store) {
-    const std::unique_ptr<optim::Optimizer> rule = optim::make_optimizer(config.optimizer_or_adamw());
-    const char* const exchanges = exchanges_values(options);
-    setting.device = parts.device().str();
-    setting.exchanges_values = exchanges != nullptr ? exchanges : "";
-    setting.needs_norms = rule->needs_norms() ? rule->name() : "";
-  }
-  return setting;
 }
 
 } // namespace
@@ -95,9 +70,6 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& parameters = config.offload.parameters;
   if (states.place == Place::device && parameters.place == Place::device && !states.delayed_update) {
     return;
-  }
-  if (const offload::Conflict no = offload::conflict(config.offload, setting_of(parts, options)); !no.what.empty()) {
-    throw InputError("engine", no.what, no.next);
   }
   if (options.state_store) {
     log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");

@@ -16,16 +16,8 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config);
 /// gradients go to the host.
 bool shards_gradients(const Parts& parts, const config::EngineConfig& config);
 
-/// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors:
-/// InputError.
-void check_averaging(const Parts& parts, const InitializeOptions& options);
-
-/// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null:
-/// nothing.
-const char* compresses(const config::EngineConfig& config);
-
-/// Refuses what does not go with parameter servers. Errors: InputError.
-void check_server(const Parts& parts, const InitializeOptions& options);
+/// Errors: InputError for a worker without servers, or with another number of them.
+void check_worker(const InitializeOptions& options);
 
 /// Connects a worker to its servers; parts.sync has its buffers and values. Errors: InputError, PeerError.
 void join_servers(Parts& parts, const config::EngineConfig& config,
