@@ -80,9 +80,8 @@ struct MeanRun {
     options.config = config;
     options.training_data = std::make_shared<Counting>();
     options.shuffle = false;
-    options.gradient_sync = [](const parallel::ReduceGroups& groups) {
-      return std::make_unique<MeanSync>(groups.data());
-    };
+    options.sync = {
+        .make = [](const parallel::ReduceGroups& groups) { return std::make_unique<MeanSync>(groups.data()); }};
     made = initialize(world, options);
   }
   Engine& engine() {
@@ -190,11 +189,11 @@ TEST(GradientSyncStateTest, ATiedParametersIsSavedOnceAndLoadedIntoEachCopy) {
                             options.pipeline = std::make_shared<pipeline::PipelineModule>(
                                 models::gpt_layers(small_gpt()), models::token_loss, pipeline);
                             options.config = small_config(4, 2);
-                            options.gradient_sync = [sync](const parallel::ReduceGroups& groups) {
+                            options.sync = {.make = [sync](const parallel::ReduceGroups& groups) {
                               auto made = std::make_unique<CountingSync>(groups);
                               *sync = made.get();
                               return made;
-                            };
+                            }};
                             return initialize(world, options);
                           };
                           const auto first = std::make_shared<CountingSync*>();
@@ -219,13 +218,11 @@ TEST(GradientSyncErrorTest, ZeroHasItsOwn) {
   comm::World world = comm::World::connect();
   config::EngineConfig config = small_config(48, 1, 0.5);
   config.zero.stage = 1;
-  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }),
-              HasSubstr("ZeRO stage 1 with a gradient_sync of its own"));
+  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }), HasSubstr("ZeRO stage 1 with a sync of its own"));
   config.zero.stage = 0;
   config.step_in_backward = true;
   config.gradient_clipping = 0;
-  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }),
-              HasSubstr("step_in_backward with a gradient_sync of its own"));
+  EXPECT_THAT(test::error_of([&] { MeanRun(world, config); }), HasSubstr("step_in_backward with a sync of its own"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GradientSyncTest, testing::Values(1, 2, 3));

@@ -173,9 +173,9 @@ TEST(SameOptionsTest, ThoseWhoStepTogetherAreAllOrOne) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
                           const std::string said = refusal(world, [](auto& options) {
-                            options.gradient_sync = [](const parallel::ReduceGroups& groups) {
+                            options.sync = {.make = [](const parallel::ReduceGroups& groups) {
                               return std::make_unique<HalfOfTheRanks>(groups);
-                            };
+                            }};
                           });
                           EXPECT_THAT(said, HasSubstr("step_group() has 2 of the 3 data ranks"));
                         }),
@@ -231,9 +231,9 @@ TEST(SameOptionsTest, ASaveThatFailsOnOneRankFailsOnAll) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           InitializeOptions options = plain_options(models::Gpt(small_gpt()));
-                          options.gradient_sync = [](const parallel::ReduceGroups& groups) {
+                          options.sync = {.make = [](const parallel::ReduceGroups& groups) {
                             return std::make_unique<Forgetful>(groups, parallel::DataParallelOptions{});
-                          };
+                          }};
                           const auto engine = initialize(world, options).engine;
                           try {
                             engine->save_checkpoint(folder);

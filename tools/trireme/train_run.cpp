@@ -31,6 +31,8 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/monitor/chrome_trace.h>
+#include <trireme/parallel/averaging/elastic_averaging_sync.h>
+#include <trireme/parallel/server/server_sync.h>
 #include <trireme/zero/init.h>
 
 #include <torch/nn/module.h>
@@ -79,9 +81,11 @@ class TrainRun {
     options.stored_config = run_.resolved;
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
-    options.server_worker = comes_and_goes() ? std::nullopt : worker_;
+    if (worker_) {
+      options.sync = comes_and_goes() ? parallel::replica_sync(run_.engine.averaging, replica_of(*worker_))
+                                      : parallel::server::worker_sync(run_.engine.server, *worker_);
+    }
     options.run_token = writer_.token();
-    options.replica = comes_and_goes() ? std::optional(replica_of(*worker_)) : std::nullopt;
     engine_ = engine::initialize(world, options).engine;
     resume();
     if (returned_blocks_ > 0) {
@@ -105,7 +109,7 @@ class TrainRun {
   /// those that are there the one with the lowest number; of replicas that come and go the one that has been there for
   /// longest.
   bool is_silent() const {
-    return worker_ && (!engine_->is_first_replica() || others_are_done_ || writer_.handed_over());
+    return worker_ && (!engine_->workers()->is_first() || others_are_done_ || writer_.handed_over());
   }
   /// The rank that writes.
   bool is_first() const {
@@ -238,15 +242,15 @@ std::optional<RunStart> TrainRun::begin() const {
 }
 
 void TrainRun::resume() {
-  if (comes_and_goes() && engine_->join_replicas()) {
+  if (comes_and_goes() && engine_->workers()->join()) {
     resumed_step_ = engine_->global_steps();
     log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
     return;
   }
-  const int64_t step = engine_->step_of_servers();
+  const int64_t step = worker_ ? engine_->workers()->step() : 0;
   if (worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) {
     // The others have gone on: so does a worker that is started again, or comes late.
-    engine_->begin_at(step);
+    engine_->workers()->begin_at(step);
     resumed_step_ = step;
     log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
     return;
@@ -387,7 +391,7 @@ int TrainRun::leave() {
 
 // Workers that do not wait for each other may be the first because the one before them has come to its end.
 bool TrainRun::is_done_by_others() const {
-  if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->is_first_replica()) {
+  if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->workers()->is_first()) {
     return false;
   }
   const auto saved = saved_by(job_, command_.out / "checkpoints", world_.group());
@@ -398,7 +402,7 @@ bool TrainRun::is_done_by_others() const {
 // back.
 void TrainRun::share_duties(bool at_the_end) {
   // Servers name the first worker in every step, replicas agree on theirs at meetings, the last of which decides.
-  writer_.note_first(engine_->is_first_replica(), at_the_end || !comes_and_goes());
+  writer_.note_first(!worker_ || engine_->workers()->is_first(), at_the_end || !comes_and_goes());
   if (!worker_ || is_first() == writer_.writes()) {
     return;
   }
@@ -460,7 +464,7 @@ int TrainRun::train() {
         throw NotSavedError(*failed_save_, next_run(), worker_.has_value());
       }
     }
-    if (engine_->finish_replicas(!writer_.handed_over())) { // all is saved: who waits to take part ends
+    if (!worker_ || engine_->workers()->finish(!writer_.handed_over())) { // all is saved: who waits to take part ends
       return 0;
     }
     share_duties(true); // who should have saved is lost since the last meeting: this one has the same model

@@ -56,12 +56,12 @@ constexpr Feature kLocalSteps{
     [](const Setting&) -> std::string { return "ZeroOneAdam"; }};
 constexpr Feature kCompression{"gradient_compression", "engine.gradient_compression",
                                [](const Setting& s) { return s.engine.compression.on(); }};
-constexpr Feature kOwnSync{"InitializeOptions::gradient_sync", "",
+constexpr Feature kOwnSync{"InitializeOptions::sync of its own", "",
                            [](const Setting& s) { return s.program && s.program->gradient_sync; },
-                           [](const Setting&) -> std::string { return "a gradient_sync of its own"; }};
-constexpr Feature kNoReplica{"a program without InitializeOptions::replica", "",
+                           [](const Setting&) -> std::string { return "a sync of its own"; }};
+constexpr Feature kNoReplica{"a program without replica_sync()", "",
                              [](const Setting& s) { return s.program && !s.program->replica; }};
-constexpr Feature kNoWorker{"a program without InitializeOptions::server_worker", "",
+constexpr Feature kNoWorker{"a program without worker_sync()", "",
                             [](const Setting& s) { return s.program && !s.program->server_worker; }};
 
 // How gradients are reduced.
@@ -306,7 +306,8 @@ const std::vector<Incompatible>& incompatible_features() {
       {{kElastic},
        {kNoReplica},
        "it has to know which replica it is",
-       "`trireme train` starts such replicas; a program of yours sets InitializeOptions::replica."},
+       "`trireme train` starts such replicas; a program of yours sets InitializeOptions::sync to "
+       "parallel::replica_sync()."},
       {{kElastic},
        {kReplicaRanks},
        "a replica that comes and goes is one process, a world of its own",
@@ -314,7 +315,8 @@ const std::vector<Incompatible>& incompatible_features() {
       {{kServers},
        {kNoWorker},
        "it has to know which worker it is",
-       "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::server_worker."},
+       "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::sync to "
+       "parallel::server::worker_sync()."},
       {{kServers}, {kReplicaRanks}, "a worker is one process", "Leave pipe, tensor and context at 1."},
       {{kAveraging}, {kOwnSync}, "both say how ranks agree", kLeaveOut},
       {{kAveraging},

@@ -16,10 +16,6 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config);
 /// gradients go to the host.
 bool shards_gradients(const Parts& parts, const config::EngineConfig& config);
 
-/// Connects a worker to its servers; parts.agreement.sync has its buffers and values. Errors: InputError, PeerError.
-void join_servers(Parts& parts, const config::EngineConfig& config,
-                  const optim::FlatOptimizer::OptionsOf& options_of_each);
-
 /// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the
 /// client's own; opens the groups of a GPU. Collective. Errors: InputError.
 void build_agreement(Parts& parts, const InitializeOptions& options);

@@ -294,8 +294,7 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
     buffer->clear_grads(); // of backwards before initialize()
   }
   parts.buffers.unchanged.emplace(*parts.model.module, all_buffers(parts));
-  parts.buffers.reducer =
-      std::make_unique<parallel::Reducer>(pointers(parts.buffers.trained), *parts.agreement.sync);
+  parts.buffers.reducer = std::make_unique<parallel::Reducer>(pointers(parts.buffers.trained), *parts.agreement.sync);
   parts.buffers.reducer->set_accepting(false); // but in the engine's own backward
   parts.buffers.num_parameters = count_parameters(parts);
 }

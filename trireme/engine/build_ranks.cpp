@@ -14,9 +14,10 @@ namespace {
 mesh::Mesh mesh_of(const comm::World& world, const InitializeOptions& options) {
   const int stages = options.pipeline ? options.pipeline->options().stages : 1;
   mesh::Mesh mesh =
-      options.mesh ? *options.mesh
-                   : mesh::training_mesh(world.group(), {.pipe = stages,
-                                                         .tensor = static_cast<int>(options.config.tensor_parallel.size)});
+      options.mesh
+          ? *options.mesh
+          : mesh::training_mesh(world.group(),
+                                {.pipe = stages, .tensor = static_cast<int>(options.config.tensor_parallel.size)});
   check_mesh(mesh, stages);
   return mesh;
 }
@@ -44,16 +45,9 @@ Ranks ranks_of(const mesh::Mesh& mesh, const InitializeOptions& options) {
   out.stage = mesh.group({Axis::data, Axis::context, Axis::tensor});
   out.everyone = mesh.group();
   out.axes = axes_in_use(mesh.shape());
-  if (options.server_worker) {
-    out.worker = options.server_worker->worker;
-    out.workers = options.server_worker->workers;
-  } else if (options.replica) {
-    if (!options.config.averaging.elastic) {
-      throw InputError("engine", "InitializeOptions::replica without replicas that come and go in the configuration",
-                       "Set AveragingOptions::elastic, or leave it out.");
-    }
-    out.worker = options.replica->replica;
-    out.workers = options.replica->replicas;
+  if (options.sync) {
+    out.worker = options.sync->worker;
+    out.workers = options.sync->workers;
   }
   return out;
 }
@@ -79,8 +73,7 @@ Settings settings_of(const Ranks& ranks, const InitializeOptions& options) {
 void build_ranks(Parts& parts, const comm::World& world, const InitializeOptions& options, at::Device device) {
   parts.ranks = ranks_of(mesh_of(world, options), options);
   parts.settings = settings_of(parts.ranks, options);
-  check_together(parts.ranks.everyone,
-                 [&] { parts.ranks.uploader = std::make_unique<device::Uploader>(device); });
+  check_together(parts.ranks.everyone, [&] { parts.ranks.uploader = std::make_unique<device::Uploader>(device); });
   check_same_sizes(parts);
   check_together(parts.ranks.everyone, [&] { prepare_offload(parts, options); });
 }

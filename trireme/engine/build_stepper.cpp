@@ -11,6 +11,7 @@
 #include <trireme/engine/same_options.h>
 
 #include <torch/types.h>
+#include <nlohmann/json.hpp>
 
 namespace trireme::engine {
 namespace {
@@ -70,6 +71,23 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
   return loader;
 }
 
+// Gives the processes that hold masters and states what their optimizer needs.
+void connect(const Parts& parts, const config::EngineConfig& config,
+             const optim::FlatOptimizer::OptionsOf& options_of_each) {
+  config::EngineConfig used = config;
+  used.optimizer = config.optimizer_or_adamw();
+  std::vector<std::string> arrays;
+  for (const optim::StateInfo& state : parts.stepper.optimizer->rule().states()) {
+    arrays.push_back(state.name);
+  }
+  parts.agreement.sync->remote_states()->connect(
+      [&](const bucket::TensorInfo& tensor) {
+        const optim::ParameterOptions of = options_of_each(tensor);
+        return parallel::RemoteStates::Parameter{of.weight_decay, of.lr_factor, parts.stepper.optimizer->needs_norms()};
+      },
+      nlohmann::json::parse(config::to_json(used).at("optimizer").dump()), arrays);
+}
+
 void make_optimizer(Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   std::vector<bucket::FlatParameters*> buffers;
@@ -79,11 +97,11 @@ void make_optimizer(Parts& parts, const InitializeOptions& options) {
   check_room_for_states(parts, options, buffers);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);
+  parallel::RemoteStates* const remote = parts.agreement.sync->remote_states();
   const auto make = [&] {
     parts.stepper.optimizer = std::make_shared<optim::FlatOptimizer>(
         buffers, options_of_each, optimizer, shards_states(parts, config),
-        parts.agreement.server ? parts.agreement.server->make_store() : make_optimizer_store(parts, options),
-        host_steps(parts, options));
+        remote != nullptr ? remote->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
   };
   if (parts.ranks.offloaded) {
     check_together(parts.ranks.everyone, make); // a disk may be full on one rank
@@ -94,8 +112,8 @@ void make_optimizer(Parts& parts, const InitializeOptions& options) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
   parts.agreement.sync->attach_values(*parts.stepper.optimizer);
-  if (parts.agreement.server != nullptr) {
-    join_servers(parts, config, options_of_each);
+  if (remote != nullptr) {
+    connect(parts, config, options_of_each);
   }
   parts.buffers.coordinator->on_modified([optimizer = std::weak_ptr(parts.stepper.optimizer)] {
     if (const auto alive = optimizer.lock()) {

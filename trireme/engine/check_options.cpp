@@ -30,11 +30,11 @@ void check_compatibility(const InitializeOptions& options, const precision::Prec
                                            .optimizer = options.optimizer != nullptr,
                                            .parameter_groups = !options.parameter_groups.empty(),
                                            .lr = options.lr != nullptr,
-                                           .gradient_sync = options.gradient_sync != nullptr,
+                                           .gradient_sync = options.sync && options.sync->kind.empty(),
                                            .placement = options.placement || options.reduce_groups,
                                            .state_store = options.state_store != nullptr,
-                                           .replica = options.replica.has_value(),
-                                           .server_worker = options.server_worker.has_value()};
+                                           .replica = options.sync && options.sync->kind == "elastic",
+                                           .server_worker = options.sync && options.sync->kind == "server"};
   setting.device = device.is_cpu() ? "" : device.str();
   const auto ranks_of = [&](const char* axis, int64_t otherwise) {
     return options.mesh ? options.mesh->shape().size(axis) : otherwise;

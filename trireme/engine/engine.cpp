@@ -281,11 +281,9 @@ void Engine::Impl::step() {
   clear_step();
   end_step_of_activations(parts, state);
   state.global_samples += parts.settings.batch.train;
-  if (parts.agreement.server != nullptr) { // those that the others have made without this worker
-    skip_to(state.global_steps + parts.agreement.server->take_updates() - 1);
-  }
-  if (parts.agreement.elastic != nullptr) {
-    parts.agreement.elastic->after_step();
+  if (parallel::Workers* const workers = parts.agreement.sync->workers()) {
+    const int64_t made = workers->after_step();
+    skip_to(state.global_steps + made - 1);
   }
   if (!parts.steps_together()) {
     broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
@@ -375,20 +373,6 @@ void Engine::zero_grad() {
 void Engine::set_lr(double lr) {
   check_same_rates(impl_->parts.step_ranks(), {lr}, "set_lr()");
   impl_->parts.stepper.schedule->set_lr(lr);
-}
-bool Engine::join_replicas() {
-  impl_->check_whole("join_replicas()");
-  impl_->check_released();
-  return impl_->parts.agreement.elastic != nullptr && impl_->parts.agreement.elastic->join();
-}
-bool Engine::finish_replicas(bool saved) {
-  return impl_->parts.agreement.elastic == nullptr || impl_->parts.agreement.elastic->finish_training(saved);
-}
-void Engine::begin_at(int64_t step) {
-  if (impl_->parts.agreement.server != nullptr) {
-    impl_->parts.agreement.server->begin();
-  }
-  impl_->skip_to(step);
 }
 std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<at::Tensor> parameters,
                                                                     std::optional<int> modifier_rank) {

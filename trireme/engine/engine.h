@@ -30,6 +30,9 @@ class World;
 namespace trireme::data {
 class DataLoader;
 }
+namespace trireme::parallel {
+class Workers;
+}
 
 namespace trireme::engine {
 
@@ -133,27 +136,11 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   int64_t global_steps() const;
-  /// A worker of parameter servers: the step that the servers' values belong to; 0 for others. Of workers that step
-  /// together one that comes too late counts the steps that the others have made meanwhile, and leaves out their
-  /// samples, so that global_steps() may grow by more than one in a step. With begin_at() a worker that is started
-  /// again takes up the samples and the learning rate of that step.
-  int64_t step_of_servers() const;
-  void begin_at(int64_t step);
-  /// Replicas that may be lost and come (InitializeOptions::replica) meet for the first time: before the first step,
-  /// and before load_checkpoint(). True: others have trained, and this one goes on from their mean at their step: there
-  /// is nothing to load. False: all begin as the first replica did; also for engines without such replicas. Waits for
-  /// the next meeting. Errors: PeerError without the job's store; store::FinishedError, here and in a step, where the
-  /// others have finished the training meanwhile: the process ends with status 0.
-  bool join_replicas();
-  /// The last step is done, and the first of such replicas has saved the result: it says so, and who waits to take part
-  /// ends. The others wait for that: true. False: the first one is lost, this one is the first now and has the same
-  /// model: it saves, and calls this again. `saved` false: this is the first one, and another process of the job has
-  /// taken its place: it waits too. True without such replicas. Errors: PeerError without the job's store.
-  bool finish_replicas(bool saved = true);
-  /// Whether this one evaluates, saves and reports for all. Of replicas that come and go, of those of the last meeting,
-  /// the one that has been there for longest; of workers of parameter servers, of those that are there, the one with
-  /// the lowest number, as the servers said in the last step. True without either.
-  bool is_first_replica() const;
+  /// The other processes of the training, where each is a world of its own (InitializeOptions::sync): joining,
+  /// finishing, who is first. Null: all ranks are in this world. A worker of parameter servers that comes too late
+  /// counts the steps that the others have made meanwhile and skips their samples: global_steps() may grow by more than
+  /// one in a step.
+  parallel::Workers* workers();
   int64_t skipped_steps() const;
   int64_t global_samples() const;
   /// Whether a rank had been asked to stop (see Preemption) before the last backward of the step: the same answer

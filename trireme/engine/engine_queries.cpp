@@ -16,14 +16,8 @@ int64_t Engine::gradient_accumulation_steps() const {
 bool Engine::is_gradient_accumulation_boundary() const {
   return impl_->at_boundary();
 }
-int64_t Engine::step_of_servers() const {
-  const Parts& parts = impl_->parts;
-  return parts.agreement.server != nullptr ? parts.agreement.server->step() : 0;
-}
-bool Engine::is_first_replica() const {
-  const Parts& parts = impl_->parts;
-  return parts.agreement.server != nullptr ? parts.agreement.server->first()
-                                           : parts.agreement.elastic == nullptr || parts.agreement.elastic->first();
+parallel::Workers* Engine::workers() {
+  return impl_->parts.agreement.sync->workers();
 }
 int64_t Engine::global_steps() const {
   return impl_->state.global_steps;
@@ -101,11 +95,8 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
       bytes[axes] += group.bytes_sent();
     }
   };
-  if (parts.agreement.server != nullptr) {
-    bytes["server"] = parts.agreement.server->bytes_sent();
-  }
-  if (parts.agreement.elastic != nullptr) {
-    bytes["data"] = parts.agreement.elastic->bytes_sent();
+  if (const parallel::Workers* const workers = parts.agreement.sync->workers()) {
+    bytes[std::string(workers->axis())] = parts.agreement.sync->bytes_sent();
   }
   add("tensor", parts.ranks.tensor);
   add("context", parts.ranks.context);

@@ -120,8 +120,8 @@ Initialized initialize(comm::World& world, const InitializeOptions& given) {
   if (world.rank() == 0 && parts.ranks.worker == 0) {
     impl->report.emplace(options.config);
   }
-  if (parts.agreement.elastic != nullptr) {
-    parts.agreement.elastic->attach_rest(TrainingState::rest_of(*impl, options.config.data_parallel.broadcast_buffers));
+  if (parallel::Workers* const workers = parts.agreement.sync->workers()) {
+    workers->attach_rest(TrainingState::rest_of(*impl, options.config.data_parallel.broadcast_buffers));
   }
   Initialized made;
   made.optimizer = parts.stepper.optimizer;

@@ -13,10 +13,8 @@
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
-#include <trireme/parallel/averaging/elastic_averaging_sync.h>
-#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/sync_factory.h>
 #include <trireme/parallel/pipeline/module.h>
-#include <trireme/parallel/server/servers.h>
 
 #include <nlohmann/json.hpp>
 
@@ -66,15 +64,10 @@ struct InitializeOptions {
   /// The lr of optimizer step number `step`, counted from 1, instead of a scheduler in `config`: the same on every
   /// rank.
   std::function<double(int64_t step)> lr = nullptr;
-  /// Makes the GradientSync of the data ranks; default: mean gradients in every step, as `config` says. Not with ZeRO,
-  /// "step_in_backward" or "parameter_averaging".
-  std::function<std::unique_ptr<parallel::GradientSync>(const parallel::ReduceGroups& groups)> gradient_sync = nullptr;
-  /// This process is one of several workers of parameter servers, whose mode `config.server` says: the world has this
-  /// rank alone, and it takes its part of the samples.
-  std::optional<parallel::server::WorkerOptions> server_worker = std::nullopt;
-  /// This process is one of several replicas that may be lost and come ("parameter_averaging" with "elastic"): the
-  /// world has this rank alone, and it takes its part of the samples. Call Engine::join_replicas().
-  std::optional<parallel::ReplicaOptions> replica = std::nullopt;
+  /// Makes the GradientSync of the data ranks; default: as `config` says. {.make = f}: the program's own, not with
+  /// ZeRO, "step_in_backward" or "parameter_averaging". server::worker_sync() and replica_sync(): this process is a
+  /// worker of parameter servers, or an elastic replica; see Engine::workers().
+  std::optional<parallel::SyncFactory> sync = std::nullopt;
   /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client
   /// spreads over ranks by itself. The mean over data ranks is taken of every gradient, whatever its group. Not for
   /// frozen parameters.

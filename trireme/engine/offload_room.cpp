@@ -104,7 +104,7 @@ void check_room_for_shards(const Parts& parts, const InitializeOptions& options,
 void check_room_for_states(const Parts& parts, const InitializeOptions& options,
                            const std::vector<bucket::FlatParameters*>& buffers) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
-  if (options.state_store || parts.agreement.server != nullptr || wanted.place != Place::nvme) {
+  if (options.state_store || parts.agreement.sync->remote_states() != nullptr || wanted.place != Place::nvme) {
     return;
   }
   const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
@@ -148,7 +148,8 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
 void note_offload(const Parts& parts, const InitializeOptions& options) {
   const bool asked = options.config.offload.optimizer.place != Place::device ||
                      options.config.offload.parameters.place != Place::device;
-  if (!asked || options.state_store || parts.agreement.server != nullptr || parts.ranks.everyone.rank() != 0) {
+  if (!asked || options.state_store || parts.agreement.sync->remote_states() != nullptr ||
+      parts.ranks.everyone.rank() != 0) {
     return;
   }
   estimate::Run run;

@@ -294,7 +294,7 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
   begun_ = true;
   lr_ = parts_.stepper.schedule->lr();
   if (parts_.stepper.optimizer->set_lr_factors(parts_.stepper.schedule->group_factors()) &&
-      parts_.agreement.server != nullptr) {
+      parts_.agreement.sync->remote_states() != nullptr) {
     throw InputError(
         "engine",
         "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own",
@@ -305,7 +305,8 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
     parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   parts_.agreement.sync->begin_step();
-  if (parts_.stepper.optimizer->needs_norms() && parts_.agreement.server == nullptr) { // servers have the states
+  if (parts_.stepper.optimizer->needs_norms() &&
+      parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
     parts_.buffers.reducer->finish();
     parts_.stepper.optimizer->prepare();
   }

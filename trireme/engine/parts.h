@@ -13,7 +13,6 @@
 #include <trireme/offload/traffic.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
-#include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/parallel/data/convert_sync_batch_norm.h>
 #include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/module_buffers.h>
@@ -21,7 +20,6 @@
 #include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
-#include <trireme/parallel/server/server_sync.h>
 #include <trireme/parallel/tensor/split.h>
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
@@ -78,7 +76,7 @@ struct Ranks {
   comm::Group stage;       // data, context and tensor: all that have the same layers
   comm::Group everyone;
   nlohmann::json axes; // axes_in_use() of the mesh
-  int worker = 0;      // of parameter servers, or of replicas that come and go, and how many there are
+  int worker = 0;      // this process among those of other worlds (SyncFactory), and how many there are
   int workers = 1;
   std::unique_ptr<device::Uploader> uploader;                                  // to the device that this rank trains on
   std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
@@ -88,8 +86,6 @@ struct Ranks {
 /// How ranks agree on one model, and which of them add up the gradients of what.
 struct Agreement {
   std::unique_ptr<parallel::GradientSync> sync;
-  parallel::server::ServerSync* server = nullptr;    // `sync`, if it is one
-  parallel::ElasticAveragingSync* elastic = nullptr; // `sync`, if it is one
   WholeParameters whole;
   int program_groups = 0;             // of InitializeOptions::reduce_groups
   bool several_reduce_groups = false; // on any rank

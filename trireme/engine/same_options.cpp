@@ -202,7 +202,7 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
   json["parameter_groups"] = groups_of(options.parameter_groups);
   json["sequence_parallel"] = options.sequence_parallel;
   json["whether there is a pipeline"] = options.pipeline != nullptr;
-  json["whether there is a gradient_sync"] = options.gradient_sync != nullptr;
+  json["sync"] = options.sync ? concat("a sync of kind \"", options.sync->kind, '"') : "none";
   json["whether there are reduce_groups"] = options.reduce_groups != nullptr;
   json["whether there is a placement"] = options.placement != nullptr;
   json["whether there is training_data"] = options.training_data != nullptr;

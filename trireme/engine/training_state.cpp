@@ -154,8 +154,8 @@ void TrainingState::make_ready(const char* wanted) {
 void TrainingState::save(const std::filesystem::path& folder, const std::string& tag,
                          const nlohmann::json& client_state, const checkpoint::SaveOptions& options) {
   make_ready("save_checkpoint()");
-  if (engine_.parts.agreement.server != nullptr) {
-    engine_.parts.agreement.server->fetch_states();
+  if (parallel::RemoteStates* const remote = engine_.parts.agreement.sync->remote_states()) {
+    remote->fetch();
   }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
@@ -380,11 +380,16 @@ void TrainingState::take_positions(const nlohmann::json& state) {
   }
 }
 
-parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine, bool buffers_are_shared) {
-  parallel::ElasticAveragingSync::Rest rest;
+parallel::Workers::Rest TrainingState::rest_of(Engine::Impl& engine, bool buffers_are_shared) {
+  parallel::Workers::Rest rest;
   rest.state = [&engine] { return TrainingState(engine).state(nullptr).dump(); };
   rest.take = [&engine](const std::string& state) {
     TrainingState(engine).take_positions(nlohmann::json::parse(state));
+  };
+  rest.skip_to = [&engine](int64_t step) { engine.skip_to(step); };
+  rest.check = [&engine] {
+    engine.check_whole("workers()->join()");
+    engine.check_released();
   };
   (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model.module->buffers();
   for (const at::Tensor& parameter : engine.parts.model.module->parameters()) {
@@ -414,10 +419,10 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
       state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   load_counts(state);
-  if (engine_.parts.agreement.server != nullptr) {
+  if (parallel::RemoteStates* const remote = engine_.parts.agreement.sync->remote_states()) {
     const checkpoint::About& about = saved.manifest().about;
     const std::string id = concat(about.tag, " (save ", about.save_id, ')');
-    engine_.skip_to(engine_.parts.agreement.server->loaded(id, engine_.state.global_steps)); // where the others are
+    engine_.skip_to(remote->loaded(id, engine_.state.global_steps)); // where the others are
   }
   continue_random_states(engine_.parts, saved, engine_.state.global_steps);
   adopt_chosen_ways(engine_.parts, engine_.state, state.value("activations", nlohmann::json()));

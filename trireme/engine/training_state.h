@@ -32,7 +32,7 @@ class TrainingState {
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
   /// What a replica that comes has of another one besides parameters and states of the optimizer. `buffers_are_shared`:
   /// its module buffers at every meeting.
-  static parallel::ElasticAveragingSync::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
+  static parallel::Workers::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
   /// Hands whole tensors to the ranks of a group so that each writes about the same number of bytes.

@@ -304,9 +304,9 @@ TEST(AveragingErrorTest, WhatNeedsAllReplicasInEveryStepIsRefused) {
                         HasSubstr("parameter_averaging with ZeRO stage 1"));
             EXPECT_THAT(refusal(world,
                                 [](auto& options) {
-                                  options.gradient_sync = [](const parallel::ReduceGroups&) { return nullptr; };
+                                  options.sync = {.make = [](const parallel::ReduceGroups&) { return nullptr; }};
                                 }),
-                        HasSubstr("parameter_averaging with a gradient_sync of its own"));
+                        HasSubstr("parameter_averaging with a sync of its own"));
             EXPECT_THAT(refusal(world,
                                 [](auto& options) {
                                   options.config.data_parallel.op = parallel::DataParallelOptions::Op::sum;

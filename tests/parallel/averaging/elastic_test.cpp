@@ -56,8 +56,9 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
   }
   std::function<void(InitializeOptions&)> replica(int number, int of) const {
     return [this, number, of](InitializeOptions& options) {
-      options.replica = parallel::ReplicaOptions{
-          .replica = number, .replicas = of, .store = store(), .secret = store::Secret::from_environment()};
+      options.sync = parallel::replica_sync(
+          options.config.averaging,
+          {.replica = number, .replicas = of, .store = store(), .secret = store::Secret::from_environment()});
     };
   }
   static AveragingOptions elastic(AveragingOptions options) {
@@ -107,8 +108,8 @@ TEST_P(ElasticKindTest, WithNobodyLostHasTheBitsOfOneWorld) {
                             torch::manual_seed(6 + worker);
                             AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1,
                                              std::nullopt, replica(worker - 1, 3));
-                            EXPECT_FALSE(run.engine().join_replicas());
-                            EXPECT_EQ(run.engine().is_first_replica(), worker == 1);
+                            EXPECT_FALSE(run.engine().workers()->join());
+                            EXPECT_EQ(run.engine().workers()->is_first(), worker == 1);
                             for (int step = 1; step <= 7; ++step) {
                               const int64_t before = run.engine().bytes_sent();
                               run.train(1);
@@ -133,7 +134,7 @@ TEST_P(ElasticKindTest, OneThatIsLostChangesTheMeanAndOneThatComesTakesIt) {
                             torch::manual_seed(worker == 4 ? 99 : 7);
                             AveragingRun run(world, averaging_config(elastic(kind.options), kind.adam), 1, 1,
                                              std::nullopt, replica(number, 3));
-                            EXPECT_EQ(run.engine().join_replicas(), worker == 4);
+                            EXPECT_EQ(run.engine().workers()->join(), worker == 4);
                             EXPECT_EQ(run.engine().global_steps(), worker == 4 ? 9 : 0);
                             for (int64_t step = 1; step <= 15; ++step) {
                               if (step == 5) {
@@ -152,7 +153,7 @@ TEST_P(ElasticKindTest, OneThatIsLostChangesTheMeanAndOneThatComesTakesIt) {
                                 ::raise(SIGKILL);
                               }
                               expect_same(run, plain, number, step);
-                              EXPECT_EQ(run.engine().is_first_replica(), worker == 1) << "step " << step;
+                              EXPECT_EQ(run.engine().workers()->is_first(), worker == 1) << "step " << step;
                               if (worker < 3 && step == 7) {
                                 if (worker == 1) {
                                   second_start.open();
@@ -220,7 +221,7 @@ TEST_F(ElasticAveraging, OneThatDiesInTheMiddleOfAMeetingIsNoPartOfIt) {
                                                  return made;
                                                };
                                              });
-                            run.engine().join_replicas();
+                            run.engine().workers()->join();
                             PlainReplicas plain(3, options, true);
                             for (int64_t step = 1; step <= 9; ++step) {
                               if (step == 6) {
@@ -259,7 +260,7 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
                             if (worker == 1) {
                               wait_for_process(1); // the other one, which is patient, has come
                             }
-                            run.engine().join_replicas();
+                            run.engine().workers()->join();
                             PlainReplicas plain(2, options);
                             if (worker == 1) {
                               plain.lose(1);
@@ -322,14 +323,14 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                                              });
                             if (worker == 3) {
                               waits.open();
-                              EXPECT_TRUE(run.engine().join_replicas()) << "it begins by itself";
+                              EXPECT_TRUE(run.engine().workers()->join()) << "it begins by itself";
                               EXPECT_EQ(run.engine().global_steps(), 6);
-                              EXPECT_FALSE(run.engine().is_first_replica());
+                              EXPECT_FALSE(run.engine().workers()->is_first());
                               run.train(3);
-                              EXPECT_TRUE(run.engine().finish_replicas()) << "the first one has saved";
+                              EXPECT_TRUE(run.engine().workers()->finish()) << "the first one has saved";
                               return;
                             }
-                            EXPECT_FALSE(run.engine().join_replicas());
+                            EXPECT_FALSE(run.engine().workers()->join());
                             run.train(4);
                             if (worker == 2) {
                               killed.open();
@@ -339,9 +340,9 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                             wait_for_process(3);
                             std::this_thread::sleep_for(std::chrono::seconds(8));
                             run.train(5);
-                            EXPECT_TRUE(run.engine().is_first_replica());
+                            EXPECT_TRUE(run.engine().workers()->is_first());
                             EXPECT_EQ(run.engine().global_steps(), 9);
-                            EXPECT_TRUE(run.engine().finish_replicas());
+                            EXPECT_TRUE(run.engine().workers()->finish());
                           }),
               ElementsAre(HasSubstr("rank 2: ended by signal 9")));
 }
@@ -354,16 +355,16 @@ TEST_F(ElasticAveraging, TheNextOneSavesWhenTheFirstIsLostAtTheEnd) {
                             torch::manual_seed(7);
                             AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
                                              replica(worker - 1, 3));
-                            run.engine().join_replicas();
+                            run.engine().workers()->join();
                             run.train(3);
                             if (worker == 1) {
                               ::raise(SIGKILL);
                             }
-                            const bool finished = run.engine().finish_replicas();
+                            const bool finished = run.engine().workers()->finish();
                             EXPECT_EQ(finished, worker == 3);
-                            EXPECT_EQ(run.engine().is_first_replica(), worker == 2);
+                            EXPECT_EQ(run.engine().workers()->is_first(), worker == 2);
                             if (!finished) {
-                              EXPECT_TRUE(run.engine().finish_replicas()) << "now that it has saved";
+                              EXPECT_TRUE(run.engine().workers()->finish()) << "now that it has saved";
                             }
                           }),
               ElementsAre(HasSubstr("rank 1: ended by signal 9")));
@@ -381,12 +382,12 @@ TEST_F(ElasticAveraging, OneThatComesWhenAllIsDoneIsToldSo) {
                             AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
                                              replica(0, 1));
                             if (worker == 2) {
-                              EXPECT_THROW(run.engine().join_replicas(), store::FinishedError);
+                              EXPECT_THROW(run.engine().workers()->join(), store::FinishedError);
                               return;
                             }
-                            run.engine().join_replicas();
+                            run.engine().workers()->join();
                             run.train(3);
-                            EXPECT_TRUE(run.engine().finish_replicas());
+                            EXPECT_TRUE(run.engine().workers()->finish());
                             done.open();
                           }),
               IsEmpty());

@@ -170,7 +170,7 @@ TEST(ServersOfASmallModelTest, AServerMayHoldNothing) {
     engine.loss = [model](const data::Batch& batch) { return model->forward(batch.input()).pow(2).mean(); };
     engine.config = small_config(4, 1);
     engine.config.server = options;
-    engine.server_worker = job.worker(number);
+    engine.sync = parallel::server::worker_sync(options, job.worker(number));
     const Initialized made = initialize(world, engine);
     const at::Tensor before = model->weight.detach().clone();
     for (int step = 0; step < 3; ++step) {

@@ -71,7 +71,7 @@ void train_alone(const ServerJob& job, comm::World& world, int number, const opt
   const Counter counter;
   InitializeOptions options = counter.options(rule);
   options.config.server = servers(ServerOptions::Mode::async);
-  options.server_worker = job.worker(number);
+  options.sync = parallel::server::worker_sync(options.config.server, job.worker(number));
   const Initialized made = initialize(world, options);
   if (number == 1) {
     for (int step = 0; step < kSecond; ++step) {
@@ -144,7 +144,7 @@ TEST_F(ServersResumeTest, AdamGoesOnWithTheStepsThatTheServersHaveMade) {
     const Counter counter;
     InitializeOptions options = counter.options(adam);
     options.config.server = servers(ServerOptions::Mode::sync);
-    options.server_worker = job.worker(number);
+    options.sync = parallel::server::worker_sync(options.config.server, job.worker(number));
     const Initialized made = initialize(world, options);
     goes_on(*made.engine, counter);
   }),
@@ -172,7 +172,7 @@ TEST_F(ServersResumeTest, NoUpdateIsLostWhenTheFirstWorkerComesLate) {
     const Counter counter;
     InitializeOptions options = counter.options(sgd);
     options.config.server = servers(ServerOptions::Mode::async);
-    options.server_worker = job.worker(number);
+    options.sync = parallel::server::worker_sync(options.config.server, job.worker(number));
     const Initialized made = initialize(world, options);
     if (number == 0) {
       wait_for(job.folder() / "second is done");
@@ -208,8 +208,9 @@ TEST_F(ServersResumeTest, AWorkerThatIsStartedAgainGoesOnWhereTheOthersAre) {
       const auto begin = [&](const Counter& counter, bool restarted) {
         InitializeOptions options = counter.options(sgd);
         options.config.server = servers(mode);
-        options.server_worker = job.worker(number);
-        options.server_worker->restarted = restarted;
+        parallel::server::WorkerOptions worker = job.worker(number);
+        worker.restarted = restarted;
+        options.sync = parallel::server::worker_sync(options.config.server, worker);
         Initialized made = initialize(world, options);
         EXPECT_TRUE(made.engine->load_checkpoint(folder));
         return made;
@@ -251,7 +252,7 @@ TEST_F(ServersResumeTest, AWorkerWithoutTheCheckpointIsRefused) {
     const Counter counter;
     InitializeOptions options = counter.options(optim::SgdOptions{.lr = 1});
     options.config.server = servers(ServerOptions::Mode::sync);
-    options.server_worker = job.worker(number);
+    options.sync = parallel::server::worker_sync(options.config.server, job.worker(number));
     const Initialized made = initialize(world, options);
     if (number == 0) {
       ASSERT_TRUE(made.engine->load_checkpoint(folder));
@@ -307,7 +308,7 @@ TEST(ServersMasksTest, WithSeedLayersTheyAreThoseOfDataRanks) {
   EXPECT_THAT(job.run([&](int number, comm::World& world) {
     std::istringstream found(losses_of(world, [&](InitializeOptions& engine) {
       engine.config.server = options;
-      engine.server_worker = job.worker(number);
+      engine.sync = parallel::server::worker_sync(options, job.worker(number));
     }));
     std::istringstream expected(read_file(file));
     for (int step = 0; step < kSteps; ++step) {

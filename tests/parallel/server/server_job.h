@@ -123,7 +123,7 @@ class ServerJob {
     options.loss = [gpt = model](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
     options.config = std::move(config);
     options.config.server = options_;
-    options.server_worker = worker(number);
+    options.sync = parallel::server::worker_sync(options_, worker(number));
     options.training_data = std::make_shared<engine::Counting>();
     options.shuffle = false;
     return options;

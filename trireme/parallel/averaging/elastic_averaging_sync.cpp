@@ -111,16 +111,19 @@ bool ElasticAveragingSync::join() {
   if (joined_) {
     throw InputError("parameter averaging", "a replica joins twice", "Join once, before the first step.");
   }
+  if (rest_.check) {
+    rest_.check();
+  }
   meeting_ = std::make_unique<store::Meeting>(meeting_options(replica_));
   attend();
   joined_ = true;
   return others_had_trained_;
 }
 
-void ElasticAveragingSync::after_step() {
+int64_t ElasticAveragingSync::after_step() {
   if (!joined_) {
     throw InputError("parameter averaging", "a replica of an elastic run trains and has not joined the others",
-                     "Call Engine::join_replicas() before the first step, and before load_checkpoint().");
+                     "Call Engine::workers()->join() before the first step, and before load_checkpoint().");
   }
   look_around();
   if (std::exchange(due_, false)) {
@@ -128,6 +131,7 @@ void ElasticAveragingSync::after_step() {
     attend();
     exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  return 1;
 }
 
 // Until a meeting is whole. What breaks one is the end of a member, and it is not averaged twice: nobody keeps what a
@@ -208,10 +212,10 @@ void ElasticAveragingSync::say_again_that_it_trains() {
   }
 }
 
-bool ElasticAveragingSync::finish_training(bool saved) {
+bool ElasticAveragingSync::finish(bool saved) {
   first_ = first_ && saved;
   try {
-    if (first()) {
+    if (is_first()) {
       meeting_->finish();
       return true;
     }
@@ -404,6 +408,14 @@ void ElasticAveragingSync::say_who_is_there(const store::Round& round, const Exc
     log::info("averaging, step ", steps_, ": ", names(come), come.size() == 1 ? " comes" : " come",
               " and begins with the mean of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
   }
+}
+
+SyncFactory replica_sync(const AveragingOptions& options, ReplicaOptions replica) {
+  SyncFactory out{.kind = "elastic", .worker = replica.replica, .workers = replica.replicas};
+  out.make = [options, replica = std::move(replica)](const ReduceGroups& groups) {
+    return std::make_unique<ElasticAveragingSync>(groups, options, replica);
+  };
+  return out;
 }
 
 } // namespace trireme::parallel

@@ -3,6 +3,8 @@
 #include <trireme/base/clock.h>
 #include <trireme/comm/world.h>
 #include <trireme/parallel/averaging/averaging_sync.h>
+#include <trireme/parallel/data/sync_factory.h>
+#include <trireme/parallel/data/workers.h>
 #include <trireme/store/meeting.h>
 
 #include <chrono>
@@ -45,48 +47,15 @@ struct ReplicaOptions {
 /// trains by itself while the members of the last meeting live: it waits for their next one. Errors of join() and
 /// after_step(): store::ConnectError where the store is gone for good; store::FinishedError, of status 0, where the
 /// others have finished the training meanwhile.
-class ElasticAveragingSync final : public AveragingSync {
+class ElasticAveragingSync final : public AveragingSync, private Workers {
  public:
   /// `groups`: of this replica alone. Errors: InputError for several ranks, or with a start_step.
   ElasticAveragingSync(ReduceGroups groups, const AveragingOptions& options, ReplicaOptions replica);
   ~ElasticAveragingSync() override;
 
-  /// What a replica has besides parameters and states.
-  struct Rest {
-    /// What another one needs to go on after the same step, as bytes; and takes it.
-    std::function<std::string()> state;
-    std::function<void(const std::string& state)> take;
-    /// Those of the oldest replica after every meeting: buffers of modules.
-    std::vector<at::Tensor> buffers;
-    /// What a replica that comes takes besides: parameters that are not trained.
-    std::vector<at::Tensor> fixed;
-  };
-  void attach_rest(Rest rest) {
-    rest_ = std::move(rest);
+  Workers* workers() override {
+    return this;
   }
-
-  /// Meets the others for the first time, before the first step, and takes what they have. Returns whether one of them
-  /// has trained already; if not, all have what the first replica began with.
-  bool join();
-  bool has_joined() const {
-    return joined_;
-  }
-  /// After each step, when all of it is done: meets the others if it is time. Cost: at most every 20 ms, a request to
-  /// the store, which a store that hangs answers with an error after 30 s.
-  void after_step();
-  /// Whether this is the replica that has been there for longest, of those of the last meeting; of several the one with
-  /// the lowest number. False once the others have gone on without it: it must report and save no more. Cost: now and
-  /// then, at most every 20 ms, a request to the store.
-  bool first() {
-    look_around();
-    return first_ && !left_behind_;
-  }
-  /// The last step is done. The first replica says so when it has saved the result: who waits then ends, and so does a
-  /// replica that is started again. The others wait for that, and so does a first one with `saved` false, because
-  /// another one has taken over: true. False: who should save is lost, and this one, which has the same model, is the
-  /// first now: it reports and saves, and says so.
-  bool finish_training(bool saved = true);
-
   int64_t steps_until_equal() const override {
     return equal_ ? 0 : options_.every - steps_ % options_.every;
   }
@@ -95,6 +64,22 @@ class ElasticAveragingSync final : public AveragingSync {
  private:
   /// What the members of a round have exchanged; nothing of the model has changed.
   struct Exchange;
+
+  void attach_rest(Rest rest) override {
+    rest_ = std::move(rest);
+  }
+  bool join() override;
+  /// Cost: at most every 20 ms, a request to the store, which a store that hangs answers with an error after 30 s.
+  int64_t after_step() override;
+  /// False once the others have continued without this one. Cost: at most every 20 ms, a request to the store.
+  bool is_first() override {
+    look_around();
+    return first_ && !left_behind_;
+  }
+  bool finish(bool saved) override;
+  std::string_view axis() const override {
+    return "data";
+  }
 
   void meet() override {
     due_ = true;
@@ -127,5 +112,8 @@ class ElasticAveragingSync final : public AveragingSync {
   Clock::time_point look_at_ = {};  // when look_around() asks the store again
   bool others_had_trained_ = false; // before the last meeting
 };
+
+/// InitializeOptions::sync of an elastic replica, whose configuration has these `options`: its world has one rank.
+SyncFactory replica_sync(const AveragingOptions& options, ReplicaOptions replica);
 
 } // namespace trireme::parallel

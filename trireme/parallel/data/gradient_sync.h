@@ -5,6 +5,7 @@
 #include <trireme/comm/group.h>
 #include <trireme/parallel/data/options.h>
 #include <trireme/parallel/data/reduce_groups.h>
+#include <trireme/parallel/data/workers.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -96,6 +97,14 @@ class GradientSync {
   /// `loss` and `stop` are this rank's.
   virtual Agreed agree(double loss, bool stop) {
     return {loss, 0, stop};
+  }
+  /// The other processes of the training, each in a world of its own; null: all ranks are in this world.
+  virtual Workers* workers() {
+    return nullptr;
+  }
+  /// Where masters and optimizer states are, if not on these ranks; null: FlatOptimizer has them.
+  virtual RemoteStates* remote_states() {
+    return nullptr;
   }
   /// Bytes sent other than over groups.
   virtual int64_t bytes_sent() const {

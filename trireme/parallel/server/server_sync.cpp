@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <map>
+#include <regex>
+#include <set>
 #include <utility>
 
 namespace trireme::parallel::server {
@@ -29,6 +31,38 @@ class Timed {
   double& sum_;
   Clock::time_point start_ = Clock::now();
 };
+
+// Which parameters have rows that travel by themselves. Errors: InputError for a pattern that names none.
+std::set<std::string> sparse_parameters(const std::vector<bucket::FlatParameters*>& buffers,
+                                        const std::vector<std::string>& patterns) {
+  std::set<std::string> names;
+  for (const std::string& pattern : patterns) {
+    const std::regex regex(pattern);
+    bool any = false;
+    for (const bucket::FlatParameters* buffer : buffers) {
+      for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+        if (!std::regex_search(tensor.name, regex, std::regex_constants::match_continuous)) {
+          continue;
+        }
+        if (tensor.sizes.size() < 2) {
+          throw InputError("server",
+                           concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name,
+                                  "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
+                           "Name the weights of embeddings, as a rule.");
+        }
+        any = true;
+        names.insert(tensor.name);
+      }
+    }
+    if (!any) {
+      throw InputError(
+          "server",
+          concat("parallel.sync.sparse_rows: \"", pattern, "\" matches no parameter from the beginning of its name"),
+          "trireme inspect lists the names of a checkpoint's parameters; an example is transformer.wte.");
+    }
+  }
+  return names;
+}
 
 } // namespace
 
@@ -123,9 +157,10 @@ std::unique_ptr<bucket::StateStore> ServerSync::make_store() {
   return std::make_unique<Store>(*this);
 }
 
-void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of,
-                      const nlohmann::json& optimizer, const std::vector<std::string>& arrays) {
+void ServerSync::connect(const std::function<Parameter(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer,
+                         const std::vector<std::string>& arrays) {
   arrays_ = arrays;
+  const std::set<std::string> sparse = sparse_parameters(buffers_, options_.sparse_rows);
   std::map<int64_t, std::pair<int64_t, int64_t>> by_place; // in the order of the model
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
     for (int64_t i = 0; i < buffers_[b]->count(); ++i) {
@@ -136,7 +171,12 @@ void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo
   for (const auto& [place, at] : by_place) {
     places_.push_back(at);
     const bucket::TensorInfo& tensor = buffers_[at.first]->layout().tensors()[at.second];
-    ParameterInfo& parameter = parameters.emplace_back(of(tensor));
+    const Parameter known = of(tensor);
+    ParameterInfo& parameter = parameters.emplace_back();
+    parameter.weight_decay = known.weight_decay;
+    parameter.lr_factor = known.lr_factor;
+    parameter.whole = known.needs_norm;
+    parameter.sparse = sparse.count(tensor.name) > 0;
     parameter.name = tensor.name;
     parameter.shape = tensor.sizes;
     const char* const type = name_of(buffers_[at.first]->scalar_type());
@@ -154,7 +194,7 @@ void ServerSync::join(const std::function<ParameterInfo(const bucket::TensorInfo
   servers_->pull(values);
 }
 
-int64_t ServerSync::take_updates() {
+int64_t ServerSync::after_step() {
   if (!options_.together()) {
     return 1;
   }
@@ -226,6 +266,11 @@ int64_t ServerSync::loaded(const std::string& id, int64_t step) {
   return is_this ? std::max(step, servers_->step()) : servers_->step();
 }
 
+void ServerSync::begin_at(int64_t step) {
+  begin();
+  rest_.skip_to(step);
+}
+
 void ServerSync::begin() {
   values_->set_steps(servers_->steps());
   taken_ = servers_->clock();
@@ -240,9 +285,22 @@ void ServerSync::check_beginning() const {
   }
 }
 
-void ServerSync::fetch_states() {
+void ServerSync::fetch() {
   store_->fetch();
   values_->set_steps(servers_->steps());
+}
+
+SyncFactory worker_sync(const ServerOptions& options, WorkerOptions worker) {
+  if (std::ssize(worker.addresses) != options.servers) {
+    throw InputError("server",
+                     concat(worker.addresses.size(), " addresses for ", options.servers, " parameter servers"),
+                     "Give the address of each.");
+  }
+  SyncFactory out{.kind = "server", .worker = worker.worker, .workers = worker.workers};
+  out.make = [options, worker = std::move(worker)](const ReduceGroups& groups) {
+    return std::make_unique<ServerSync>(groups, options, worker);
+  };
+  return out;
 }
 
 } // namespace trireme::parallel::server

@@ -2,6 +2,8 @@
 
 #include <trireme/bucket/state_store.h>
 #include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/sync_factory.h>
+#include <trireme/parallel/data/workers.h>
 #include <trireme/parallel/server/options.h>
 #include <trireme/parallel/server/servers.h>
 
@@ -18,40 +20,17 @@ namespace trireme::parallel::server {
 /// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients
 /// are sent when backward is over. In modes in which workers step together loss and norm are those of all of them; else
 /// each has its own, and clips and skips by itself.
-class ServerSync final : public GradientSync {
+class ServerSync final : public GradientSync, private parallel::Workers, private RemoteStates {
  public:
   ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker);
   ~ServerSync() override;
 
-  /// Connects to the servers; the first worker gives them their first values, the others take them. `of`: weight decay
-  /// and lr factor of each parameter; `arrays`: names of the optimizer's states. After attach(). Errors: as Servers().
-  void join(const std::function<ParameterInfo(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer,
-            const std::vector<std::string>& arrays);
-  /// Where the engine's optimizer believes its masters and states to be: it asks for them in saves and loads only.
-  std::unique_ptr<bucket::StateStore> make_store();
-
-  /// The step of the training that the servers' values belong to, for a worker that begins with them; 0: they are at
-  /// the beginning, or not all of them have the checkpoint that the job goes on from.
-  int64_t step() const {
-    return servers_ && servers_->loads() ? servers_->step() : 0;
+  parallel::Workers* workers() override {
+    return this;
   }
-  /// Goes on from the servers' values, whatever the others have loaded. Sets the optimizer's steps.
-  void begin();
-  /// The tensors of a checkpoint have been read: returns when all servers have it and this worker their values, and the
-  /// step to go on after; more than `step` where the others have gone on. `id`: of the checkpoint, the same on all
-  /// workers. Errors: as Servers::load().
-  int64_t loaded(const std::string& id, int64_t step);
-  /// Before a save: fetches the optimizer's states, and sets its steps to those that they belong to.
-  void fetch_states();
-
-  /// Whether this is the worker with the lowest number of those that are there.
-  bool first() const {
-    return servers_ == nullptr || servers_->first_worker() == worker_.worker;
+  RemoteStates* remote_states() override {
+    return this;
   }
-  /// Updates of the servers since this was asked last, this worker's step among them: more than one where the others
-  /// have gone on without it. Of workers that step together.
-  int64_t take_updates();
-
   bool gradients_stay() const override {
     return true;
   }
@@ -84,23 +63,49 @@ class ServerSync final : public GradientSync {
  private:
   class Store;
 
+  void attach_rest(Rest rest) override {
+    rest_ = std::move(rest);
+  }
+  int64_t step() const override {
+    return servers_ && servers_->loads() ? servers_->step() : 0;
+  }
+  void begin_at(int64_t step) override;
+  int64_t after_step() override;
+  bool is_first() override {
+    return servers_ == nullptr || servers_->first_worker() == worker_.worker;
+  }
+  std::string_view axis() const override {
+    return "server";
+  }
+  std::unique_ptr<bucket::StateStore> make_store() override;
+  void connect(const std::function<Parameter(const bucket::TensorInfo&)>& of, const nlohmann::json& optimizer,
+               const std::vector<std::string>& arrays) override;
+  void fetch() override;
+  int64_t loaded(const std::string& id, int64_t step) override;
+
+  void begin();
   void check_beginning() const;
   at::Tensor value(int64_t parameter) const;
   at::Tensor gradient(int64_t parameter) const;
 
   ServerOptions options_;
   WorkerOptions worker_;
+  Rest rest_;
   std::vector<bucket::FlatParameters*> buffers_;
   std::vector<std::pair<int64_t, int64_t>> places_; // of each parameter: buffer, and number in it
   bucket::SteppedValues* values_ = nullptr;
   std::unique_ptr<Servers> servers_;
   std::vector<std::string> arrays_;
   Store* store_ = nullptr; // the engine's optimizer owns it
-  int64_t taken_ = 0;      // updates that take_updates() has named
+  int64_t taken_ = 0;      // updates that after_step() has named
   bool loads_ = false;     // a checkpoint, of which the servers do not know yet
   bool begun_ = false;     // with values that are right for it
   int64_t members_ = 1;
   double exposed_ = 0;
 };
+
+/// InitializeOptions::sync of a worker of parameter servers, whose configuration has these `options`: its world has one
+/// rank.
+SyncFactory worker_sync(const ServerOptions& options, WorkerOptions worker);
 
 } // namespace trireme::parallel::server
