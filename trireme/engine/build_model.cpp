@@ -279,7 +279,8 @@ zero::ModelUnits build_model(Parts& parts, const StepState& state, const Initial
 std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
   bucket::FlatOptions sharding{.rank = 0, .size = 1};
-  if (!parts.sync->ever_alone()) {
+  const bool steps_locally = parts.sync->local_steps() != nullptr && parts.group.size() > 1;
+  if (!steps_locally) { // each rank has the whole of what it steps
     sharding.rank = parts.sync->step_group().rank();
     sharding.size = parts.sync->groups().largest();
   }

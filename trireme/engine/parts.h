@@ -143,7 +143,7 @@ struct Parts {
   bucket::Placement placement_of(const at::Tensor& parameter) const;
   /// Seconds of communication that nothing has hidden so far.
   double exposed_seconds() const {
-    return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->exposed_seconds();
+    return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->step_exchange().exposed_seconds();
   }
   /// The loss function in the precision that was asked for.
   LossAndLogits loss_of(const data::Batch& micro_batch);
