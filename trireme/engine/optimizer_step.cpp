@@ -20,15 +20,16 @@ class ReducedGradients final : public parallel::StepGradients {
   explicit ReducedGradients(const Parts& parts) : parts_(parts) {}
 
   at::Tensor squared_norm() override {
-    parts_.reducer->finish();
-    const at::Tensor norm = parts_.optimizer->squared_grad_norm();
-    const int ranks = parts_.sync->step_group().size();
-    return ranks > 1 && parts_.sync->local_steps() != nullptr ? norm / ranks : norm; // each of them has all of it
+    parts_.buffers.reducer->finish();
+    const at::Tensor norm = parts_.stepper.optimizer->squared_grad_norm();
+    const int ranks = parts_.agreement.sync->step_group().size();
+    return ranks > 1 && parts_.agreement.sync->local_steps() != nullptr ? norm / ranks
+                                                                        : norm; // each of them has all of it
   }
   at::Tensor own_squared_norm() override {
-    parts_.reducer->finish();
-    return parts_.optimizer->own_squared_grad_norm(
-        [&](const bucket::FlatParameters& buffer) { return parts_.sync->groups().of(buffer).size(); });
+    parts_.buffers.reducer->finish();
+    return parts_.stepper.optimizer->own_squared_grad_norm(
+        [&](const bucket::FlatParameters& buffer) { return parts_.agreement.sync->groups().of(buffer).size(); });
   }
 
  private:
@@ -40,7 +41,7 @@ class ReducedGradients final : public parallel::StepGradients {
 void OptimizerStep::send_loss(const at::Tensor& sum) {
   sent_ = true;
   const at::Device device = parts_.device();
-  if (device.is_cpu() || (parts_.may_step_in_backward && !norm_wanted_)) {
+  if (device.is_cpu() || (parts_.stepper.may_step_in_backward && !norm_wanted_)) {
     send_to_ranks(device::read_scalars({sum}).front());
   } else {
     loss_ = sum.defined() ? device::scalar_on(device, sum)
@@ -51,24 +52,24 @@ void OptimizerStep::send_loss(const at::Tensor& sum) {
 
 void OptimizerStep::send_to_ranks(double loss_sum) {
   loss_sums_ = torch::tensor(
-      {loss_sum / static_cast<double>(parts_.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0},
+      {loss_sum / static_cast<double>(parts_.settings.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0},
       torch::kFloat64);
-  loss_message_ = parts_.sync->loss_group().all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
+  loss_message_ = parts_.agreement.sync->loss_group().all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
 }
 
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
   agreed_.loss = mean_loss(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
-  agreed_.stop = parts_.sync->may_stop() && loss_sums_[1].item<double>() > 0;
+  agreed_.stop = parts_.agreement.sync->may_stop() && loss_sums_[1].item<double>() > 0;
 }
 
 // A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart.
 // Sharded gradients are gone by now.
 void OptimizerStep::check_split_gradients() {
-  if (parts_.ordinary && !begun_ && !split_gradients_checked_) {
-    parts_.reducer->finish();
-    split_gradients_checked_ = parts_.ordinary->check_gradients();
+  if (parts_.model.ordinary && !begun_ && !split_gradients_checked_) {
+    parts_.buffers.reducer->finish();
+    split_gradients_checked_ = parts_.model.ordinary->check_gradients();
   }
 }
 
@@ -88,16 +89,16 @@ void OptimizerStep::run() {
   HostSums host = send_sums(norm);
   const bool one_scale = agree_on_host(host, norm.defined());
   const bool launched = loss_.defined() && agree_on_device(host, norm, one_scale);
-  agreed_ = parts_.sync->agreement().agree(agreed_);
+  agreed_ = parts_.agreement.sync->agreement().agree(agreed_);
   const StepFactor<double> step =
-      step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.clipping);
+      step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.settings.clipping);
   if (norm.defined()) {
     grad_norm_ = step.norm;
   }
   const bool finite = begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // what has begun is not skipped
   if (!finite || !one_scale) {
     host.message.wait();
-    parts_.reducer->finish();
+    parts_.buffers.reducer->finish();
     if (launched) { // and changed nothing
       cancel(lr_before);
     }
@@ -107,7 +108,7 @@ void OptimizerStep::run() {
   state_.scale.update(false);
   skipped_.end_row();
   if (!launched) {
-    parts_.coordinator->release_all();
+    parts_.buffers.coordinator->release_all();
     if (!begun_in_backward) {
       begin(step.factor, host.left_out());
     }
@@ -115,26 +116,26 @@ void OptimizerStep::run() {
   }
   host.message.wait();
   end_step(true);
-  parts_.schedule->advance();
+  parts_.stepper.schedule->advance();
 }
 
 // Of the gradients with the loss scale in them; infinite or NaN if one of them is.
 at::Tensor OptimizerStep::squared_norm_here() const {
   ReducedGradients gradients(parts_);
-  const bool wanted = parts_.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
-  return parts_.sync->agreement().squared_norm(gradients, wanted);
+  const bool wanted = parts_.settings.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
+  return parts_.agreement.sync->agreement().squared_norm(gradients, wanted);
 }
 
 // Where loss and norm are on a device, zeros stand for them.
 OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
-  const comm::Group& ranks = parts_.sync->step_group();
+  const comm::Group& ranks = parts_.agreement.sync->step_group();
   const double norm_here = loss_.defined() || !norm.defined() ? 0 : device::read_scalars({norm}).front();
   HostSums host{UnusedParameters(parts_), {}, {}};
-  if (parts_.rates_may_differ) {
-    check_rates(begun_ ? lr_ : parts_.schedule->lr());
+  if (parts_.settings.rates_may_differ) {
+    check_rates(begun_ ? lr_ : parts_.stepper.schedule->lr());
   }
   host.sums = torch::tensor({norm_here, host.unused.lacks_some() ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
-  if (ranks.size() > 1 && (norm.defined() || !parts_.may_step_in_backward)) {
+  if (ranks.size() > 1 && (norm.defined() || !parts_.stepper.may_step_in_backward)) {
     host.message = ranks.all_reduce(host.sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
   if (norm.defined() || host.unused.lacks_some() ||
@@ -149,12 +150,12 @@ OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
 bool OptimizerStep::agree_on_host(const HostSums& host, bool has_norm) {
   agreed_.squared_norm = has_norm ? host.sums[0].item<double>() : 0;
   const bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(host.sums[2].item<double>());
-  return parts_.model_ranks.size() > 1 ? agree_on_model(one_scale) : one_scale;
+  return parts_.ranks.model_ranks.size() > 1 ? agree_on_model(one_scale) : one_scale;
 }
 
 bool OptimizerStep::agree_on_scale(double lowered) {
-  const comm::Group& ranks = parts_.sync->step_group();
-  const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.batch.accumulation);
+  const comm::Group& ranks = parts_.agreement.sync->step_group();
+  const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.settings.batch.accumulation);
   if (lowered != 0 && ranks.rank() == 0) {
     log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", state_.scale.scaler().scale(),
                  " from now on. Return the loss in fp32 to scale more.");
@@ -170,7 +171,7 @@ bool OptimizerStep::agree_on_model(bool one_scale) {
   at::Tensor sums = torch::tensor({tells ? agreed_.loss : 0.0, agreed_.squared_norm, agreed_.stop ? 1.0 : 0.0,
                                    tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
                                   torch::kFloat64);
-  parts_.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+  parts_.ranks.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
   agreed_ = {sums[0].item<double>(), sums[1].item<double>(), sums[2].item<double>() > 0};
   scale.limit(sums[3].item<double>());
   return sums[4].item<double>() == 0;
@@ -179,12 +180,12 @@ bool OptimizerStep::agree_on_model(bool one_scale) {
 // Where kernels may be launched before the host knows whether the step is taken, it reads loss and norm while they run.
 // Returns whether they were.
 bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale) {
-  const bool launches = one_scale && !parts_.sync->agreement().precedes_step() &&
-                        !parts_.optimizer->steps_on_host(); // the host steps what it has
+  const bool launches = one_scale && !parts_.agreement.sync->agreement().precedes_step() &&
+                        !parts_.stepper.optimizer->steps_on_host(); // the host steps what it has
   const at::Tensor agreed = sums_on_device(norm);
   device::ScalarsToHost reading({agreed[0], agreed[1]});
   if (launches) {
-    parts_.coordinator->release_all();
+    parts_.buffers.coordinator->release_all();
     const at::Tensor factor = factor_on_device(agreed, norm.defined());
     begin(1, host.left_out(), factor);
     step_buckets();
@@ -197,10 +198,10 @@ bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm
 // Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the
 // mean loss and the squared norm.
 at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
-  const comm::Group& losses = parts_.sync->loss_group();
-  const comm::Group& norms = parts_.sync->step_group();
+  const comm::Group& losses = parts_.agreement.sync->loss_group();
+  const comm::Group& norms = parts_.agreement.sync->step_group();
   const at::Tensor loss =
-      std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.batch.accumulation));
+      std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.settings.batch.accumulation));
   at::Tensor sums =
       torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
   const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
@@ -219,25 +220,25 @@ at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
   if (!parts_.tells_loss()) {
     mean.zero_();
   }
-  add_up(parts_.model_ranks, sums);
+  add_up(parts_.ranks.model_ranks, sums);
   return sums;
 }
 
 // NaN: the step is skipped.
 at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const {
   const auto step = step_factor<at::Tensor>(loss_and_norm.slice(0, 0, 1), loss_and_norm.slice(0, 1), has_norm,
-                                            unscale(), parts_.clipping);
+                                            unscale(), parts_.settings.clipping);
   return torch::where(step.finite, step.factor, torch::full_like(step.factor, std::numeric_limits<double>::quiet_NaN()))
       .to(torch::kFloat32);
 }
 
 // Turns what the Reducer leaves into the gradient of the step.
 double OptimizerStep::unscale() const {
-  return parts_.sync->scale() / state_.scale.scaler().scale();
+  return parts_.agreement.sync->scale() / state_.scale.scaler().scale();
 }
 
 void OptimizerStep::check_rates(double lr) const {
-  std::vector<double> rates = parts_.schedule->group_factors();
+  std::vector<double> rates = parts_.stepper.schedule->group_factors();
   for (double& factor : rates) {
     factor *= lr;
   }
@@ -246,67 +247,68 @@ void OptimizerStep::check_rates(double lr) const {
 }
 
 void OptimizerStep::end_step(bool taken) {
-  if (parts_.sync->step_exchange().end_step(taken)) {
-    parts_.optimizer->refresh_masters();
+  if (parts_.agreement.sync->step_exchange().end_step(taken)) {
+    parts_.stepper.optimizer->refresh_masters();
   }
 }
 
 void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unused,
                           const at::Tensor& device_grad_scale) {
   begun_ = true;
-  lr_ = parts_.schedule->lr();
-  if (parts_.optimizer->set_lr_factors(parts_.schedule->group_factors()) && parts_.server != nullptr) {
+  lr_ = parts_.stepper.schedule->lr();
+  if (parts_.stepper.optimizer->set_lr_factors(parts_.stepper.schedule->group_factors()) &&
+      parts_.agreement.server != nullptr) {
     throw InputError(
         "engine",
         "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own",
         "Change the lr of all groups by the same factor.");
   }
-  parts_.optimizer->begin_step(lr_, parts_.schedule->betas(), grad_scale, device_grad_scale);
+  parts_.stepper.optimizer->begin_step(lr_, parts_.stepper.schedule->betas(), grad_scale, device_grad_scale);
   for (size_t b = 0; b < unused.size(); ++b) {
-    parts_.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
+    parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
-  parts_.sync->step_exchange().begin_step();
-  if (parts_.optimizer->needs_norms() && parts_.server == nullptr) { // servers have the states
-    parts_.reducer->finish();
-    parts_.optimizer->prepare();
+  parts_.agreement.sync->step_exchange().begin_step();
+  if (parts_.stepper.optimizer->needs_norms() && parts_.agreement.server == nullptr) { // servers have the states
+    parts_.buffers.reducer->finish();
+    parts_.stepper.optimizer->prepare();
   }
 }
 
 template <typename F>
 void OptimizerStep::for_each_bucket(const F& f) const {
-  for (size_t b = 0; b < parts_.buffers.size(); ++b) {
-    for (size_t k = 0; k < parts_.buffers[b]->layout().buckets().size(); ++k) {
+  for (size_t b = 0; b < parts_.buffers.trained.size(); ++b) {
+    for (size_t k = 0; k < parts_.buffers.trained[b]->layout().buckets().size(); ++k) {
       f(static_cast<int64_t>(b), static_cast<int64_t>(k));
     }
   }
 }
 
 void OptimizerStep::step_buckets() {
-  if (parts_.optimizer->steps_on_host()) { // those that backward has not sent
+  if (parts_.stepper.optimizer->steps_on_host()) { // those that backward has not sent
     for_each_bucket([this](int64_t buffer, int64_t bucket) {
       if (stepped_.count({buffer, bucket}) == 0) {
-        parts_.reducer->wait(buffer, bucket);
-        parts_.optimizer->send_gradient(buffer, bucket);
+        parts_.buffers.reducer->wait(buffer, bucket);
+        parts_.stepper.optimizer->send_gradient(buffer, bucket);
       }
     });
   }
   for_each_bucket([this](int64_t buffer, int64_t bucket) { step_bucket(buffer, bucket); });
-  if (parts_.optimizer->steps_later()) {
-    parts_.optimizer->start_delayed();
+  if (parts_.stepper.optimizer->steps_later()) {
+    parts_.stepper.optimizer->start_delayed();
   }
 }
 
 // What fails leaves a step that has begun.
 void OptimizerStep::finish_delayed() {
-  if (!parts_.optimizer->has_delayed()) {
+  if (!parts_.stepper.optimizer->has_delayed()) {
     return;
   }
   const torch::NoGradGuard no_grad;
   begun_ = true;
-  parts_.coordinator->release_all();
+  parts_.buffers.coordinator->release_all();
   for_each_bucket([this](int64_t buffer, int64_t bucket) {
-    parts_.sync->step_exchange().step_bucket(*parts_.buffers[buffer], bucket,
-                                             [&] { parts_.optimizer->finish_bucket(buffer, bucket); });
+    parts_.agreement.sync->step_exchange().step_bucket(
+        *parts_.buffers.trained[buffer], bucket, [&] { parts_.stepper.optimizer->finish_bucket(buffer, bucket); });
   });
   end_step(true);
   begun_ = false;
@@ -316,33 +318,33 @@ void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
   if (!stepped_.emplace(buffer, bucket).second) {
     return;
   }
-  parts_.reducer->wait(buffer, bucket);
-  if (parts_.optimizer->steps_later()) {
-    parts_.optimizer->step_bucket(buffer, bucket);
+  parts_.buffers.reducer->wait(buffer, bucket);
+  if (parts_.stepper.optimizer->steps_later()) {
+    parts_.stepper.optimizer->step_bucket(buffer, bucket);
     return;
   }
-  parts_.sync->step_exchange().step_bucket(*parts_.buffers[buffer], bucket,
-                                           [&] { parts_.optimizer->step_bucket(buffer, bucket); });
+  parts_.agreement.sync->step_exchange().step_bucket(*parts_.buffers.trained[buffer], bucket,
+                                                     [&] { parts_.stepper.optimizer->step_bucket(buffer, bucket); });
 }
 
 void OptimizerStep::bucket_final(int64_t buffer, int64_t bucket) {
-  if (parts_.runs_schedule() || state_.at_boundary(parts_.batch.accumulation)) {
-    parts_.optimizer->send_gradient(buffer, bucket);
+  if (parts_.runs_schedule() || state_.at_boundary(parts_.settings.batch.accumulation)) {
+    parts_.stepper.optimizer->send_gradient(buffer, bucket);
   }
-  if (parts_.may_step_in_backward) {
+  if (parts_.stepper.may_step_in_backward) {
     step_in_backward(buffer, bucket);
   }
 }
 
 // The loss was sent before backward, so it arrives before the first bucket: a skipped step changes nothing.
 void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
-  if (norm_wanted_ || loss_.defined() || !state_.at_boundary(parts_.batch.accumulation)) {
+  if (norm_wanted_ || loss_.defined() || !state_.at_boundary(parts_.settings.batch.accumulation)) {
     return;
   }
   if (!begun_ && stepped_.empty()) {
     receive_loss();
     if (std::isfinite(agreed_.loss)) {
-      begin(parts_.sync->scale());
+      begin(parts_.agreement.sync->scale());
     }
   }
   if (begun_) {
@@ -352,7 +354,7 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
 
 // Takes back what launched kernels have not changed.
 void OptimizerStep::cancel(double lr_before) {
-  parts_.optimizer->cancel_step();
+  parts_.stepper.optimizer->cancel_step();
   begun_ = false;
   lr_ = lr_before;
 }

@@ -20,7 +20,7 @@ namespace trireme::engine {
 /// of an engine and its state must outlive it.
 class OptimizerStep {
  public:
-  OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
+  OptimizerStep(const Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
   /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward,
   /// which hides the message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays
@@ -103,7 +103,7 @@ class OptimizerStep {
   void cancel(double lr_before);
   void skip();
 
-  Parts& parts_;
+  const Parts& parts_;
   StepState& state_;
   StepClock& clock_;
   SkippedSteps skipped_;

@@ -23,7 +23,7 @@ class UnusedParameters {
   }
   /// Whether this rank needs to know how many ranks lack some. One reduce group may lack what another has.
   bool asks() const {
-    return !parts_.may_step_in_backward && (lacks_some_ || parts_.several_reduce_groups);
+    return !parts_.stepper.may_step_in_backward && (lacks_some_ || parts_.agreement.several_reduce_groups);
   }
   /// Returns those to leave out; empty: none. Collective where enough ranks lack some, unless no rank asks.
   Flags everywhere(double ranks_that_lack_some) const;

@@ -45,9 +45,6 @@ class GradientSync : public GradientExchange {
   bool replicas_are_equal() const {
     return local_steps() == nullptr || local_steps()->steps_until_equal() == 0;
   }
-  void attach_values(bucket::SteppedValues& values) {
-    step_exchange().attach_optimizer(values);
-  }
 
  private:
   StepAgreement sums_;
