@@ -26,14 +26,26 @@ constexpr int kEvery = 3;
 
 /// A client's own: averages parameters every kEvery steps, and knows neither masters nor states
 /// (parallel::AveragingSync does).
-class MeanSync : public parallel::GradientSync {
+class MeanSync : public parallel::GradientSync,
+                 public parallel::StepExchange,
+                 public parallel::SyncState,
+                 public parallel::LocalSteps {
  public:
   explicit MeanSync(const comm::Group& group) : GradientSync(group) {}
 
-  const comm::Group& step_group() const override {
-    return alone_;
+  StepExchange& step_exchange() override {
+    return *this;
   }
-  bool ranks_meet() const override {
+  SyncState& sync_state() override {
+    return *this;
+  }
+  const LocalSteps* local_steps() const override {
+    return this;
+  }
+  bool is_local() const override {
+    return true;
+  }
+  bool ends_round() const override {
     return (steps_ + 1) % kEvery == 0;
   }
   int64_t steps_until_equal() const override {
@@ -47,7 +59,7 @@ class MeanSync : public parallel::GradientSync {
   }
   bool end_step(bool) override {
     const torch::NoGradGuard no_grad;
-    const bool meet = ranks_meet();
+    const bool meet = ends_round();
     for (bucket::FlatParameters* const buffer : buffers_) {
       if (meet) {
         at::Tensor sum = buffer->flat_data().to(torch::kFloat32).clone();
@@ -63,7 +75,6 @@ class MeanSync : public parallel::GradientSync {
   }
 
  private:
-  comm::Group alone_;
   int64_t steps_ = 0;
   std::vector<bucket::FlatParameters*> buffers_;
 };
@@ -152,9 +163,15 @@ TEST_P(GradientSyncTest, MastersFollowWhatTheRanksAgreeOn) {
 }
 
 /// Has a tensor for each parameter.
-class CountingSync : public parallel::AllReduceSync {
+class CountingSync : public parallel::AllReduceSync, public parallel::StepExchange, public parallel::SyncState {
  public:
   explicit CountingSync(const parallel::ReduceGroups& groups) : AllReduceSync(groups, {}) {}
+  StepExchange& step_exchange() override {
+    return *this;
+  }
+  SyncState& sync_state() override {
+    return *this;
+  }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
     for (bucket::FlatParameters* const buffer : buffers) {
       steps_.emplace_back(buffer, torch::zeros({buffer->layout().numel()}));

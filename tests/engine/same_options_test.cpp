@@ -157,27 +157,43 @@ TEST(SameOptionsTest, GroupsOfParametersThatDiffer) {
       IsEmpty());
 }
 
-class HalfOfTheRanks : public parallel::AllReduceSync {
+class StepsLocally : public parallel::AllReduceSync, public parallel::LocalSteps {
  public:
-  explicit HalfOfTheRanks(const parallel::ReduceGroups& groups)
-      : AllReduceSync(groups, {}), half_(groups.data().subgroup({0, 1}, "half")) {}
-  const comm::Group& step_group() const override {
-    return half_;
+  explicit StepsLocally(const comm::Group& group) : AllReduceSync(group, {}) {}
+  const LocalSteps* local_steps() const override {
+    return this;
   }
-
- private:
-  comm::Group half_;
+  bool is_local() const override {
+    return local;
+  }
+  bool ends_round() const override {
+    return ends;
+  }
+  int64_t steps_until_equal() const override {
+    return local && !ends ? 1 : 0;
+  }
+  bool local = false;
+  bool ends = true;
 };
 
+// There is no way to name some of the ranks.
 TEST(SameOptionsTest, ThoseWhoStepTogetherAreAllOrOne) {
   EXPECT_THAT(run_ranks(3,
                         [](comm::World& world) {
-                          const std::string said = refusal(world, [](auto& options) {
-                            options.sync = {.make = [](const parallel::ReduceGroups& groups) {
-                              return std::make_unique<HalfOfTheRanks>(groups);
-                            }};
-                          });
-                          EXPECT_THAT(said, HasSubstr("step_group() has 2 of the 3 data ranks"));
+                          const parallel::AllReduceSync plain(world.group(), {});
+                          EXPECT_EQ(plain.step_group().size(), 3);
+                          EXPECT_FALSE(plain.steps_locally_after(100));
+                          StepsLocally sync(world.group());
+                          EXPECT_EQ(sync.step_group().size(), 3);
+                          EXPECT_EQ(sync.loss_group().size(), 3);
+                          sync.local = true;
+                          EXPECT_EQ(sync.step_group().size(), 1);
+                          EXPECT_EQ(sync.loss_group().size(), 3);
+                          EXPECT_TRUE(sync.steps_locally_after(100));
+                          sync.ends = false;
+                          EXPECT_EQ(sync.loss_group().size(), 1);
+                          EXPECT_FALSE(sync.may_stop());
+                          EXPECT_FALSE(sync.replicas_are_equal());
                         }),
               IsEmpty());
 }
@@ -213,9 +229,12 @@ TEST(SameOptionsTest, ACheckpointThatIsNamedAndNotThereIsAnError) {
 }
 
 /// Cannot give its state on the second rank.
-class Forgetful : public parallel::AllReduceSync {
+class Forgetful : public parallel::AllReduceSync, public parallel::SyncState {
  public:
   using AllReduceSync::AllReduceSync;
+  SyncState& sync_state() override {
+    return *this;
+  }
   nlohmann::json state() const override {
     if (fails && group().rank() == 1) {
       throw std::runtime_error("no state");

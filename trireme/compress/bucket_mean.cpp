@@ -100,7 +100,7 @@ class Compressed final : public BucketMean {
       errors_.server.mul_(part(factor, mine_));
     }
   }
-  void for_each_state(const parallel::GradientSync::Visit& visit) override {
+  void for_each_state(const parallel::SyncState::Visit& visit) override {
     if (place_.ranks.size() == 1) {
       return;
     }
@@ -217,7 +217,7 @@ class LowRank final : public BucketMean {
       state_.error.mul_(factor);
     }
   }
-  void for_each_state(const parallel::GradientSync::Visit& visit) override {
+  void for_each_state(const parallel::SyncState::Visit& visit) override {
     if (place_.ranks.size() == 1) {
       return;
     }

@@ -4,7 +4,7 @@
 #include <trireme/comm/compressed/compressed_all_reduce.h>
 #include <trireme/comm/group.h>
 #include <trireme/compress/options.h>
-#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/sync_roles.h>
 
 #include <cstdint>
 #include <functional>
@@ -67,9 +67,9 @@ class BucketMean {
   virtual void clear_errors(const at::Tensor& alive) = 0;
   /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
   virtual void scale_errors(const at::Tensor& factor) = 0;
-  /// For GradientSync::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and
+  /// For SyncState::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and
   /// "power_sgd_R", by name_of_part().
-  virtual void for_each_state(const parallel::GradientSync::Visit& visit) = 0;
+  virtual void for_each_state(const parallel::SyncState::Visit& visit) = 0;
 };
 
 std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor);
@@ -80,7 +80,7 @@ std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompression
 /// What a state of `tensor` is called that each tensor rank, and each tile, has for its own part: "state" of a whole
 /// parameter, "state.64_0" of the box at [64, 0].
 std::string name_of_part(const std::string& state, const bucket::TensorInfo& tensor);
-/// That state, for GradientSync::for_each_state(): of these sizes, which have no place in the whole parameter.
+/// That state, for SyncState::for_each_state(): of these sizes, which have no place in the whole parameter.
 bucket::TensorInfo of_part(const bucket::TensorInfo& tensor, std::vector<int64_t> sizes);
 
 /// The elements that both have.

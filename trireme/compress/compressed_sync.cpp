@@ -45,7 +45,7 @@ int64_t CompressedSync::most_divided() const {
 }
 
 comm::Work CompressedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
-  if (!gradients_stay()) {
+  if (!compresses()) {
     return plain_->gradients_ready(buffer, bucket);
   }
   plain_->apply_pre_scale(buffer, bucket); // scale() holds in all steps
@@ -135,7 +135,7 @@ void CompressedSync::exchange_all() {
 
 void CompressedSync::begin_step() {
   started_ = turned_ = finished_ = 0;
-  if (gradients_stay()) {
+  if (compresses()) {
     const torch::NoGradGuard no_grad;
     before_exchange();
     if (values_->needs_norms()) {
@@ -145,19 +145,19 @@ void CompressedSync::begin_step() {
 }
 
 void CompressedSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
-  if (gradients_stay()) {
+  if (compresses()) {
     const auto found = std::find_if(places_.begin(), places_.end(), [&](const BucketPlace& one) {
       return one.flat == &buffer && one.bucket == bucket;
     });
     const auto number = static_cast<size_t>(found - places_.begin());
     exchange_until(number + 1);
   }
-  plain_->step_bucket(buffer, bucket, step);
+  plain_->step_exchange().step_bucket(buffer, bucket, step);
 }
 
 bool CompressedSync::end_step(bool taken) {
-  const bool changed = plain_->end_step(taken);
-  if (taken && gradients_stay() && !std::exchange(reported_, true)) {
+  const bool changed = plain_->step_exchange().end_step(taken);
+  if (taken && compresses() && !std::exchange(reported_, true)) {
     report();
   }
   const torch::NoGradGuard no_grad;

@@ -13,23 +13,32 @@
 
 namespace trireme::compress {
 
-/// A sync that leaves gradients where they are in some of its steps (GradientSync::gradients_stay), and lets the ranks
-/// agree on something else by compressed means, a bucket at a time. In its other steps another sync does everything, to
-/// the bit.
+/// A sync that leaves gradients where they are in some of its steps (parallel::OwnGradientsAgreement), and exchanges
+/// something else by compressed means, a bucket at a time. In its other steps another sync does everything, to the bit.
 ///
 /// A bucket's messages travel to those who add them up while the next bucket's are made, and from them while the bucket
 /// before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the first
 /// is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into
 /// the errors. The first such step says what it sent.
-class CompressedSync : public parallel::GradientSync {
+class CompressedSync : public parallel::GradientSync, public parallel::StepExchange, public parallel::SyncState {
  public:
+  /// Whether the present step exchanges compressed means; each rank then has its own gradients.
+  virtual bool compresses() const = 0;
+
+  const parallel::StepAgreement& agreement() const override {
+    return compresses() ? on_own_gradients_ : GradientSync::agreement();
+  }
+  parallel::StepExchange& step_exchange() override {
+    return *this;
+  }
+  parallel::SyncState& sync_state() override {
+    return *this;
+  }
+
   double scale() const override {
     return plain_->scale();
   }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
-  void attach_values(bucket::SteppedValues& values) override {
-    values_ = &values;
-  }
   void backward_begins(bool last) override {
     plain_->backward_begins(last);
   }
@@ -40,14 +49,18 @@ class CompressedSync : public parallel::GradientSync {
   void backward_ended() override {
     plain_->backward_ended();
   }
+
+  void attach_optimizer(bucket::SteppedValues& values) override {
+    values_ = &values;
+  }
   void begin_step() override;
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
   void finish() override {
-    plain_->finish();
+    plain_->step_exchange().finish();
   }
   double exposed_seconds() const override {
-    return plain_->exposed_seconds();
+    return plain_->step_exchange().exposed_seconds();
   }
 
  protected:
@@ -137,6 +150,7 @@ class CompressedSync : public parallel::GradientSync {
   /// Into how many parts the most divided parameter of this rank is cut.
   int64_t most_divided() const;
 
+  parallel::OwnGradientsAgreement on_own_gradients_;
   std::unique_ptr<parallel::AllReduceSync> plain_;
   comm::Group everyone_;
   std::string name_;

@@ -49,7 +49,7 @@ nlohmann::json GradientCompressionSync::state() const {
   state.update({{"kind", kGradientCompression},
                 {"by", GradientCompressionOptions::name(options_.kind)},
                 {"rank", options_.kind == Kind::power_sgd ? options_.rank : 0},
-                {"begun", gradients_stay()}});
+                {"begun", compresses()}});
   return state;
 }
 

@@ -21,7 +21,7 @@ class GradientCompressionSync final : public CompressedSync {
   GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options,
                           comm::Group everyone);
 
-  bool gradients_stay() const override {
+  bool compresses() const override {
     return steps_ >= options_.start_step;
   }
 

@@ -25,10 +25,10 @@ namespace trireme::compress {
 ///
 /// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements
 /// that had no gradient in the whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for
-/// NaN see the ranks' own gradients (GradientSync::gradients_stay): all are scaled by one factor before they enter the
-/// moment, so that neither enters the errors. Memory, besides Adam's, for n parameters and N ranks, from the end of the
-/// warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages and n of exponents; with ZeRO n first moments of
-/// 4 bytes. Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step. Source: Tang et al. 2021,
+/// NaN see the ranks' own gradients (parallel::OwnGradientsAgreement): all are scaled by one factor before they enter
+/// the moment, so that neither enters the errors. Memory, besides Adam's, for n parameters and N ranks, from the end of
+/// the warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages and n of exponents; with ZeRO n first moments
+/// of 4 bytes. Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step. Source: Tang et al. 2021,
 /// arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
 class OneBitAdamSync : public CompressedSync {
  public:
@@ -40,7 +40,7 @@ class OneBitAdamSync : public CompressedSync {
     return frozen_at_;
   }
 
-  bool gradients_stay() const override {
+  bool compresses() const override {
     return frozen_at_.has_value();
   }
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;

@@ -148,7 +148,7 @@ void OneBitLambSync::moved(size_t number, const at::Tensor& before, const at::Te
 
 void OneBitLambSync::begin_step() {
   OneBitAdamSync::begin_step();
-  if (!gradients_stay()) {
+  if (!compresses()) {
     return;
   }
   const torch::NoGradGuard no_grad;

@@ -33,8 +33,8 @@ void ZeroOneAdamSync::attach(const std::vector<bucket::FlatParameters*>& buffers
   begin_round();
 }
 
-void ZeroOneAdamSync::attach_values(bucket::SteppedValues& values) {
-  OneBitAdamSync::attach_values(values);
+void ZeroOneAdamSync::attach_optimizer(bucket::SteppedValues& values) {
+  OneBitAdamSync::attach_optimizer(values);
   choose_kind();
 }
 
@@ -226,7 +226,7 @@ void ZeroOneAdamSync::step_ended(bool taken) {
     if (taken) {
       note_step();
     }
-    equal_ = ranks_meet();
+    equal_ = ends_round();
     if (equal_) {
       const auto start = std::chrono::steady_clock::now();
       meet();

@@ -28,19 +28,23 @@ namespace trireme::compress {
 /// where the round began. Cost: 8n bytes and more in the first kind, n/4 in the second and at meetings (times (N -
 /// 1)/N), where ranks also exchange 32 bytes a parameter. Source: Lu et al. 2022, arXiv:2202.06009, algorithm 1;
 /// DeepSpeed's ZeroOneAdam, whose names and defaults the options have.
-class ZeroOneAdamSync final : public OneBitAdamSync {
+class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps {
  public:
   /// `alone`: ranks may step by themselves.
   ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options,
                   comm::Group everyone, bool alone);
 
-  const comm::Group& step_group() const override {
-    return kind_ == Kind::alone ? alone_ : group();
+  const parallel::LocalSteps* local_steps() const override {
+    return may_be_alone_ ? this : nullptr;
   }
-  bool steps_alone_after(int64_t steps) const override {
-    return may_be_alone_ && steps >= options_.var_freeze_step;
+
+  bool is_local() const override {
+    return kind_ == Kind::alone;
   }
-  bool ranks_meet() const override {
+  bool is_local_after(int64_t steps) const override {
+    return steps >= options_.var_freeze_step;
+  }
+  bool ends_round() const override {
     return kind_ != Kind::alone || intervals_.meet_in(steps_ + 1);
   }
   int64_t steps_until_equal() const override {
@@ -49,15 +53,16 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
   Own own_values() const override {
     return Own::nothing;
   }
+
   double scale() const override {
     return kind_ == Kind::alone ? 1 : OneBitAdamSync::scale();
   }
-  bool gradients_stay() const override {
+  bool compresses() const override {
     return kind_ == Kind::gradients || kind_ == Kind::momenta;
   }
 
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
-  void attach_values(bucket::SteppedValues& values) override;
+  void attach_optimizer(bucket::SteppedValues& values) override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
   void begin_step() override;
@@ -100,7 +105,6 @@ class ZeroOneAdamSync final : public OneBitAdamSync {
   optim::ZeroOneAdamOptions options_;
   Intervals intervals_;
   bool may_be_alone_;
-  comm::Group alone_;
   int64_t steps_ = 0;          // of the run, skipped ones too
   Kind kind_ = Kind::variance; // of the next step
   bool has_errors_ = false;

@@ -119,7 +119,6 @@ void build_agreement(Parts& parts, const InitializeOptions& options) {
     }
   }
   out.sync = make_sync(parts, groups, options);
-  check_together(parts.ranks.everyone, [&] { check_step_group(*out.sync); });
   open_groups(parts, *out.sync);
   out.several_reduce_groups = any_has_several_reduce_groups(parts, *out.sync);
 }

@@ -202,7 +202,8 @@ int64_t count_parameters(const Parts& parts) {
 void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
   bucket::FlatOptions sharding{.rank = 0, .size = 1};
-  if (!parts.agreement.sync->ever_alone()) {
+  const bool steps_locally = parts.agreement.sync->local_steps() != nullptr && parts.ranks.group.size() > 1;
+  if (!steps_locally) { // each rank has the whole of what it steps
     sharding.rank = parts.agreement.sync->step_group().rank();
     sharding.size = parts.agreement.sync->groups().largest();
   }

@@ -111,7 +111,7 @@ void make_optimizer(Parts& parts, const InitializeOptions& options) {
   parts.stepper.optimizer->sum_over([groups = parts.agreement.sync->groups()](at::Tensor& sums, int reduce_group) {
     groups.shards(reduce_group).all_reduce(sums, comm::ReduceOp::sum, "norms of parameters").wait();
   });
-  parts.agreement.sync->attach_values(*parts.stepper.optimizer);
+  parts.agreement.sync->step_exchange().attach_optimizer(*parts.stepper.optimizer);
   if (remote != nullptr) {
     connect(parts, config, options_of_each);
   }

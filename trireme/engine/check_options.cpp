@@ -78,14 +78,4 @@ void check_mesh(const mesh::Mesh& mesh, int stages) {
   }
 }
 
-void check_step_group(const parallel::GradientSync& sync) {
-  const comm::Group& group = sync.step_group();
-  if (group.size() > 1 && group.members() != sync.group().members()) {
-    throw InputError(
-        "engine",
-        concat("GradientSync::step_group() has ", group.size(), " of the ", sync.group().size(), " data ranks"),
-        "Either all data ranks take a step as one, or each by itself: return group(), or a group of one.");
-  }
-}
-
 } // namespace trireme::engine

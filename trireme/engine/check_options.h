@@ -16,6 +16,5 @@ void check_compatibility(const InitializeOptions& options, const precision::Prec
 /// program's own.
 void check_split(const InitializeOptions& options);
 void check_mesh(const mesh::Mesh& mesh, int stages);
-void check_step_group(const parallel::GradientSync& sync);
 
 } // namespace trireme::engine

@@ -96,7 +96,7 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
     }
   };
   if (const parallel::Workers* const workers = parts.agreement.sync->workers()) {
-    bytes[std::string(workers->axis())] = parts.agreement.sync->bytes_sent();
+    bytes[std::string(workers->axis())] = parts.agreement.sync->step_exchange().bytes_sent();
   }
   add("tensor", parts.ranks.tensor);
   add("context", parts.ranks.context);

@@ -5,20 +5,36 @@
 #include <trireme/device/host_scalars.h>
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/same_rates.h>
+#include <trireme/engine/step_factor.h>
 
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
 namespace trireme::engine {
 namespace {
 
-bool any(const std::vector<std::vector<bool>>& flags) {
-  return std::any_of(flags.begin(), flags.end(),
-                     [](const auto& some) { return std::find(some.begin(), some.end(), true) != some.end(); });
-}
+class ReducedGradients final : public parallel::StepGradients {
+ public:
+  explicit ReducedGradients(const Parts& parts) : parts_(parts) {}
+
+  at::Tensor squared_norm() override {
+    parts_.buffers.reducer->finish();
+    const at::Tensor norm = parts_.stepper.optimizer->squared_grad_norm();
+    const int ranks = parts_.agreement.sync->step_group().size();
+    return ranks > 1 && parts_.agreement.sync->local_steps() != nullptr ? norm / ranks
+                                                                        : norm; // each of them has all of it
+  }
+  at::Tensor own_squared_norm() override {
+    parts_.buffers.reducer->finish();
+    return parts_.stepper.optimizer->own_squared_grad_norm(
+        [&](const bucket::FlatParameters& buffer) { return parts_.agreement.sync->groups().of(buffer).size(); });
+  }
+
+ private:
+  const Parts& parts_;
+};
 
 } // namespace
 
@@ -35,125 +51,17 @@ void OptimizerStep::send_loss(const at::Tensor& sum) {
 }
 
 void OptimizerStep::send_to_ranks(double loss_sum) {
-  const parallel::GradientSync& sync = *parts_.agreement.sync;
   loss_sums_ = torch::tensor(
       {loss_sum / static_cast<double>(parts_.settings.batch.accumulation), Preemption::asked() == 0 ? 0.0 : 1.0, 1.0},
       torch::kFloat64);
-  loss_message_ =
-      (sync.ranks_meet() ? sync.group() : sync.step_group()).all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
+  loss_message_ = parts_.agreement.sync->loss_group().all_reduce(loss_sums_, comm::ReduceOp::sum, "loss");
 }
 
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
-  // Rounds to fp32, the type of losses: further digits depend on the order in which backends add.
-  mean_loss_ = static_cast<float>(loss_sums_[0].item<double>() / loss_sums_[2].item<double>());
-  stop_agreed_ = parts_.agreement.sync->ranks_meet() && loss_sums_[1].item<double>() > 0;
-}
-
-OptimizerStep::Unused OptimizerStep::unused_here() const {
-  Unused unused;
-  for (const auto& buffer : parts_.buffers.trained) {
-    std::vector<bool>& flags = unused.emplace_back();
-    for (int64_t i = 0; i < buffer->count(); ++i) {
-      flags.push_back(!buffer->was_used(i));
-    }
-  }
-  return unused;
-}
-
-// What no rank used is not stepped, as PyTorch leaves out parameters without a gradient. Only when every rank lacks a
-// gradient it can be the same one, so the flags themselves travel in such steps only.
-OptimizerStep::Unused OptimizerStep::unused_everywhere(Unused unused, double ranks_that_lack_some) const {
-  const parallel::GradientSync& sync = *parts_.agreement.sync;
-  if (ranks_that_lack_some < (parts_.agreement.several_reduce_groups ? 1 : sync.step_group().size())) {
-    return {};
-  }
-  for (size_t b = 0; b < unused.size(); ++b) {
-    const comm::Group& ranks =
-        parts_.steps_together() ? sync.groups().of(*parts_.buffers.trained[b]) : sync.step_group();
-    std::vector<bool>& flags = unused[b];
-    at::Tensor used = torch::zeros({std::ssize(flags)}, torch::kInt64);
-    for (int64_t i = 0; i < std::ssize(flags); ++i) {
-      used[i] = flags[i] ? 0 : 1;
-    }
-    ranks.all_reduce(used, comm::ReduceOp::max, "used parameters").wait();
-    for (int64_t i = 0; i < std::ssize(flags); ++i) {
-      flags[i] = used[i].item<int64_t>() == 0;
-    }
-  }
-  return unused;
-}
-
-bool OptimizerStep::agree_on_scale(double lowered) {
-  const comm::Group& ranks = parts_.agreement.sync->step_group();
-  const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.settings.batch.accumulation);
-  if (lowered != 0 && ranks.rank() == 0) {
-    log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", state_.scale.scaler().scale(),
-                 " from now on. Return the loss in fp32 to scale more.");
-  }
-  return one_scale;
-}
-
-// Sums over the ranks of one model: one has the loss and its type, each has a part of the norm.
-bool OptimizerStep::agree_on_model(double& squared_norm, bool one_scale) {
-  const Stopwatch watch = clock_.agreement();
-  StepScale& scale = state_.scale;
-  const bool tells = parts_.tells_loss();
-  at::Tensor sums = torch::tensor({tells ? mean_loss_ : 0.0, squared_norm, stop_agreed_ ? 1.0 : 0.0,
-                                   tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
-                                  torch::kFloat64);
-  parts_.ranks.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
-  mean_loss_ = sums[0].item<double>();
-  squared_norm = sums[1].item<double>();
-  stop_agreed_ = sums[2].item<double>() > 0;
-  scale.limit(sums[3].item<double>());
-  return sums[4].item<double>() == 0;
-}
-
-// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the
-// mean loss and the squared norm.
-at::Tensor OptimizerStep::agree_on_device(const at::Tensor& norm) {
-  const parallel::GradientSync& sync = *parts_.agreement.sync;
-  const comm::Group& losses = sync.ranks_meet() ? sync.group() : sync.step_group();
-  const comm::Group& norms = sync.step_group();
-  const at::Tensor loss =
-      std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.settings.batch.accumulation));
-  at::Tensor sums =
-      torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
-  const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
-    if (ranks.size() > 1) {
-      ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
-    }
-  };
-  const at::Tensor mean = sums.slice(0, 0, 1);
-  if (losses.size() == norms.size()) {
-    add_up(norms, sums);
-  } else {
-    add_up(losses, mean);
-    add_up(norms, sums.slice(0, 1));
-  }
-  mean.copy_(mean.div(static_cast<double>(losses.size())).to(torch::kFloat32));
-  if (!parts_.tells_loss()) {
-    mean.zero_();
-  }
-  add_up(parts_.ranks.model_ranks, sums);
-  return sums;
-}
-
-// What the host computes of loss and norm in run(), with the same roundings; NaN: the step is skipped.
-at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const {
-  at::Tensor finite = loss_and_norm.slice(0, 0, 1).isfinite();
-  at::Tensor factor = torch::full({1}, unscale, loss_and_norm.options());
-  if (has_norm) {
-    const at::Tensor norm = loss_and_norm.slice(0, 1).sqrt().mul(unscale);
-    finite = finite.logical_and(norm.isfinite());
-    if (parts_.settings.clipping > 0) {
-      factor = factor.mul(torch::full_like(norm, parts_.settings.clipping).div(norm.add(1e-6)).clamp_max(1));
-    }
-  }
-  return torch::where(finite, factor, torch::full_like(factor, std::numeric_limits<double>::quiet_NaN()))
-      .to(torch::kFloat32);
+  agreed_.loss = mean_loss(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
+  agreed_.stop = parts_.agreement.sync->may_stop() && loss_sums_[1].item<double>() > 0;
 }
 
 // A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart.
@@ -170,109 +78,163 @@ void OptimizerStep::check_split_gradients() {
 void OptimizerStep::run() {
   finish_delayed();
   check_split_gradients();
-  const bool gradients_stay = parts_.agreement.sync->gradients_stay();
-  const bool needs_norm = parts_.settings.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow() || gradients_stay;
-  const bool looks_for_unused =
-      !parts_.stepper.may_step_in_backward; // a bucket is stepped during backward without knowing about other ranks
-  const comm::Group& ranks = parts_.agreement.sync->step_group();
-  grad_norm_.reset();
-  const bool on_device = loss_.defined(); // loss and norm; the messages below have zeros for them
-  const bool begun_in_backward = begun_;
   const torch::NoGradGuard no_grad;
+  const bool begun_in_backward = begun_;
+  const double lr_before = lr_;
+  grad_norm_.reset();
   if (!begun_in_backward) {
     receive_loss();
   }
-  at::Tensor norm;
-  const bool sums_elsewhere = parts_.agreement.sync->sums_elsewhere();
-  if (sums_elsewhere) {
+  const at::Tensor norm = squared_norm_here(); // undefined: the step goes without
+  HostSums host = send_sums(norm);
+  const bool one_scale = agree_on_host(host, norm.defined());
+  const bool launched = loss_.defined() && agree_on_device(host, norm, one_scale);
+  agreed_ = parts_.agreement.sync->agreement().agree(agreed_);
+  const StepFactor<double> step =
+      step_factor(agreed_.loss, agreed_.squared_norm, norm.defined(), unscale(), parts_.settings.clipping);
+  if (norm.defined()) {
+    grad_norm_ = step.norm;
+  }
+  const bool finite = begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // what has begun is not skipped
+  if (!finite || !one_scale) {
+    host.message.wait();
     parts_.buffers.reducer->finish();
-  } else if (needs_norm) {
-    parts_.buffers.reducer->finish();
-    norm = gradients_stay ? parts_.stepper.optimizer->own_squared_grad_norm([&](const bucket::FlatParameters& buffer) {
-      return parts_.agreement.sync->groups().of(buffer).size();
-    })
-                          : parts_.stepper.optimizer->squared_grad_norm();
-    if (!gradients_stay && parts_.agreement.sync->ever_alone() && ranks.size() > 1) { // each of them has all of it
-      norm = norm / ranks.size();
-    }
-  }
-  const double norm_here = on_device || !norm.defined() ? 0 : device::read_scalars({norm}).front();
-  const Unused unused = unused_here();
-  const bool lacks_some = any(unused);
-  // One reduce group may lack what another has, so all ranks need to know.
-  const bool asks_for_unused = looks_for_unused && (lacks_some || parts_.agreement.several_reduce_groups);
-  // The norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
-  if (parts_.settings.rates_may_differ) {
-    check_rates(begun_in_backward ? lr_ : parts_.stepper.schedule->lr());
-  }
-  at::Tensor sums = torch::tensor({norm_here, lacks_some ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
-  comm::Work exchange;
-  if (ranks.size() > 1 && (needs_norm || looks_for_unused)) {
-    exchange = ranks.all_reduce(sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
-  }
-  if (needs_norm || lacks_some ||
-      asks_for_unused) { // otherwise nothing depends on it, and buckets are stepped meanwhile
-    const Stopwatch watch = clock_.agreement();
-    exchange.wait();
-  }
-  double squared_norm = needs_norm ? sums[0].item<double>() : 0;
-  bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(sums[2].item<double>());
-  if (parts_.ranks.model_ranks.size() > 1) {
-    one_scale = agree_on_model(squared_norm, one_scale);
-  }
-  double unscale = parts_.agreement.sync->scale() / state_.scale.scaler().scale();
-  const auto left_out = [&] { return asks_for_unused ? unused_everywhere(unused, sums[1].item<double>()) : Unused(); };
-  const double lr_before = lr_;
-  const bool steps_ahead = on_device && one_scale && !gradients_stay &&
-                           !parts_.stepper.optimizer->steps_on_host(); // the host steps what it has
-  if (on_device) {
-    const at::Tensor agreed = agree_on_device(norm);
-    device::ScalarsToHost reading({agreed[0], agreed[1]});
-    if (steps_ahead) {
-      parts_.buffers.coordinator->release_all();
-      begin(1, left_out(), factor_on_device(agreed, needs_norm, unscale));
-      step_buckets();
-    }
-    mean_loss_ = reading.wait()[0];
-    squared_norm = reading.wait()[1];
-  }
-  if (sums_elsewhere) {
-    const parallel::GradientSync::Agreed agreed = parts_.agreement.sync->agree(mean_loss_, stop_agreed_);
-    mean_loss_ = static_cast<float>(agreed.loss);
-    stop_agreed_ = agreed.stop;
-    squared_norm = agreed.squared_norm;
-    unscale = parts_.agreement.sync->scale() / state_.scale.scaler().scale();
-  }
-  bool finite = std::isfinite(mean_loss_) && one_scale;
-  double clip = 1;
-  if (needs_norm) {
-    grad_norm_ = std::sqrt(squared_norm) * unscale;
-    finite = finite && (begun_in_backward || std::isfinite(*grad_norm_)); // a step that has begun is not skipped
-    clip = parts_.settings.clipping > 0 ? std::min(1.0, parts_.settings.clipping / (*grad_norm_ + 1e-6)) : 1;
-  }
-  if (!finite) {
-    exchange.wait();
-    parts_.buffers.reducer->finish();
-    if (steps_ahead) { // and changed nothing
-      parts_.stepper.optimizer->cancel_step();
-      begun_ = false;
-      lr_ = lr_before;
+    if (launched) { // and changed nothing
+      cancel(lr_before);
     }
     skip();
     return;
   }
   state_.scale.update(false);
   skipped_.end_row();
-  if (!steps_ahead) {
+  if (!launched) {
     parts_.buffers.coordinator->release_all();
     if (!begun_in_backward) {
-      begin(unscale * clip, left_out());
+      begin(step.factor, host.left_out());
     }
     step_buckets();
   }
-  exchange.wait();
+  host.message.wait();
   end_step(true);
   parts_.stepper.schedule->advance();
+}
+
+// Of the gradients with the loss scale in them; infinite or NaN if one of them is.
+at::Tensor OptimizerStep::squared_norm_here() const {
+  ReducedGradients gradients(parts_);
+  const bool wanted = parts_.settings.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
+  return parts_.agreement.sync->agreement().squared_norm(gradients, wanted);
+}
+
+// Where loss and norm are on a device, zeros stand for them.
+OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
+  const comm::Group& ranks = parts_.agreement.sync->step_group();
+  const double norm_here = loss_.defined() || !norm.defined() ? 0 : device::read_scalars({norm}).front();
+  HostSums host{UnusedParameters(parts_), {}, {}};
+  if (parts_.settings.rates_may_differ) {
+    check_rates(begun_ ? lr_ : parts_.stepper.schedule->lr());
+  }
+  host.sums = torch::tensor({norm_here, host.unused.lacks_some() ? 1.0 : 0.0, state_.scale.lowered()}, torch::kFloat64);
+  if (ranks.size() > 1 && (norm.defined() || !parts_.stepper.may_step_in_backward)) {
+    host.message = ranks.all_reduce(host.sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
+  }
+  if (norm.defined() || host.unused.lacks_some() ||
+      host.unused.asks()) { // otherwise nothing depends on it, and buckets are stepped meanwhile
+    const Stopwatch watch = clock_.agreement();
+    host.message.wait();
+  }
+  return host;
+}
+
+// Returns whether all gradients of the step carry one loss scale.
+bool OptimizerStep::agree_on_host(const HostSums& host, bool has_norm) {
+  agreed_.squared_norm = has_norm ? host.sums[0].item<double>() : 0;
+  const bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(host.sums[2].item<double>());
+  return parts_.ranks.model_ranks.size() > 1 ? agree_on_model(one_scale) : one_scale;
+}
+
+bool OptimizerStep::agree_on_scale(double lowered) {
+  const comm::Group& ranks = parts_.agreement.sync->step_group();
+  const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.settings.batch.accumulation);
+  if (lowered != 0 && ranks.rank() == 0) {
+    log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", state_.scale.scaler().scale(),
+                 " from now on. Return the loss in fp32 to scale more.");
+  }
+  return one_scale;
+}
+
+// Sums over the ranks of one model: one has the loss and its type, each has a part of the norm.
+bool OptimizerStep::agree_on_model(bool one_scale) {
+  const Stopwatch watch = clock_.agreement();
+  StepScale& scale = state_.scale;
+  const bool tells = parts_.tells_loss();
+  at::Tensor sums = torch::tensor({tells ? agreed_.loss : 0.0, agreed_.squared_norm, agreed_.stop ? 1.0 : 0.0,
+                                   tells ? scale.scaler().largest() : 0.0, one_scale ? 0.0 : 1.0},
+                                  torch::kFloat64);
+  parts_.ranks.model_ranks.all_reduce(sums, comm::ReduceOp::sum, "loss and gradient norm").wait();
+  agreed_ = {sums[0].item<double>(), sums[1].item<double>(), sums[2].item<double>() > 0};
+  scale.limit(sums[3].item<double>());
+  return sums[4].item<double>() == 0;
+}
+
+// Where kernels may be launched before the host knows whether the step is taken, it reads loss and norm while they run.
+// Returns whether they were.
+bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale) {
+  const bool launches = one_scale && !parts_.agreement.sync->agreement().precedes_step() &&
+                        !parts_.stepper.optimizer->steps_on_host(); // the host steps what it has
+  const at::Tensor agreed = sums_on_device(norm);
+  device::ScalarsToHost reading({agreed[0], agreed[1]});
+  if (launches) {
+    parts_.buffers.coordinator->release_all();
+    const at::Tensor factor = factor_on_device(agreed, norm.defined());
+    begin(1, host.left_out(), factor);
+    step_buckets();
+  }
+  agreed_.loss = reading.wait()[0];
+  agreed_.squared_norm = reading.wait()[1];
+  return launches;
+}
+
+// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the
+// mean loss and the squared norm.
+at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
+  const comm::Group& losses = parts_.agreement.sync->loss_group();
+  const comm::Group& norms = parts_.agreement.sync->step_group();
+  const at::Tensor loss =
+      std::exchange(loss_, at::Tensor()).reshape({1}).div(static_cast<double>(parts_.settings.batch.accumulation));
+  at::Tensor sums =
+      torch::cat({loss, norm.defined() ? device::scalar_on(loss.device(), norm) : torch::zeros_like(loss)});
+  const auto add_up = [](const comm::Group& ranks, at::Tensor numbers) {
+    if (ranks.size() > 1) {
+      ranks.all_reduce(numbers, comm::ReduceOp::sum, "loss and gradient norm").wait();
+    }
+  };
+  const at::Tensor mean = sums.slice(0, 0, 1);
+  if (losses.size() == norms.size()) {
+    add_up(norms, sums);
+  } else {
+    add_up(losses, mean);
+    add_up(norms, sums.slice(0, 1));
+  }
+  mean.copy_(mean_loss(mean, losses.size()));
+  if (!parts_.tells_loss()) {
+    mean.zero_();
+  }
+  add_up(parts_.ranks.model_ranks, sums);
+  return sums;
+}
+
+// NaN: the step is skipped.
+at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const {
+  const auto step = step_factor<at::Tensor>(loss_and_norm.slice(0, 0, 1), loss_and_norm.slice(0, 1), has_norm,
+                                            unscale(), parts_.settings.clipping);
+  return torch::where(step.finite, step.factor, torch::full_like(step.factor, std::numeric_limits<double>::quiet_NaN()))
+      .to(torch::kFloat32);
+}
+
+// Turns what the Reducer leaves into the gradient of the step.
+double OptimizerStep::unscale() const {
+  return parts_.agreement.sync->scale() / state_.scale.scaler().scale();
 }
 
 void OptimizerStep::check_rates(double lr) const {
@@ -285,12 +247,13 @@ void OptimizerStep::check_rates(double lr) const {
 }
 
 void OptimizerStep::end_step(bool taken) {
-  if (parts_.agreement.sync->end_step(taken)) {
+  if (parts_.agreement.sync->step_exchange().end_step(taken)) {
     parts_.stepper.optimizer->refresh_masters();
   }
 }
 
-void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Tensor& device_grad_scale) {
+void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unused,
+                          const at::Tensor& device_grad_scale) {
   begun_ = true;
   lr_ = parts_.stepper.schedule->lr();
   if (parts_.stepper.optimizer->set_lr_factors(parts_.stepper.schedule->group_factors()) &&
@@ -304,7 +267,7 @@ void OptimizerStep::begin(double grad_scale, const Unused& unused, const at::Ten
   for (size_t b = 0; b < unused.size(); ++b) {
     parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
-  parts_.agreement.sync->begin_step();
+  parts_.agreement.sync->step_exchange().begin_step();
   if (parts_.stepper.optimizer->needs_norms() &&
       parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
     parts_.buffers.reducer->finish();
@@ -345,8 +308,8 @@ void OptimizerStep::finish_delayed() {
   begun_ = true;
   parts_.buffers.coordinator->release_all();
   for_each_bucket([this](int64_t buffer, int64_t bucket) {
-    parts_.agreement.sync->step_bucket(*parts_.buffers.trained[buffer], bucket,
-                                       [&] { parts_.stepper.optimizer->finish_bucket(buffer, bucket); });
+    parts_.agreement.sync->step_exchange().step_bucket(
+        *parts_.buffers.trained[buffer], bucket, [&] { parts_.stepper.optimizer->finish_bucket(buffer, bucket); });
   });
   end_step(true);
   begun_ = false;
@@ -361,8 +324,8 @@ void OptimizerStep::step_bucket(int64_t buffer, int64_t bucket) {
     parts_.stepper.optimizer->step_bucket(buffer, bucket);
     return;
   }
-  parts_.agreement.sync->step_bucket(*parts_.buffers.trained[buffer], bucket,
-                                     [&] { parts_.stepper.optimizer->step_bucket(buffer, bucket); });
+  parts_.agreement.sync->step_exchange().step_bucket(*parts_.buffers.trained[buffer], bucket,
+                                                     [&] { parts_.stepper.optimizer->step_bucket(buffer, bucket); });
 }
 
 void OptimizerStep::bucket_final(int64_t buffer, int64_t bucket) {
@@ -381,7 +344,7 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
   }
   if (!begun_ && stepped_.empty()) {
     receive_loss();
-    if (std::isfinite(mean_loss_)) {
+    if (std::isfinite(agreed_.loss)) {
       begin(parts_.agreement.sync->scale());
     }
   }
@@ -390,10 +353,17 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
   }
 }
 
+// Takes back what launched kernels have not changed.
+void OptimizerStep::cancel(double lr_before) {
+  parts_.stepper.optimizer->cancel_step();
+  begun_ = false;
+  lr_ = lr_before;
+}
+
 void OptimizerStep::skip() {
   ++state_.skipped_steps;
   const precision::LossScaler::Update scaling = state_.scale.update(true);
-  const char* const why = !std::isfinite(mean_loss_)                 ? "the loss is not finite"
+  const char* const why = !std::isfinite(agreed_.loss)               ? "the loss is not finite"
                           : grad_norm_ && std::isfinite(*grad_norm_) ? "its losses were scaled by different factors"
                                                                      : "the gradient norm is not finite";
   end_step(false);

@@ -4,6 +4,7 @@
 #include <trireme/engine/skipped_steps.h>
 #include <trireme/engine/step_clock.h>
 #include <trireme/engine/step_state.h>
+#include <trireme/engine/unused_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -55,10 +56,10 @@ class OptimizerStep {
   }
   // Results of the last step.
   double mean_loss() const {
-    return mean_loss_;
+    return agreed_.loss;
   }
   bool stop_agreed() const {
-    return stop_agreed_;
+    return agreed_.stop;
   }
   double lr() const {
     return lr_;
@@ -68,18 +69,30 @@ class OptimizerStep {
   }
 
  private:
-  using Unused = std::vector<std::vector<bool>>; // by buffer and parameter
+  // What the hosts of all ranks add up when the gradients are there.
+  struct HostSums {
+    UnusedParameters unused;
+    at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales
+    comm::Work message;
+
+    UnusedParameters::Flags left_out() const {
+      return unused.everywhere(sums[1].item<double>());
+    }
+  };
 
   void send_to_ranks(double loss);
   void receive_loss();
-  Unused unused_here() const;
-  Unused unused_everywhere(Unused unused, double ranks_that_lack_some) const;
-  bool agree_on_scale(double lowered);
   void check_split_gradients();
-  bool agree_on_model(double& squared_norm, bool one_scale);
-  at::Tensor agree_on_device(const at::Tensor& norm);
-  at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm, double unscale) const;
-  void begin(double grad_scale, const Unused& unused = {}, const at::Tensor& device_grad_scale = {});
+  at::Tensor squared_norm_here() const;
+  HostSums send_sums(const at::Tensor& norm);
+  bool agree_on_host(const HostSums& host, bool has_norm);
+  bool agree_on_scale(double lowered);
+  bool agree_on_model(bool one_scale);
+  bool agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale);
+  at::Tensor sums_on_device(const at::Tensor& norm);
+  at::Tensor factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const;
+  double unscale() const;
+  void begin(double grad_scale, const UnusedParameters::Flags& unused = {}, const at::Tensor& device_grad_scale = {});
   void step_in_backward(int64_t buffer, int64_t bucket);
   template <typename F>
   void for_each_bucket(const F& f) const;
@@ -87,6 +100,7 @@ class OptimizerStep {
   void step_bucket(int64_t buffer, int64_t bucket);
   void check_rates(double lr) const;
   void end_step(bool taken);
+  void cancel(double lr_before);
   void skip();
 
   const Parts& parts_;
@@ -97,8 +111,7 @@ class OptimizerStep {
   at::Tensor loss_; // on a GPU, where it is read after the launch of the optimizer
   at::Tensor loss_sums_;
   comm::Work loss_message_;
-  double mean_loss_ = 0;
-  bool stop_agreed_ = false;
+  parallel::LossAndNorm agreed_;
   std::optional<double> grad_norm_;
   bool norm_wanted_ = false;
   double lr_ = 0;

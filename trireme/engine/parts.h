@@ -170,7 +170,7 @@ struct Parts {
   /// Seconds of communication that nothing has hidden so far.
   double exposed_seconds() const {
     return buffers.reducer->exposed_seconds() + buffers.coordinator->exposed_seconds() +
-           agreement.sync->exposed_seconds();
+           agreement.sync->step_exchange().exposed_seconds();
   }
   /// The loss function in the precision that was asked for.
   LossAndLogits loss_of(const data::Batch& micro_batch) const;

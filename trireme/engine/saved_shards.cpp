@@ -114,13 +114,13 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
       }
     }
   }
-  engine_.parts.agreement.sync->for_each_state(
-      engine_.parts.agreement.sync->state(),
-      [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
-        if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
-          append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));
-        }
-      });
+  parallel::SyncState& of_sync = engine_.parts.agreement.sync->sync_state();
+  of_sync.for_each_state(of_sync.state(), [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin,
+                                              const at::Tensor& values) {
+    if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
+      append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));
+    }
+  });
   append(random_states(engine_.parts));
   return mine;
 }

@@ -30,6 +30,52 @@ nlohmann::json sync_state(const nlohmann::json& positions) {
   return positions.value("gradient_sync", nlohmann::json());
 }
 
+// On rank 0, with what each rank needs.
+void check_needs(const checkpoint::Checkpoint& saved, const std::vector<nlohmann::json>& of_ranks) {
+  std::map<std::string, std::vector<int64_t>> needed;
+  std::set<std::string> known;
+  for (const nlohmann::json& one : of_ranks) {
+    needed.merge(one.at("shapes").get<std::map<std::string, std::vector<int64_t>>>());
+    known.merge(one.at("parameters").get<std::set<std::string>>());
+  }
+  for (const auto& [name, shape] : needed) {
+    if (!saved.has(name)) {
+      throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'),
+                       kOfTheCheckpoint);
+    }
+    if (const auto& there = saved.entry(name).shape; there != shape) {
+      throw InputError("checkpoint",
+                       concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(there),
+                              ", the model needs ", at::IntArrayRef(shape)),
+                       kOfTheCheckpoint);
+    }
+  }
+  for (const nlohmann::json& one : of_ranks) {
+    for (const std::string& state : one.at("states").get<std::vector<std::string>>()) {
+      if (!saved.has(state) && !saved.has(of_replica(0, state))) {
+        throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'),
+                         kOfTheOptimizer);
+      }
+    }
+    for (const std::string& state : one.at("sync_states").get<std::vector<std::string>>()) {
+      if (!saved.has(state)) {
+        throw InputError(
+            "checkpoint",
+            concat(saved.folder().string(), " has no \"", state, "\", a state of the gradient synchronisation"),
+            kOfTheSync);
+      }
+    }
+  }
+  std::vector<std::string> unknown = saved.names("parameter");
+  std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
+  if (!unknown.empty()) {
+    throw InputError("checkpoint",
+                     concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
+                            unknown.size() == 1 ? "" : concat(" nor ", unknown.size() - 1, " other parameters of it")),
+                     kOfTheCheckpoint);
+  }
+}
+
 } // namespace
 
 TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
@@ -76,10 +122,12 @@ bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
 }
 
 bool TrainingState::is_of_each_replica(const std::string& state) const {
-  using Own = parallel::GradientSync::Own;
-  const Own own = engine_.parts.agreement.sync->own_values();
-  return !engine_.parts.steps_together() &&
-         (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
+  using Own = parallel::LocalSteps::Own;
+  if (engine_.parts.steps_together()) {
+    return false;
+  }
+  const Own own = engine_.parts.agreement.sync->local_steps()->own_values();
+  return own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState);
 }
 
 nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
@@ -90,7 +138,7 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
       {"optimizer",
        {{"name", engine_.parts.stepper.optimizer->rule().name()}, {"steps", engine_.parts.stepper.optimizer->steps()}}},
       {"schedule", engine_.parts.stepper.schedule->state()},
-      {"gradient_sync", engine_.parts.agreement.sync->state()},
+      {"gradient_sync", engine_.parts.agreement.sync->sync_state().state()},
       {"loss_scaler", engine_.state.scale.scaler().state()},
       {"mesh", engine_.parts.ranks.axes},
       {"client", client_state},
@@ -123,7 +171,7 @@ nlohmann::json TrainingState::state_of_replica() const {
 nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) const {
   nlohmann::json own = saved.state();
   for (int rank = 0;
-       rank < saved.world_size() && engine_.parts.agreement.sync->steps_alone_after(own.at("global_steps")); ++rank) {
+       rank < saved.world_size() && engine_.parts.agreement.sync->steps_locally_after(own.at("global_steps")); ++rank) {
     const nlohmann::json& of_rank = saved.rank_state(rank);
     if (of_rank.value("replica", -1) == engine_.parts.ranks.group.rank()) {
       own.update(of_rank.at("state"));
@@ -142,7 +190,7 @@ void TrainingState::make_ready(const char* wanted) {
                      "Save after the step at the accumulation boundary.");
   }
   if (!engine_.parts.agreement.sync->replicas_are_equal()) {
-    const int64_t next = engine_.state.global_steps + engine_.parts.agreement.sync->steps_until_equal();
+    const int64_t next = engine_.state.global_steps + engine_.parts.agreement.sync->local_steps()->steps_until_equal();
     throw InputError("engine",
                      concat(wanted, " after step ", engine_.state.global_steps,
                             ": the ranks are between two meetings and have different parameters"),
@@ -203,55 +251,13 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  engine_.parts.agreement.sync->for_each_state(
+  engine_.parts.agreement.sync->sync_state().for_each_state(
       sync_state(saved.state()),
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
         sync_states.push_back(concat(state, '/', whole_name(tensor)));
       });
   const auto verdict = [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
-    std::map<std::string, std::vector<int64_t>> needed;
-    std::set<std::string> known;
-    for (const nlohmann::json& one : of_ranks) {
-      needed.merge(one.at("shapes").get<std::map<std::string, std::vector<int64_t>>>());
-      known.merge(one.at("parameters").get<std::set<std::string>>());
-    }
-    for (const auto& [name, shape] : needed) {
-      if (!saved.has(name)) {
-        throw InputError("checkpoint", concat(saved.folder().string(), " is of another model: it has no \"", name, '"'),
-                         kOfTheCheckpoint);
-      }
-      if (const auto& there = saved.entry(name).shape; there != shape) {
-        throw InputError("checkpoint",
-                         concat(saved.folder().string(), ": \"", name, "\" has shape ", at::IntArrayRef(there),
-                                ", the model needs ", at::IntArrayRef(shape)),
-                         kOfTheCheckpoint);
-      }
-    }
-    for (const nlohmann::json& one : of_ranks) {
-      for (const std::string& state : one.at("states").get<std::vector<std::string>>()) {
-        if (!saved.has(state) && !saved.has(of_replica(0, state))) {
-          throw InputError("checkpoint", concat(saved.folder().string(), " has no optimizer state \"", state, '"'),
-                           kOfTheOptimizer);
-        }
-      }
-      for (const std::string& state : one.at("sync_states").get<std::vector<std::string>>()) {
-        if (!saved.has(state)) {
-          throw InputError(
-              "checkpoint",
-              concat(saved.folder().string(), " has no \"", state, "\", a state of the gradient synchronisation"),
-              kOfTheSync);
-        }
-      }
-    }
-    std::vector<std::string> unknown = saved.names("parameter");
-    std::erase_if(unknown, [&](const std::string& name) { return known.count(name) != 0; });
-    if (!unknown.empty()) {
-      throw InputError(
-          "checkpoint",
-          concat(saved.folder().string(), " is of another model: this one has no \"", unknown.front(), '"',
-                 unknown.size() == 1 ? "" : concat(" nor ", unknown.size() - 1, " other parameters of it")),
-          kOfTheCheckpoint);
-    }
+    check_needs(saved, of_ranks);
     return nullptr;
   };
   checkpoint::decide(engine_.parts.ranks.everyone,
@@ -303,7 +309,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     engine_.parts.stepper.optimizer
         ->refresh_masters(); // fp32 parameters have copies on the host, which no checkpoint has
   }
-  engine_.parts.agreement.sync->for_each_state(
+  engine_.parts.agreement.sync->sync_state().for_each_state(
       sync_state(saved.state()),
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
         checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
@@ -350,7 +356,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
   const nlohmann::json before = this->state(nullptr);
   try {
     put(state);
-    engine_.parts.agreement.sync->load_state(sync_state(state), state.at("global_steps"));
+    engine_.parts.agreement.sync->sync_state().load_state(sync_state(state), state.at("global_steps"));
   } catch (...) {
     put(before); // a scale that only this rank has lowered still has to be sent
     throw;
@@ -412,7 +418,7 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   check_model(saved);
   engine_.optimizer_step.finish_delayed();
   engine_.parts.buffers.reducer->finish(); // of a step that has begun
-  engine_.parts.agreement.sync->finish();
+  engine_.parts.agreement.sync->step_exchange().finish();
   load_positions(state);
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
   engine_.parts.stepper.optimizer->set_steps(

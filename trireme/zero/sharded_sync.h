@@ -20,7 +20,7 @@ namespace trireme::zero {
 /// summed to shards among the S, and in the last backward of a step each shard is summed among its R, bucket by bucket
 /// while the next ones are reduced. Parameters travel among the S only. Cost: P(S-1)/S for either, and 2(P/S)(R-1)/R,
 /// once a step, between copies. Source: Zhang et al. 2022, arXiv:2205.00119.
-class ShardedSync final : public parallel::AllReduceSync {
+class ShardedSync final : public parallel::AllReduceSync, public parallel::StepExchange {
  public:
   using AllReduceSync::AllReduceSync;
 
@@ -29,6 +29,10 @@ class ShardedSync final : public parallel::AllReduceSync {
   }
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void backward_ended() override;
+
+  parallel::StepExchange& step_exchange() override {
+    return *this;
+  }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
   void finish() override;

@@ -42,14 +42,14 @@ void AveragingSync::keep_start(int64_t buffer, int64_t bucket) {
 }
 
 void AveragingSync::step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) {
-  if (!together()) {
+  if (is_local()) {
     keep_start(std::find(buffers_.begin(), buffers_.end(), &buffer) - buffers_.begin(), bucket);
   }
   step();
 }
 
 bool AveragingSync::end_step(bool taken) {
-  if (together()) {
+  if (!is_local()) {
     ++steps_;
     return false;
   }
@@ -57,7 +57,7 @@ bool AveragingSync::end_step(bool taken) {
     lr_sum_ += values_->lr();
     ++taken_;
   }
-  equal_ = ranks_meet();
+  equal_ = ends_round();
   if (equal_) {
     const auto start = std::chrono::steady_clock::now();
     meet();

@@ -18,23 +18,30 @@ namespace trireme::parallel {
 /// fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the
 /// same, each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync. Source:
 /// Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
-class AveragingSync : public GradientSync {
+class AveragingSync : public GradientSync, public StepExchange, public SyncState, public LocalSteps {
  public:
   /// `travel`: AllReduceSync's.
   AveragingSync(ReduceGroups groups, const AveragingOptions& options,
                 std::optional<at::ScalarType> travel = std::nullopt);
 
-  const comm::Group& step_group() const override {
-    return together() ? group() : alone_;
+  StepExchange& step_exchange() override {
+    return *this;
   }
-  bool steps_alone_after(int64_t steps) const override {
-    return group().size() > 1 && steps >= options_.start_step;
+  SyncState& sync_state() override {
+    return *this;
   }
-  bool ranks_meet() const override {
-    return together() || (steps_ + 1) % options_.every == 0;
+  const LocalSteps* local_steps() const override {
+    return this;
   }
-  double scale() const override {
-    return together() ? summing_.scale() : 1;
+
+  bool is_local() const override {
+    return is_local_after(steps_);
+  }
+  bool is_local_after(int64_t steps) const override {
+    return steps >= options_.start_step;
+  }
+  bool ends_round() const override {
+    return !is_local() || (steps_ + 1) % options_.every == 0;
   }
   int64_t steps_until_equal() const override {
     const bool nothing_to_agree_on = group().size() == 1 && !has_outer();
@@ -45,11 +52,15 @@ class AveragingSync : public GradientSync {
   }
 
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override;
-  void attach_values(bucket::SteppedValues& values) override {
-    values_ = &values;
-  }
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override {
-    return together() ? summing_.gradients_ready(buffer, bucket) : comm::Work();
+    return is_local() ? comm::Work() : summing_.gradients_ready(buffer, bucket);
+  }
+  double scale() const override {
+    return is_local() ? 1 : summing_.scale();
+  }
+
+  void attach_optimizer(bucket::SteppedValues& values) override {
+    values_ = &values;
   }
   void step_bucket(bucket::FlatParameters& buffer, int64_t bucket, const std::function<void()>& step) override;
   bool end_step(bool taken) override;
@@ -75,9 +86,6 @@ class AveragingSync : public GradientSync {
   double lr_of_round(const comm::Group& ranks, bool counts = true) const;
 
  private:
-  bool together() const {
-    return steps_ < options_.start_step;
-  }
   bool is_own(const nlohmann::json& state) const;
   void average(int64_t buffer, int64_t bucket, const at::Tensor& parameters, double lr);
   void treat_states(const bucket::SteppedValues::Values& values);
@@ -92,7 +100,6 @@ class AveragingSync : public GradientSync {
   double exposed_ = 0;
 
  private:
-  comm::Group alone_;
   AllReduceSync summing_; // before start_step
   double lr_sum_ = 0;     // of the steps of this round that were taken
   int64_t taken_ = 0;

@@ -67,7 +67,7 @@ void OuterOptimizer::reset() {
   begin_round();
 }
 
-void OuterOptimizer::for_each_state(const GradientSync::Visit& visit) {
+void OuterOptimizer::for_each_state(const SyncState::Visit& visit) {
   for (size_t b = 0; b < buffers_.size(); ++b) {
     const bucket::FlatLayout& layout = buffers_[b]->layout();
     for (size_t k = 0; k < layout.buckets().size(); ++k) {

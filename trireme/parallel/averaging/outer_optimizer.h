@@ -49,7 +49,7 @@ class OuterOptimizer {
   /// Forgets all momentum.
   void reset();
   /// Of the momentum, as "outer_momentum".
-  void for_each_state(const GradientSync::Visit& visit);
+  void for_each_state(const SyncState::Visit& visit);
 
  private:
   struct Part {

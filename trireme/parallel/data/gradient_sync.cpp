@@ -34,25 +34,21 @@ comm::Work all_reduce(Algorithm algorithm, const comm::Group& group, const at::T
 
 } // namespace
 
-void GradientSync::attach(const std::vector<bucket::FlatParameters*>&) {}
-
-void GradientSync::attach_values(bucket::SteppedValues&) {}
-
-void GradientSync::step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>& step) {
-  step();
-}
-
-bool GradientSync::end_step(bool) {
-  return false;
-}
-
-nlohmann::json GradientSync::state() const {
+nlohmann::json SyncState::state() const {
   return nullptr;
 }
 
-void GradientSync::load_state(const nlohmann::json&, int64_t) {}
+void SyncState::load_state(const nlohmann::json&, int64_t) {}
 
-void GradientSync::for_each_state(const nlohmann::json&, const Visit&) {}
+void SyncState::for_each_state(const nlohmann::json&, const Visit&) {}
+
+const comm::Group& GradientSync::step_group() const {
+  return local_steps() != nullptr && local_steps()->is_local() ? one_ : group();
+}
+
+bool GradientSync::steps_locally_after(int64_t steps) const {
+  return local_steps() != nullptr && group().size() > 1 && local_steps()->is_local_after(steps);
+}
 
 comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to,
                          at::ScalarType travel, Algorithm algorithm) {

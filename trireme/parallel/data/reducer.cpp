@@ -43,7 +43,7 @@ using GradAccumulator =
 
 class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
  public:
-  Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync)
+  Impl(const std::vector<bucket::FlatParameters*>& buffers, GradientExchange& sync)
       : sync_(sync), order_(order_of(buffers)) {
     for (bucket::FlatParameters* buffer : buffers) {
       const bool exchanged = sync.groups().of(*buffer).size() > 1 || buffer->gradients_are_sharded();
@@ -110,7 +110,7 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     return sync_.groups().alone();
   }
 
-  GradientSync& sync_;
+  GradientExchange& sync_;
   std::vector<Buffer> buffers_;
   std::vector<Place> order_;        // in which buckets start
   std::vector<at::Tensor> watched_; // begin a backward, and are sent by somebody else
@@ -398,7 +398,7 @@ void Reducer::Impl::finish() {
   }
 }
 
-Reducer::Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync)
+Reducer::Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientExchange& sync)
     : impl_(std::make_shared<Impl>(buffers, sync)) {
   sync.attach(buffers);
   impl_->install_hooks();

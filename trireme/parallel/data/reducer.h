@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/flat_parameters.h>
-#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/parallel/data/sync_roles.h>
 
 #include <cstdint>
 #include <functional>
@@ -17,16 +17,17 @@ namespace trireme::parallel {
 /// Sends gradients bucket by bucket while backward is still computing the rest.
 ///
 /// A hook on every parameter moves its fresh gradient into the flat buffer; the
-/// last one of a bucket hands it to the GradientSync. All buckets of all buffers start in one order, which follows from
-/// their layouts alone, on every rank, whatever order gradients arrive in, so ranks never disagree. Parameters without
-/// a gradient take part with zeros. Buffers whose gradients are sharded lose a bucket's memory once it is reduced.
+/// last one of a bucket hands it to the GradientExchange. All buckets of all buffers start in one order, which follows
+/// from their layouts alone, on every rank, whatever order gradients arrive in, so ranks never disagree. Parameters
+/// without a gradient take part with zeros. Buffers whose gradients are sharded lose a bucket's memory once it is
+/// reduced.
 ///
 /// exposed_seconds() says what of the communication backward did not hide.
 /// Source: Li et al. 2020, arXiv:2006.15704, section 3.
 class Reducer {
  public:
   /// Installs the hooks; the buffers and `sync` must outlive the reducer.
-  Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientSync& sync);
+  Reducer(const std::vector<bucket::FlatParameters*>& buffers, GradientExchange& sync);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;

@@ -38,9 +38,9 @@ class Workers {
   virtual void attach_rest(Rest rest) = 0;
 
   /// Elastic replicas: joins the others before the first step, and before load_checkpoint(). True: they have trained,
-  /// and this process continues from their mean at their step. False: all begin as the first one did. Waits for the next
-  /// averaging step. Errors: PeerError without the job's store; store::FinishedError, here and in after_step(), if the
-  /// others have finished the training: the process ends with status 0.
+  /// and this process continues from their mean at their step. False: all begin as the first one did. Waits for the
+  /// next averaging step. Errors: PeerError without the job's store; store::FinishedError, here and in after_step(), if
+  /// the others have finished the training: the process ends with status 0.
   virtual bool join() {
     return false;
   }
@@ -48,19 +48,19 @@ class Workers {
   virtual int64_t step() const {
     return 0;
   }
-  /// Parameter servers: a restarted worker continues from the servers' values, with the samples and the learning rate of
-  /// `step`.
+  /// Parameter servers: a restarted worker continues from the servers' values, with the samples and the learning rate
+  /// of `step`.
   virtual void begin_at(int64_t /*step*/) {}
-  /// After each step. Returns the steps that the training has made since the last call, this one included: more than one
-  /// for a worker whose gradients came too late.
+  /// After each step. Returns the steps that the training has made since the last call, this one included: more than
+  /// one for a worker whose gradients came too late.
   virtual int64_t after_step() {
     return 1;
   }
   /// Whether this process evaluates, saves and reports for all: of elastic replicas the oldest, of workers the one with
   /// the lowest number.
   virtual bool is_first() = 0;
-  /// Elastic replicas, after the last step: the first one has saved the result and reports it; the others wait for that.
-  /// True: done. False: the first one is lost, and this one, with the same model, has to save and call it again.
+  /// Elastic replicas, after the last step: the first one has saved the result and reports it; the others wait for
+  /// that. True: done. False: the first one is lost, and this one, with the same model, has to save and call it again.
   /// `saved` false: another process has taken the first one's place, and it waits too.
   virtual bool finish(bool /*saved*/ = true) {
     return true;

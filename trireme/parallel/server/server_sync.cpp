@@ -212,12 +212,23 @@ at::Tensor ServerSync::gradient(int64_t parameter) const {
   return buffers_[b]->was_used(i) ? buffers_[b]->parameter(i).grad() : at::Tensor();
 }
 
-GradientSync::Agreed ServerSync::agree(double loss, bool stop) {
-  const Timed timed(exposed_);
-  check_beginning();
-  const Servers::Sum sum = servers_->push([this](int64_t parameter) { return gradient(parameter); }, loss, stop);
-  members_ = sum.members;
-  return {sum.loss, sum.squared_norm, sum.stop}; // too late: its own loss, and no norm
+const StepAgreement& ServerSync::agreement() const {
+  return options_.together() ? on_servers_ : on_own_gradients_;
+}
+
+// Nothing to add up here.
+at::Tensor ServerSync::ServersAgreement::squared_norm(StepGradients&, bool) const {
+  return torch::zeros({1}, torch::kFloat64);
+}
+
+// Sends the gradients. A worker that is too late gets its own loss, and no norm.
+LossAndNorm ServerSync::ServersAgreement::agree(const LossAndNorm& own) const {
+  const Timed timed(sync_.exposed_);
+  sync_.check_beginning();
+  const Servers::Sum sum =
+      sync_.servers_->push([this](int64_t parameter) { return sync_.gradient(parameter); }, own.loss, own.stop);
+  sync_.members_ = sum.members;
+  return {static_cast<float>(sum.loss), sum.squared_norm, sum.stop}; // fp32, the type of losses
 }
 
 bool ServerSync::end_step(bool taken) {

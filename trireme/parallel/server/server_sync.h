@@ -20,7 +20,11 @@ namespace trireme::parallel::server {
 /// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients
 /// are sent when backward is over. In modes in which workers step together loss and norm are those of all of them; else
 /// each has its own, and clips and skips by itself.
-class ServerSync final : public GradientSync, private parallel::Workers, private RemoteStates {
+class ServerSync final : public GradientSync,
+                         public StepExchange,
+                         public SyncState,
+                         private parallel::Workers,
+                         private RemoteStates {
  public:
   ServerSync(ReduceGroups groups, const ServerOptions& options, WorkerOptions worker);
   ~ServerSync() override;
@@ -31,25 +35,27 @@ class ServerSync final : public GradientSync, private parallel::Workers, private
   RemoteStates* remote_states() override {
     return this;
   }
-  bool gradients_stay() const override {
-    return true;
+  const StepAgreement& agreement() const override;
+  StepExchange& step_exchange() override {
+    return *this;
   }
-  double scale() const override {
-    return options_.together() ? 1.0 / static_cast<double>(members_) : 1;
+  SyncState& sync_state() override {
+    return *this;
   }
+
   void attach(const std::vector<bucket::FlatParameters*>& buffers) override {
     buffers_ = buffers;
-  }
-  void attach_values(bucket::SteppedValues& values) override {
-    values_ = &values;
   }
   comm::Work gradients_ready(bucket::FlatParameters&, int64_t) override {
     return {};
   }
-  bool sums_elsewhere() const override {
-    return options_.together();
+  double scale() const override {
+    return options_.together() ? 1.0 / static_cast<double>(members_) : 1;
   }
-  Agreed agree(double loss, bool stop) override;
+
+  void attach_optimizer(bucket::SteppedValues& values) override {
+    values_ = &values;
+  }
   void step_bucket(bucket::FlatParameters&, int64_t, const std::function<void()>&) override {}
   bool end_step(bool taken) override;
   double exposed_seconds() const override {
@@ -62,6 +68,16 @@ class ServerSync final : public GradientSync, private parallel::Workers, private
 
  private:
   class Store;
+  // Workers that step together: the servers have the sums.
+  class ServersAgreement final : public OwnGradientsAgreement {
+   public:
+    explicit ServersAgreement(ServerSync& sync) : sync_(sync) {}
+    at::Tensor squared_norm(StepGradients& gradients, bool wanted) const override;
+    LossAndNorm agree(const LossAndNorm& own) const override;
+
+   private:
+    ServerSync& sync_;
+  };
 
   void attach_rest(Rest rest) override {
     rest_ = std::move(rest);
@@ -88,6 +104,8 @@ class ServerSync final : public GradientSync, private parallel::Workers, private
   at::Tensor value(int64_t parameter) const;
   at::Tensor gradient(int64_t parameter) const;
 
+  ServersAgreement on_servers_{*this};
+  OwnGradientsAgreement on_own_gradients_;
   ServerOptions options_;
   WorkerOptions worker_;
   Rest rest_;
