@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
 #include <sstream>

@@ -5,6 +5,7 @@
 #include <trireme/base/file.h>
 #include <trireme/bucket/state_store.h>
 #include <trireme/comm/environment.h>
+#include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/store/client.h>
 
 #include <tests/horovod/elastic/elastic_job.h>
@@ -16,11 +17,14 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <filesystem>
 #include <thread>
 
 namespace trireme::engine {
 namespace {
+
+using namespace std::chrono_literals;
 
 using test::error_of;
 using test::run_ranks;
@@ -54,11 +58,13 @@ class ElasticAveraging : public horovod::elastic::ElasticTest {
   ~ElasticAveraging() override {
     std::filesystem::remove_all(folder_);
   }
-  std::function<void(InitializeOptions&)> replica(int number, int of) const {
-    return [this, number, of](InitializeOptions& options) {
-      options.sync = parallel::replica_sync(
-          options.config.averaging,
-          {.replica = number, .replicas = of, .store = store(), .secret = store::Secret::from_environment()});
+  std::function<void(InitializeOptions&)> replica(int number, int of, std::chrono::milliseconds patience = 60s) const {
+    return [this, number, of, patience](InitializeOptions& options) {
+      options.sync = parallel::replica_sync(options.config.averaging, {.replica = number,
+                                                                       .replicas = of,
+                                                                       .store = store(),
+                                                                       .secret = store::Secret::from_environment(),
+                                                                       .patience = patience});
     };
   }
   static AveragingOptions elastic(AveragingOptions options) {
@@ -252,11 +258,7 @@ TEST_F(ElasticAveraging, OneThatIsTooLateTakesTheMeanOfTheOthers) {
                             comm::World world = alone();
                             torch::manual_seed(7);
                             AveragingRun run(world, averaging_config(elastic(options)), 1, 1, std::nullopt,
-                                             [&](InitializeOptions& more) {
-                                               replica(worker - 1, 2)(more);
-                                               more.replica->patience =
-                                                   std::chrono::milliseconds(worker == 1 ? 5000 : 60'000);
-                                             });
+                                             replica(worker - 1, 2, worker == 1 ? 5s : 60s));
                             if (worker == 1) {
                               wait_for_process(1); // the other one, which is patient, has come
                             }
@@ -316,11 +318,7 @@ TEST_F(ElasticAveraging, OneThatIsStartedAgainWaitsForTheEndOfALongStretch) {
                             comm::World world = alone();
                             torch::manual_seed(7);
                             AveragingRun run(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
-                                             [&](InitializeOptions& more) {
-                                               replica(worker == 1 ? 0 : 1, 2)(more);
-                                               more.replica->patience =
-                                                   std::chrono::milliseconds(worker == 3 ? 5000 : 60'000);
-                                             });
+                                             replica(worker == 1 ? 0 : 1, 2, worker == 3 ? 5s : 60s));
                             if (worker == 3) {
                               waits.open();
                               EXPECT_TRUE(run.engine().workers()->join()) << "it begins by itself";

@@ -4,6 +4,7 @@
 
 #include <trireme/base/file.h>
 #include <trireme/engine/serve_parameters.h>
+#include <trireme/parallel/server/server_sync.h>
 
 #include <tests/support/run_ranks.h>
 
