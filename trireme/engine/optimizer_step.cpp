@@ -60,7 +60,7 @@ void OptimizerStep::send_to_ranks(double loss_sum) {
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
-  agreed_.loss = mean_loss(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
+  agreed_.loss = mean_over_ranks(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
   agreed_.stop = parts_.agreement.sync->may_stop() && loss_sums_[1].item<double>() > 0;
 }
 
@@ -216,7 +216,7 @@ at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
     add_up(losses, mean);
     add_up(norms, sums.slice(0, 1));
   }
-  mean.copy_(mean_loss(mean, losses.size()));
+  mean.copy_(mean_over_ranks(mean, losses.size()));
   if (!parts_.tells_loss()) {
     mean.zero_();
   }
