@@ -60,7 +60,7 @@ void OptimizerStep::send_to_ranks(double loss_sum) {
 void OptimizerStep::receive_loss() {
   const Stopwatch watch = clock_.agreement();
   loss_message_.wait();
-  agreed_.loss = mean_over(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
+  agreed_.loss = mean_over_ranks(loss_sums_[0].item<double>(), loss_sums_[2].item<double>());
   agreed_.stop = parts_.agreement.sync->may_stop() && loss_sums_[1].item<double>() > 0;
 }
 
@@ -216,7 +216,7 @@ at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
     add_up(losses, mean);
     add_up(norms, sums.slice(0, 1));
   }
-  mean.copy_(mean_over(mean, losses.size()));
+  mean.copy_(mean_over_ranks(mean, losses.size()));
   if (!parts_.tells_loss()) {
     mean.zero_();
   }
@@ -268,8 +268,7 @@ void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unus
     parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   parts_.agreement.sync->step_exchange().begin_step();
-  if (parts_.stepper.optimizer->needs_norms() &&
-      parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
+  if (parts_.stepper.optimizer->needs_norms() && parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
     parts_.buffers.reducer->finish();
     parts_.stepper.optimizer->prepare();
   }

@@ -50,7 +50,7 @@ inline at::Tensor ratio_up_to_one(double limit, const at::Tensor& x) {
 
 /// The mean over `ranks`. Rounds to fp32, the type of losses: further digits depend on the order in which backends add.
 template <typename Number>
-Number mean_over(const Number& sum, double ranks) {
+Number mean_over_ranks(const Number& sum, double ranks) {
   return rounded_to_fp32(sum / ranks);
 }
 
