@@ -241,12 +241,6 @@ void agree_on_whole(const Parts& parts) {
   }
 }
 
-// Gradients accumulated over micro-batches need the range of grad_accum_dtype; others have the communication type.
-at::ScalarType gradient_type(const Parts& parts) {
-  return precision::scalar_type(parts.batch.accumulation > 1 ? parts.precision.grad_accumulation
-                                                             : parts.precision.communication_type());
-}
-
 // At least so much.
 ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding,
                            const offload::ParameterOptions& parameters) {
@@ -286,7 +280,7 @@ std::vector<bucket::FlatParameters*> flatten(Parts& parts, const InitializeOptio
   sharding.shard_gradients = shards_gradients(parts, config);
   sharding.shard_parameters = parts.shards_parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
-  sharding.gradient_type = gradient_type(parts);
+  sharding.gradient_type = precision::scalar_type(parts.precision.gradient_type(parts.batch.accumulation));
   for (const torch::nn::Module* module : modules_of(parts)) {
     parts.split.merge(tensor::placements_of(*module));
     parts.tiles.merge(zero::placements_of_tiles(*module));
