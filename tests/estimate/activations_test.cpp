@@ -100,7 +100,7 @@ TEST(ActivationsTest, OfGpt) {
     run.model = gpt({c.options.layers, c.options.hidden, c.options.heads, c.options.sequence_length,
                      c.options.vocab_size, c.options.tie_embeddings, c.options.dropout},
                     {kSamples, c.type, false, false});
-    run.compute = c.type;
+    run.precision.compute = c.type;
     run.bounds = {0, std::ssize(run.model.layers)};
     EXPECT_EQ(run.model.parameters(), measured.parameters) << what;
     expect_near(kept_bytes(run.model), measured.kept, c.kept_tolerance, what + ": kept");

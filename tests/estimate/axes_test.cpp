@@ -37,7 +37,7 @@ Conditions conditions(int64_t tensor, bool sequence_parallel = false, int64_t co
 Run run_of(const Conditions& c, int64_t data = 1, int zero_stage = 0) {
   Run run = gpt_run(gpt_shape(), c);
   run.data_ranks = data;
-  run.zero_stage = zero_stage;
+  run.zero.stage = zero_stage;
   run.accumulation = 3;
   return run;
 }

@@ -45,10 +45,10 @@ TEST(FileMovesTest, StatesInFilesAreReadAndWrittenOnce) {
     EXPECT_EQ(bytes_in(memory, Category::optimizer_states) + bytes_in(memory, Category::masters), 0);
     EXPECT_EQ(bytes_in(memory, Category::gradients), 2 * memory.flat) << "of a rank on the CPU they stay";
     EXPECT_THAT(moves.on_host, IsEmpty());
-    run.parameter_norms = true;
+    run.optimizer.rule = optim::LambOptions{};
     EXPECT_EQ(moves_of(run).front().bytes(Way::from_files), 2 * bytes) << "LAMB needs the norms first";
     EXPECT_EQ(moves_of(run).front().bytes(Way::to_files), 2 * bytes);
-    run.parameter_norms = false;
+    run.optimizer.rule = optim::AdamOptions{};
     run.offload.optimizer.fast_init = true;
     EXPECT_EQ(moves_of(run).front().initial_states, 0);
     run.offload.optimizer.buffer_count = std::ssize(layout.buckets());
@@ -62,9 +62,9 @@ TEST(FileMovesTest, StatesInFilesAreReadAndWrittenOnce) {
 // what is in no unit has a master in files.
 TEST(FileMovesTest, FewBucketsWithMastersAreNotReadAgain) {
   estimate::Run run = moving(2, 3, true, Place::nvme, Place::nvme);
-  run.compute = run.travel = Type::fp32;
-  run.states = 0;
-  run.param_persistence_threshold = 100;
+  run.precision.compute = Type::fp32;
+  run.optimizer.rule = optim::SgdOptions{};
+  run.zero.param_persistence_threshold = 100;
   const bucket::FlatLayout layout = layout_of(run, 0);
   int64_t masters = 0;
   for (const bucket::Bucket& bucket : layout.buckets()) {
@@ -79,7 +79,7 @@ TEST(FileMovesTest, FewBucketsWithMastersAreNotReadAgain) {
 
 TEST(FileMovesTest, EightBitStatesHaveScalesInFiles) {
   estimate::Run run = moving(1, 1, false, Place::nvme);
-  run.state_bytes = 1;
+  run.optimizer.state_type = optim::StateType::int8;
   int64_t bytes = 0;
   const bucket::FlatLayout layout = layout_of(run, 0);
   for (const bucket::Bucket& bucket : layout.buckets()) {
@@ -120,9 +120,10 @@ TEST(FileMovesTest, ParametersInFilesLeaveBuffers) {
     EXPECT_EQ(named(moves_of(run).front().in_files, "parameters"), 0);
     EXPECT_EQ(bytes_in(memory_of(run).front(), Category::parameters), 2 * (sharded + whole_elements(layout)));
     const auto reads = [&] { return named(moves_of(run).front().moved, "gradients", "from_files"); };
-    run.parameter_norms = true;
+    run.optimizer.rule = optim::LambOptions{};
     EXPECT_EQ(reads(), 4 * gradients) << "LAMB needs the norms first";
-    run.parameter_norms = run.clips = false;
+    run.optimizer.rule = optim::AdamOptions{};
+    run.clips = false;
     EXPECT_EQ(reads(), 2 * gradients) << "no norm of all";
     run.stages = 2; // which add up before anything leaves
     run.bounds = {0, 4, std::ssize(run.model.layers)};

@@ -19,7 +19,7 @@ Run plain(int64_t ranks = 1, int zero_stage = 0) {
   run.model = gpt(shape(), {});
   run.bounds = {0, std::ssize(run.model.layers)};
   run.data_ranks = ranks;
-  run.zero_stage = zero_stage;
+  run.zero.stage = zero_stage;
   return run;
 }
 
@@ -47,15 +47,15 @@ TEST(FormulasTest, StatesFollowTheStage) {
   EXPECT_THAT(states(plain(4, 2)), near((4 + 3) * P));
   EXPECT_THAT(states(plain(4, 3)), near(4 * P));
   estimate::Run bf16 = plain(4, 1);
-  bf16.compute = bf16.travel = Type::bf16;
+  bf16.precision.compute = Type::bf16;
   EXPECT_THAT(states(bf16), near(4 * P + 12 * P / 4)) << "2 + 2, and 4 + 8 shared";
   bf16.accumulation = 2;
   EXPECT_THAT(states(bf16), near(6 * P + 12 * P / 4)) << "gradients are added up in fp32";
   estimate::Run bytes = plain();
-  bytes.state_bytes = 1;
+  bytes.optimizer.state_type = optim::StateType::int8;
   EXPECT_THAT(states(bytes), near((4 + 4 + 2) * P + 2 * 4 * P / 256));
   estimate::Run sgd = plain();
-  sgd.states = 0;
+  sgd.optimizer.rule = optim::SgdOptions{};
   EXPECT_THAT(states(sgd), near(8 * P));
 }
 
@@ -69,12 +69,12 @@ TEST(FormulasTest, BaselineAndDataAreTheHosts) {
 
 TEST(FormulasTest, StageThreeKeepsSmallParametersWhole) {
   estimate::Run run = plain(4, 3);
-  run.param_persistence_threshold = 0;
+  run.zero.param_persistence_threshold = 0;
   const auto layout = layout_of(run, 0);
   EXPECT_EQ(whole_elements(layout), (2 * 768 + 63) / 64 * 64) << "the last norm belongs to no unit";
-  run.param_persistence_threshold = std::numeric_limits<int64_t>::max();
+  run.zero.param_persistence_threshold = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(unit_elements(layout_of(run, 0)), 0);
-  run.model_persistence_threshold = 0;
+  run.zero.model_persistence_threshold = 0;
   EXPECT_GT(unit_elements(layout_of(run, 0)), 124'000'000);
 }
 
@@ -90,11 +90,11 @@ TEST(FormulasTest, TrafficFollowsTheStage) {
   twice.accumulation = 2;
   EXPECT_THAT(sent(twice), near(3 * 4 * P * 3 / 4)) << "every micro-batch is reduced";
   estimate::Run three = plain(4, 3);
-  three.param_persistence_threshold = 0;
-  three.prefetch_elements = 0;
+  three.zero.param_persistence_threshold = 0;
+  three.zero.prefetch_elements = 0;
   EXPECT_THAT(sent(three), near(3 * 4 * P * 3 / 4));
   estimate::Run half = plain(4, 0);
-  half.compute = half.travel = Type::bf16;
+  half.precision.compute = Type::bf16;
   EXPECT_THAT(sent(half), near(2 * 2 * P * 3 / 4));
 }
 

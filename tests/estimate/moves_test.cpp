@@ -67,18 +67,18 @@ TEST(MovesTest, MicroBatchesAddUpOnTheHost) {
       16 * F);
   EXPECT_EQ(moves.bytes(Way::to_host), 5 * 4 * F);
   EXPECT_EQ(moves.bytes(Way::to_device), 4 * 4 * F + 2 * F);
-  run.zero_stage = 1; // the device adds up, and keeps them all
+  run.zero.stage = 1; // the device adds up, and keeps them all
   EXPECT_EQ(moves_of(run).front().bytes(Way::to_host), 4 * F);
   EXPECT_EQ(bytes_in(memory_of(run).front(), Category::gradients), 4 * F);
-  run.zero_stage = 2;
+  run.zero.stage = 2;
   run.data_ranks = 4;
-  run.shard_size = 2; // two copies add up what they have before the step
+  run.zero.shard_size = 2; // two copies add up what they have before the step
   EXPECT_EQ(bytes_in(memory_of(run).front(), Category::gradients), 4 * memory_of(run).front().flat / 2);
 }
 
 TEST(MovesTest, AParameterInFp32HasACopyOnTheHost) {
   estimate::Run run = moving(1, 2, true, Place::host);
-  run.compute = run.travel = Type::fp32;
+  run.precision.compute = Type::fp32;
   const int64_t F = memory_of(run).front().flat;
   EXPECT_EQ(named(moves_of(run).front().on_host, "masters"), 4 * F);
   EXPECT_EQ(moves_of(run).front().bytes(Way::to_device), 4 * F);
@@ -196,9 +196,9 @@ TEST(MovesTest, ShardsComeToADeviceThatHasTheirStates) {
     EXPECT_EQ(moves.bytes(Way::to_device), 2 * each + named(moves.moved, kUnits, "to_device"));
     EXPECT_EQ(moves.bytes(Way::to_host), 2 * each);
     EXPECT_EQ(moves.bytes(Way::to_files), place == Place::nvme ? moves.file_bytes() : 0);
-    run.parameter_norms = true;
+    run.optimizer.rule = optim::LambOptions{};
     EXPECT_EQ(moves_of(run).front().bytes(Way::to_device), moves.bytes(Way::to_device)) << "norms are those of masters";
-    run.compute = run.travel = Type::fp32;
+    run.precision.compute = Type::fp32;
     const StageMoves twice = moves_of(run).front();
     EXPECT_EQ(named(twice.moved, "parameters, to be stepped", "to_device"), 2 * 4 * each)
         << "for the norms, and for the step";

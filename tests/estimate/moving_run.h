@@ -25,10 +25,10 @@ inline Run moving(int64_t ranks, int zero_stage, bool on_device, offload::Place 
   run.layer_list = true;
   run.bounds = {0, std::ssize(run.model.layers)};
   run.data_ranks = ranks;
-  run.zero_stage = zero_stage;
-  run.param_persistence_threshold = 0;
-  run.compute = run.travel = Type::bf16;
-  run.bucket_bytes = run.first_bucket_bytes = 50'000;
+  run.zero.stage = zero_stage;
+  run.zero.param_persistence_threshold = 0;
+  run.precision.compute = Type::bf16;
+  run.data_parallel.bucket_bytes = run.data_parallel.first_bucket_bytes = 50'000;
   run.on_device = on_device;
   run.offload.optimizer.place = states;
   run.offload.parameters.place = parameters;

@@ -25,11 +25,11 @@ TEST(RunEstimateTest, TakesTheNumbersOver) {
   EXPECT_EQ(run.data_ranks, 4);
   EXPECT_EQ(run.micro_batch, 4);
   EXPECT_EQ(run.accumulation, 3);
-  EXPECT_EQ(run.zero_stage, 2);
-  EXPECT_EQ(run.compute, estimate::Type::bf16);
+  EXPECT_EQ(run.zero.stage, 2);
+  EXPECT_EQ(run.precision.compute, estimate::Type::bf16);
   EXPECT_EQ(run.gradients(), estimate::Type::fp32);
   EXPECT_FALSE(run.steps_in_backward);
-  EXPECT_EQ(run.bucket_bytes, 4000);
+  EXPECT_EQ(run.data_parallel.bucket_bytes, 4000);
   EXPECT_FALSE(run.layer_list);
 }
 
@@ -219,7 +219,7 @@ TEST(RunEstimateTest, CountsTheStatesOfEveryOptimizer) {
   const auto states = [](const std::string& type, const std::string& more = "") {
     std::vector<std::string> overrides = {
         concat("engine.optimizer={\"type\": \"", type, "\", \"params\": {\"lr\": 0.1", more, "}}")};
-    return described(1, overrides).run.states;
+    return described(1, overrides).run.states();
   };
   EXPECT_EQ(states("Adam"), 2);
   EXPECT_EQ(states("SGD"), 0);
@@ -242,16 +242,26 @@ TEST(RunEstimateTest, KnowsWhatSchedulesKeep) {
   const auto waiting = [](const std::string& schedule) {
     return described(
                2, {"parallel.pipe=2", concat("parallel.schedule=", schedule), "engine.gradient_accumulation_steps=8"})
-        .run.waiting;
+        .run.most_held;
   };
   EXPECT_THAT(waiting("1f1b"), testing::IsEmpty());
   EXPECT_THAT(waiting("zero-bubble"), testing::SizeIs(2));
-  EXPECT_EQ(waiting("zero-bubble").at(1), (estimate::Run::Waiting{2, 2}))
+  EXPECT_EQ(waiting("zero-bubble").at(1), (pipeline::HeldMicroBatches{2, 2}))
       << "both micro-batches of the last stage wait for their weights' gradients";
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=uniform"}).run.bounds,
             (std::vector<int64_t>{0, 5, 10}));
   EXPECT_EQ(described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:block"}).run.bounds[1], 5)
       << "three blocks each";
+}
+
+// As the ranks would.
+TEST(RunEstimateTest, RefusesAPartitionThatMatchesNoLayer) {
+  try {
+    described(2, {"parallel.pipe=2", "engine.pipeline.partition=type:Convolution"});
+    FAIL() << "accepted";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("\"type:Convolution\" matches no layer"));
+  }
 }
 
 TEST(RunEstimateTest, RefusesRanksThatDoNotFit) {

@@ -217,7 +217,7 @@ Run on_tensor_rank(const config::RunConfig& config, int ranks, int tensor_rank) 
   Run run = config::describe(config, ranks).run;
   Conditions conditions;
   conditions.samples = run.micro_batch;
-  conditions.type = run.compute;
+  conditions.type = run.precision.compute;
   conditions.layer_list = run.layer_list;
   conditions.tensor_ranks = run.tensor_ranks;
   conditions.tensor_rank = tensor_rank;

@@ -28,9 +28,9 @@ Cluster cards(int64_t ranks = 1) {
 Job job(int64_t batch = 4) {
   Job out = gpt_job(8, 256, 4, 16, 100, batch);
   out.base.clips = false;
-  out.base.compute = out.base.travel = estimate::Type::bf16;
-  out.base.bucket_bytes = out.base.first_bucket_bytes = 1 << 20;
-  out.base.param_persistence_threshold = 0;
+  out.base.precision.compute = estimate::Type::bf16;
+  out.base.data_parallel.bucket_bytes = out.base.data_parallel.first_bucket_bytes = 1 << 20;
+  out.base.zero.param_persistence_threshold = 0;
   out.base.offload.parameters.max_in_cpu = 0;
   return out;
 }

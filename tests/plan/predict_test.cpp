@@ -71,8 +71,8 @@ TEST(PredictTest, AnAllReduceWithoutOverlapIsAdded) {
 
 TEST(PredictTest, OverlapHidesAllButTheLastBucket) {
   Job small = job();
-  small.base.bucket_bytes = 100'000;
-  small.base.first_bucket_bytes = 100'000;
+  small.base.data_parallel.bucket_bytes = 100'000;
+  small.base.data_parallel.first_bucket_bytes = 100'000;
   Cluster fast = multiplying(2);
   fast.levels[0].bandwidth = 1e9; // all gradients travel in a part of a backward
   const double hidden = predict(fast, small, {.data = 2}).reduce_seconds;
@@ -174,7 +174,7 @@ TEST(PredictTest, MoreOfAnythingIsNeverSlower) {
   Cluster cluster = multiplying(8);
   cluster.memory_bandwidth = cluster.pass_bandwidth = 1e8;
   Job buckets = job();
-  buckets.base.bucket_bytes = buckets.base.first_bucket_bytes = 50'000;
+  buckets.base.data_parallel.bucket_bytes = buckets.base.data_parallel.first_bucket_bytes = 50'000;
   const double before = predict(cluster, buckets, layout).step_seconds;
   const auto faster = [&](const auto& change) {
     Cluster changed = cluster;

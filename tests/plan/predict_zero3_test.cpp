@@ -17,7 +17,7 @@ using pipeline::ScheduleKind;
 
 TEST(PredictZero3Test, ZeroThreeGathersForEveryPass) {
   Job one = job();
-  one.base.param_persistence_threshold = 0;
+  one.base.zero.param_persistence_threshold = 0;
   const Cluster cluster = multiplying(2, 0);
   const double second = predict(cluster, one, {.data = 2, .zero_stage = 2, .micro_batch = 4}).step_seconds;
   const double third = predict(cluster, one, {.data = 2, .zero_stage = 3, .micro_batch = 4}).step_seconds;
@@ -48,7 +48,7 @@ TEST(PredictZero3Test, ZeroThreeGathersForAllChunks) {
     for (const int64_t pipe : {2, 3}) {
       for (const int64_t micro_batches : {2, 9, 20, 33}) {
         Job one = job(12, 2 * micro_batches);
-        one.base.param_persistence_threshold = 0;
+        one.base.zero.param_persistence_threshold = 0;
         const Layout layout{.pipe = pipe, .data = 2, .zero_stage = 3, .schedule = kind, .chunks = chunks};
         Shared shared(one);
         estimate::Run run = run_of(one, layout, shared);
@@ -79,7 +79,7 @@ TEST(PredictZero3Test, ZeroThreeGathersForAllChunks) {
 
 TEST(PredictZero3Test, ZeroThreeInAPipelineGathersWhatIsNotKept) {
   Job one = job();
-  one.base.param_persistence_threshold = 0;
+  one.base.zero.param_persistence_threshold = 0;
   const Cluster cluster = multiplying(4, 0);
   const double second = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 2, .micro_batch = 1}).step_seconds;
   const double third = predict(cluster, one, {.pipe = 2, .data = 2, .zero_stage = 3, .micro_batch = 1}).step_seconds;

@@ -83,7 +83,7 @@ TEST(ProgramsTest, TheMomentOfAZeroBubblePipelineThatNeedsMost) {
   for (const int p : {1, 2, 3, 4, 8}) {
     for (const int m : {1, p, 2 * p + 1, 8 * p}) {
       for (const pipeline::Program& program : pipeline::make_programs(ScheduleKind::zero_bubble, {p, m, 1})) {
-        const estimate::Run::Waiting said = waiting_of(program);
+        const pipeline::HeldMicroBatches said = pipeline::most_held(program);
         for (const int64_t put_off : {0, 1, 3, 10, 1000}) { // bytes, beside 10 that a micro-batch keeps
           int64_t forwards = 0, inputs = 0, weights = 0, most = 0;
           for (const pipeline::Instruction& instruction : program) {
@@ -147,11 +147,11 @@ TEST(ProgramsTest, FewMicroBatchesTellWhatManyKeep) {
           all.push_back(pipeline::most_in_flight(program, chunks));
         }
         if (kind == ScheduleKind::zero_bubble) {
-          std::vector<estimate::Run::Waiting> moments;
+          std::vector<pipeline::HeldMicroBatches> moments;
           for (const pipeline::Program& program : pipeline::make_programs(kind, shape)) {
-            moments.push_back(waiting_of(program));
+            moments.push_back(pipeline::most_held(program));
           }
-          EXPECT_EQ(shared.waiting(shape), moments) << p << ' ' << m;
+          EXPECT_EQ(shared.most_held(shape), moments) << p << ' ' << m;
         }
         EXPECT_EQ(shared.in_flight(kind, shape), all)
             << pipeline::schedule_name(kind) << ' ' << p << ' ' << m << ' ' << chunks;

@@ -44,7 +44,7 @@ inline Cluster selene(int64_t cards) {
 inline Job job_of(const Row& row) {
   Job job = gpt_job(row.layers, row.hidden, row.heads, 2048, 51200, row.batch);
   job.gpt.dropout = 0.1;
-  job.base.compute = job.base.travel = estimate::Type::fp16;
+  job.base.precision.compute = estimate::Type::fp16;
   return job;
 }
 

@@ -113,7 +113,7 @@ Cluster v100() {
 Job of_one_card(int64_t layers, int64_t hidden, int64_t heads, int64_t batch) {
   Job job = gpt_job(layers, hidden, heads, 1024, 50257, batch);
   job.gpt.dropout = 0.1;
-  job.base.compute = job.base.travel = estimate::Type::fp16;
+  job.base.precision.compute = estimate::Type::fp16;
   return job;
 }
 

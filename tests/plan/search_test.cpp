@@ -153,7 +153,7 @@ TEST(SearchTest, BoundsAreBounds) {
 // 1,024 ranks: few of the layouts are worked out.
 TEST(SearchTest, AThousandRanksAreFewSimulations) {
   Job large = gpt_job(64, 8192, 64, 2048, 51200, 1024);
-  large.base.compute = large.base.travel = estimate::Type::bf16;
+  large.base.precision.compute = estimate::Type::bf16;
   Cluster where = hosts_of(128, 8, {2e11, 5e-6}, {2e10, 1e-5});
   where.memory_bytes = 80'000'000'000;
   where.peak_flops = 3e14;

@@ -120,7 +120,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
                                    {"length", gpt.sequence_length},
                                    {"vocabulary", gpt.vocab_size},
                                    {"dropout", gpt.dropout},
-                                   {"type", estimate::type_name(job.base.compute)},
+                                   {"type", precision::type_name(job.base.precision.compute)},
                                    {"parameters", parameters}}}},
                                 processors, {});
   plan::Cluster out;
@@ -137,7 +137,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
     out.peak_flops = std::max(out.peak_flops, point.flops);
   }
   out.memory_bandwidth = compute.at("optimizer_bytes_per_s");
-  const double element = estimate::bytes_of(job.base.compute);
+  const double element = job.base.parameter_bytes();
   const auto length = static_cast<double>(gpt.sequence_length);
   const double stream = length * static_cast<double>(gpt.hidden);
   // Passes as plan::layer_costs() counts them: 17 forward and 34 backward here, 4 and 8 in attention beside its

@@ -9,6 +9,7 @@
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/estimate/traffic.h>
+#include <trireme/monitor/straggler.h>
 
 #include <nlohmann/json.hpp>
 
@@ -38,7 +39,7 @@ struct Shown {
   std::vector<StageTraffic> compressed;    // of the steps that compress; empty: none does
   /// Of the first steps of a run, which are measured.
   const std::vector<StageTraffic>& of_first_steps() const {
-    return run.compresses_at_once ? compressed : traffic;
+    return run.compression.on() && run.compression.start_step == 0 ? compressed : traffic;
   }
   estimate::MemoryAtHand at_hand;
   std::optional<MeasuredRun> measured;
@@ -149,9 +150,9 @@ ordered_json as_json(const Shown& shown) {
                          {"data_ranks", run.data_ranks},
                          {"context_ranks", run.context_ranks},
                          {"tensor_ranks", run.tensor_ranks},
-                         {"zero_stage", run.zero_stage},
-                         {"type", estimate::type_name(run.compute)},
-                         {"optimizer", run.optimizer},
+                         {"zero_stage", run.zero.stage},
+                         {"type", precision::type_name(run.precision.compute)},
+                         {"optimizer", optim::family_of(run.optimizer.rule)},
                          {"offload_optimizer", offload::word(run.offload.optimizer.place)},
                          {"offload_param", offload::word(run.offload.parameters.place)},
                          {"micro_batch", run.micro_batch},
@@ -240,8 +241,9 @@ void print_heading(const Shown& shown) {
                         " data-parallel", run.context_ranks > 1 ? concat(" x ", run.context_ranks, " context") : "",
                         run.tensor_ranks > 1 ? concat(" x ", run.tensor_ranks, " tensor") : "");
   }
-  std::cout << concat(", ZeRO ", run.zero_stage, ", ", estimate::type_name(run.compute), ", ", run.optimizer,
-                      ", micro-batches of ", run.micro_batch, " x ", run.accumulation);
+  std::cout << concat(", ZeRO ", run.zero.stage, ", ", precision::type_name(run.precision.compute), ", ",
+                      optim::family_of(run.optimizer.rule), ", micro-batches of ", run.micro_batch, " x ",
+                      run.accumulation);
   if (run.moves_states() || run.moves_parameters()) {
     const auto part = [](const char* what, offload::Place place) {
       return place == offload::Place::device
@@ -325,7 +327,7 @@ void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, cons
                         steps_of_round(shown.run) > 1
                             ? concat("the mean over rounds of ", steps_of_round(shown.run),
                                      " steps, of which the last one sends all; now and then another ")
-                            : concat("every ", estimate::kStepsBetweenTimes, "th step another "),
+                            : concat("every ", monitor::kStepsOfExchange, "th step another "),
                         of.front().step_time_bytes, " bytes of step times\n\n");
   }
 }
@@ -403,7 +405,7 @@ int show_estimate(const EstimateCommand& command) {
       shown.notes.push_back(concat("with all its ranks on this host this run is refused: ", refusal.what()));
     }
   }
-  if (shown.run.compression.on()) {
+  if (shown.run.compressed().on()) {
     shown.compressed = estimate::traffic_of(shown.run, estimate::Step::compressed);
   }
   shown.at_hand = estimate::memory_at_hand();

@@ -44,7 +44,6 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
                   ? *run.engine.batch.train
                   : run.engine.batch_for(run.parallel.data.value_or(std::max<int64_t>(1, ranks / of_replica))).train;
   job.partition = run.pipeline.partition;
-  job.autocast = run.engine.precision.autocast;
   job.context_kind = run.parallel.context_kind;
   run.parallel = config::ParallelConfig();
   run.engine.zero.shard_size.reset(); // hybrid sharding is not planned
@@ -190,9 +189,9 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
   std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch,
                       " samples of ", job.gpt.sequence_length, " tokens a step, ",
-                      estimate::type_name(job.base.compute), ", ", job.base.optimizer, "; ", printable(cluster.name),
-                      ": ", cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host,
-                      " ranks of ", size_text(cluster.memory_bytes), "\n\n");
+                      precision::type_name(job.base.precision.compute), ", ", optim::family_of(job.base.optimizer.rule),
+                      "; ", printable(cluster.name), ": ", cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ",
+                      cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
 }
 
 std::string moves_text(const plan::Layout& layout) {

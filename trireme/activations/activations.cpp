@@ -1,4 +1,5 @@
 #include <trireme/activations/impl.h>
+#include <trireme/activations/way_of_part.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -64,10 +65,7 @@ Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files,
 }
 
 Way Activations::Impl::usable(Way way) const {
-  if (device.is_cpu() && to_host(way)) { // where they are already
-    return way == Way::host ? Way::keep : Way::recompute;
-  }
-  return way;
+  return activations::usable(way, !device.is_cpu());
 }
 
 // What needs least memory.
@@ -76,24 +74,17 @@ Way Activations::Impl::measuring_way() const {
 }
 
 Way Activations::Impl::first_way(const Part& part, size_t index) const {
-  const auto recomputed = [&] { return usable(options.inputs_to_host ? Way::recompute_host : Way::recompute); };
   if (options.automatic) {
     return measuring_way();
   }
-  if (!options.choices.empty()) {
-    const size_t place = part.place < 0 ? index : static_cast<size_t>(part.place);
-    if (place >= options.choices.size()) {
-      throw InputError(
-          "activations",
-          concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type),
-          "Give every part one, as a run with \"policy\": \"auto\" prints them.");
-    }
-    return usable(options.choices[place]);
+  const size_t place = part.place < 0 ? index : static_cast<size_t>(part.place);
+  if (!options.choices.empty() && place >= options.choices.size()) {
+    throw InputError(
+        "activations",
+        concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type),
+        "Give every part one, as a run with \"policy\": \"auto\" prints them.");
   }
-  if (options.policy) {
-    return *options.policy == Way::recompute ? recomputed() : usable(*options.policy);
-  }
-  return part.recomputes ? recomputed() : Way::keep;
+  return way_of_part(options, place, part.recomputes, !device.is_cpu());
 }
 
 size_t Activations::Impl::index_of(const Part& part, const Tensors& inputs) {

@@ -81,6 +81,9 @@ constexpr int64_t moving_copies(bool on_device) {
   return on_device ? 1 : 2;
 }
 
+/// On a device, pinned memory that waits to be written: so many times the most that is leaving.
+inline constexpr int64_t kStaged = 4;
+
 /// `allowed` of Problem: what stays, and what goes to the host, or to files.
 std::vector<Way> ways_that_move(bool to_host, bool to_files);
 

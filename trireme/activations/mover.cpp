@@ -1,5 +1,6 @@
 #include <trireme/activations/mover.h>
 
+#include <trireme/activations/choice.h>
 #include <trireme/activations/storage_tensor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -14,8 +15,6 @@
 
 namespace trireme::activations {
 namespace {
-
-constexpr int64_t kStaged = 4; // times the most that is leaving: pinned memory that waits to be written
 
 at::Tensor bytes_of(const c10::Storage& storage) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());

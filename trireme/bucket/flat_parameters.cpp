@@ -1,20 +1,17 @@
 #include <trireme/bucket/flat_parameters.h>
 
 #include <trireme/base/error.h>
+#include <trireme/bucket/buffer_order.h>
 #include <trireme/bucket/state_store.h>
 
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace trireme::bucket {
 namespace {
 
-// Gradients arrive roughly in reverse order of registration. Units come first: parameters outside units are spread over
-// the model, so their last gradient is late.
-FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& options,
-                          const FlatOptions& flat_options) {
+FlatLayout layout_of(const NamedTensors& parameters, const LayoutOptions& options, const FlatOptions& flat_options) {
   std::vector<TensorInfo> tensors;
   for (const auto& [name, parameter] : parameters) {
     const size_t i = tensors.size();
@@ -23,9 +20,7 @@ FlatLayout reverse_layout(const NamedTensors& parameters, const LayoutOptions& o
                        flat_options.places.empty() ? static_cast<int64_t>(i) : flat_options.places.at(i),
                        flat_options.placement_of ? flat_options.placement_of(name, parameter) : Placement{}});
   }
-  std::vector<int64_t> order(tensors.size());
-  std::iota(order.rbegin(), order.rend(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
+  std::vector<int64_t> order = buffer_order(tensors);
   return FlatLayout(std::move(tensors), std::move(order), options);
 }
 
@@ -56,7 +51,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   gradient_type_ = options_.gradient_type.value_or(scalar_type());
   LayoutOptions typed = options;
   typed.element_bytes = static_cast<int64_t>(first.element_size());
-  layout_ = reverse_layout(parameters, typed, options_);
+  layout_ = layout_of(parameters, typed, options_);
   for (const TensorInfo& tensor : layout_.tensors()) {
     if (tensor.placement.reduce_group != reduce_group()) {
       throw Error("bucket", concat("parameter ", tensor.name, " has reduce group ", tensor.placement.reduce_group,

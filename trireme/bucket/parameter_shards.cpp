@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/bucket/gradient_shards.h>
+#include <trireme/bucket/returning.h>
 #include <trireme/bucket/state_store.h>
 #include <trireme/device/absent_memory.h>
 
@@ -11,9 +12,6 @@
 
 namespace trireme::bucket {
 namespace {
-
-/// Parts that may be on their way back from the device while the next one is used there.
-constexpr size_t kReturning = 2;
 
 c10::Stream returning_stream(at::Device device) {
   static device::KeptStreams streams;
@@ -222,7 +220,7 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
     with_owned(b, range, modifies, f);
     return;
   }
-  release_stepped(kReturning);
+  release_stepped(kReturningParts);
   const at::Tensor part = store_->acquire(in_store_, b).front();
   const c10::Stream current = device::current_stream(device_);
   const auto done = std::make_shared<device::Event>(device_.type());

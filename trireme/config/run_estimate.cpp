@@ -1,19 +1,18 @@
 #include <trireme/config/run_estimate.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/overloaded.h>
 #include <trireme/base/text.h>
 #include <trireme/estimate/activation_choice.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
 #include <trireme/estimate/what_stays.h>
-#include <trireme/parallel/pipeline/balance.h>
+#include <trireme/parallel/pipeline/held.h>
+#include <trireme/parallel/pipeline/layer_costs.h>
 #include <trireme/parallel/pipeline/schedule.h>
 #include <trireme/plan/programs.h>
 
 #include <algorithm>
-#include <regex>
 
 namespace trireme::config {
 namespace {
@@ -24,15 +23,10 @@ constexpr int64_t kTokenBytes = 8;
 constexpr int64_t kStoredTokenBytes = 2;
 constexpr int64_t kFloatBytes = 4;
 
-estimate::Type type_of(precision::Type type) {
-  using estimate::Type;
-  return type == precision::Type::fp32 ? Type::fp32 : type == precision::Type::bf16 ? Type::bf16 : Type::fp16;
-}
-
 estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_size, bool layer_list) {
   estimate::Conditions conditions;
   conditions.samples = samples;
-  conditions.type = type_of(run.engine.precision.compute);
+  conditions.type = run.engine.precision.compute;
   conditions.autocast = run.engine.precision.autocast;
   conditions.layer_list = layer_list;
   conditions.tensor_ranks = run.parallel.tensor;
@@ -51,81 +45,24 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   return estimate::gpt(gpt, conditions);
 }
 
-void set_optimizer(const optim::OptimizerOptions& options, Run& out) {
-  out.state_bytes = options.state_type == optim::StateType::fp32   ? 4
-                    : options.state_type == optim::StateType::bf16 ? 2
-                                                                   : 1;
-  out.parameter_norms = options.needs_norms();
-  const auto set = [&](const char* name, int states) {
-    out.optimizer = name;
-    out.states = states;
-  };
-  std::visit(
-      Overloaded{
-          [&](const optim::AdamOptions&) { set("adam", 2); },
-          [&](const optim::OneBitAdamOptions&) { set("adam", 3); }, // the third are the errors of compression
-          [&](const optim::ZeroOneAdamOptions&) { set("adam", 3); },
-          [&](const optim::OneBitLambOptions&) { set("lamb", 3); },
-          [&](const optim::LambOptions&) { set("lamb", 2); },
-          [&](const optim::LionOptions&) { set("lion", 1); },
-          [&](const optim::AdagradOptions&) { set("adagrad", 1); },
-          [&](const optim::RmspropOptions& o) { set("rmsprop", 1 + (o.momentum > 0 ? 1 : 0) + (o.centered ? 1 : 0)); },
-          [&](const optim::SgdOptions& o) { set("sgd", o.momentum > 0 ? 1 : 0); },
-      },
-      options.rule);
-}
-
-bool is_zero_one(const EngineConfig& engine) {
-  return std::holds_alternative<optim::ZeroOneAdamOptions>(engine.optimizer_or_adamw().rule);
-}
-
-// The 1-bit optimizers send signs.
-void set_compression(const EngineConfig& engine, Run& out) {
-  const auto& rule = engine.optimizer_or_adamw().rule;
-  out.compresses_momenta =
-      std::holds_alternative<optim::OneBitAdamOptions>(rule) || std::holds_alternative<optim::OneBitLambOptions>(rule);
-  out.compression = engine.compression;
-  if (out.compresses_momenta || is_zero_one(engine)) {
-    out.compression.kind = compress::GradientCompressionOptions::Kind::sign;
-  }
-  out.compresses_at_once = engine.compression.on() && engine.compression.start_step == 0;
-}
-
 void note_compression(const EngineConfig& engine, RunEstimate& out) {
-  if (is_zero_one(engine)) {
+  if (std::holds_alternative<optim::ZeroOneAdamOptions>(engine.optimizer_or_adamw().rule)) {
     out.notes.push_back(
         "ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not "
         "meet nothing is sent");
   }
 }
 
-// Does what pipeline::make_partition() does with the real layers.
 std::vector<int64_t> bounds_of(const RunConfig& run, const estimate::Model& model, int64_t parts,
                                std::vector<std::string>& notes) {
-  const pipeline::PipelineOptions& options = run.pipeline;
-  constexpr std::string_view kType = "type:";
-  const bool by_type = options.partition.compare(0, kType.size(), kType) == 0;
-  if (options.partition == "uniform") {
-    return pipeline::uniform(std::ssize(model.layers), parts, options.allow_empty_stages);
+  std::string method = run.pipeline.partition;
+  if (method == "profile" || method == "memory") {
+    notes.push_back(
+        concat("partition \"", method, "\" measures layers at the start; the estimate cuts them by parameters"));
+    method = "parameters";
   }
-  if (options.partition == "profile" || options.partition == "memory") {
-    notes.push_back(concat("partition \"", options.partition,
-                           "\" measures layers at the start; the estimate cuts them by parameters"));
-  }
-  std::vector<double> costs;
-  for (const estimate::Layer& layer : model.layers) {
-    double cost = 0;
-    if (by_type) {
-      const std::regex regex(options.partition.substr(kType.size()), std::regex::ECMAScript | std::regex::icase);
-      cost = std::regex_search(layer.type, regex) ? 1 : 0;
-    } else {
-      for (const estimate::Parameter& parameter : layer.parameters) {
-        cost += static_cast<double>(parameter.numel);
-      }
-    }
-    costs.push_back(cost);
-  }
-  return pipeline::balance(costs, parts, options.allow_empty_stages);
+  const std::vector<double> costs = pipeline::layer_costs(estimate::sizes_of(model), method);
+  return pipeline::partition_bounds(costs, method, parts, run.pipeline.allow_empty_stages);
 }
 
 void set_pipeline(const RunConfig& run, RunEstimate& out) {
@@ -156,7 +93,7 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   for (const pipeline::Program& program : pipeline::make_programs(options.schedule, shape)) {
     e.in_flight.push_back(pipeline::most_in_flight(program, shape.chunks));
     if (e.splits_backward) {
-      e.waiting.push_back(plan::waiting_of(program));
+      e.most_held.push_back(pipeline::most_held(program));
     }
   }
   if (e.shards(3)) {
@@ -277,23 +214,16 @@ std::string note_on_absent_data(const RunConfig& run) {
 }
 
 void set_engine(const EngineConfig& engine, estimate::Run& out) {
-  const precision::PrecisionOptions& precision = engine.precision;
-  out.compute = type_of(precision.compute);
-  out.travel = type_of(precision.communication_type());
-  out.grad_accumulation = type_of(precision.grad_accumulation);
-  out.zero_stage = engine.zero.stage;
-  out.param_persistence_threshold = engine.zero.param_persistence_threshold;
-  out.model_persistence_threshold = engine.zero.model_persistence_threshold;
-  out.prefetch_elements = engine.zero.prefetch_elements;
-  out.max_live_elements = engine.zero.max_live_elements;
-  out.bucket_bytes = engine.data_parallel.bucket_bytes;
-  out.first_bucket_bytes = engine.data_parallel.first_bucket_bytes;
-  out.offload = engine.offload;
-  set_optimizer(engine.optimizer_or_adamw(), out);
-  set_compression(engine, out);
-  out.steps_in_backward = engine.step_in_backward;
+  out.zero = engine.zero;
+  out.zero.shard_size.reset(); // until the number of ranks is known
+  out.precision = engine.precision;
+  out.optimizer = engine.optimizer_or_adamw();
+  out.data_parallel = engine.data_parallel;
   out.averaging = engine.averaging;
+  out.compression = engine.compression;
   out.clips = engine.clipping() > 0;
+  out.steps_in_backward = engine.step_in_backward;
+  out.offload = engine.offload;
 }
 
 RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
@@ -320,16 +250,16 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   if (run.engine.precision.bf16_if_faster) {
     out.notes.push_back("bf16 is \"auto\": estimated in fp32, which needs about as much");
   }
-  if (const auto size = run.engine.zero.shard_size; size && e.zero_stage > 0 && *size != e.gradient_ranks()) {
+  if (const auto size = run.engine.zero.shard_size; size && e.zero.stage > 0 && *size != e.gradient_ranks()) {
     if (e.gradient_ranks() % *size != 0) {
       throw InputError(
           "estimate",
           concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"),
           "It has to divide their number.");
     }
-    e.shard_size = size;
+    e.zero.shard_size = size;
   }
-  if (e.parameter_norms && e.tensor_ranks > 1) {
+  if (e.optimizer.needs_norms() && e.tensor_ranks > 1) {
     throw InputError("estimate",
                      concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks,
                             " tensor ranks has a part."),

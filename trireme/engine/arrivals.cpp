@@ -9,7 +9,7 @@
 namespace trireme::engine {
 namespace {
 
-constexpr size_t kWindow = 8;
+constexpr size_t kWindow = monitor::kStepsOfExchange;
 constexpr size_t kHistory = 2 * kWindow;
 constexpr int64_t kStepsBetweenWarnings = 48;
 constexpr int64_t kNumbers = sizeof(monitor::StepShare) / sizeof(double);

@@ -130,12 +130,6 @@ void agree_on_whole(const Parts& parts) {
   }
 }
 
-// Gradients accumulated over micro-batches need the range of grad_accum_dtype; others have the communication type.
-at::ScalarType gradient_type(const Parts& parts) {
-  return precision::scalar_type(parts.settings.batch.accumulation > 1 ? parts.settings.precision.grad_accumulation
-                                                                      : parts.settings.precision.communication_type());
-}
-
 // At least so much.
 ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding,
                            const offload::ParameterOptions& parameters) {
@@ -210,7 +204,8 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
   sharding.shard_gradients = shards_gradients(parts, config);
   sharding.shard_parameters = parts.settings.shards_parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
-  sharding.gradient_type = gradient_type(parts);
+  sharding.gradient_type =
+      precision::scalar_type(parts.settings.precision.gradient_type(parts.settings.batch.accumulation));
   refuse_early_shards_of_some_ranks(*parts.model.module, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = make_parameter_store(parts, options);

@@ -6,7 +6,7 @@
 #include <trireme/base/text.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>
-#include <trireme/plan/programs.h>
+#include <trireme/parallel/pipeline/held.h>
 
 #include <torch/utils.h>
 
@@ -16,8 +16,8 @@
 namespace trireme::engine {
 namespace {
 
-// Micro-batches that this stage has in flight, and those of them that are put off (estimate::Run::Waiting).
-estimate::Run::Waiting waiting_of(const Parts& parts) {
+// Micro-batches that this stage has in flight, and those of them that are put off.
+pipeline::HeldMicroBatches held_of(const Parts& parts) {
   if (!parts.runs_schedule() || parts.ranks.pipe.size() == 1) {
     return {1, 0};
   }
@@ -28,7 +28,7 @@ estimate::Run::Waiting waiting_of(const Parts& parts) {
                                         ? options.custom_schedule(shape, parts.ranks.pipe.rank())
                                         : pipeline::make_program(options.schedule, shape, parts.ranks.pipe.rank());
   const std::vector<int64_t> most = pipeline::most_in_flight(program, shape.chunks);
-  return {std::max<int64_t>(1, *std::max_element(most.begin(), most.end())), plan::waiting_of(program).put_off};
+  return {std::max<int64_t>(1, *std::max_element(most.begin(), most.end())), pipeline::most_held(program).put_off};
 }
 
 // All tensor ranks have the same inputs of parts.
@@ -181,10 +181,10 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
         "activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host "
         "stays where it is");
   }
-  const estimate::Run::Waiting waiting = waiting_of(parts);
+  const pipeline::HeldMicroBatches held = held_of(parts);
   parts.stepper.activations =
       std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio,
-                                                 waiting.in_flight, sharing_of(parts.ranks.tensor), waiting.put_off);
+                                                 held.in_flight, sharing_of(parts.ranks.tensor), held.put_off);
 }
 
 void adopt_chosen_ways(const Parts& parts, StepState& state, const nlohmann::json& saved) {

@@ -23,8 +23,6 @@
 namespace trireme::engine {
 namespace {
 
-constexpr int64_t kScaleBytes = 4; // of a block of 8-bit states
-
 using offload::FolderUse;
 using offload::Place;
 
@@ -108,10 +106,8 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
     return;
   }
   const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
-  const auto states = std::ssize(optim::make_optimizer(optimizer)->states());
-  const int64_t state_bytes = optimizer.state_type == optim::StateType::fp32   ? 4
-                              : optimizer.state_type == optim::StateType::bf16 ? 2
-                                                                               : 1;
+  const auto states = std::ssize(optim::states_of(optimizer.rule));
+  const int64_t state_bytes = optim::bytes_of(optimizer.state_type);
   const bool coded = optimizer.state_type == optim::StateType::int8;
   const bool sharded = shards_states(parts, options.config);
   const bool on_device = !parts.device().is_cpu();
@@ -131,14 +127,15 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
       const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
       int64_t scales = 0; // each parameter's blocks begin anew
       for (const bucket::Piece& piece : buffer->layout().pieces_in(b, range)) {
-        scales += coded ? (piece.numel + optim::kStateBlock - 1) / optim::kStateBlock : 0;
+        scales += coded ? optim::blocks_of(piece.numel) : 0;
       }
       if (with_gradients) {
         own.gradient_bytes +=
             aio::round_up(static_cast<int64_t>(c10::elementSize(buffer->gradient_type())) * range.numel());
       }
-      own.state_bytes += aio::round_up(master_bytes * range.numel()) +
-                         states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(kScaleBytes * scales));
+      own.state_bytes +=
+          aio::round_up(master_bytes * range.numel()) +
+          states * (aio::round_up(state_bytes * range.numel()) + aio::round_up(optim::kScaleBytes * scales));
     }
   }
   own.state_bytes += own.gradient_bytes;
@@ -156,16 +153,17 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
   config::set_engine(options.config, run);
   run.on_device = !parts.device().is_cpu();
   run.accumulation = parts.settings.batch.accumulation;
-  const int64_t threshold = run.param_persistence_threshold;
+  const int64_t threshold = run.zero.param_persistence_threshold;
   bool any_large = false; // then it was said already that they are not sharded
   std::vector<const bucket::FlatLayout*> trained;
   std::vector<const bucket::FlatLayout*> frozen;
   for (const auto* const buffers : {&parts.buffers.trained, &parts.buffers.frozen}) {
     for (const auto& buffer : *buffers) {
       (buffers == &parts.buffers.trained ? trained : frozen).push_back(&buffer->layout());
-      run.shard_size = std::max<int64_t>(run.shard_size.value_or(1), buffer->plan().size());
-      run.data_ranks = std::max(
-          run.data_ranks, *run.shard_size * parts.agreement.sync->groups().replicas(buffer->reduce_group()).size());
+      std::optional<int64_t>& shards = run.zero.shard_size;
+      shards = std::max<int64_t>(shards.value_or(1), buffer->plan().size());
+      run.data_ranks =
+          std::max(run.data_ranks, *shards * parts.agreement.sync->groups().replicas(buffer->reduce_group()).size());
       for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
         any_large = any_large || tensor.numel() >= threshold;
       }

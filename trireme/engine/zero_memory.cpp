@@ -104,8 +104,8 @@ estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks
   run.data_ranks = ranks;
   const config::BatchKeys& batch = options.config.batch;
   run.accumulation = batch.train || batch.micro ? options.config.batch_for(ranks).accumulation : 1;
-  run.zero_stage = zero_stage;
-  run.shard_size = options.config.zero.shard_size;
+  run.zero.stage = zero_stage;
+  run.zero.shard_size = options.config.zero.shard_size;
   run.on_device = options.on_gpu;
   run.offload.optimizer.place = states;
   run.offload.parameters.place = parameters;

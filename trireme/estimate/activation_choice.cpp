@@ -4,6 +4,7 @@
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/memory.h>
+#include <trireme/parallel/pipeline/wire_sizes.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,7 +19,7 @@ activations::Problem problem_of(const Run& run, int64_t stage) {
   problem.budget = run.activations.memory_budget;
   problem.moving_copies = activations::moving_copies(run.on_device);
   problem.in_flight = std::max<int64_t>(1, *std::ranges::max_element(run.in_flight.at(static_cast<size_t>(stage))));
-  problem.put_off = run.waiting.empty() ? 0 : run.waiting.at(static_cast<size_t>(stage)).put_off;
+  problem.put_off = run.most_held.empty() ? 0 : run.most_held.at(static_cast<size_t>(stage)).put_off;
   problem.allowed = activations::ways_that_move(run.on_device, run.activations.uses_nvme());
   return problem;
 }
@@ -57,7 +58,8 @@ std::vector<StageProblem> stage_problems(const Run& run) {
           kept += run.model.layers[static_cast<size_t>(layers[static_cast<size_t>(i)])].kept;
         }
         const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
-        const int64_t header = first == 0 && (stage > 0 || chunk > 0) ? kHeaderBytes : 0; // another stage has sent it
+        const int64_t header =
+            first == 0 && (stage > 0 || chunk > 0) ? pipeline::kHeaderBytes : 0; // another stage has sent it
         one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input),
                                      .input_bytes = input + header,
                                      .share_bytes = kept_input(run, shared, layer) + header});

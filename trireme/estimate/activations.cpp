@@ -1,6 +1,7 @@
 #include <trireme/estimate/activations.h>
 
 #include <trireme/activations/choice.h>
+#include <trireme/activations/way_of_part.h>
 #include <trireme/base/text.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
@@ -20,8 +21,8 @@ using PartWay = activations::Way;
 // On the CPU, of a part that leaves: what its forward still uses while it is copied to a buffer. Between 0.7 and 0.85
 // were seen, most with dropout.
 constexpr double kInUse = 0.85;
-constexpr int64_t kStagedParts =
-    5; // of a device, in pinned memory on their way to files: one leaves, four are written (activations::Mover)
+// Of a device, parts in pinned memory on their way to files: one leaves, the others are written.
+constexpr int64_t kStagedParts = 1 + activations::kStaged;
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
@@ -37,11 +38,6 @@ struct Treatment {
   std::vector<PartWay> ways;
   std::vector<int64_t> shared; // bytes of its input, if tensor ranks keep shares of that
 };
-
-// What goes to the host of a device is on the host already where the model is.
-PartWay where_it_is(const Run& run, PartWay way) {
-  return run.on_device || !activations::to_host(way) ? way : way == PartWay::host ? PartWay::keep : PartWay::recompute;
-}
 
 // Layers that are treated together.
 int64_t group_size(const Run& run) {
@@ -86,14 +82,9 @@ Treatment treatment_of(const Run& run) {
     const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0
                                                     : layer.is_unit && layer.type.find("Block") != std::string::npos);
     PartWay way = own;
-    if (is_part && !options.automatic) {
-      const int64_t place = run.layer_list ? i : parts;
-      way = options.choices.empty()               ? options.policy.value_or(own)
-            : place < std::ssize(options.choices) ? options.choices[static_cast<size_t>(place)]
-                                                  : own;
-      way = options.choices.empty() && options.inputs_to_host && way == PartWay::recompute ? PartWay::recompute_host
-                                                                                           : way;
-      way = where_it_is(run, way);
+    const auto place = static_cast<size_t>(run.layer_list ? i : parts);
+    if (is_part && !options.automatic && (options.choices.empty() || place < options.choices.size())) {
+      way = activations::way_of_part(options, place, run.recompute_interval > 0, run.on_device);
     }
     parts += is_part ? 1 : 0;
     out.is_part.push_back(is_part);
@@ -111,7 +102,7 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
     const Layer& described = run.model.layers[layer];
     if (!described.tie.empty() && ++uses[described.tie] == 2) {
       for (const Parameter& parameter : described.parameters) {
-        held += bytes_of(run.compute) * parameter.numel;
+        held += run.parameter_bytes() * parameter.numel;
       }
     }
   }
@@ -180,9 +171,10 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
 }
 
 // When a stage keeps most.
-Run::Waiting most_waiting(const Run& run, int64_t stage, int64_t chunk) {
-  return run.computes_weights_later(stage) && !run.waiting.empty() ? run.waiting.at(stage)
-                                                                   : Run::Waiting{run.in_flight.at(stage).at(chunk), 0};
+pipeline::HeldMicroBatches most_waiting(const Run& run, int64_t stage, int64_t chunk) {
+  return run.computes_weights_later(stage) && !run.most_held.empty()
+             ? run.most_held.at(stage)
+             : pipeline::HeldMicroBatches{run.in_flight.at(stage).at(chunk), 0};
 }
 
 // What leaves of a micro-batch in one chunk.
@@ -279,7 +271,7 @@ Item activations_of(const Run& run, int64_t stage) {
       continue;
     }
     const bool has_loss = stage == run.stages - 1 && chunk == run.chunks - 1;
-    const Run::Waiting waiting = most_waiting(run, stage, chunk);
+    const pipeline::HeldMicroBatches waiting = most_waiting(run, stage, chunk);
     const Kept kept = kept_of(run, treatment, chunks[chunk], has_loss, waiting.in_flight);
     kept_bytes += waiting.in_flight * kept.always + waiting.put_off * kept.put_off;
     put_off += waiting.put_off;

@@ -1,6 +1,7 @@
 #include <trireme/estimate/gather_plan.h>
 
 #include <trireme/estimate/layouts.h>
+#include <trireme/zero/gather_rule.h>
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +9,7 @@
 namespace trireme::estimate {
 namespace {
 
-using Kind = Run::Computation::Kind;
+using pipeline::Op;
 
 // Units that computations enter, one after the other, `repeats` times over.
 struct Phase {
@@ -39,9 +40,9 @@ class Visits {
  private:
   void add(const Run::Computation& computation) {
     const std::vector<int64_t>& layers = chunks_.at(computation.chunk);
-    if (computation.kind == Kind::forward) {
+    if (computation.op == Op::forward) {
       forward(layers);
-    } else if (computation.kind != Kind::backward_weight) {
+    } else if (computation.op != Op::backward_weight) {
       backward(layers);
     } else if (run_.computes_weights_later(stage_)) {
       std::for_each(layers.rbegin(), layers.rend(), [&](int64_t layer) { enter(layer); });
@@ -80,45 +81,19 @@ class Visits {
   std::vector<int64_t> visits_;
 };
 
-// Units of a time, in the order in which they were added.
-class UnitSet {
- public:
-  explicit UnitSet(size_t count) : has_(count, 0) {}
-  bool has(int64_t unit) const {
-    return has_[unit] != 0;
-  }
-  void insert(int64_t unit) {
-    if (!has(unit)) {
-      has_[unit] = 1;
-      units_.push_back(unit);
-    }
-  }
-  const std::vector<int64_t>& units() const {
-    return units_;
-  }
-  bool operator==(const UnitSet& other) const {
-    return has_ == other.has_;
-  }
-
- private:
-  std::vector<char> has_;
-  std::vector<int64_t> units_;
-};
-
-// Does what zero::ParameterCoordinator does, visit by visit.
+// Enters the units one after the other, by the rule of zero::ParameterCoordinator; here each has one part.
 class Walk {
  public:
-  // `sizes`: elements of every unit. Of what is not in use `most_kept` elements may stay.
-  Walk(const Run& run, const std::vector<Phase>& phases, const std::vector<int64_t>& sizes, int64_t most_kept)
-      : run_(run), phases_(phases), sizes_(sizes), most_kept_(most_kept), live_(sizes.size()) {
-    plan_.times.assign(sizes.size(), 0);
+  Walk(const zero::GatherRule& rule, const std::vector<Phase>& phases)
+      : rule_(rule), phases_(phases), live_(rule.sizes.size()) {
+    plan_.times.assign(rule.sizes.size(), 0);
   }
 
   GatherPlan run() {
     for (size_t phase = 0; phase < phases_.size(); ++phase) {
       const auto& [visits, repeats] = phases_[phase];
       for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-        const UnitSet before = live_;
+        const zero::PartSet before = live_;
         const std::vector<int64_t> times = plan_.times;
         const bool again = repeat + 1 < repeats;
         for (size_t i = 0; i < visits.size(); ++i) {
@@ -142,71 +117,32 @@ class Walk {
   void look_ahead(size_t phase, size_t i, bool again, const Look& look) const {
     const std::vector<int64_t>& here = phases_[phase].visits;
     for (size_t next = i + 1; next < here.size(); ++next) {
-      if (!look(here[next])) {
+      if (!look(std::span(&here[next], 1))) {
         return;
       }
     }
     for (size_t next = again ? phase : phase + 1; next < phases_.size(); ++next) {
-      for (const int64_t unit : phases_[next].visits) {
-        if (!look(unit)) {
+      for (const int64_t& unit : phases_[next].visits) {
+        if (!look(std::span(&unit, 1))) {
           return;
         }
       }
     }
   }
 
-  // The unit in use and what is gathered ahead while it is.
-  UnitSet needed(size_t phase, size_t i, bool again) const {
-    UnitSet out(sizes_.size());
-    out.insert(phases_[phase].visits[i]);
-    int64_t elements = 0;
-    look_ahead(phase, i, again, [&](int64_t unit) {
-      if (out.has(unit)) {
-        return true;
-      }
-      elements += sizes_[unit];
-      if (run_.prefetch_elements && elements > *run_.prefetch_elements) {
-        return false;
-      }
-      out.insert(unit);
-      return run_.prefetch_elements.has_value();
-    });
-    return out;
-  }
-
   void visit(size_t phase, size_t i, bool again) {
-    UnitSet kept = needed(phase, i, again);
-    int64_t elements = 0;
-    for (const int64_t unit : kept.units()) {
+    zero::PartSet whole = rule_.whole_parts(std::span(&phases_[phase].visits[i], 1), live_,
+                                            [&](const auto& look) { look_ahead(phase, i, again, look); });
+    for (const int64_t unit : whole.parts()) {
       plan_.times[unit] += live_.has(unit) ? 0 : 1;
-      elements += sizes_[unit];
     }
-    int64_t whole = elements;
-    auto open =
-        std::count_if(live_.units().begin(), live_.units().end(), [&](int64_t unit) { return !kept.has(unit); });
-    if (open > 0) { // those used soonest stay
-      look_ahead(phase, i, again, [&](int64_t unit) {
-        if (!live_.has(unit) || kept.has(unit)) {
-          return true;
-        }
-        elements += sizes_[unit];
-        if (elements > most_kept_) {
-          return false;
-        }
-        whole = elements;
-        kept.insert(unit);
-        return --open > 0;
-      });
-    }
-    plan_.most_live = std::max(plan_.most_live, whole);
-    live_ = std::move(kept);
+    plan_.most_live = std::max(plan_.most_live, rule_.elements_of(whole.parts()));
+    live_ = std::move(whole);
   }
 
-  const Run& run_;
+  const zero::GatherRule& rule_;
   const std::vector<Phase>& phases_;
-  const std::vector<int64_t>& sizes_;
-  int64_t most_kept_;
-  UnitSet live_;
+  zero::PartSet live_;
   GatherPlan plan_;
 };
 
@@ -225,19 +161,18 @@ GatherPlan gather_plan(const Run& run, int64_t stage) {
 }
 
 GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
-  std::vector<int64_t> sizes(run.model.layers.size(), 0);
+  zero::GatherRule rule{.sizes = std::vector<int64_t>(run.model.layers.size(), 0), .ahead = run.zero.prefetch_elements};
   for (const bucket::TensorInfo& tensor : layout.tensors()) { // without the gaps of flat buffers
     if (tensor.unit != bucket::TensorInfo::kNoUnit) {
-      sizes[tensor.unit] += tensor.numel();
+      rule.sizes[tensor.unit] += tensor.numel();
     }
   }
-  const int64_t most_kept = run.live_elements(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  const int64_t of_units = std::accumulate(rule.sizes.begin(), rule.sizes.end(), int64_t{0});
+  rule.keep = run.zero.live_elements(of_units, run.stages);
   Visits visits(run, stage, layout);
-  const auto of = [&](const std::vector<Run::Phase>& program) {
-    return Walk(run, visits.of(program), sizes, most_kept).run();
-  };
+  const auto of = [&](const std::vector<Run::Phase>& program) { return Walk(rule, visits.of(program)).run(); };
   if (run.programs.empty()) {
-    const Run::Phase micro_batches{{{Kind::forward, 0}, {Kind::backward, 0}}, run.accumulation};
+    const Run::Phase micro_batches{{{Op::forward, 0}, {Op::backward, 0}}, run.accumulation};
     return of({micro_batches});
   }
   GatherPlan plan = of(run.programs.back().stages.at(stage));

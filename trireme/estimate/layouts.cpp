@@ -1,5 +1,8 @@
 #include <trireme/estimate/layouts.h>
 
+#include <trireme/bucket/buffer_order.h>
+#include <trireme/zero/persistence.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -20,29 +23,6 @@ int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t lay
   const auto first =
       std::find_if(layers.begin(), layers.end(), [&](int64_t other) { return run.model.layers[other].tie == tie; });
   return first == layers.end() ? layer : *first;
-}
-
-// The smallest parameters below the threshold, as many as are allowed.
-std::vector<bool> are_replicated(const Run& run, const std::vector<const Parameter*>& parameters,
-                                 const std::vector<bool>& in_unit) {
-  std::vector<size_t> small;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (in_unit[i] && parameters[i]->numel < run.param_persistence_threshold) {
-      small.push_back(i);
-    }
-  }
-  std::stable_sort(small.begin(), small.end(),
-                   [&](size_t a, size_t b) { return parameters[a]->numel < parameters[b]->numel; });
-  std::vector<bool> replicated(parameters.size(), false);
-  int64_t together = 0;
-  for (const size_t i : small) {
-    together += parameters[i]->numel;
-    if (together > run.model_persistence_threshold) {
-      break;
-    }
-    replicated[i] = true;
-  }
-  return replicated;
 }
 
 } // namespace
@@ -88,20 +68,26 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
       }
     }
   }
-  const std::vector<bool> replicated = are_replicated(run, parameters, in_unit);
-  std::vector<TensorInfo> tensors;
+  std::vector<int64_t> sizes; // of those in units
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!whole || parameters[i]->whole == *whole) {
-      tensors.push_back({"", parameters[i]->sizes(), in_unit[i] && !replicated[i] ? layers[i] : TensorInfo::kNoUnit});
+    if (in_unit[i]) {
+      sizes.push_back(parameters[i]->numel);
     }
   }
-  std::vector<int64_t> order(tensors.size());
-  std::iota(order.rbegin(), order.rend(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensors[a].unit > tensors[b].unit; });
+  const std::vector<bool> persistent = zero::are_persistent(sizes, run.zero);
+  std::vector<TensorInfo> tensors;
+  auto stays = persistent.begin();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_sharded = in_unit[i] && !*stays++;
+    if (!whole || parameters[i]->whole == *whole) {
+      tensors.push_back({"", parameters[i]->sizes(), is_sharded ? layers[i] : TensorInfo::kNoUnit});
+    }
+  }
+  std::vector<int64_t> order = bucket::buffer_order(tensors);
   bucket::LayoutOptions options;
-  options.element_bytes = bytes_of(run.compute);
-  options.bucket_bytes = run.bucket_bytes;
-  options.first_bucket_bytes = std::min(run.first_bucket_bytes, run.bucket_bytes);
+  options.element_bytes = run.parameter_bytes();
+  options.bucket_bytes = run.data_parallel.bucket_bytes;
+  options.first_bucket_bytes = run.data_parallel.bytes_of_first_bucket();
   // Of the ranks that hold one copy; what the tensor axis holds whole is not subject to hybrid sharding.
   options.shards = whole.value_or(false) ? run.whole_ranks() : run.shards(1) ? run.shard_ranks() : run.gradient_ranks();
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
@@ -130,10 +116,9 @@ std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage) 
     for (const Parameter& parameter : described.parameters) {
       tensors.push_back({parameter.name, parameter.sizes(), 0});
     }
-    std::vector<int64_t> order(tensors.size());
-    std::iota(order.rbegin(), order.rend(), 0);
+    std::vector<int64_t> order = bucket::buffer_order(tensors);
     layouts.emplace_back(std::move(tensors), std::move(order),
-                         bucket::LayoutOptions{.element_bytes = bytes_of(run.compute), .shards = run.gradient_ranks()});
+                         bucket::LayoutOptions{.element_bytes = run.parameter_bytes(), .shards = run.gradient_ranks()});
   }
   return layouts;
 }
@@ -152,6 +137,18 @@ std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatL
     units[layer] = has_tensors[owner] ? owner : TensorInfo::kNoUnit;
   }
   return units;
+}
+
+std::vector<pipeline::LayerSize> sizes_of(const Model& model) {
+  std::vector<pipeline::LayerSize> sizes;
+  for (const Layer& layer : model.layers) {
+    int64_t parameters = 0;
+    for (const Parameter& parameter : layer.parameters) {
+      parameters += parameter.numel;
+    }
+    sizes.push_back({layer.type, parameters});
+  }
+  return sizes;
 }
 
 int64_t unit_elements(const bucket::FlatLayout& layout) {

@@ -2,6 +2,7 @@
 
 #include <trireme/bucket/flat_layout.h>
 #include <trireme/estimate/run.h>
+#include <trireme/parallel/pipeline/layer_costs.h>
 
 #include <cstdint>
 #include <vector>
@@ -27,6 +28,9 @@ std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage);
 /// parameters; -1 where there is none, because the layer is not a unit or all its parameters are small enough to stay
 /// whole, and for layers of other stages.
 std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
+
+/// The layers, as a pipeline's partition sees them.
+std::vector<pipeline::LayerSize> sizes_of(const Model& model);
 
 /// Elements of the buckets that belong to a unit, and of those that belong to none.
 int64_t unit_elements(const bucket::FlatLayout& layout);

@@ -5,6 +5,7 @@
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/moves.h>
 #include <trireme/estimate/said.h>
+#include <trireme/parallel/pipeline/wire_sizes.h>
 
 #include <algorithm>
 
@@ -16,8 +17,6 @@ namespace {
 constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
 constexpr int64_t kGatheredUnits = 2;
-// Sizes of messages between stages.
-constexpr int64_t kAnnouncementBytes = 4096;
 
 std::string divided(int64_t ranks, const char* by = " / N") {
   return ranks > 1 ? by : "";
@@ -47,7 +46,7 @@ std::string where_is(offload::Place place) {
 }
 
 Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
-  const int64_t e = bytes_of(run.compute);
+  const int64_t e = run.parameter_bytes();
   if (!run.shards(3)) {
     return {"", said(run, e, " F"), said(run, e, " x ", layout.numel()), e * layout.numel()};
   }
@@ -62,7 +61,7 @@ Item parameters(const Run& run, const bucket::FlatLayout& layout, const Elsewher
 }
 
 Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
-  const int64_t g = bytes_of(run.gradients());
+  const int64_t g = run.gradient_bytes();
   const int64_t ranks = run.shards(2) ? run.shard_ranks() : 1;
   Item item{"", said(run, g, " F", divided(ranks)), said(run, g, " x ", layout.numel(), over(ranks)),
             g * layout.numel() / ranks};
@@ -77,12 +76,13 @@ Item gradients(const Run& run, const bucket::FlatLayout& layout, const Elsewhere
 Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t ranks = run.shard_ranks();
   const int64_t each = layout.numel() / ranks;
-  Item item{run.optimizer, said(run, run.states, " states x ", run.state_bytes, " F", divided(ranks)),
-            said(run, run.states, " x ", run.state_bytes, " x ", layout.numel(), over(ranks)),
-            run.states * run.state_bytes * each};
-  if (run.state_bytes == 1) {
-    item.formula += said(run, ", a scale of ", kScaleBytes, " bytes for ", kStateBlock);
-    item.bytes += run.states * kScaleBytes * ((each + kStateBlock - 1) / kStateBlock);
+  Item item{optim::family_of(run.optimizer.rule),
+            said(run, run.states(), " states x ", run.state_bytes(), " F", divided(ranks)),
+            said(run, run.states(), " x ", run.state_bytes(), " x ", layout.numel(), over(ranks)),
+            run.states() * run.state_bytes() * each};
+  if (run.optimizer.state_type == optim::StateType::int8) {
+    item.formula += said(run, ", a scale of ", optim::kScaleBytes, " bytes for ", optim::kStateBlock);
+    item.bytes += run.states() * run.scale_bytes(each);
   }
   take_out(run, item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
   if (run.has_outer_optimizer()) {                                          // where the round began, and the momentum
@@ -96,7 +96,7 @@ Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& e
 
 Item masters(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& elsewhere) {
   const int64_t ranks = run.shard_ranks();
-  if (run.compute == Type::fp32) {
+  if (!run.precision.has_masters()) {
     return {"", "none: parameters are fp32", "", 0};
   }
   Item item{"", said(run, "4 F", divided(ranks)), said(run, "4 x ", layout.numel(), over(ranks)),
@@ -135,7 +135,7 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   }
   if (elsewhere.most_on_device > 0) {
     sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns",
-            bytes_of(run.compute) * elsewhere.most_on_device);
+            run.parameter_bytes() * elsewhere.most_on_device);
   }
   if (item.formula.empty()) {
     item.formula = run.on_device && run.offload.uses_files() ? "none here: on the host" : "none: nothing is in files";
@@ -174,18 +174,18 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   if (run.shards(2)) {
     const bool adds_up = run.stages > 1 && run.accumulation > 1; // before any bucket is reduced
     sum.add(adds_up ? "all gradient buckets" : said(run, "the ", kGradientBuckets, " largest gradient buckets"),
-            bytes_of(run.gradients()) * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
+            run.gradient_bytes() * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
   }
   if (run.shards(3)) {
-    const int64_t units = run.prefetch_elements == 0 ? 1 : kGatheredUnits;
+    const int64_t units = run.zero.prefetch_elements == 0 ? 1 : kGatheredUnits;
     const int64_t ahead = largest_buckets(layout, units, true);
     const int64_t kept = layouts.gathers(stage).most_live; // also what is kept for a later micro-batch
     sum.add(kept > ahead ? "units that are whole at a time" : said(run, "the ", units, " largest units"),
-            bytes_of(run.compute) * std::max(ahead, kept));
+            run.parameter_bytes() * std::max(ahead, kept));
   }
-  if (run.gradient_ranks() > 1 && run.travel != run.gradients()) {
+  if (run.gradient_ranks() > 1 && run.travel() != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
-    sum.add(said(run, "gradients on their way in ", type_name(run.travel)), bytes_of(run.travel) * elements);
+    sum.add(said(run, "gradients on their way in ", type_name(run.travel())), run.travel_bytes() * elements);
   }
   if (run.stages > 1) {
     add_messages(run, stage, sum);
@@ -193,7 +193,7 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
       for (const int64_t layer : chunk) {
         if (!run.model.layers[layer].tie.empty()) {
           sum.add("the sum of a shared gradient",
-                  bytes_of(run.compute) * run.model.layers[layer].parameters.front().numel);
+                  run.parameter_bytes() * run.model.layers[layer].parameters.front().numel);
         }
       }
     }
@@ -253,7 +253,7 @@ int64_t StageMemory::peak_on_device() const {
 }
 
 int64_t message_bytes(int64_t tensor_bytes) {
-  return std::max(kHeaderBytes + (tensor_bytes + kHeaderBytes - 1) / kHeaderBytes * kHeaderBytes, kAnnouncementBytes);
+  return pipeline::buffer_bytes(pipeline::kHeaderBytes + pipeline::aligned(tensor_bytes));
 }
 
 int64_t baseline_bytes() {

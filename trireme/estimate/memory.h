@@ -76,9 +76,6 @@ int64_t baseline_bytes();
 std::vector<StageMemory> memory_of(const Run& run);
 std::vector<StageMemory> memory_of(const StageLayouts& stages);
 
-/// What is in front of a tensor that another stage has sent, in the same memory.
-inline constexpr int64_t kHeaderBytes = 64;
-
 /// Bytes of a message between two stages that carries this many: a header before it, and a smallest size.
 int64_t message_bytes(int64_t tensor_bytes);
 

@@ -2,6 +2,7 @@
 
 #include <trireme/models/options.h>
 #include <trireme/parallel/context/options.h>
+#include <trireme/precision/options.h>
 
 #include <cstdint>
 #include <string>
@@ -13,14 +14,7 @@ namespace trireme::estimate {
 /// A token, a label, the place that a maximum came from.
 inline constexpr int64_t kIndexBytes = 8;
 
-enum class Type { fp32, bf16, fp16 };
-
-constexpr int64_t bytes_of(Type type) {
-  return type == Type::fp32 ? 4 : 2;
-}
-constexpr const char* type_name(Type type) {
-  return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
-}
+using precision::Type;
 
 struct Parameter {
   std::string name;

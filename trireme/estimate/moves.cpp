@@ -3,11 +3,13 @@
 #include <trireme/aio/options.h>
 #include <trireme/base/error.h>
 #include <trireme/bucket/pinned_blocks.h>
+#include <trireme/bucket/returning.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
 #include <trireme/offload/ratio.h>
+#include <trireme/optim/returning.h>
 
 #include <algorithm>
 #include <bit>
@@ -20,8 +22,7 @@ namespace {
 
 using offload::Place;
 
-constexpr int64_t kReturning = 3; // buckets of stepped parameters on their way to the device
-constexpr int64_t kOnDevice = 3;  // of shards that come to be stepped, are stepped, and return
+constexpr int64_t kOnDevice = 1 + bucket::kReturningParts; // shards that are stepped, and that return
 
 int64_t power_of_two(int64_t bytes) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
@@ -77,18 +78,19 @@ int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
 void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<int64_t>& in_files, Elsewhere& out) {
   const bool files = run.offload.optimizer.place == Place::nvme;
   const int64_t count = moved_buckets(run, layout);
+  const int64_t states = run.states();
   out.state_buckets += count;
   for (int64_t b = 0; b < count; ++b) {
     const bucket::Bucket& bucket = layout.buckets()[b];
     const int64_t each = bucket.numel() / run.shard_ranks();
     const bool stays_there =
         run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
-    const int64_t master = run.compute != Type::fp32 || (run.on_device && !stays_there) ? 4 * each : 0;
-    const int64_t scales = run.state_bytes == 1 ? kScaleBytes * ((each + kStateBlock - 1) / kStateBlock) : 0;
+    const int64_t master = run.precision.has_masters() || (run.on_device && !stays_there) ? 4 * each : 0;
+    const int64_t scales = run.scale_bytes(each);
     const int64_t in_file =
-        aio::round_up(master) + run.states * (aio::round_up(run.state_bytes * each) + aio::round_up(scales));
+        aio::round_up(master) + states * (aio::round_up(run.state_bytes() * each) + aio::round_up(scales));
     out.elements += each;
-    out.state_bytes += run.states * (run.state_bytes * each + scales);
+    out.state_bytes += states * (run.state_bytes() * each + scales);
     out.master_bytes += master;
     out.largest_elements = std::max(out.largest_elements, each);
     if (files && in_file > 0) {
@@ -97,14 +99,14 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<in
     }
     if (run.on_device) {
       out.state_pieces.push_back(master);
-      for (int64_t state = 0; state < run.states; ++state) {
-        out.state_pieces.push_back(run.state_bytes * each);
+      for (int64_t state = 0; state < states; ++state) {
+        out.state_pieces.push_back(run.state_bytes() * each);
       }
-      for (int64_t state = 0; state < run.states && scales > 0; ++state) {
+      for (int64_t state = 0; state < states && scales > 0; ++state) {
         out.state_pieces.push_back(scales);
       }
       if (!run.gradients_in_files()) {
-        out.gradient_pieces.push_back(bytes_of(run.gradients()) * each);
+        out.gradient_pieces.push_back(run.gradient_bytes() * each);
       }
     }
   }
@@ -125,7 +127,7 @@ struct InMemory {
 };
 
 void add_parameters(const Run& run, const bucket::FlatLayout& layout, bool is_trained, InMemory& sums, Elsewhere& out) {
-  const int64_t e = bytes_of(run.compute);
+  const int64_t e = run.parameter_bytes();
   const bool files = run.offload.parameters.place == Place::nvme;
   const int64_t state_buckets = moved_buckets(run, layout);
   for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
@@ -171,7 +173,7 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
     const int64_t count = moved_buckets(run, *layout); // what the host steps
     for (int64_t b = 0; b < count; ++b) {
       out.gradient_file_bytes += in_files.emplace_back(
-          aio::round_up(bytes_of(run.gradients()) * (layout->buckets()[b].numel() / run.shard_ranks())));
+          aio::round_up(run.gradient_bytes() * (layout->buckets()[b].numel() / run.shard_ranks())));
     }
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
@@ -239,14 +241,15 @@ class Moves {
     const std::string m = std::to_string(there_.elements);
     std::vector<Item>& to = files ? out_.in_files : out_.on_host;
     add(to, "optimizer_states",
-        said(run_, run_.states, " states x ", run_.state_bytes, " M", run_.state_bytes == 1 ? ", with scales" : ""),
-        said(run_, run_.states, " x ", run_.state_bytes, " x ", m), there_.state_bytes);
-    add(to, "masters", run_.on_device && run_.compute == Type::fp32 ? "4 M, a copy to be stepped" : "4 M",
+        said(run_, run_.states(), " states x ", run_.state_bytes(), " M",
+             run_.optimizer.state_type == optim::StateType::int8 ? ", with scales" : ""),
+        said(run_, run_.states(), " x ", run_.state_bytes(), " x ", m), there_.state_bytes);
+    add(to, "masters", run_.on_device && !run_.precision.has_masters() ? "4 M, a copy to be stepped" : "4 M",
         said(run_, "4 x ", there_.master_bytes / 4), there_.master_bytes);
     if (files) {
       const int64_t bytes = there_.state_file_bytes;
       add(to, "gaps", "to whole blocks of 4096 bytes", "", bytes - there_.state_bytes - there_.master_bytes);
-      const int64_t passes = run_.parameter_norms ? 2 : 1; // LAMB needs all norms before it steps
+      const int64_t passes = run_.optimizer.needs_norms() ? 2 : 1; // LAMB needs all norms before it steps
       const char* const formula = passes > 1 ? "twice: for the norms, and for the step" : "once, in blocks";
       const std::string numbers = passes > 1 ? said(run_, "2 x ", bytes) : std::to_string(bytes);
       move(Way::from_files, kMovedStates, formula, numbers, there_.state_buffers.hold_all ? 0 : passes * bytes);
@@ -257,15 +260,14 @@ class Moves {
       const int64_t bytes = there_.gradient_file_bytes;
       const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline adds up first
       const bool reads_norm =
-          !run_.on_device && (run_.clips || run_.compute == Type::fp16); // a device takes it as they leave
-      const int64_t passes = (reads_norm ? 1 : 0) + (run_.parameter_norms ? 2 : 1);
+          !run_.on_device && (run_.clips || run_.precision.compute == Type::fp16); // a device takes it as they leave
+      const int64_t passes = (reads_norm ? 1 : 0) + (run_.optimizer.needs_norms() ? 2 : 1);
       const int64_t reads = times - 1 + passes;
-      add(out_.in_files, kGradients, said(run_, bytes_of(run_.gradients()), " M, in blocks"), "", bytes);
-      move(Way::to_files, "gradients",
-           said(run_, bytes_of(run_.gradients()), times > 1 ? " M for each micro-batch" : " M"),
+      add(out_.in_files, kGradients, said(run_, run_.gradient_bytes(), " M, in blocks"), "", bytes);
+      move(Way::to_files, "gradients", said(run_, run_.gradient_bytes(), times > 1 ? " M for each micro-batch" : " M"),
            said(run_, times, " x ", bytes), times * bytes);
       move(Way::from_files, "gradients",
-           said(run_, bytes_of(run_.gradients()), " M", times > 1 ? " for each micro-batch but the first," : "",
+           said(run_, run_.gradient_bytes(), " M", times > 1 ? " for each micro-batch but the first," : "",
                 passes > 1 ? " for norms and for the step" : " for the step"),
            said(run_, reads, " x ", bytes), there_.gradient_buffers.hold_all ? 0 : reads * bytes);
     }
@@ -285,7 +287,7 @@ class Moves {
   // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A
   // pipeline adds up first.
   void gradients_of_a_device(const std::string& m) {
-    const int64_t g = bytes_of(run_.gradients());
+    const int64_t g = run_.gradient_bytes();
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
     if (run_.gradients_in_files()) {
       buffers_of_files(there_.gradient_buffers, "gradients");
@@ -302,7 +304,7 @@ class Moves {
   }
 
   void parameters(Place place) {
-    const int64_t e = bytes_of(run_.compute);
+    const int64_t e = run_.parameter_bytes();
     if (run_.on_device) {
       const int64_t on_host = there_.parameters - there_.parameters_in_files;
       add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""),
@@ -312,7 +314,7 @@ class Moves {
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"),
         said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     const int64_t passes =
-        run_.parameter_norms && run_.compute == Type::fp32 ? 2 : 1; // LAMB's norms, of what has no masters
+        run_.optimizer.needs_norms() && !run_.precision.has_masters() ? 2 : 1; // LAMB's norms, of what has no masters
     const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
     move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "",
          there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
@@ -328,7 +330,7 @@ class Moves {
 
   // All of a module, also what max_in_cpu or a threshold leaves in memory afterwards.
   void building(int64_t stage) {
-    const int64_t e = bytes_of(run_.compute);
+    const int64_t e = run_.parameter_bytes();
     int64_t bytes = 0;
     for (const bucket::FlatLayout& module : layouts_of_units(run_, stage)) {
       for (const bucket::Bucket& bucket : module.buckets()) {
@@ -365,7 +367,7 @@ class Moves {
 
   // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.
   void gathered(int64_t stage) {
-    const int64_t e = bytes_of(run_.compute);
+    const int64_t e = run_.parameter_bytes();
     int64_t returning = there_.elements;
     if (there_.parameters > 0) {
       returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units are stepped where they stay
@@ -383,9 +385,10 @@ class Moves {
       move(Way::to_device, "stepped parameters", said(run_, e, " M", there_.parameters > 0 ? ", less units" : ""),
            said(run_, e, " x ", returning), e * returning);
       const bool all = run_.offload.optimizer.delayed_update; // until the next step ends
-      const int64_t waiting = all ? returning : std::min(returning, kReturning * there_.largest_elements);
-      add(out_.on_host, "stepped parameters", all ? said(run_, e, " M") : said(run_, kReturning, " buckets"),
-          said(run_, e, " x ", waiting), e * waiting);
+      const int64_t waiting = all ? returning : std::min(returning, optim::kReturningBuckets * there_.largest_elements);
+      add(out_.on_host, "stepped parameters",
+          all ? said(run_, e, " M") : said(run_, optim::kReturningBuckets, " buckets"), said(run_, e, " x ", waiting),
+          e * waiting);
     }
   }
 
@@ -404,15 +407,15 @@ const char* way_name(Way way) {
 }
 
 offload::Setting setting_of(const Run& run) {
-  const char* const exchanges = run.averaging.on()       ? "parameter_averaging"
-                                : run.compresses_momenta ? "a 1-bit optimizer"
-                                : run.compression.on()   ? "compressed gradients"
-                                                         : "";
-  return {.zero_stage = run.zero_stage,
+  const char* const exchanges = run.averaging.on()                   ? "parameter_averaging"
+                                : run.optimizer.compresses_momenta() ? "a 1-bit optimizer"
+                                : run.compressed().on()              ? "compressed gradients"
+                                                                     : "";
+  return {.zero_stage = run.zero.stage,
           .device = run.on_device ? kDevice : "",
           .exchanges_values = exchanges,
           .steps_in_backward = run.steps_in_backward,
-          .needs_norms = run.parameter_norms ? run.optimizer : "",
+          .needs_norms = run.optimizer.needs_norms() ? optim::family_of(run.optimizer.rule) : "",
           .has_servers = false};
 }
 

@@ -3,21 +3,19 @@
 #include <trireme/activations/options.h>
 #include <trireme/compress/options.h>
 #include <trireme/estimate/model.h>
-#include <trireme/offload/options.h>
+#include <trireme/offload/places.h>
+#include <trireme/optim/states.h>
 #include <trireme/parallel/averaging/options.h>
+#include <trireme/parallel/data/options.h>
+#include <trireme/parallel/pipeline/held.h>
 #include <trireme/zero/options.h>
+#include <trireme/zero/sharding.h>
 
 #include <cstdint>
-#include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace trireme::estimate {
-
-/// States of one byte have a scale for each block of a parameter.
-inline constexpr int64_t kStateBlock = 256;
-inline constexpr int64_t kScaleBytes = 4;
 
 /// Everything that the memory and the traffic of a run follow from.
 struct Run {
@@ -41,8 +39,7 @@ struct Run {
   /// schedule says.
   std::vector<std::vector<int64_t>> in_flight = {{1}};
   struct Computation {
-    enum class Kind { forward, backward, backward_input, backward_weight };
-    Kind kind = Kind::forward;
+    pipeline::Op op = pipeline::Op::forward; ///< one that computes
     int64_t chunk = 0;
     bool operator==(const Computation&) const = default;
   };
@@ -61,15 +58,8 @@ struct Run {
   std::vector<Programs> programs;
   /// A zero-bubble pipeline, whose backward computes the gradients of inputs and, later, those of weights.
   bool splits_backward = false;
-  /// Micro-batches that a stage keeps something of, and those of them of which only the gradients of weights are
-  /// missing.
-  struct Waiting {
-    int64_t in_flight = 0;
-    int64_t put_off = 0;
-    bool operator==(const Waiting&) const = default;
-  };
-  /// Of such a pipeline, by stage: the moment with most of both (plan::waiting_of()). Else empty.
-  std::vector<Waiting> waiting;
+  /// Of such a pipeline, by stage: pipeline::most_held(). Else empty.
+  std::vector<pipeline::HeldMicroBatches> most_held;
   /// Layers that are recomputed together; 0: none is.
   int64_t recompute_interval = 0;
 
@@ -84,41 +74,18 @@ struct Run {
   int64_t micro_batch = 1;
   int64_t accumulation = 1;
 
-  /// ZeRO's.
-  int zero_stage = 0;
-  std::optional<int64_t> shard_size; // ranks that hold one copy of what is sharded; absent: all data ranks
-  int64_t param_persistence_threshold = 100000;
-  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
-  std::optional<int64_t> prefetch_elements;
-  std::optional<int64_t> max_live_elements;
-
-  /// Types of parameters, of gradients in communication, and of accumulated gradients. Parameters that are not fp32
-  /// have fp32 masters.
-  Type compute = Type::fp32;
-  Type travel = Type::fp32;
-  Type grad_accumulation = Type::fp32;
-
-  /// Arrays of optimizer states, and bytes of an element: 4, 2, or 1 in blocks with a scale each.
-  std::string optimizer = "adam";
-  int64_t states = 2;
-  int64_t state_bytes = 4;
-  /// The optimizer adds up norms of every parameter over the ranks (LAMB).
-  bool parameter_norms = false;
+  /// What the run's configuration says, as the engine gets it. Of ZeRO shard_size is absent also where all data ranks
+  /// hold one copy.
+  zero::ZeroOptions zero;
+  precision::PrecisionOptions precision;
+  optim::OptimizerOptions optimizer;
+  parallel::DataParallelOptions data_parallel;
+  parallel::AveragingOptions averaging;
+  compress::GradientCompressionOptions compression;
   /// Gradients are clipped: their norm is computed before the step.
   bool clips = true;
   /// Buckets are stepped during backward: no norm, and no word on parameters without a gradient.
   bool steps_in_backward = false;
-
-  /// Replicas that step by themselves, as they do after start_step.
-  parallel::AveragingOptions averaging;
-  /// How the ranks' messages are compressed in some steps: gradients, or the momenta of a 1-bit optimizer.
-  compress::GradientCompressionOptions compression;
-  bool compresses_momenta = false;
-  /// The first step is such a one.
-  bool compresses_at_once = false;
-
-  int64_t bucket_bytes = 25 << 20;
-  int64_t first_bucket_bytes = 1 << 20;
 
   /// What the data set and its loader hold.
   int64_t data_bytes = 0;
@@ -127,36 +94,26 @@ struct Run {
   /// elsewhere too.
   offload::Options offload;
   bool on_device = false;
-  /// Whether this place is elsewhere. On the CPU the host's memory is where the model is.
-  bool is_elsewhere(offload::Place place) const {
-    return place == offload::Place::nvme || (place == offload::Place::host && on_device);
-  }
   bool moves_states() const {
-    return is_elsewhere(offload.optimizer.place);
+    return offload::is_elsewhere(offload.optimizer.place, on_device);
   }
   /// From stage 2 on a device keeps no gradients that it does not step: they leave bucket by bucket, whatever the
   /// number of ranks. Not where several copies of what is sharded add theirs up before the step.
   bool moves_gradients() const {
-    return zero_stage >= 2 && on_device && moves_states() && !has_copies();
+    return zero.stage >= 2 && on_device && moves_states() && !has_copies();
   }
   bool moves_parameters() const {
-    return zero_stage >= 3 && is_elsewhere(offload.parameters.place);
+    return zero.stage >= 3 && offload::is_elsewhere(offload.parameters.place, on_device);
   }
-  /// Where masters and parameters both are.
   bool gradients_in_files() const {
-    return zero_stage >= 3 && offload.optimizer.place == offload::Place::nvme &&
-           offload.parameters.place == offload::Place::nvme && !has_copies();
+    return zero.stage >= 3 && offload::has_gradients_in_files(offload, has_copies());
   }
   /// Whether activations leave the memory where the model is.
   bool moves_activations() const;
   bool has_copies() const {
-    return shard_size && *shard_size < gradient_ranks();
+    return zero.shard_size && *zero.shard_size < gradient_ranks();
   }
 
-  /// Elements that are whole at a time while units of a stage that has so many are kept for later.
-  int64_t live_elements(int64_t unit_elements) const {
-    return zero::ZeroOptions{.max_live_elements = max_live_elements}.live_elements(unit_elements, stages);
-  }
   /// Ranks that hold the same parameters, learn from other samples or tokens, and add up their gradients: data and
   /// context axis together.
   int64_t gradient_ranks() const {
@@ -170,15 +127,18 @@ struct Run {
   int64_t ranks_of_stage() const {
     return gradient_ranks() * tensor_ranks;
   }
-  /// Whether ranks share gradients or more; a rank alone, whether gradients or parameters have memory by the bucket
-  /// only.
+  zero::Sharding sharding() const {
+    return zero::sharding_of(zero.stage, gradient_ranks(), moves_parameters(), moves_gradients());
+  }
+  /// Whether ranks share optimizer states (1), gradients (2), parameters (3). Of a rank alone: whether gradients or
+  /// parameters have memory by the bucket only.
   bool shards(int stage) const {
-    return zero_stage >= stage &&
-           (gradient_ranks() > 1 || (stage >= 2 && moves_parameters()) || (stage == 2 && moves_gradients()));
+    const zero::Sharding all = sharding();
+    return stage >= 3 ? all.parameters : stage == 2 ? all.gradients : all.states && gradient_ranks() > 1;
   }
   /// Ranks among which optimizer states are divided.
   int64_t shard_ranks() const {
-    return shards(1) ? shard_size.value_or(gradient_ranks()) : 1;
+    return shards(1) ? zero.shard_size.value_or(gradient_ranks()) : 1;
   }
   /// Whether replicas average parameters now and then instead of summing gradients in every step.
   bool averages() const {
@@ -192,8 +152,43 @@ struct Run {
   bool computes_weights_later(int64_t stage) const {
     return splits_backward && recompute_interval == 0 && stage > 0;
   }
+
+  Type travel() const {
+    return precision.communication_type();
+  }
+  /// Of accumulated gradients. Those of fp32 parameters are counted in fp32 always.
+  Type gradients(int64_t micro_batches) const {
+    return precision.has_masters() ? precision.gradient_type(micro_batches) : Type::fp32;
+  }
   Type gradients() const {
-    return compute == Type::fp32 ? Type::fp32 : accumulation > 1 ? grad_accumulation : travel;
+    return gradients(accumulation);
+  }
+  /// Bytes of a parameter, of a gradient on its way, of an accumulated gradient, and of a state.
+  int64_t parameter_bytes() const {
+    return bytes_of(precision.compute);
+  }
+  int64_t travel_bytes() const {
+    return bytes_of(travel());
+  }
+  int64_t gradient_bytes() const {
+    return bytes_of(gradients());
+  }
+  int64_t state_bytes() const {
+    return bytes_of(optimizer.state_type);
+  }
+  /// Arrays of optimizer states; for an optimizer that compresses, with the errors of compression.
+  int64_t states() const {
+    return std::ssize(optim::states_of(optimizer.rule)) + (optimizer.compresses() ? 1 : 0);
+  }
+  /// Bytes of scales beside so many states of one array.
+  int64_t scale_bytes(int64_t elements) const {
+    return optimizer.state_type == optim::StateType::int8 ? optim::kScaleBytes * optim::blocks_of(elements) : 0;
+  }
+  /// How the ranks' messages are compressed in some steps: gradients, or what the optimizer exchanges, as signs.
+  compress::GradientCompressionOptions compressed() const {
+    compress::GradientCompressionOptions by = compression;
+    by.kind = optimizer.compresses() ? compress::GradientCompressionOptions::Kind::sign : by.kind;
+    return by;
   }
 };
 

@@ -4,17 +4,18 @@
 #include <trireme/estimate/compressed_traffic.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/said.h>
+#include <trireme/monitor/straggler.h>
 
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kLossBytes = 3 * 8;     // whether to stop, and of how many replicas
-constexpr int64_t kNormBytes = 3 * 8;     // and how many ranks lack a gradient, or have lowered the loss scale
-constexpr int64_t kStageSums = 5 * 8;     // loss, norm, whether to stop, the largest loss scale, whether it was one
-constexpr int64_t kTokensBytes = 8;       // of a micro-batch, for the mean loss
-constexpr int64_t kExactBytes = 4;        // of a parameter that is averaged: masters, where there are some
-constexpr int64_t kRoundLrBytes = 2 * 8;  // a sum, and of how many steps
-constexpr int64_t kStepTimes = 8 * 6 * 8; // of as many steps, six numbers each
+constexpr int64_t kLossBytes = 3 * 8;    // whether to stop, and of how many replicas
+constexpr int64_t kNormBytes = 3 * 8;    // and how many ranks lack a gradient, or have lowered the loss scale
+constexpr int64_t kStageSums = 5 * 8;    // loss, norm, whether to stop, the largest loss scale, whether it was one
+constexpr int64_t kTokensBytes = 8;      // of a micro-batch, for the mean loss
+constexpr int64_t kExactBytes = 4;       // of a parameter that is averaged: masters, where there are some
+constexpr int64_t kRoundLrBytes = 2 * 8; // a sum, and of how many steps
+constexpr int64_t kStepTimes = monitor::kStepsOfExchange * sizeof(monitor::StepShare);
 
 // Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
 int64_t share(int64_t bytes, int64_t ranks) {
@@ -25,8 +26,8 @@ int64_t share(int64_t bytes, int64_t ranks) {
 // sharded. `of` says which, after a comma; empty: all.
 void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLayout& layout, int64_t all, int64_t n,
                    const std::string& of, std::vector<Item>& items) {
-  const int64_t t = bytes_of(run.travel);
-  const int64_t e = bytes_of(run.compute);
+  const int64_t t = run.travel_bytes();
+  const int64_t e = run.parameter_bytes();
   const auto shards = [&](int stage) { return run.shards(stage); };
   const bool reduces_whole = !shards(1);
   // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
@@ -89,9 +90,9 @@ void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& i
                               : "parameters, all-reduce";
   items.push_back({how, said(run, "2 ", kExactBytes, " F (N - 1) / N / H, H: steps of a round"),
                    said(run, "2 x ", whole), sent / every});
-  if (run.averaging.states == Averaging::States::average && run.states > 0) {
+  if (run.averaging.states == Averaging::States::average && run.states() > 0) {
     items.push_back({"optimizer states, all-reduce", said(run, "2 s ", kExactBytes, " F (N - 1) / N / H, s: states"),
-                     said(run, "2 x ", run.states, " x ", whole), run.states * sent / every});
+                     said(run, "2 x ", run.states(), " x ", whole), run.states() * sent / every});
   }
   if (run.averaging.outer == Averaging::Outer::slowmo) {
     items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H",
@@ -111,22 +112,22 @@ void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& i
 void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of,
                     std::vector<Item>& items) {
   using Kind = compress::GradientCompressionOptions::Kind;
-  const Kind kind = run.compression.kind;
-  const char* const formula = kind == Kind::sign ? "2 (F / 8 + 4 F / 2048) (N - 1) / N, and more for short parameters"
-                              : kind == Kind::eight_bit ? "2 (F + 4 F / 256) (N - 1) / N"
-                              : kind == Kind::top_k
-                                  ? "2 x 6 k F (N - 1) / N, k: the share that is sent"
-                                  : "2 x 4 r (rows + columns) (N - 1) / N for each matrix, r: the rank";
-  const int64_t bytes = compressed_bytes(layout, run.compression, n);
+  const compress::GradientCompressionOptions by = run.compressed();
+  const char* const formula =
+      by.kind == Kind::sign        ? "2 (F / 8 + 4 F / 2048) (N - 1) / N, and more for short parameters"
+      : by.kind == Kind::eight_bit ? "2 (F + 4 F / 256) (N - 1) / N"
+      : by.kind == Kind::top_k     ? "2 x 6 k F (N - 1) / N, k: the share that is sent"
+                                   : "2 x 4 r (rows + columns) (N - 1) / N for each matrix, r: the rank";
+  const int64_t bytes = compressed_bytes(layout, by, n);
   items.push_back({"compressed means" + of, formula, said(run, bytes), bytes});
-  if (run.parameter_norms && run.compresses_momenta) {
+  if (run.optimizer.needs_norms() && run.optimizer.compresses_momenta()) {
     const int64_t count = std::ssize(layout.tensors());
     items.push_back({"norms of updates" + of, "2 (16 + 8) (N - 1) / N for each parameter",
                      said(run, "2 x 24 x ", count, " x ", n - 1, " / ", n),
                      2 * share(16 * count, n) + 2 * share(8 * count, n)});
   }
   if (run.shards(1)) {
-    const int64_t e = bytes_of(run.compute);
+    const int64_t e = run.parameter_bytes();
     int64_t gathered = 0;
     for (const bucket::Bucket& bucket : layout.buckets()) {
       gathered += share(e * bucket.numel(), n);
@@ -165,7 +166,8 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
   }
   items.push_back(
       {"loss", "2 x 24 (N - 1) / N", said(run, "2 x 24 x ", all - 1, " / ", all), 2 * share(kLossBytes, all)});
-  if (run.parameter_norms && run.shards(1) && !(step == Step::compressed && run.compresses_momenta)) {
+  if (run.optimizer.needs_norms() && run.shards(1) &&
+      !(step == Step::compressed && run.optimizer.compresses_momenta())) {
     const int64_t bytes = 2 * 8 * std::ssize(layout.tensors());
     items.push_back({"norms of parameters", "2 x 16 (N - 1) / N for each parameter",
                      said(run, "2 x ", bytes, " x ", n - 1, " / ", n), 2 * share(bytes, n)});
@@ -287,7 +289,7 @@ int64_t tied_bytes(const Run& run, int64_t stage) {
         owners += has ? 1 : 0;
       }
       if (owners > 1) {
-        bytes += 2 * share(bytes_of(run.compute) * here.parameters.front().numel, owners);
+        bytes += 2 * share(run.parameter_bytes() * here.parameters.front().numel, owners);
       }
     }
   }

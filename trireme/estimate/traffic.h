@@ -23,8 +23,6 @@ struct StageTraffic {
   int64_t bytes() const;
 };
 
-inline constexpr int64_t kStepsBetweenTimes = 8;
-
 /// Where messages are compressed in some steps (Run::compression): one of the others, or one of these.
 enum class Step { plain, compressed };
 

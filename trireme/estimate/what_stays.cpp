@@ -36,7 +36,7 @@ std::string where_things_are(const Run& run, const Elsewhere& there) {
   std::vector<std::string> parts;
   const offload::OptimizerOptions& states = run.offload.optimizer;
   const offload::ParameterOptions& parameters = run.offload.parameters;
-  const int64_t e = bytes_of(run.compute);
+  const int64_t e = run.parameter_bytes();
   if (there.elements > 0 && states.place == Place::nvme) {
     parts.push_back(
         in_files("masters and optimizer states", there.state_file_bytes, states.nvme_path, there.state_buffers));
@@ -79,8 +79,8 @@ std::vector<std::string> what_stays(const Run& run, const Elsewhere& there) {
   }
   if (run.moves_parameters()) {
     const int64_t kept = parameters.place == Place::nvme ? there.parameters - there.parameters_in_files : 0;
-    std::string note = offload::what_is_not_moved(there.parameters, kept, bytes_of(run.compute), parameters,
-                                                  run.param_persistence_threshold);
+    std::string note = offload::what_is_not_moved(there.parameters, kept, run.parameter_bytes(), parameters,
+                                                  run.zero.param_persistence_threshold);
     if (!note.empty()) {
       notes.push_back(std::move(note));
     }

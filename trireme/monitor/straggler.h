@@ -17,6 +17,9 @@ struct StepShare {
   double total = 0;
 };
 
+/// Ranks exchange the times of so many steps at once.
+inline constexpr int kStepsOfExchange = 8;
+
 /// A rank that the others wait for.
 struct Straggler {
   /// Index into what find_straggler() was given.

@@ -6,7 +6,7 @@
 namespace trireme::optim {
 
 Adagrad::Adagrad(const AdagradOptions& options, StateType state_type)
-    : Optimizer(state_type), options_(options), states_{{"sum", false, options.initial_accumulator_value}} {
+    : Optimizer(state_type), options_(options), states_(states_of(options)) {
   const auto check = [this](const char* option, double value) {
     check_option(value >= 0, name(), option, "at least 0", value);
   };

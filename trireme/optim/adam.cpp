@@ -23,7 +23,7 @@ const char* Adam::name() const {
 }
 
 const std::vector<StateInfo>& Adam::states() const {
-  static const std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq", false}};
+  static const std::vector<StateInfo> states = states_of(AdamOptions());
   return states;
 }
 

@@ -53,7 +53,7 @@ const char* Lamb::name() const {
 }
 
 const std::vector<StateInfo>& Lamb::states() const {
-  static const std::vector<StateInfo> states = {{"exp_avg"}, {"exp_avg_sq", false}};
+  static const std::vector<StateInfo> states = states_of(LambOptions());
   return states;
 }
 

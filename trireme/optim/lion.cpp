@@ -20,7 +20,7 @@ const char* Lion::name() const {
 }
 
 const std::vector<StateInfo>& Lion::states() const {
-  static const std::vector<StateInfo> states = {{"exp_avg"}};
+  static const std::vector<StateInfo> states = states_of(LionOptions());
   return states;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/bucket/stepped_values.h>
-#include <trireme/optim/options.h>
+#include <trireme/optim/states.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,18 +27,6 @@ struct Betas {
   double beta1 = 0.9;
   double beta2 = 0.999;
 };
-
-/// One array of optimizer states.
-struct StateInfo {
-  /// Name in a checkpoint: "exp_avg".
-  std::string name;
-  /// False: never negative, so its 8-bit codes need no sign.
-  bool is_signed = true;
-  double initial = 0;
-};
-
-/// Elements of a block of 8-bit states.
-inline constexpr int64_t kStateBlock = 256;
 
 /// The part of a flat buffer that one rank steps, and the values of the step.
 ///

@@ -128,6 +128,10 @@ inline const char* name(StateType type) {
   return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
 }
 
+constexpr int64_t bytes_of(StateType type) {
+  return type == StateType::fp32 ? 4 : type == StateType::bf16 ? 2 : 1;
+}
+
 /// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters of two and more
 /// dimensions, not biases and norms, as is usual for GPTs.
 enum class DecayRule { all, matrices };
@@ -151,6 +155,14 @@ struct OptimizerOptions {
   }
   double weight_decay() const {
     return std::visit([](const auto& options) { return options.weight_decay; }, rule);
+  }
+  /// Whether ranks exchange compressed momenta in place of gradients: the 1-bit optimizers.
+  bool compresses_momenta() const {
+    return std::holds_alternative<OneBitAdamOptions>(rule) || std::holds_alternative<OneBitLambOptions>(rule);
+  }
+  /// Whether it compresses by itself what ranks exchange.
+  bool compresses() const {
+    return compresses_momenta() || std::holds_alternative<ZeroOneAdamOptions>(rule);
   }
   /// Weight decay of a parameter with that number of dimensions.
   double weight_decay_of(size_t dimensions) const {

@@ -6,7 +6,8 @@
 
 namespace trireme::optim {
 
-Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
+Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type)
+    : Optimizer(state_type), options_(options), states_(states_of(options)) {
   const auto check = [this](bool holds, const char* option, const char* range, double value) {
     check_option(holds, name(), option, range, value);
   };
@@ -15,18 +16,11 @@ Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type) : Optimize
   check(options.eps >= 0, "eps", "at least 0", options.eps);
   check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
   check(options.momentum >= 0, "momentum", "at least 0", options.momentum);
-  states_.push_back({"square_avg", false});
   if (options.centered && state_type != StateType::fp32) {
     throw InputError("optim",
                      "rmsprop: \"centered\" needs states in fp32: it divides by the root of the difference of two "
                      "states, which rounding makes negative.",
                      "Leave \"state_dtype\" out, or switch \"centered\" off.");
-  }
-  if (options.centered) {
-    states_.push_back({"grad_avg"});
-  }
-  if (options.momentum > 0) {
-    states_.push_back({"momentum_buffer"});
   }
 }
 

@@ -6,7 +6,8 @@
 
 namespace trireme::optim {
 
-Sgd::Sgd(const SgdOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
+Sgd::Sgd(const SgdOptions& options, StateType state_type)
+    : Optimizer(state_type), options_(options), states_(states_of(options)) {
   const auto check = [this](const char* option, double value) {
     check_option(value >= 0, name(), option, "at least 0", value);
   };
@@ -24,9 +25,7 @@ const char* Sgd::name() const {
 }
 
 const std::vector<StateInfo>& Sgd::states() const {
-  static const std::vector<StateInfo> none;
-  static const std::vector<StateInfo> buffer = {{"momentum_buffer"}};
-  return options_.momentum == 0 ? none : buffer;
+  return states_;
 }
 
 void Sgd::step(const ShardStep& shard) const {

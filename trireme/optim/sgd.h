@@ -19,6 +19,7 @@ class Sgd final : public Optimizer {
 
  private:
   SgdOptions options_;
+  std::vector<StateInfo> states_;
 };
 
 } // namespace trireme::optim

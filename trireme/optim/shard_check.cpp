@@ -66,7 +66,7 @@ void check_shard(const ShardStep& shard, const Optimizer& optimizer) {
   for (size_t i = 0; i < infos.size(); ++i) {
     check(shard.states[i], infos[i].name, {scalar_type(optimizer.state_type())});
   }
-  const int64_t blocks = (shard.param.numel() + kStateBlock - 1) / kStateBlock;
+  const int64_t blocks = blocks_of(shard.param.numel());
   for (size_t i = 0; i < scales; ++i) {
     check_flat(shard.scales[i], concat(prefix, "scales of ", infos[i].name), {at::kFloat}, device);
     if (shard.scales[i].numel() != blocks) {

@@ -51,8 +51,8 @@ class Costs {
         gpt_(job.gpt),
         tensor_(static_cast<double>(layout.tensor)),
         between_(layout.sequence_parallel ? tensor_ : 1),
-        element_(static_cast<double>(estimate::bytes_of(job.base.compute))),
-        product_(job.autocast ? 2 : element_),
+        element_(static_cast<double>(job.base.parameter_bytes())),
+        product_(job.base.precision.autocast ? 2 : element_),
         rows_(static_cast<double>(layout.micro_batch * gpt_.sequence_length) / static_cast<double>(layout.context)),
         h_(static_cast<double>(gpt_.hidden)),
         stream_(rows_ * h_),
@@ -105,15 +105,12 @@ class Costs {
   // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.
   double gradients(const estimate::Layer& layer) const {
     const int64_t times = layout_.accumulation(job_);
-    const estimate::Run& run = job_.base;
-    const estimate::Type kept = run.compute == estimate::Type::fp32 ? run.compute
-                                : times > 1                         ? run.grad_accumulation
-                                                                    : run.travel;
+    const int64_t kept = bytes_of(job_.base.gradients(times));
     double numel = 0;
     for (const estimate::Parameter& parameter : layer.parameters) {
       numel += static_cast<double>(parameter.numel);
     }
-    return numel * (element_ + estimate::bytes_of(kept) * (2 - 1 / static_cast<double>(times))) /
+    return numel * (element_ + static_cast<double>(kept) * (2 - 1 / static_cast<double>(times))) /
            cluster_.memory_bandwidth;
   }
   double product(double inner, double outer) const {
@@ -148,7 +145,7 @@ class Costs {
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
     const double attention = once * share / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
     const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share *
-                                              (again ? estimate::bytes_of(estimate::Type::fp32) / product_ : 1)
+                                              (again ? bytes_of(precision::Type::fp32) / product_ : 1)
                                         : 0;
     const double stream = kPassesInside * stream_ / tensor_ +
                           (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;

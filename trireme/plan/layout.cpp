@@ -1,7 +1,7 @@
 #include <trireme/plan/layout.h>
 
 #include <trireme/base/error.h>
-#include <trireme/parallel/pipeline/balance.h>
+#include <trireme/estimate/layouts.h>
 #include <trireme/plan/programs.h>
 
 namespace trireme::plan {
@@ -53,7 +53,7 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (gpt.vocab_size < layout.tensor) {
     return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
   }
-  if (job.base.parameter_norms && layout.tensor > 1) {
+  if (job.base.optimizer.needs_norms() && layout.tensor > 1) {
     return concat("LAMB needs norms of whole parameters, of which each of tensor ", layout.tensor, " has a part");
   }
   if (job.base.averaging.on() && (layout.zero_stage > 0 || layout.context > 1 || layout.sequence_parallel)) {
@@ -112,12 +112,12 @@ const std::vector<std::vector<int64_t>>& Shared::in_flight(pipeline::ScheduleKin
   return found;
 }
 
-const std::vector<estimate::Run::Waiting>& Shared::waiting(const pipeline::ScheduleShape& shape) {
+const std::vector<pipeline::HeldMicroBatches>& Shared::most_held(const pipeline::ScheduleShape& shape) {
   const pipeline::ScheduleShape few = fewer_micro_batches(pipeline::ScheduleKind::zero_bubble, shape);
-  auto& found = waiting_[{few.stages, few.micro_batches}];
+  auto& found = most_held_[{few.stages, few.micro_batches}];
   if (found.empty()) {
     for (const pipeline::Program& program : pipeline::make_programs(pipeline::ScheduleKind::zero_bubble, few)) {
-      found.push_back(waiting_of(program));
+      found.push_back(pipeline::most_held(program));
     }
   }
   return found;
@@ -138,17 +138,10 @@ const std::vector<estimate::Run::Programs>& Shared::programs(pipeline::ScheduleK
 const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
   const int64_t parts = layout.pipe * layout.chunks;
   auto& found = bounds_[{parts, layout.tensor}];
-  if (found.empty() && job_.partition == "uniform") {
-    found = pipeline::uniform(layers_of(job_), parts);
-  } else if (found.empty()) {
-    std::vector<double> costs;
-    for (const estimate::Layer& layer : model_of(job_, layout).layers) {
-      double& cost = costs.emplace_back(0);
-      for (const estimate::Parameter& parameter : layer.parameters) {
-        cost += static_cast<double>(parameter.numel);
-      }
-    }
-    found = pipeline::balance(costs, parts);
+  if (found.empty()) {
+    const std::string method = job_.partition == "uniform" ? "uniform" : "parameters";
+    found = pipeline::partition_bounds(pipeline::layer_costs(estimate::sizes_of(model_of(job_, layout)), method),
+                                       method, parts);
   }
   return found;
 }
@@ -200,8 +193,8 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   gpt.layers = blocks > 0 ? blocks : gpt.layers;
   estimate::Conditions conditions;
   conditions.samples = layout.micro_batch;
-  conditions.type = job.base.compute;
-  conditions.autocast = job.autocast;
+  conditions.type = job.base.precision.compute;
+  conditions.autocast = job.base.precision.autocast;
   conditions.layer_list = layout.is_layer_list();
   conditions.tensor_ranks = layout.tensor;
   conditions.context_ranks = layout.context;
@@ -230,7 +223,7 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool 
   run.chunks = layout.chunks;
   run.data_ranks = layout.data;
   run.context_ranks = layout.context;
-  run.zero_stage = layout.zero_stage;
+  run.zero.stage = layout.zero_stage;
   run.on_device = on_device;
   run.offload.optimizer.place = layout.states;
   run.offload.parameters.place = layout.parameters;
@@ -243,7 +236,7 @@ estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool 
   run.bounds = shared.bounds(layout);
   run.in_flight = shared.in_flight(schedule_of(layout), shape_of(job, layout));
   if (run.splits_backward) {
-    run.waiting = shared.waiting(shape_of(job, layout));
+    run.most_held = shared.most_held(shape_of(job, layout));
   }
   if (run.stages > 1 && run.shards(3)) {
     run.programs = shared.programs(schedule_of(layout), shape_of(job, layout));

@@ -21,7 +21,6 @@ struct Job {
   int64_t batch = 1;
   /// Types, optimizer, ZeRO's thresholds and buckets; the rest is replaced.
   estimate::Run base;
-  bool autocast = false;
   context::Kind context_kind = context::Kind::ring;
   /// As pipeline::PipelineOptions: "parameters" or "uniform"; others count as "parameters".
   std::string partition = "parameters";
@@ -89,8 +88,8 @@ class Shared {
   /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it
   /// depends on their remainder only, so few are laid out.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
-  /// Beside it, of a zero-bubble pipeline (estimate::Run::waiting).
-  const std::vector<estimate::Run::Waiting>& waiting(const pipeline::ScheduleShape& shape);
+  /// Beside it, of a zero-bubble pipeline (estimate::Run::most_held).
+  const std::vector<pipeline::HeldMicroBatches>& most_held(const pipeline::ScheduleShape& shape);
   /// What each stage computes (estimate::Run::programs).
   const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind,
                                                        const pipeline::ScheduleShape& shape);
@@ -108,7 +107,7 @@ class Shared {
   std::map<std::array<int, 4>, std::vector<pipeline::Program>> schedules_;
   size_t instructions_ = 0; // in them
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
-  std::map<std::pair<int, int>, std::vector<estimate::Run::Waiting>> waiting_; // by stages and micro-batches
+  std::map<std::pair<int, int>, std::vector<pipeline::HeldMicroBatches>> most_held_; // by stages and micro-batches
   std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> bounds_;
   std::map<std::vector<double>, activations::Choice> choices_;

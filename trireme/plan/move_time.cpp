@@ -74,9 +74,9 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   out.returns = std::max(seconds(of(Way::to_device, others), link), seconds(of(Way::to_host, others), link));
 
   const estimate::Elsewhere there = estimate::elsewhere_of(run, layout);
-  const auto e = estimate::bytes_of(run.compute);
-  const bool copies = run.compute != estimate::Type::fp32; // masters are read and written, and the parameter is written
-  const int64_t element = estimate::bytes_of(run.gradients()) + 2 * run.states * run.state_bytes + 8 + (copies ? e : 0);
+  const auto e = run.parameter_bytes();
+  const bool copies = run.precision.has_masters(); // masters are read and written, and the parameter is written
+  const int64_t element = run.gradient_bytes() + 2 * run.states() * run.state_bytes() + 8 + (copies ? e : 0);
   const double bandwidth =
       cluster.on_host ? cluster.memory_bandwidth / cluster.sharing() : cluster.host.memory_bandwidth / ranks;
   out.pass = seconds(there.elements * element, bandwidth);

@@ -80,7 +80,7 @@ class Step {
     if (!run_.shards(3)) {
       return 0;
     }
-    const int64_t bytes = estimate::bytes_of(run_.compute) * layouts_.gathers(stage).elements(layouts_.of(stage));
+    const int64_t bytes = run_.parameter_bytes() * layouts_.gathers(stage).elements(layouts_.of(stage));
     return bytes == 0
                ? 0
                : gather_seconds(cluster_, replicas_,
@@ -157,8 +157,7 @@ class Step {
   }
 
   double reduce_all(const bucket::FlatLayout& flat) const {
-    const double once =
-        gather_seconds(cluster_, replicas_, static_cast<double>(estimate::bytes_of(run_.travel) * flat.numel()));
+    const double once = gather_seconds(cluster_, replicas_, static_cast<double>(run_.travel_bytes() * flat.numel()));
     return run_.shards(1) ? once : cluster_.all_reduce_gathers * once;
   }
 
@@ -187,8 +186,8 @@ class Step {
       return 0;
     }
     const auto numel = static_cast<double>(run_.model.layers.front().parameters.front().numel);
-    return cluster_.all_reduce_gathers * gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()},
-                                                        estimate::bytes_of(run_.compute) * numel);
+    return cluster_.all_reduce_gathers *
+           gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, run_.parameter_bytes() * numel);
   }
 
   // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere
@@ -197,10 +196,10 @@ class Step {
     const auto owned = static_cast<double>(flat.numel() / run_.shard_ranks());
     const auto here =
         static_cast<double>(flat.numel() / run_.shard_ranks() - estimate::elsewhere_of(run_, flat).elements);
-    const double g = estimate::bytes_of(run_.gradients());
-    const double e = estimate::bytes_of(run_.compute);
-    const double states = 2.0 * static_cast<double>(run_.states * run_.state_bytes);
-    const double masters = run_.compute == estimate::Type::fp32 ? e : 8; // read before the parameter is written
+    const double g = run_.gradient_bytes();
+    const double e = run_.parameter_bytes();
+    const double states = 2.0 * static_cast<double>(run_.states() * run_.state_bytes());
+    const double masters = run_.precision.has_masters() ? 8 : e; // read before the parameter is written
     const double sharing = cluster_.sharing();
     const double beside = sharing * here * (g + states + masters + e) / cluster_.memory_bandwidth;
     const double there = moved.optimizer();
@@ -368,16 +367,14 @@ int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
 
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {
   const double share = layout.zero_stage >= 1 ? 1.0 / static_cast<double>(layout.gradient_ranks()) : 1.0;
-  const double e = estimate::bytes_of(job.base.compute);
-  const auto elsewhere = [&](offload::Place place) {
-    return place == offload::Place::nvme || (on_device && place == offload::Place::host);
-  };
+  const double e = job.base.parameter_bytes();
+  const auto elsewhere = [&](offload::Place place) { return offload::is_elsewhere(place, on_device); };
   const bool states_moved = elsewhere(layout.states);
   const double kept =
       states_moved ? 0 : 1; // of what may be moved; with a ratio a part of it stays, which may be less than a bucket
-  const double states = (static_cast<double>(job.base.states * job.base.state_bytes) +
-                         (job.base.compute == estimate::Type::fp32 ? 0 : 4)) *
-                        kept;
+  const double states =
+      (static_cast<double>(job.base.states() * job.base.state_bytes()) + (job.base.precision.has_masters() ? 4 : 0)) *
+      kept;
   const double shards = layout.zero_stage >= 3 ? share * (elsewhere(layout.parameters) ? 0 : 1) : 1;
   const double gradients = layout.zero_stage >= 2 ? share * (on_device ? kept : 1) : 1;
   const double a_number = e * shards + e * gradients + states * share;

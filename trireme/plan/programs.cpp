@@ -1,32 +1,17 @@
 #include <trireme/plan/programs.h>
 
 #include <algorithm>
-#include <tuple>
 
 namespace trireme::plan {
 namespace {
 
 using estimate::Run;
-using Kind = Run::Computation::Kind;
 
 std::vector<Run::Computation> computations_of(const pipeline::Program& program) {
   std::vector<Run::Computation> computations;
   for (const pipeline::Instruction& instruction : program) {
-    switch (instruction.op) {
-      case pipeline::Op::forward:
-        computations.push_back({Kind::forward, instruction.chunk});
-        break;
-      case pipeline::Op::backward:
-        computations.push_back({Kind::backward, instruction.chunk});
-        break;
-      case pipeline::Op::backward_input:
-        computations.push_back({Kind::backward_input, instruction.chunk});
-        break;
-      case pipeline::Op::backward_weight:
-        computations.push_back({Kind::backward_weight, instruction.chunk});
-        break;
-      default:
-        break;
+    if (pipeline::computes(instruction.op)) {
+      computations.push_back({instruction.op, instruction.chunk});
     }
   }
   return computations;
@@ -66,23 +51,6 @@ std::vector<Run::Phase> phases_of(const pipeline::Program& program) {
     begin += size * repeats;
   }
   return phases;
-}
-
-Run::Waiting waiting_of(const pipeline::Program& program) {
-  Run::Waiting now;
-  Run::Waiting most;
-  for (const pipeline::Instruction& instruction : program) {
-    now.in_flight += instruction.op == pipeline::Op::forward                                                       ? 1
-                     : instruction.op == pipeline::Op::backward || instruction.op == pipeline::Op::backward_weight ? -1
-                                                                                                                   : 0;
-    now.put_off += instruction.op == pipeline::Op::backward_input    ? 1
-                   : instruction.op == pipeline::Op::backward_weight ? -1
-                                                                     : 0;
-    if (std::tie(now.put_off, now.in_flight) > std::tie(most.put_off, most.in_flight)) {
-      most = now;
-    }
-  }
-  return most;
 }
 
 pipeline::ScheduleShape fewer_micro_batches(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape) {

@@ -10,10 +10,6 @@ namespace trireme::plan {
 /// What a stage computes, by its program: messages are left out, and what is repeated is said once.
 std::vector<estimate::Run::Phase> phases_of(const pipeline::Program& program);
 
-/// The moment of a zero-bubble program in which a stage needs most memory, whatever a micro-batch takes before and
-/// after its backward_input: when most are put off, as many are in flight as ever.
-estimate::Run::Waiting waiting_of(const pipeline::Program& program);
-
 /// estimate::Run::programs of a step. Of many micro-batches it gives two steps with fewer: whatever the schedule, once
 /// the pipeline is full it repeats itself after as many micro-batches as there are stages.
 std::vector<estimate::Run::Programs> programs_of(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);

@@ -13,6 +13,11 @@ constexpr const char* type_name(Type type) {
   return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
 }
 
+/// Bytes of an element.
+constexpr int64_t bytes_of(Type type) {
+  return type == Type::fp32 ? 4 : 2;
+}
+
 /// How losses are scaled so that small fp16 gradients do not vanish; see LossScaler for the rule. DeepSpeed's names and
 /// defaults.
 struct LossScaleOptions {
@@ -52,6 +57,11 @@ struct PrecisionOptions {
 
   Type communication_type() const {
     return communication.value_or(compute);
+  }
+  /// Type of the gradients that a step of so many micro-batches leaves: those that are added up need the range of
+  /// grad_accumulation.
+  Type gradient_type(int64_t micro_batches) const {
+    return micro_batches > 1 ? grad_accumulation : communication_type();
   }
   /// fp16 gradients, whether by the parameters' type or by autocast's.
   bool scales_loss() const {

@@ -1,9 +1,10 @@
 #include <trireme/zero/model_units.h>
 
+#include <trireme/zero/persistence.h>
+
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <set>
 
 namespace trireme::zero {
@@ -49,22 +50,15 @@ void ModelUnits::choose(const ZeroOptions& options, const comm::Group& tensor) {
   if (!sizes.empty()) {
     tensor.all_reduce(largest, comm::ReduceOp::max, "sizes of parameters").wait();
   }
-  std::vector<std::pair<int64_t, at::Tensor>> small;
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto size = largest[static_cast<int64_t>(i)].item<int64_t>();
-    sizes_[all[i].unsafeGetTensorImpl()] = size;
-    if (size < options.param_persistence_threshold) {
-      small.emplace_back(size, all[i]);
-    }
+    sizes[i] = largest[static_cast<int64_t>(i)].item<int64_t>();
+    sizes_[all[i].unsafeGetTensorImpl()] = sizes[i];
   }
-  std::stable_sort(small.begin(), small.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  int64_t together = 0;
-  for (const auto& [size, parameter] : small) {
-    together += size;
-    if (together > options.model_persistence_threshold) {
-      break;
+  const std::vector<bool> persistent = are_persistent(sizes, options);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (persistent[i]) {
+      unit_of_.erase(all[i].unsafeGetTensorImpl());
     }
-    unit_of_.erase(parameter.unsafeGetTensorImpl());
   }
 }
 

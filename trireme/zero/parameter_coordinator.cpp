@@ -45,92 +45,68 @@ bool ParameterCoordinator::reads_parameters_in_backward(const at::Tensor& output
   return weight == nullptr || weight->num_outputs() > 0; // a leaf has nothing behind it
 }
 
+ParameterCoordinator::ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups,
+                                           std::optional<int64_t> ahead, IsExchange is_exchange)
+    : buffers_(std::move(buffers)), groups_(std::move(groups)), is_exchange_(std::move(is_exchange)) {
+  for (bucket::FlatParameters* const buffer : buffers_) {
+    for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
+      buckets_.push_back({buffer, b});
+    }
+  }
+  rule_.sizes.resize(buckets_.size(), 0);
+  rule_.ahead = ahead;
+}
+
 ParameterCoordinator::Parts ParameterCoordinator::parts_of(const std::vector<at::Tensor>& parameters) const {
   Parts parts;
-  for (size_t b = 0; b < buffers_.size(); ++b) {
-    for (int64_t i = 0; i < buffers_[b]->count(); ++i) {
+  int64_t first = 0; // of the buffer's
+  for (bucket::FlatParameters* const buffer : buffers_) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
       const bool meant = std::any_of(parameters.begin(), parameters.end(),
-                                     [&](const at::Tensor& p) { return p.is_same(buffers_[b]->parameter(i)); });
-      const Part part{b, buffers_[b]->layout().bucket_of(i)};
+                                     [&](const at::Tensor& p) { return p.is_same(buffer->parameter(i)); });
+      const int64_t part = first + buffer->layout().bucket_of(i);
       if (meant && !contains(parts, part)) {
         parts.push_back(part);
       }
     }
+    first += std::ssize(buffer->layout().buckets());
   }
   return parts;
 }
 
 void ParameterCoordinator::add(const torch::nn::Module& module, const SizeOf& size, const torch::nn::Module* within) {
   Parts parts = parts_of(own_parameters(module));
-  std::erase_if(parts, [&](const Part& part) { return buffers_[part.buffer]->is_replicated(part.bucket); });
+  std::erase_if(parts, [&](int64_t part) { return buckets_[part].is_replicated(); });
   if (parts.empty()) {
     return;
   }
-  for (const Part& part : parts) {
-    bucket::FlatParameters& buffer = *buffers_[part.buffer];
-    const bucket::Bucket& bucket = buffer.layout().buckets()[part.bucket];
-    int64_t& elements = numel_[part] = 0;
+  for (const int64_t part : parts) {
+    bucket::FlatParameters& buffer = *buckets_[part].buffer;
+    const bucket::Bucket& bucket = buffer.layout().buckets()[buckets_[part].bucket];
+    int64_t& elements = rule_.sizes[part] = 0;
     for (int64_t slot = bucket.first_slot; slot < bucket.last_slot; ++slot) {
       elements += size(buffer.parameter(buffer.layout().slots()[slot].tensor));
     }
   }
   if (const auto outer = units_.find(within); outer != units_.end()) {
     std::copy_if(outer->second.begin(), outer->second.end(), std::back_inserter(parts),
-                 [&](const Part& part) { return !contains(parts, part); });
+                 [&](int64_t part) { return !contains(parts, part); });
   }
   units_.emplace(&module, std::move(parts));
 }
 
-// The buckets to gather ahead while `needed` is used.
-ParameterCoordinator::Parts ParameterCoordinator::expected(const Parts& needed) const {
-  Parts next;
-  int64_t elements = 0;
-  order_.for_each_upcoming([&](const void* unit) {
-    Parts fresh;
-    for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
-      if (!contains(needed, part) && !contains(next, part)) {
-        fresh.push_back(part);
-        elements += numel_.at(part);
-      }
-    }
-    if (ahead_ && elements > *ahead_) {
-      return false;
-    }
-    next.insert(next.end(), fresh.begin(), fresh.end());
-    return ahead_ || fresh.empty();
-  });
-  return next;
-}
-
 int64_t ParameterCoordinator::unit_elements() const {
-  return std::accumulate(numel_.begin(), numel_.end(), int64_t{0},
-                         [](int64_t sum, const auto& part) { return sum + part.second; });
+  return std::accumulate(rule_.sizes.begin(), rule_.sizes.end(), int64_t{0});
 }
 
-// Adds units that are there and come again, whole units only, until the next one has no room.
-void ParameterCoordinator::add_kept_for_later(Parts& kept) const {
-  int64_t elements = 0;
-  for (const Part& part : kept) {
-    elements += numel_.at(part);
+PartSet ParameterCoordinator::whole_parts(const Parts& needed) const {
+  PartSet live(buckets_.size());
+  for (const auto& item : live_) {
+    live.insert(item.first);
   }
-  auto open = std::count_if(live_.begin(), live_.end(), [&](const auto& item) { return !contains(kept, item.first); });
-  if (elements >= keep_ || open == 0) {
-    return;
-  }
-  order_.for_each_upcoming([&](const void* unit) {
-    Parts there;
-    for (const Part& part : units_.at(static_cast<const torch::nn::Module*>(unit))) {
-      if (live_.count(part) != 0 && !contains(kept, part)) {
-        there.push_back(part);
-        elements += numel_.at(part);
-      }
-    }
-    if (elements > keep_) {
-      return false;
-    }
-    kept.insert(kept.end(), there.begin(), there.end());
-    open -= std::ssize(there);
-    return open > 0;
+  return rule_.whole_parts(needed, live, [&](const auto& look) {
+    order_.for_each_upcoming(
+        [&](const void* unit) { return look(units_.at(static_cast<const torch::nn::Module*>(unit))); });
   });
 }
 
@@ -142,25 +118,19 @@ void ParameterCoordinator::enter(const torch::nn::Module& module) {
   current_ = &module;
   order_.note(&module);
   const Parts& needed = unit->second;
-  Parts kept = expected(needed);
-  kept.insert(kept.begin(), needed.begin(), needed.end());
-  add_kept_for_later(kept);
-  release_except(kept);
-  prefetch(kept);
-  for (const Part& part : kept) {
-    start(part);
-  }
-  for (const Part& part : needed) {
-    finish(part);
-  }
+  const PartSet whole = whole_parts(needed);
+  release_except(whole);
+  prefetch(whole.parts());
+  std::for_each(whole.parts().begin(), whole.parts().end(), [&](int64_t part) { start(part); });
+  std::for_each(needed.begin(), needed.end(), [&](int64_t part) { finish(part); });
 }
 
 // Has the shards of what is gathered now, and of what comes after it as far as that is known, read from where they are.
 void ParameterCoordinator::prefetch(const Parts& gathered) const {
   Parts asked;
-  const auto ask = [&](const Part& part) {
+  const auto ask = [&](int64_t part) {
     if (live_.count(part) == 0 && !contains(asked, part) && std::ssize(asked) < read_ahead_) {
-      buffers_[part.buffer]->prefetch_data(part.bucket);
+      buckets_[part].buffer->prefetch_data(buckets_[part].bucket);
       asked.push_back(part);
     }
   };
@@ -193,14 +163,15 @@ void ParameterCoordinator::gather_for_backward(const torch::nn::Module& module, 
   });
 }
 
-void ParameterCoordinator::start(const Part& part) {
+void ParameterCoordinator::start(int64_t part) {
   if (live_.count(part) != 0) {
     return;
   }
-  live_[part].work = gather_bucket(groups_.shards_of(*buffers_[part.buffer]), *buffers_[part.buffer], part.bucket);
+  const auto& [buffer, bucket] = buckets_[part];
+  live_[part].work = gather_bucket(groups_.shards_of(*buffer), *buffer, bucket);
 }
 
-void ParameterCoordinator::finish(const Part& part) {
+void ParameterCoordinator::finish(int64_t part) {
   Live& live = live_.at(part);
   if (!live.arrived) {
     const auto begin = std::chrono::steady_clock::now();
@@ -210,39 +181,39 @@ void ParameterCoordinator::finish(const Part& part) {
   }
 }
 
-void ParameterCoordinator::release_except(const Parts& kept) {
+void ParameterCoordinator::release_except(const PartSet& kept) {
   for (auto live = live_.begin(); live != live_.end();) {
-    const Part part = live->first;
-    if (contains(kept, part) || pins_.count(part) != 0) {
+    const int64_t part = live->first;
+    if (kept.has(part) || pins_.count(part) != 0) {
       ++live;
       continue;
     }
     finish(part);
-    buffers_[part.buffer]->release(part.bucket);
+    buckets_[part].buffer->release(buckets_[part].bucket);
     live = live_.erase(live);
   }
 }
 
 void ParameterCoordinator::release_all() {
   current_ = nullptr;
-  release_except({});
+  release_except(PartSet(buckets_.size()));
 }
 
 void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool to_modify) {
-  for (const Part& part : parts_of(parameters)) {
-    if (const bucket::FlatParameters& buffer = *buffers_[part.buffer]; to_modify && buffer.reduce_group() != 0) {
+  for (const int64_t part : parts_of(parameters)) {
+    if (const bucket::FlatParameters& buffer = *buckets_[part].buffer; to_modify && buffer.reduce_group() != 0) {
       throw InputError("engine",
                        concat("gather_parameters() with a modifier_rank of \"", buffer.name(0),
                               "\" or its neighbours, which not every rank has"),
                        "Change them on each rank that has them, without modifier_rank.");
     }
   }
-  for (const Part& part : parts_of(parameters)) {
-    if (!buffers_[part.buffer]->is_replicated(part.bucket)) {
+  for (const int64_t part : parts_of(parameters)) {
+    if (!buckets_[part].is_replicated()) {
       ++pins_[part];
       start(part);
       finish(part);
-      buffers_[part.buffer]->detach_owned_data(part.bucket);
+      buckets_[part].buffer->detach_owned_data(buckets_[part].bucket);
     }
   }
 }
@@ -250,14 +221,15 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool t
 void ParameterCoordinator::rewrite(const std::vector<at::Tensor>& parameters, const std::function<void()>& f) {
   pin(parameters);
   f();
-  for (const Part& part : parts_of(parameters)) {
-    buffers_[part.buffer]->update_shard(part.bucket);
+  for (const int64_t part : parts_of(parameters)) {
+    buckets_[part].buffer->update_shard(buckets_[part].bucket);
   }
   unpin(parameters, std::nullopt);
 }
 
 void ParameterCoordinator::forget_buffers() {
   buffers_.clear();
+  buckets_.clear();
   units_.clear();
   current_ = nullptr;
   pins_.clear();
@@ -269,16 +241,16 @@ void ParameterCoordinator::unpin(const std::vector<at::Tensor>& parameters, std:
     return;
   }
   const torch::NoGradGuard no_grad;
-  for (const Part& part : parts_of(parameters)) {
-    bucket::FlatParameters& buffer = *buffers_[part.buffer];
+  for (const int64_t part : parts_of(parameters)) {
+    auto& [buffer, bucket] = buckets_[part];
     if (modifier) {
-      groups_.data().broadcast(buffer.bucket_data(part.bucket), *modifier, "modified parameters").wait();
-      buffer.update_shard(part.bucket);
+      groups_.data().broadcast(buffer->bucket_data(bucket), *modifier, "modified parameters").wait();
+      buffer->update_shard(bucket);
     }
-    if (!buffer.is_replicated(part.bucket) && --pins_[part] == 0) {
+    if (!buffer->is_replicated(bucket) && --pins_[part] == 0) {
       pins_.erase(part);
       if (current_ == nullptr || !contains(units_.at(current_), part)) {
-        buffer.release(part.bucket);
+        buffer->release(bucket);
         live_.erase(part);
       }
     }

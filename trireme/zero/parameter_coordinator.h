@@ -3,6 +3,7 @@
 #include <trireme/bucket/flat_parameters.h>
 #include <trireme/parallel/data/reduce_groups.h>
 #include <trireme/zero/access_order.h>
+#include <trireme/zero/gather_rule.h>
 
 #include <cstdint>
 #include <functional>
@@ -45,8 +46,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// that of tensor ranks. The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then
   /// needs not be given back.
   ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups,
-                       std::optional<int64_t> ahead, IsExchange is_exchange)
-      : buffers_(std::move(buffers)), groups_(std::move(groups)), ahead_(ahead), is_exchange_(std::move(is_exchange)) {}
+                       std::optional<int64_t> ahead, IsExchange is_exchange);
 
   using SizeOf = std::function<int64_t(const at::Tensor& parameter)>;
   /// Makes a unit of the module: its parameters, those of its children but not of tiles included, are gathered
@@ -58,7 +58,7 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none
   /// are kept.
   void keep(int64_t elements) {
-    keep_ = elements;
+    rule_.keep = elements;
   }
   /// Says that shards are elsewhere (a bucket::StateStore that reads ahead): the buckets of so many come from there to
   /// the host while earlier units are used, before they are gathered. At first none.
@@ -111,39 +111,40 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
   }
 
  private:
-  // A bucket of a unit.
-  struct Part {
-    size_t buffer;
+  // A bucket; parts are their numbers, those of all buffers one behind the other.
+  struct Bucket {
+    bucket::FlatParameters* buffer;
     int64_t bucket;
-    auto operator<=>(const Part&) const = default;
+
+    bool is_replicated() const {
+      return buffer->is_replicated(bucket);
+    }
   };
   struct Live {
     comm::Work work;
     bool arrived = false;
   };
-  using Parts = std::vector<Part>;
+  using Parts = std::vector<int64_t>;
 
   bool reads_parameters_in_backward(const at::Tensor& output) const;
   Parts parts_of(const std::vector<at::Tensor>& parameters) const;
-  Parts expected(const Parts& needed) const;
-  void add_kept_for_later(Parts& kept) const;
+  PartSet whole_parts(const Parts& needed) const;
   void prefetch(const Parts& gathered) const;
-  void start(const Part& part);
-  void finish(const Part& part);
-  void release_except(const Parts& kept);
+  void start(int64_t part);
+  void finish(int64_t part);
+  void release_except(const PartSet& kept);
 
   std::vector<bucket::FlatParameters*> buffers_;
+  std::vector<Bucket> buckets_; // by part
   parallel::ReduceGroups groups_;
-  std::optional<int64_t> ahead_;
+  GatherRule rule_; // sizes: as add() was told
   IsExchange is_exchange_;
-  int64_t keep_ = 0;
   int64_t read_ahead_ = 0;
   std::map<const torch::nn::Module*, Parts> units_;
-  std::map<Part, int64_t> numel_; // as add() was told
   AccessOrder order_;
   const torch::nn::Module* current_ = nullptr;
-  std::map<Part, Live> live_;
-  std::map<Part, int> pins_;
+  std::map<int64_t, Live> live_; // by part
+  std::map<int64_t, int> pins_;
   std::function<void()> on_modified_;
   double exposed_ = 0;
 };

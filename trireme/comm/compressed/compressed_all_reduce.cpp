@@ -13,15 +13,6 @@
 namespace trireme::comm {
 namespace {
 
-/// Ranges are multiples of so many elements, as the shards of a bucket are.
-constexpr int64_t kRangeElements = 16;
-/// Messages lie at multiples of so many bytes.
-constexpr int64_t kMessageBytes = 16;
-
-int64_t whole_multiple(int64_t value, int64_t to) {
-  return (value + to - 1) / to * to;
-}
-
 using Room = std::array<float, kLongestStretch>; // the numbers of a stretch
 
 // What a tensor of fp32 or bf16 adds.
@@ -49,7 +40,7 @@ CompressedAllReduce::CompressedAllReduce(Group group, std::shared_ptr<const Comp
     }
     end = stretch.end;
   }
-  const int64_t each = whole_multiple((numel + group_.size() - 1) / group_.size(), kRangeElements);
+  const int64_t each = range_elements(numel, group_.size());
   for (int rank = 0; rank < group_.size(); ++rank) {
     const Stretch& range =
         ranges_.emplace_back(Stretch{std::min(rank * each, numel), std::min((rank + 1) * each, numel)});

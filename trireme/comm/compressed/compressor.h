@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/comm/compressed/message_sizes.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -20,10 +22,6 @@ struct Stretch {
   }
   bool operator==(const Stretch&) const = default;
 };
-
-/// Elements of the longest stretch: about a row of a matrix, whose elements are of one size more often than those of
-/// the whole matrix.
-inline constexpr int64_t kLongestStretch = 2048;
 
 /// Cuts those parts of `wanted` (in order, not overlapping) that lie in `range` into stretches of at most
 /// kLongestStretch elements, counted from range.begin.

@@ -6,11 +6,7 @@
 namespace trireme::comm {
 namespace {
 
-constexpr int64_t kScaled = kernels::kStateBlock; // elements that share a scale
-
-int64_t scales_of(int64_t elements) {
-  return (elements + kScaled - 1) / kScaled;
-}
+static_assert(kScaledElements == kernels::kStateBlock);
 
 // The message: the scales of all stretches, then their codes.
 class EightBitCompressor final : public TwofoldCompressor {
@@ -52,9 +48,9 @@ class EightBitCompressor final : public TwofoldCompressor {
 
   // values[i] = values[i] + sign * decoded[i]
   static void add_decoded(const kernels::StateArray& codes, int64_t count, float sign, float* values) {
-    alignas(64) std::array<float, kScaled> decoded;
-    for (int64_t begin = 0; begin < count; begin += kScaled) {
-      const int64_t end = std::min(begin + kScaled, count);
+    alignas(64) std::array<float, kScaledElements> decoded;
+    for (int64_t begin = 0; begin < count; begin += kScaledElements) {
+      const int64_t end = std::min(begin + kScaledElements, count);
       kernels::active_kernels().decode_state(codes, true, begin, end, decoded.data());
       for (int64_t i = begin; i < end; ++i) {
         values[i] += sign * decoded[static_cast<size_t>(i - begin)];
@@ -75,14 +71,15 @@ class EightBitCompressor final : public TwofoldCompressor {
     at::Tensor codes = at::arange(256, at::kByte);
     float one = 1;
     at::Tensor values = at::empty({256}, at::kFloat);
-    kernels::active_kernels().decode_state({codes.mutable_data_ptr(), kernels::Element::u8, &one}, true, 0, kScaled,
-                                           values.mutable_data_ptr<float>());
+    kernels::active_kernels().decode_state({codes.mutable_data_ptr(), kernels::Element::u8, &one}, true, 0,
+                                           kScaledElements, values.mutable_data_ptr<float>());
     return values;
   }
-  // [rows, length] as [rows, scales, kScaled], with zeros behind.
+  // [rows, length] as [rows, scales, kScaledElements], with zeros behind.
   static at::Tensor padded(const at::Tensor& rows) {
     const int64_t scales = scales_of(rows.size(1));
-    return at::constant_pad_nd(rows, {0, scales * kScaled - rows.size(1)}).view({rows.size(0), scales, kScaled});
+    return at::constant_pad_nd(rows, {0, scales * kScaledElements - rows.size(1)})
+        .view({rows.size(0), scales, kScaledElements});
   }
   static at::Tensor decoded(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& level) {
     return padded(level.index({codes.to(at::kLong)}))

@@ -1,6 +1,7 @@
 #include <trireme/comm/compressed/power_sgd.h>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/compressed/message_sizes.h>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -24,7 +25,7 @@ PowerSgd::PowerSgd(Group group, int64_t numel, std::vector<FlatMatrix> matrices,
       throw Error("comm", concat("PowerSGD of ", numel, " elements: the matrix of ", matrix.rows, " x ", matrix.columns,
                                  " at ", matrix.begin, " leaves them or overlaps the one before it"));
     }
-    if (rank * (matrix.rows + matrix.columns) >= matrix.numel()) {
+    if (!has_factors(rank, matrix.rows, matrix.columns)) {
       continue;
     }
     add_plain(matrix.begin);

@@ -7,10 +7,6 @@
 namespace trireme::comm {
 namespace {
 
-int64_t sign_bytes(int64_t elements) {
-  return (elements + 7) / 8;
-}
-
 // The message: a scale a stretch, then the bits, each stretch from a new byte on.
 class SignCompressor final : public TwofoldCompressor {
  public:

@@ -2,8 +2,6 @@
 
 #include <trireme/base/error.h>
 
-#include <cmath>
-
 namespace trireme::comm {
 namespace {
 
@@ -22,7 +20,7 @@ class TopKCompressor final : public Compressor {
     return "top-k";
   }
   int64_t message_bytes(std::span<const Stretch> stretches) const override {
-    return kept(stretches) * static_cast<int64_t>(sizeof(float) + sizeof(int16_t));
+    return kept(stretches) * (kNumberBytes + kPlaceBytes);
   }
   void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const override {
     int64_t at_value = 0;
@@ -48,7 +46,7 @@ class TopKCompressor final : public Compressor {
 
  private:
   int64_t kept(int64_t elements) const {
-    return static_cast<int64_t>(std::ceil(share_ * static_cast<double>(elements)));
+    return largest_of(elements, share_);
   }
   int64_t kept(std::span<const Stretch> stretches) const {
     int64_t count = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -23,6 +24,9 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 25 << 20;
   /// The bucket that is ready first is smaller, so that communication starts early.
   int64_t first_bucket_bytes = 1 << 20;
+  int64_t bytes_of_first_bucket() const {
+    return std::min(first_bucket_bytes, bucket_bytes);
+  }
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
   /// Parameters and buffers of the group's rank 0 replace everybody else's at the start.

@@ -70,7 +70,7 @@ FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& 
     const comm::Group& group = groups.at(number);
     bucket::LayoutOptions layout;
     layout.bucket_bytes = options.bucket_bytes;
-    layout.first_bucket_bytes = std::min(options.first_bucket_bytes, options.bucket_bytes);
+    layout.first_bucket_bytes = options.bytes_of_first_bucket();
     bucket::FlatOptions own = flat_options;
     const comm::Group& shards = groups.shards(number);
     layout.shards = divisible ? shards.size() : 1;

@@ -28,7 +28,7 @@ void Agreement::adopt(const Layout& layout) {
   known_ = true;
   layout_ = layout;
   announce_all_ = changes_in_a_row_ >= 2;
-  bytes_ = announce_all_ ? kAnnouncementBytes : std::max(layout.bytes, kAnnouncementBytes);
+  bytes_ = announce_all_ ? kAnnouncementBytes : buffer_bytes(layout.bytes);
 }
 
 namespace {

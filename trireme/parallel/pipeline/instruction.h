@@ -24,6 +24,11 @@ enum class Op : uint8_t {
 };
 inline constexpr int kNumOps = 12;
 
+/// Whether it runs layers: a forward, or a backward or a part of one.
+constexpr bool computes(Op op) {
+  return op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::backward_weight;
+}
+
 /// One instruction. The last three operations have no micro-batch and no buffer.
 struct Instruction {
   Op op = Op::forward;

@@ -9,12 +9,6 @@
 namespace trireme::pipeline {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 int64_t numel(const std::vector<int64_t>& sizes) {
   int64_t product = 1;
   for (const int64_t size : sizes) {

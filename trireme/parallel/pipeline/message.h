@@ -1,5 +1,7 @@
 #pragma once
 
+#include <trireme/parallel/pipeline/wire_sizes.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -47,8 +49,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == 64);
 
-inline constexpr int64_t kHeaderBytes = 64;
-inline constexpr int64_t kAnnouncementBytes = 4096;
 inline constexpr int64_t kMaxTensors = 64;
 
 /// Types and shapes of a message's tensors, and their offsets in it.

@@ -2,45 +2,22 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/parallel/pipeline/layer_costs.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
-#include <regex>
 #include <sstream>
 
 namespace trireme::pipeline {
 namespace {
 
-std::vector<double> parameter_costs(const LayerList& layers) {
-  std::vector<double> costs;
+std::vector<LayerSize> sizes_of(const LayerList& layers) {
+  std::vector<LayerSize> sizes;
   for (const Layer& layer : layers) {
-    costs.push_back(static_cast<double>(layer.trainable_parameters()));
+    sizes.push_back({layer.type(), layer.trainable_parameters()});
   }
-  return costs;
-}
-
-std::vector<double> match_costs(const LayerList& layers, const std::string& text) {
-  std::regex regex;
-  try {
-    regex = std::regex(text, std::regex::ECMAScript | std::regex::icase);
-  } catch (const std::regex_error& error) {
-    throw InputError("pipeline",
-                     concat("partition \"type:", text, "\": the regular expression is wrong: ", error.what()));
-  }
-  std::vector<double> costs;
-  std::vector<std::string> types;
-  for (const Layer& layer : layers) {
-    costs.push_back(std::regex_search(layer.type(), regex) ? 1 : 0);
-    if (std::find(types.begin(), types.end(), layer.type()) == types.end()) {
-      types.push_back(layer.type());
-    }
-  }
-  if (std::find(costs.begin(), costs.end(), 1.0) == costs.end()) {
-    throw InputError("pipeline", concat("partition \"type:", text, "\" matches no layer."),
-                     "Their types are: " + join(types, ", ") + ".");
-  }
-  return costs;
+  return sizes;
 }
 
 // "1 234 567": five digits and more are hard to read otherwise.
@@ -88,7 +65,7 @@ std::string table(const std::vector<Row>& rows) {
 } // namespace
 
 std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts, bool allow_empty) {
-  return balance(match_costs(layers, regex), parts, allow_empty);
+  return balance(layer_costs(sizes_of(layers), concat("type:", regex)), parts, allow_empty);
 }
 
 Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty) {
@@ -108,21 +85,12 @@ Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_emp
 
 Partition make_partition(const LayerList& layers, const std::string& method, const std::vector<int64_t>& bounds,
                          int64_t parts, bool allow_empty) {
-  constexpr std::string_view kType = "type:";
   if (!bounds.empty()) {
-    return {manual(bounds, layers.size(), parts, allow_empty), parameter_costs(layers)};
+    return {manual(bounds, layers.size(), parts, allow_empty), layer_costs(sizes_of(layers), "parameters")};
   }
-  if (method == "parameters") {
-    return balance_costs(parameter_costs(layers), parts, allow_empty);
-  }
-  if (method == "uniform") {
-    return {uniform(layers.size(), parts, allow_empty), std::vector<double>(layers.size(), 1.0)};
-  }
-  if (method.compare(0, kType.size(), kType) == 0) {
-    return balance_costs(match_costs(layers, method.substr(kType.size())), parts, allow_empty);
-  }
-  throw InputError("pipeline", concat("there is no partition \"", method, "\"."),
-                   did_you_mean(method, {"parameters", "uniform", "type:REGEX", "profile", "memory"}));
+  std::vector<double> costs = layer_costs(sizes_of(layers), method);
+  std::vector<int64_t> cuts = partition_bounds(costs, method, parts, allow_empty);
+  return {std::move(cuts), std::move(costs)};
 }
 
 std::string describe(const Partition& partition, const LayerList& layers, int stages) {

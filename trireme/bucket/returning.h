@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+
+namespace trireme::bucket {
+
+/// Parts of parameters that may be on their way back from the device while the next one is used there
+/// (ParameterShards::with_owned_on_device).
+inline constexpr int64_t kReturningParts = 2;
+
+} // namespace trireme::bucket
