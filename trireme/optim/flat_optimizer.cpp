@@ -29,8 +29,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
                              const HostStepOptions& host)
     : rule_(make_optimizer(options)),
       store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)),
-      sharded_(sharded),
-      host_(host) {
+      sharded_(sharded) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
@@ -55,7 +54,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   }
   if (!shards_.empty()) {
     device_ = shards_.front().buffer->parameter(0).device();
-    prepare_host_steps();
+    prepare_host_steps(host);
     if (options.state_type == StateType::int8 && !steps_all_on_host() &&
         &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
       throw InputError("optim",
@@ -240,7 +239,7 @@ ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_
   const bool given = !shard.gradients.empty() && shard.gradients[bucket].defined();
   const int64_t first_of_bucket = shard.buffer->layout().buckets()[bucket].begin;
   step.grad = given ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket)
-              : shard.on_host[bucket] ? shard.buffer->host_gradients()->wait(bucket, range, shard.gradient_set)
+              : shard.on_host[bucket] ? host_->gradient(&shard - shards_.data(), bucket, range)
                                       : shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
@@ -408,8 +407,8 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   Shard& shard = shards_[buffer];
   if (shard.on_host[bucket]) {
     send_gradient(buffer, bucket);
-    if (host_.delayed) {
-      queued_.emplace_back(buffer, bucket);
+    if (host_->is_delayed()) {
+      host_->add(buffer, bucket);
     } else {
       step_on_host(shard, bucket);
     }

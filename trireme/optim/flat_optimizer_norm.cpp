@@ -9,19 +9,12 @@ namespace trireme::optim {
 at::Tensor FlatOptimizer::squared_grad_norm() const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
-    if (shard.left_norms) {
-      shard.buffer->host_gradients()->order_current_stream();
-    }
     for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
-      const bool was_taken = shard.left_norms && shard.on_host[b]; // as they left
-      shard.buffer->prefetch_grad(was_taken ? 0
-                                            : (b + 1) % std::ssize(shard.segments)); // the first one's step comes next
-      if (!was_taken) {
+      const bool was_added = host_ && host_->add_left_norm(&shard - shards_.data(), b, sum);
+      // The first one's step comes next.
+      shard.buffer->prefetch_grad(was_added ? 0 : (b + 1) % std::ssize(shard.segments));
+      if (!was_added) {
         add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
-        continue;
-      }
-      for (int64_t piece = 0; piece < shard.left_norms->sums[b].numel(); ++piece) {
-        sum.add_(shard.left_norms->sums[b].slice(0, piece, piece + 1));
       }
     }
   }
