@@ -36,7 +36,8 @@ struct ParameterOptions {
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes
 /// the parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are. The
-/// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them
+/// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped, one chunk after the
+/// other if its store cuts it (bucket/chunks.h). Where it has them
 /// on the host of a device, the CPU's kernels step the bucket there (HostStep), from send_gradient() on; fp32
 /// parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. A shard of
 /// parameters on the host whose states are on the device comes there to be stepped, and returns. Masters follow changes
@@ -181,9 +182,10 @@ class FlatOptimizer : public bucket::SteppedValues {
     /// The type in which it is visited.
     at::ScalarType type = at::kFloat;
   };
-  /// A bucket that has states on this rank, and its pieces in the order in which they are visited.
+  /// A bucket that has states on this rank, or a chunk of one, and its pieces in the order in which they are visited.
   struct StateBucket {
     int64_t buffer = 0;
+    /// Its number in the store.
     int64_t bucket = 0;
     std::vector<Piece> pieces;
   };
@@ -199,24 +201,41 @@ class FlatOptimizer : public bucket::SteppedValues {
   std::optional<bucket::Extent> state_extent(int64_t buffer, int64_t bucket, size_t number);
 
  private:
+  // What of a bucket's owned range the store gives at a time.
+  struct Chunk {
+    int64_t bucket;
+    bucket::Range range;              // of the flat buffer
+    std::vector<Segment> segments;    // of the range
+    std::vector<int64_t> first_block; // of 8-bit states, of each segment: each begins a block
+  };
   struct Shard {
     bucket::FlatParameters* buffer;
-    std::vector<ParameterOptions> options;         // of each parameter
-    bool low_precision;                            // the parameters are not fp32, and have masters
-    std::vector<std::vector<Segment>> segments;    // of each bucket's owned range
-    std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
-    std::vector<at::Tensor> gradients;             // given for the present step; undefined: the buffer's
-    std::vector<bool> unused;                      // parameters that this step leaves out; empty: none
-    std::map<int64_t, at::Tensor> rows;            // of parameters of which this step takes only these
-    std::vector<bucket::Slot> uncounted;           // in the norm, in buffer order
-    int64_t first_norm;                            // in norms_
-    at::Tensor norms;                              // its part of norms_
-    std::optional<int64_t> in_store;               // its number; absent: it has neither masters nor states
-    std::vector<bool> on_host;                     // bucket b is stepped on the host of a device
-    std::vector<bool> has_master;                  // bucket b: low precision, or a copy on the host
+    std::vector<ParameterOptions> options; // of each parameter
+    bool low_precision;                    // the parameters are not fp32, and have masters
+    std::vector<Chunk> chunks;             // by their number in the store
+    std::vector<int64_t> first_chunk;      // of each bucket, and the end
+    std::vector<at::Tensor> gradients;     // given for the present step; undefined: the buffer's
+    std::vector<bool> unused;              // parameters that this step leaves out; empty: none
+    std::map<int64_t, at::Tensor> rows;    // of parameters of which this step takes only these
+    std::vector<bucket::Slot> uncounted;   // in the norm, in buffer order
+    int64_t first_norm;                    // in norms_
+    at::Tensor norms;                      // its part of norms_
+    std::optional<int64_t> in_store;       // its number; absent: it has neither masters nor states
+    std::vector<bool> on_host;             // bucket b is stepped on the host of a device
+    std::vector<bool> has_master;          // bucket b: low precision, or a copy on the host
+
+    int64_t buckets() const {
+      return std::ssize(first_chunk) - 1;
+    }
+    std::span<const Chunk> chunks_of(int64_t bucket) const {
+      return std::span(chunks).subspan(first_chunk[bucket], first_chunk[bucket + 1] - first_chunk[bucket]);
+    }
+    int64_t number(const Chunk& chunk) const {
+      return &chunk - chunks.data();
+    }
   };
 
-  // Masters and states of a bucket's owned range in the store.
+  // Masters and states of a chunk in the store.
   struct BucketStates {
     at::Tensor master; // undefined: it has none
     std::span<const at::Tensor> states;
@@ -231,33 +250,41 @@ class FlatOptimizer : public bucket::SteppedValues {
   static bool has_masters(const Shard& shard);
   bool steps_all_on_host() const;
   void prepare_host_steps(const HostStepOptions& options);
-  void with_states(const Shard& shard, int64_t bucket, bool modifies,
+  void with_states(const Shard& shard, const Chunk& chunk, bool modifies,
                    const std::function<void(const BucketStates&)>& f) const;
+  // The same of all chunks of a bucket together.
+  void with_all_states(const Shard& shard, int64_t bucket, bool modifies,
+                       const std::function<void(const std::vector<BucketStates>&)>& f) const;
   void follow_first_values();
-  void refresh_master(const Shard& shard, int64_t bucket);
+  void refresh_master(const Shard& shard, const Chunk& chunk);
   /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass, beside the states: with
   /// parameters that it `modifies`, or only reads.
   void for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const;
-  // The same of a bucket whose new parameters go to `data`, beside the masters; undefined: nowhere.
-  void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states,
+  // The same of a chunk whose new parameters go to `data`, beside the masters; undefined: nowhere.
+  void step_parts(const Shard& shard, const Chunk& chunk, const at::Tensor& data, const BucketStates& states,
                   const std::function<void(ShardStep&)>& f) const;
+  // The same of each chunk of a bucket; `data` is the bucket's.
+  void step_chunks(const Shard& shard, int64_t bucket, const at::Tensor& data,
+                   const std::function<void(ShardStep&)>& f) const;
   void step(Shard& shard, ShardStep& step) const;
   void step_on_host(Shard& shard, int64_t bucket);
   void write_stepped(Shard& shard, int64_t bucket, const at::Tensor& parameters);
-  void fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master, const at::Tensor& parameters) const;
+  void fill_unstepped(const Shard& shard, const Chunk& chunk, const at::Tensor& master,
+                      const at::Tensor& parameters) const;
   bool is_left_out(const Shard& shard, int64_t parameter) const {
     return !shard.unused.empty() && shard.unused[parameter];
   }
-  ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket,
+  /// The chunk's part of `data`, which is that of its bucket; undefined as it is.
+  at::Tensor part_of(const Shard& shard, const Chunk& chunk, const at::Tensor& data) const;
+  ShardStep shard_step(const Shard& shard, const Chunk& chunk, const at::Tensor& data, const BucketStates& states,
                        size_t first, size_t last) const;
   static void step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel,
                            const std::function<void(ShardStep&)>& f);
-  void prefetch_after(const Shard& shard, int64_t bucket) const;
+  void prefetch_after(const Shard& shard, const Chunk& chunk) const;
   static std::vector<bucket::Range> counted(const Shard& shard, const bucket::Range& range);
   static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
                                   const at::Tensor& sum);
-  static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket,
-                              size_t segment);
+  static at::Tensor scales_of(const Chunk& chunk, const BucketStates& states, size_t state, size_t segment);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;

@@ -23,7 +23,7 @@ bool FlatOptimizer::has_masters(const Shard& shard) {
 
 void FlatOptimizer::place(Shard& shard) {
   std::vector<int64_t> numel;
-  for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+  for (int64_t b = 0; b < shard.buckets(); ++b) {
     numel.push_back(owned(shard, b).numel());
   }
   if (!shard.buffer->device().is_cpu()) {
@@ -39,7 +39,7 @@ void FlatOptimizer::place(Shard& shard) {
 
 bool FlatOptimizer::steps_all_on_host() const {
   for (const Shard& shard : shards_) {
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
       if (!shard.on_host[b] && owned(shard, b).numel() > 0) {
         return false;
       }
@@ -69,7 +69,7 @@ void FlatOptimizer::prepare_host_steps(const HostStepOptions& options) {
   std::vector<HostStep::Buffer> buffers;
   for (const Shard& shard : shards_) {
     HostStep::Buffer& buffer = buffers.emplace_back(HostStep::Buffer{shard.buffer, {}, {}});
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
       buffer.ranges.push_back(shard.on_host[b] ? owned(shard, b) : bucket::Range());
       buffer.counted.push_back(counted(shard, shard.buffer->plan().mine(b)));
     }
@@ -84,10 +84,10 @@ void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
 }
 
 // What no kernel writes: gaps between parameters, and parameters that the step leaves out.
-void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master,
+void FlatOptimizer::fill_unstepped(const Shard& shard, const Chunk& chunk, const at::Tensor& master,
                                    const at::Tensor& parameters) const {
   int64_t end = 0;
-  for (const Segment& segment : shard.segments[bucket]) {
+  for (const Segment& segment : chunk.segments) {
     if (end < segment.begin) {
       parameters.slice(0, end, segment.begin).zero_();
     }
@@ -100,28 +100,28 @@ void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at:
 }
 
 void FlatOptimizer::write_stepped(Shard& shard, int64_t bucket, const at::Tensor& parameters) {
-  with_states(shard, bucket, true, [&](const BucketStates& states) {
-    prefetch_after(shard, bucket);
-    step_parts(shard, bucket, shard.low_precision ? parameters : at::Tensor(), states,
-               [&](ShardStep& one) { step(shard, one); });
-    if (shard.low_precision) {
-      fill_unstepped(shard, bucket, states.master, parameters);
-    } else {
-      at::Tensor(parameters).copy_(states.master);
-    }
-  });
+  for (const Chunk& chunk : shard.chunks_of(bucket)) {
+    at::Tensor part = part_of(shard, chunk, parameters);
+    with_states(shard, chunk, true, [&](const BucketStates& states) {
+      prefetch_after(shard, chunk);
+      step_parts(shard, chunk, shard.low_precision ? part : at::Tensor(), states,
+                 [&](ShardStep& one) { step(shard, one); });
+      if (shard.low_precision) {
+        fill_unstepped(shard, chunk, states.master, part);
+      } else {
+        part.copy_(states.master);
+      }
+    });
+  }
 }
 
 void FlatOptimizer::step_on_host(Shard& shard, int64_t bucket) {
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    if (!data.is_cpu()) {
+    if (data.is_cpu()) { // a shard that is gathered from here
+      step_chunks(shard, bucket, data, [&](ShardStep& one) { step(shard, one); });
+    } else {
       host_->step(&shard - shards_.data(), bucket, data);
-      return;
     }
-    with_states(shard, bucket, true, [&](const BucketStates& states) { // a shard that is gathered from here
-      prefetch_after(shard, bucket);
-      step_parts(shard, bucket, data, states, [&](ShardStep& one) { step(shard, one); });
-    });
   });
 }
 

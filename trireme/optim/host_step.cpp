@@ -142,8 +142,7 @@ void HostStep::finish(int64_t buffer, int64_t bucket) {
   finished_.erase(found);
   const Kept& kept = buffers_[buffer];
   kept.buffer.parameters->modify_owned_data(
-      bucket, kept.buffer.ranges[bucket],
-      [&](const at::Tensor& data) { to_device_.send(kept.results[bucket], data); });
+      bucket, kept.buffer.ranges[bucket], [&](const at::Tensor& data) { to_device_.send(kept.results[bucket], data); });
 }
 
 } // namespace trireme::optim
