@@ -123,5 +123,25 @@ TEST(OffloadedOptimizerTest, MoreBuffersReadMoreOfTheNextStepAhead) {
   }
 }
 
+// Memory of buffers is that of chunks, however large the largest parameter is: a vocabulary of 128k costs no gigabytes.
+TEST(OffloadedOptimizerTest, BuffersDoNotGrowWithTheLargestBucket) {
+  const ScratchFolder scratch(make_scratch_folder("trireme_offload"));
+  constexpr int64_t kBuffers = 3;
+  for (const int64_t numel : {kChunkElements / 2, 2 * kChunkElements, 5 * kChunkElements + 1000}) {
+    bucket::FlatParameters flat({{"p", torch::ones({numel}).set_requires_grad(true)}}, {}, optim::allocate);
+    auto owned = store_in(scratch.path, std::make_shared<Traffic>(), true, kBuffers);
+    const DiskStore& store = *owned;
+    optim::FlatOptimizer optimizer(
+        {&flat}, [](const bucket::TensorInfo&) { return optim::ParameterOptions{}; },
+        optim::options_of(optim::AdamOptions{}), false, std::move(owned));
+    flat.attach_zero_grad(0);
+    for (int64_t step = 1; step < 3; ++step) {
+      optimizer.begin_step(0.01, std::nullopt, 1);
+      optimizer.step_bucket(0, 0);
+      EXPECT_LE(store.buffer_bytes(), kBuffers * 8 * kChunkElements) << numel;
+    }
+  }
+}
+
 } // namespace
 } // namespace trireme::offload

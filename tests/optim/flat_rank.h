@@ -40,10 +40,11 @@ inline bool is_lamb(const Rule& rule) {
 class Rank {
  public:
   Rank(const OptimizerOptions& options, int rank, int size, at::ScalarType type = torch::kFloat32,
-       std::unique_ptr<bucket::StateStore> store = nullptr) {
+       std::unique_ptr<bucket::StateStore> store = nullptr,
+       const std::vector<int64_t>& sizes = {700, 1, 333, 2500, 40}) {
     torch::manual_seed(11);
     bucket::NamedTensors parameters;
-    for (const int64_t n : {700, 1, 333, 2500, 40}) {
+    for (const int64_t n : sizes) {
       at::Tensor values = torch::randn({n}).to(torch::kBFloat16).to(type); // the same start in every type
       parameters.emplace_back(concat("p", n), values.set_requires_grad(true));
     }

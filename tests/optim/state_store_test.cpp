@@ -1,6 +1,7 @@
 // Masters and optimizer states that are not in memory between steps: the same bits, and one bucket at a time.
 #include "flat_rank.h"
 
+#include <tests/support/chunked_store.h>
 #include <tests/support/file_store.h>
 
 #include <gtest/gtest.h>
@@ -38,6 +39,115 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
         }
       }
     }
+  }
+}
+
+const std::vector<int64_t> kSizes = {40'000, 1, 100, 70'003, 20'000};
+
+// A store may give a bucket in chunks: the bits are those of whole buckets, LAMB's norms and blocks of 8 bits included.
+TEST(StateStoreTest, StatesInChunksTrainAsWholeOnes) {
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const StateType state_type : {StateType::fp32, StateType::bf16, StateType::int8}) {
+      for (const Rule& rule : kRules) {
+        if (is_lamb(rule) && state_type == StateType::int8) {
+          continue;
+        }
+        for (const int size : {1, 2}) {
+          if (is_lamb(rule) && size > 1) {
+            continue; // its norms need another rank
+          }
+          const OptimizerOptions options = options_of(rule, state_type);
+          auto owned = std::make_unique<test::ChunkedStore>();
+          const test::ChunkedStore& store = *owned;
+          Rank memory(options, size - 1, size, type, nullptr, kSizes);
+          Rank chunks(options, size - 1, size, type, std::move(owned), kSizes);
+          EXPECT_EQ(store.most(), bucket::kChunkAlignment) << "elements of a part";
+          EXPECT_EQ(chunks.optimizer().bytes(), memory.optimizer().bytes());
+          memory.run(1, 2);
+          chunks.run(1, 2);
+          chunks.load_states(chunks.states()); // what a checkpoint does
+          memory.run(3, 3);
+          chunks.run(3, 3);
+          EXPECT_TRUE(torch::equal(chunks.flat().flat_data(), memory.flat().flat_data()))
+              << memory.optimizer().rule().name() << ' ' << name(state_type);
+          const auto expected = memory.states();
+          for (const auto& [name, tensor] : chunks.states()) {
+            EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Who has a say in a step (SteppedValues) gets the values of a bucket in one piece, and what it writes is kept.
+TEST(StateStoreTest, ValuesOfChunksAreThoseOfTheirBucket) {
+  using Access = bucket::SteppedValues::Access;
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    for (const StateType state_type : {StateType::fp32, StateType::int8}) {
+      const OptimizerOptions options = options_of(AdamOptions{}, state_type);
+      Rank memory(options, 0, 1, type, nullptr, kSizes);
+      Rank chunks(options, 0, 1, type, std::make_unique<test::ChunkedStore>(), kSizes);
+      for (Rank* rank : {&memory, &chunks}) {
+        rank->run(1, 2);
+        for (int64_t b = 0; b < std::ssize(rank->flat().layout().buckets()); ++b) {
+          rank->optimizer().with_values(0, b, Access::write_all, [](const bucket::SteppedValues::Values& values) {
+            at::Tensor(values.parameters).mul_(0.5);
+            for (const at::Tensor& state : values.states) {
+              at::Tensor(state).mul_(0.75);
+            }
+          });
+        }
+        rank->run(3, 3);
+      }
+      EXPECT_TRUE(torch::equal(chunks.flat().flat_data(), memory.flat().flat_data()));
+      for (int64_t b = 0; b < std::ssize(memory.flat().layout().buckets()); ++b) {
+        std::vector<at::Tensor> expected;
+        memory.optimizer().with_values(0, b, Access::read_all, [&](const bucket::SteppedValues::Values& values) {
+          expected = values.states;
+          expected.push_back(values.parameters);
+        });
+        chunks.optimizer().with_values(0, b, Access::read_all, [&](const bucket::SteppedValues::Values& values) {
+          ASSERT_EQ(values.states.size() + 1, expected.size());
+          for (size_t i = 0; i < values.states.size(); ++i) {
+            EXPECT_TRUE(torch::equal(values.states[i], expected[i]));
+          }
+          EXPECT_TRUE(torch::equal(values.parameters, expected.back()));
+        });
+      }
+    }
+  }
+}
+
+// The norm of gradients adds block by block, also where a block lies in two chunks.
+TEST(StateStoreTest, NormsOfGradientsInChunksAreThoseInMemory) {
+  const torch::NoGradGuard no_grad;
+  for (const at::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    const auto norm_of = [&](const std::shared_ptr<bucket::StateStore>& store) {
+      torch::manual_seed(3);
+      bucket::NamedTensors parameters;
+      for (const int64_t n : kSizes) {
+        parameters.emplace_back(concat("p", n), torch::randn({n}, type).set_requires_grad(true));
+      }
+      bucket::FlatParameters flat(parameters, {}, allocate,
+                                  {.shard_gradients = true,
+                                   .placement_of =
+                                       [](const std::string& name, const at::Tensor&) {
+                                         bucket::Placement placement;
+                                         placement.counts_in_norm = name != "p100";
+                                         return placement;
+                                       },
+                                   .gradient_store = store});
+      FlatOptimizer optimizer(
+          {&flat}, [](const bucket::TensorInfo&) { return ParameterOptions{}; }, options_of(AdamOptions{}));
+      for (int64_t b = 0; b < std::ssize(flat.layout().buckets()); ++b) {
+        at::Tensor gradient = flat.bucket_grad(b);
+        gradient.copy_(torch::randn({gradient.numel()}));
+        flat.accumulate(b);
+      }
+      return optimizer.squared_grad_norm().item<double>();
+    };
+    EXPECT_EQ(norm_of(std::make_shared<test::ChunkedStore>()), norm_of(nullptr));
   }
 }
 

@@ -252,6 +252,10 @@ at::Tensor FlatParameters::owned_grad(int64_t b, const Range& range) const {
   return grad_shards_ ? grad_shards_->owned(b, range) : flat_grad_.slice(0, range.begin, range.end);
 }
 
+int64_t FlatParameters::grad_chunk_end(int64_t b, int64_t at) const {
+  return grad_shards_ ? grad_shards_->chunk_end(b, at) : layout_.buckets()[b].end;
+}
+
 void FlatParameters::bring_gradients_to_host(HostGradientOptions options) {
   options.add_up_there = options.add_up_there && gradients_are_sharded();
   host_gradients_ = std::make_unique<HostGradients>(std::move(options));

@@ -177,6 +177,9 @@ class FlatParameters {
   /// Elements `range` (of the flat buffer) of the gradients, which lie in bucket `b` and, when they are sharded, are
   /// this rank's.
   at::Tensor owned_grad(int64_t b, const Range& range) const;
+  /// How far gradients of bucket `b` lie together from element `at` of the flat buffer on: owned_grad() copies what
+  /// lies in several chunks of a store.
+  int64_t grad_chunk_end(int64_t b, int64_t at) const;
   bool gradients_are_sharded() const {
     return grad_shards_ != nullptr;
   }

@@ -1,7 +1,9 @@
 #include <trireme/bucket/gradient_shards.h>
 
+#include <trireme/bucket/chunks.h>
 #include <trireme/bucket/state_store.h>
 
+#include <ATen/ops/cat.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -32,11 +34,18 @@ GradientShards::GradientShards(const FlatLayout& layout, const ShardPlan& plan, 
       under_way_(layout.buckets().size()) {
   if (store_) {
     StoredArray shards{type_, 0, {}};
+    std::vector<std::string> names;
     for (int64_t b = 0; b < std::ssize(layout_.buckets()); ++b) {
-      shards.numel.push_back(plan_.mine(b).numel());
+      first_.push_back(std::ssize(chunks_));
+      for (const Range& range : chunks_of(layout_, b, plan_.mine(b), store_->chunk_elements())) {
+        chunks_.push_back({b, range});
+        shards.numel.push_back(range.numel());
+        names.push_back(layout_.tensors()[layout_.slots()[layout_.buckets()[b].first_slot].tensor].name);
+      }
     }
+    first_.push_back(std::ssize(chunks_));
     in_store_ = store_->add({shards}, device);
-    store_->name_buckets(in_store_, layout_.first_names());
+    store_->name_buckets(in_store_, std::move(names));
   }
 }
 
@@ -66,26 +75,27 @@ void GradientShards::accumulate(int64_t b) {
     memory = at::Tensor(); // not lent to the next bucket while it is copied
     return;
   }
-  const auto keep = [&](at::Tensor kept) {
+  const auto keep = [&](at::Tensor kept, const at::Tensor& values) {
     if (begun_[b]) {
-      kept.add_(reduced);
+      kept.add_(values);
     } else {
-      kept.copy_(reduced);
+      kept.copy_(values);
     }
   };
   if (store_) {
-    store_->use(in_store_, b, true, [&](const std::vector<at::Tensor>& arrays) {
-      for (int64_t k = 1; k <= std::min(store_->ahead(), std::ssize(begun_) - 1); ++k) {
-        prefetch(
-            (b + k) %
-            std::ssize(
-                begun_)); // buckets are full in this order; after the last the next micro-batch's first, or the step's
-      }
-      keep(arrays.front());
-    });
+    for (int64_t chunk = first_[b]; chunk < first_[b + 1]; ++chunk) {
+      store_->use(in_store_, chunk, true, [&](const std::vector<at::Tensor>& arrays) {
+        // Buckets are full in this order; after the last the first comes, of the next micro-batch or of the step.
+        for (int64_t k = 1; k <= std::min(store_->ahead(), std::ssize(chunks_) - 1); ++k) {
+          prefetch_chunk((chunk + k) % std::ssize(chunks_));
+        }
+        const Range& range = chunks_[chunk].range;
+        keep(arrays.front(), reduced.slice(0, range.begin - mine.begin, range.end - mine.begin));
+      });
+    }
   } else {
     take_memory();
-    keep(owned(b, mine));
+    keep(owned(b, mine), reduced);
   }
   begun_[b] = true;
   pool_->give_back(std::move(memory));
@@ -105,30 +115,60 @@ void GradientShards::take_memory() {
 }
 
 at::Tensor GradientShards::owned(int64_t b, const Range& range) const {
-  if (store_) {
-    const int64_t begin = plan_.mine(b).begin;
-    at::Tensor values;
-    store_->use(in_store_, b, false, [&](const std::vector<at::Tensor>& arrays) {
-      values = arrays.front().slice(0, range.begin - begin, range.end - begin);
-    });
-    return values;
+  if (!store_) {
+    const int64_t offset = offset_[b] - plan_.mine(b).begin;
+    return shard_.slice(0, offset + range.begin, offset + range.end);
   }
-  const int64_t offset = offset_[b] - plan_.mine(b).begin;
-  return shard_.slice(0, offset + range.begin, offset + range.end);
+  std::vector<at::Tensor> parts;
+  for (int64_t chunk = first_[b]; chunk < first_[b + 1]; ++chunk) {
+    const Range& own = chunks_[chunk].range;
+    const bool is_last = chunk + 1 == first_[b + 1];
+    if (own.end <= range.begin && !is_last) {
+      continue;
+    }
+    store_->use(in_store_, chunk, false, [&](const std::vector<at::Tensor>& arrays) {
+      for (int64_t next = chunk + 1; next < std::min(chunk + 1 + store_->ahead(), first_[b + 1]); ++next) {
+        store_->prefetch(in_store_, next);
+      }
+      parts.push_back(arrays.front().slice(0, std::max(range.begin, own.begin) - own.begin,
+                                           std::min(range.end, own.end) - own.begin));
+    });
+    if (range.end <= own.end) {
+      break;
+    }
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+int64_t GradientShards::chunk_end(int64_t b, int64_t at) const {
+  if (!store_) {
+    return plan_.mine(b).end;
+  }
+  int64_t chunk = first_[b];
+  while (chunks_[chunk].range.end <= at && chunk + 1 < first_[b + 1]) {
+    ++chunk;
+  }
+  return chunks_[chunk].range.end;
 }
 
 void GradientShards::start_over() {
-  for (int64_t b = 0; store_ && b < std::ssize(begun_); ++b) {
-    if (begun_[b]) {
-      store_->forget(in_store_, b);
+  for (int64_t chunk = 0; chunk < std::ssize(chunks_); ++chunk) {
+    if (begun_[chunks_[chunk].bucket]) {
+      store_->forget(in_store_, chunk);
     }
   }
   std::fill(begun_.begin(), begun_.end(), false);
 }
 
+void GradientShards::prefetch_chunk(int64_t chunk) {
+  if (begun_[chunks_[chunk].bucket]) {
+    store_->prefetch(in_store_, chunk);
+  }
+}
+
 void GradientShards::prefetch(int64_t b) {
-  if (store_ && begun_[b]) {
-    store_->prefetch(in_store_, b);
+  if (store_) {
+    prefetch_chunk(first_[b]);
   }
 }
 

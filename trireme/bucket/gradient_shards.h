@@ -18,7 +18,7 @@ class StateStore;
 /// until it has been reduced and accumulate() has taken its shard out of it.
 ///
 /// Memory: numel / ranks from the first accumulate() on, where the store has it, less what is added up on the host, and
-/// the buckets under way; their memory is used again by later ones.
+/// the buckets under way; their memory is used again by later ones. In a store they are cut into its chunks.
 class GradientShards {
  public:
   /// `layout` and `plan` must outlive it. The shards are an array of `store`; null: in one piece of memory by
@@ -35,15 +35,22 @@ class GradientShards {
   /// Adds this rank's slice of the reduced bucket to what it has of this step, and gives the memory back.
   void accumulate(int64_t b);
   /// This rank's gradients of bucket `b`, or the part of them that is `range` of the flat buffer; of a store, to be
-  /// read. Not of buckets that are added up on the host.
+  /// read: a copy if they lie in several chunks. Not of buckets that are added up on the host.
   at::Tensor owned(int64_t b, const Range& range) const;
+  /// The end of the chunk of bucket `b` that has element `at` of the flat buffer: owned() copies nothing up to it.
+  int64_t chunk_end(int64_t b, int64_t at) const;
   /// A new step begins: what was there does not count any more.
   void start_over();
   /// Says that owned() of this bucket is near.
   void prefetch(int64_t b);
 
  private:
+  struct Chunk {
+    int64_t bucket = 0;
+    Range range;
+  };
   void take_memory();
+  void prefetch_chunk(int64_t chunk);
   bool on_host(int64_t b) const {
     return host_ != nullptr && host_->has(b);
   }
@@ -58,6 +65,8 @@ class GradientShards {
   int64_t in_store_ = -1;       // our number there
   at::Tensor shard_;            // bucket after bucket; undefined: the store has it
   std::vector<int64_t> offset_; // of each bucket in it
+  std::vector<Chunk> chunks_;   // in the store, by their number there
+  std::vector<int64_t> first_;  // chunk of each bucket, and the end
   std::vector<bool> begun_;
   std::vector<at::Tensor> under_way_; // by bucket, perhaps longer than it
 };

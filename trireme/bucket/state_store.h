@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +37,12 @@ class StateStore {
   /// each bucket's part. An optimizer steps such buckets on the host. Asked before add() of the same buffer. Empty:
   /// none.
   virtual std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device);
+  /// Elements of each array that a bucket should have at most, because the store's memory grows with its largest
+  /// bucket. Who adds arrays cuts larger buckets into chunks (bucket/chunks.h), each a bucket to the store. At least
+  /// kChunkAlignment.
+  virtual int64_t chunk_elements() const {
+    return std::numeric_limits<int64_t>::max();
+  }
   /// Adds the arrays of one more flat buffer (at least one), filled with their initial values, and returns its number.
   /// acquire() gives them on `device`, those of buckets on_host() there.
   virtual int64_t add(const std::vector<StoredArray>& arrays, at::Device device) = 0;

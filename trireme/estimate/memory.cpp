@@ -125,13 +125,13 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   Sum sum(run, item);
   const auto add = [&](const FileBuffers& buffers, const char* what) {
     if (buffers.count > 0) {
-      sum.add(said(run, "the ", buffers.count, " largest buckets of ", what), buffers.bytes);
+      sum.add(said(run, "the ", buffers.count, " largest ", what), buffers.bytes);
     }
   };
   if (!run.on_device) {
-    add(elsewhere.state_buffers, "masters and states");
-    add(elsewhere.parameter_buffers, "parameters");
-    add(elsewhere.gradient_buffers, "gradients");
+    add(elsewhere.state_buffers, "chunks of masters and states");
+    add(elsewhere.parameter_buffers, "buckets of parameters");
+    add(elsewhere.gradient_buffers, "chunks of gradients");
   }
   if (elsewhere.most_on_device > 0) {
     sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns",

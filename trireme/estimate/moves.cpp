@@ -2,8 +2,10 @@
 
 #include <trireme/aio/options.h>
 #include <trireme/base/error.h>
+#include <trireme/bucket/chunks.h>
 #include <trireme/bucket/pinned_blocks.h>
 #include <trireme/bucket/returning.h>
+#include <trireme/bucket/shard_plan.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/gather_plan.h>
 #include <trireme/estimate/layouts.h>
@@ -75,6 +77,17 @@ int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
   });
 }
 
+// Elements of what moves at a time of the first rank's part of a bucket (StateStore::chunk_elements()).
+std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut) {
+  const bucket::Range part = bucket::shard_of(layout.buckets()[b], 0, run.shard_ranks());
+  std::vector<int64_t> chunks;
+  for (const bucket::Range& range :
+       bucket::chunks_of(layout, b, part, is_cut ? offload::kChunkElements : part.numel())) {
+    chunks.push_back(range.numel());
+  }
+  return chunks;
+}
+
 void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<int64_t>& in_files, Elsewhere& out) {
   const bool files = run.offload.optimizer.place == Place::nvme;
   const int64_t count = moved_buckets(run, layout);
@@ -87,15 +100,19 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<in
         run.moves_parameters() && bucket.unit != bucket::TensorInfo::kNoUnit; // a parameter in fp32 is its own master
     const int64_t master = run.precision.has_masters() || (run.on_device && !stays_there) ? 4 * each : 0;
     const int64_t scales = run.scale_bytes(each);
-    const int64_t in_file =
-        aio::round_up(master) + states * (aio::round_up(run.state_bytes() * each) + aio::round_up(scales));
     out.elements += each;
     out.state_bytes += states * (run.state_bytes() * each + scales);
     out.master_bytes += master;
     out.largest_elements = std::max(out.largest_elements, each);
-    if (files && in_file > 0) {
-      out.state_file_bytes += in_file;
-      in_files.push_back(in_file);
+    const bool is_cut = !run.on_device || run.offload.optimizer.ratio >= 1; // a share is of whole buckets
+    for (const int64_t elements : files ? chunks_of(run, layout, b, is_cut) : std::vector<int64_t>()) {
+      const int64_t in_file =
+          aio::round_up(master > 0 ? 4 * elements : 0) +
+          states * (aio::round_up(run.state_bytes() * elements) + aio::round_up(run.scale_bytes(elements)));
+      if (in_file > 0) {
+        out.state_file_bytes += in_file;
+        in_files.push_back(in_file);
+      }
     }
     if (run.on_device) {
       out.state_pieces.push_back(master);
@@ -172,8 +189,9 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
   for (const bucket::FlatLayout* const layout : layouts) {
     const int64_t count = moved_buckets(run, *layout); // what the host steps
     for (int64_t b = 0; b < count; ++b) {
-      out.gradient_file_bytes += in_files.emplace_back(
-          aio::round_up(run.gradient_bytes() * (layout->buckets()[b].numel() / run.shard_ranks())));
+      for (const int64_t elements : chunks_of(run, *layout, b, !run.on_device)) {
+        out.gradient_file_bytes += in_files.emplace_back(aio::round_up(run.gradient_bytes() * elements));
+      }
     }
   }
   out.gradient_buffers = largest_of(std::move(in_files), run.offload.optimizer.buffer_count);
@@ -273,14 +291,14 @@ class Moves {
     }
     if (run_.on_device) {
       gradients_of_a_device(m);
-      buffers_of_files(there_.state_buffers, "masters and states");
+      buffers_of_files(there_.state_buffers, "chunks of masters and states");
     }
   }
 
   void buffers_of_files(const FileBuffers& buffers, const char* what) {
     add(out_.on_host, "buffers of files",
-        buffers.count == 1 ? said(run_, "the largest bucket of ", what)
-                           : said(run_, "the ", buffers.count, " largest buckets of ", what),
+        buffers.count == 1 ? said(run_, "the largest of the ", what)
+                           : said(run_, "the ", buffers.count, " largest ", what),
         "", buffers.bytes);
   }
 
@@ -290,7 +308,7 @@ class Moves {
     const int64_t g = run_.gradient_bytes();
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
     if (run_.gradients_in_files()) {
-      buffers_of_files(there_.gradient_buffers, "gradients");
+      buffers_of_files(there_.gradient_buffers, "buckets of gradients");
     } else {
       add(out_.on_host, "gradients",
           said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""),
@@ -309,7 +327,7 @@ class Moves {
       const int64_t on_host = there_.parameters - there_.parameters_in_files;
       add(out_.on_host, "parameters", said(run_, e, " U / N", place == Place::nvme ? ", at most max_in_cpu" : ""),
           said(run_, e, " x ", on_host), e * on_host);
-      buffers_of_files(there_.parameter_buffers, "parameters");
+      buffers_of_files(there_.parameter_buffers, "buckets of parameters");
     }
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"),
         said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);

@@ -11,9 +11,9 @@ namespace trireme::offload {
 /// each the parts of its arrays, every one from a multiple of aio::kAlignment on (a block of the file system: what is
 /// copied by reference has whole ones).
 ///
-/// The bucket is what is moved at a time, so DeepSpeed's sub_group_size, the elements it steps at a time, has no
-/// meaning here: "reduce_bucket_size" bounds a bucket, and at ZeRO stage 3 a unit's parameters do. A parameter larger
-/// than that is a bucket by itself, of which each rank moves its shard.
+/// A bucket here is what moves at a time: a chunk of a flat buffer's bucket (kChunkElements) for masters, states and
+/// the CPU's gradients, the bucket for parameters and a GPU's gradients. DeepSpeed's sub_group_size, the elements that
+/// it steps at a time, has no effect.
 struct DiskPlan {
   struct Bucket {
     int64_t offset = 0;          ///< in the file

@@ -6,6 +6,7 @@
 #include <trireme/device/stream.h>
 #include <trireme/offload/disk_plan.h>
 #include <trireme/offload/host_buffer.h>
+#include <trireme/offload/options.h>
 #include <trireme/offload/rank_folder.h>
 #include <trireme/offload/traffic.h>
 
@@ -30,6 +31,8 @@ struct DiskOptions {
   bool fast_init = false;
   /// Elements that stay in memory: those of the first buckets.
   int64_t elements_in_memory = 0;
+  /// What chunk_elements() says.
+  int64_t chunk_elements = kChunkElements;
   /// Memory from which a device copies by itself, for buffers on one.
   bool pin_memory = false;
   aio::Options aio = {};
@@ -62,6 +65,9 @@ class DiskStore : public bucket::StateStore {
 
   /// All of them: files are read into the host's memory.
   std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device) override;
+  int64_t chunk_elements() const override {
+    return options_.chunk_elements;
+  }
   /// Errors: Error where the disk is full: the whole file is reserved now.
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override;
   void name_buckets(int64_t buffer, std::vector<std::string> first_parameters) override;

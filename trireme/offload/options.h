@@ -22,16 +22,21 @@ constexpr const char* word(Place place) {
   return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
 }
 
+/// Elements of a bucket whose masters and states, or gradients, move between files and the host's memory at a time: 8
+/// MiB of Adam's states in fp32, enough for a disk to be busy with the next while one is stepped.
+inline constexpr int64_t kChunkElements = int64_t{1} << 20;
+
 /// Masters, optimizer states and, on a device, gradients, which are in files where parameters are too:
 /// "offload_optimizer" of "zero_optimization".
 struct OptimizerOptions {
   Place place = Place::device;
   /// The folder of the files; each rank makes a folder of its own in it.
   std::string nvme_path = {};
-  /// Buckets that have memory on the host at a time, at least 3: one is read and one written while one is stepped.
+  /// Chunks of kChunkElements that have memory on the host at a time, at least 3: one is read and one written while one
+  /// is stepped. Gradients of a GPU: buckets.
   int64_t buffer_count = 4;
   bool pin_memory = true;
-  /// Reads the next bucket, and writes the one before, while one is stepped.
+  /// Reads the next chunk, and writes the one before, while one is stepped.
   bool pipeline_read = false;
   bool pipeline_write = false;
   /// Leaves out the first write of the states: what was never written is read as its initial value.

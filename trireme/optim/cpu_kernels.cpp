@@ -1,5 +1,6 @@
 #include <trireme/kernels/kernels.h>
 #include <trireme/optim/device_kernels.h>
+#include <trireme/optim/shard_check.h>
 
 #include <ATen/Parallel.h>
 
@@ -104,7 +105,7 @@ void lamb_apply(const kernels::LambArgs& given, std::span<const Segment> segment
   });
 }
 
-void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* to, at::Device) {
+std::vector<double> squared_norms_of(const void* x, kernels::Element type, int64_t n) {
   const int64_t bytes = type == kernels::Element::f32 ? 4 : 2;
   std::vector<double> sums((n + kBlock - 1) / kBlock);
   parallel_ranges(n, [&](int64_t begin, int64_t end) {
@@ -113,8 +114,12 @@ void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* t
                                                                 std::min(kBlock, end - i));
     }
   });
+  return sums;
+}
+
+void add_squared_norm(const void* x, kernels::Element type, int64_t n, double* to, at::Device) {
   double sum = 0;
-  for (const double block : sums) {
+  for (const double block : squared_norms_of(x, type, n)) {
     sum += block;
   }
   *to += sum;
@@ -133,6 +138,10 @@ void encode_states(const kernels::StateArray& state, bool is_signed, int64_t n, 
 }
 
 } // namespace
+
+std::vector<double> squared_norms(const at::Tensor& grad) {
+  return squared_norms_of(grad.const_data_ptr(), element_of(grad.scalar_type()), grad.numel());
+}
 
 const DeviceKernels kCpuKernels = {
     over_all<&kernels::KernelSet::adam, kernels::AdamArgs>,

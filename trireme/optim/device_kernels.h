@@ -4,6 +4,7 @@
 #include <trireme/optim/optimizer.h>
 
 #include <span>
+#include <vector>
 
 namespace trireme::optim {
 
@@ -42,6 +43,9 @@ void register_kernels(at::DeviceType device, const DeviceKernels& kernels);
 /// Elements of a block of the CPU's kernels: threads get whole blocks, and a reduction has one partial result a block,
 /// so neither depends on how many threads there are. 64 KiB of floats: small enough to share evenly.
 inline constexpr int64_t kBlock = 16384;
+
+/// The sums of squares of each block of `grad`, which is on the CPU: add_squared_norm() adds them up in this order.
+std::vector<double> squared_norms(const at::Tensor& grad);
 
 /// Run on all threads of at::parallel_for, with the widest instructions of this machine (kernels/kernels.h).
 extern const DeviceKernels kCpuKernels;

@@ -1,9 +1,11 @@
 #include <trireme/optim/flat_optimizer.h>
 
 #include <trireme/base/error.h>
+#include <trireme/bucket/chunks.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/kernels/optimizer_args.h>
 #include <trireme/optim/aten_kernels.h>
+#include <trireme/optim/device_kernels.h>
 
 #include <torch/utils.h>
 
@@ -12,6 +14,8 @@
 
 namespace trireme::optim {
 namespace {
+
+static_assert(bucket::kChunkAlignment % kBlock == 0, "a chunk has whole blocks of the kernels");
 
 int64_t blocks_of(const Segment& segment) {
   return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
@@ -29,8 +33,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
                              const HostStepOptions& host)
     : rule_(make_optimizer(options)),
       store_(store ? std::move(store) : bucket::make_memory_store(allocate_beside)),
-      sharded_(sharded),
-      host_(host) {
+      sharded_(sharded) {
   int64_t tensors = 0;
   for (bucket::FlatParameters* buffer : buffers) {
     std::vector<ParameterOptions> of_each;
@@ -55,7 +58,7 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
   }
   if (!shards_.empty()) {
     device_ = shards_.front().buffer->parameter(0).device();
-    prepare_host_steps();
+    prepare_host_steps(host);
     if (options.state_type == StateType::int8 && !steps_all_on_host() &&
         &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
       throw InputError("optim",
@@ -83,35 +86,42 @@ void FlatOptimizer::cut(Shard& shard) const {
   std::copy_if(layout.slots().begin(), layout.slots().end(), std::back_inserter(shard.uncounted),
                [&](const bucket::Slot& slot) { return !layout.tensors()[slot.tensor].placement.counts_in_norm; });
   for (int64_t b = 0; b < std::ssize(layout.buckets()); ++b) {
-    std::vector<Segment>& segments = shard.segments.emplace_back();
-    for (const bucket::Piece& piece : layout.pieces_in(b, owned(shard, b))) {
-      segments.push_back({piece.first, piece.first + piece.numel, piece.i});
-    }
-    std::vector<int64_t>& first_block = shard.first_block.emplace_back();
-    int64_t blocks = 0;
-    for (const Segment& segment : shard.segments.back()) {
-      first_block.push_back(blocks);
-      blocks += blocks_of(segment);
+    shard.first_chunk.push_back(std::ssize(shard.chunks));
+    for (const bucket::Range& range : bucket::chunks_of(layout, b, owned(shard, b), store_->chunk_elements())) {
+      Chunk& chunk = shard.chunks.emplace_back(Chunk{b, range, {}, {}});
+      int64_t blocks = 0;
+      for (const bucket::Piece& piece : layout.pieces_in(b, range)) {
+        chunk.segments.push_back({piece.first, piece.first + piece.numel, piece.i});
+        chunk.first_block.push_back(blocks);
+        blocks += blocks_of(chunk.segments.back());
+      }
     }
   }
+  shard.first_chunk.push_back(std::ssize(shard.chunks));
 }
 
 // The master, the states, the scales: with_states() finds them in this order.
 void FlatOptimizer::keep(Shard& shard) {
+  const bucket::FlatLayout& layout = shard.buffer->layout();
   std::vector<int64_t> elements;
   std::vector<int64_t> blocks;
-  for (size_t b = 0; b < shard.segments.size(); ++b) {
-    elements.push_back(owned(shard, static_cast<int64_t>(b)).numel());
+  std::vector<std::string> names;
+  for (const Chunk& chunk : shard.chunks) {
+    elements.push_back(chunk.range.numel());
     int64_t& count = blocks.emplace_back(0);
-    for (const Segment& segment : shard.segments[b]) {
+    for (const Segment& segment : chunk.segments) {
       count += blocks_of(segment);
     }
+    const bool is_first = shard.number(chunk) == shard.first_chunk[chunk.bucket];
+    names.push_back(is_first || chunk.segments.empty()
+                        ? layout.tensors()[layout.slots()[layout.buckets()[chunk.bucket].first_slot].tensor].name
+                        : layout.tensors()[chunk.segments.front().parameter].name);
   }
   std::vector<bucket::StoredArray> arrays;
   if (has_masters(shard)) {
     bucket::StoredArray& masters = arrays.emplace_back(bucket::StoredArray{at::kFloat, 0, elements});
-    for (size_t b = 0; b < elements.size(); ++b) {
-      masters.numel[b] = shard.has_master[b] ? elements[b] : 0;
+    for (size_t i = 0; i < elements.size(); ++i) {
+      masters.numel[i] = shard.has_master[shard.chunks[i].bucket] ? elements[i] : 0;
     }
   }
   const bool coded = rule_->state_type() == StateType::int8;
@@ -128,11 +138,11 @@ void FlatOptimizer::keep(Shard& shard) {
   }
   if (!arrays.empty()) {
     shard.in_store = store_->add(arrays, shard.buffer->parameter(0).device());
-    store_->name_buckets(*shard.in_store, shard.buffer->layout().first_names());
+    store_->name_buckets(*shard.in_store, std::move(names));
   }
 }
 
-void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifies,
+void FlatOptimizer::with_states(const Shard& shard, const Chunk& chunk, bool modifies,
                                 const std::function<void(const BucketStates&)>& f) const {
   const size_t masters = has_masters(shard) ? 1 : 0;
   const size_t states = rule_->states().size();
@@ -140,10 +150,27 @@ void FlatOptimizer::with_states(const Shard& shard, int64_t bucket, bool modifie
     f({});
     return;
   }
-  store_->use(*shard.in_store, bucket, modifies, [&](std::span<const at::Tensor> arrays) {
-    f({shard.has_master[bucket] ? arrays.front() : at::Tensor(), arrays.subspan(masters, states),
+  store_->use(*shard.in_store, shard.number(chunk), modifies, [&](std::span<const at::Tensor> arrays) {
+    f({shard.has_master[chunk.bucket] ? arrays.front() : at::Tensor(), arrays.subspan(masters, states),
        arrays.subspan(masters + states)});
   });
+}
+
+void FlatOptimizer::with_all_states(const Shard& shard, int64_t bucket, bool modifies,
+                                    const std::function<void(const std::vector<BucketStates>&)>& f) const {
+  const std::span<const Chunk> chunks = shard.chunks_of(bucket);
+  std::vector<BucketStates> all;
+  const std::function<void()> add_next = [&] {
+    if (all.size() == chunks.size()) {
+      f(all);
+      return;
+    }
+    with_states(shard, chunks[all.size()], modifies, [&](const BucketStates& states) {
+      all.push_back(states);
+      add_next();
+    });
+  };
+  add_next();
 }
 
 void FlatOptimizer::begin_step(double lr, std::optional<Betas> betas, double grad_scale, at::Tensor device_grad_scale) {
@@ -181,7 +208,7 @@ void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gra
     throw Error("optim", concat(rule_->name(), ": a gradient of ", gradient.numel(), ' ', gradient.scalar_type(),
                                 " for a bucket of ", numel, ": it takes fp32."));
   }
-  shard.gradients.resize(shard.segments.size());
+  shard.gradients.resize(shard.buckets());
   shard.gradients[bucket] = std::move(gradient);
 }
 
@@ -205,48 +232,54 @@ void FlatOptimizer::leave_out(int64_t buffer, std::vector<bool> unused) {
 }
 
 void FlatOptimizer::step_rows(int64_t buffer, int64_t parameter, at::Tensor rows) {
-  if (sharded_ || needs_norms() || rule_->state_type() == StateType::int8) {
+  const bool is_cut = std::ssize(shards_[buffer].chunks) > shards_[buffer].buckets();
+  if (sharded_ || needs_norms() || is_cut || rule_->state_type() == StateType::int8) {
     throw Error("optim", concat(rule_->name(), ": single rows of \"", shards_[buffer].buffer->name(parameter),
                                 "\" cannot be stepped with ",
                                 sharded_        ? "shards"
                                 : needs_norms() ? "norms of whole parameters"
+                                : is_cut        ? "states in chunks"
                                                 : "8-bit states",
                                 '.'));
   }
   shards_[buffer].rows[parameter] = std::move(rows);
 }
 
-at::Tensor FlatOptimizer::scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket,
-                                    size_t segment) {
-  const int64_t begin = shard.first_block[bucket][segment];
-  return states.scales[state].slice(0, begin, begin + blocks_of(shard.segments[bucket][segment]));
+at::Tensor FlatOptimizer::scales_of(const Chunk& chunk, const BucketStates& states, size_t state, size_t segment) {
+  const int64_t begin = chunk.first_block[segment];
+  return states.scales[state].slice(0, begin, begin + blocks_of(chunk.segments[segment]));
+}
+
+at::Tensor FlatOptimizer::part_of(const Shard& shard, const Chunk& chunk, const at::Tensor& data) const {
+  const int64_t start = owned(shard, chunk.bucket).begin;
+  return data.defined() ? data.slice(0, chunk.range.begin - start, chunk.range.end - start) : data;
 }
 
 // Covers segments [first, last) and the gaps between them, which are zero and stay zero.
-ShardStep FlatOptimizer::shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states,
-                                    int64_t bucket, size_t first, size_t last) const {
-  const std::vector<Segment>& segments = shard.segments[bucket];
-  const int64_t start = owned(shard, bucket).begin;
+ShardStep FlatOptimizer::shard_step(const Shard& shard, const Chunk& chunk, const at::Tensor& data,
+                                    const BucketStates& states, size_t first, size_t last) const {
+  const std::vector<Segment>& segments = chunk.segments;
+  const int64_t bucket = chunk.bucket;
   const int64_t begin = segments[first].begin;
   const int64_t end = segments[last - 1].end;
-  const bucket::Range range{start + begin, start + end};
+  const bucket::Range range{chunk.range.begin + begin, chunk.range.begin + end};
   ShardStep step;
   if (!states.master.defined()) {
-    step.param = owned_data.slice(0, begin, end);
+    step.param = data.slice(0, begin, end);
   } else {
     step.param = states.master.slice(0, begin, end);
-    step.param_copy = owned_data.defined() ? owned_data.slice(0, begin, end) : at::Tensor();
+    step.param_copy = data.defined() ? data.slice(0, begin, end) : at::Tensor();
   }
   const bool given = !shard.gradients.empty() && shard.gradients[bucket].defined();
   const int64_t first_of_bucket = shard.buffer->layout().buckets()[bucket].begin;
   step.grad = given ? shard.gradients[bucket].slice(0, range.begin - first_of_bucket, range.end - first_of_bucket)
-              : shard.on_host[bucket] ? shard.buffer->host_gradients()->wait(bucket, range, shard.gradient_set)
+              : shard.on_host[bucket] ? host_->gradient(&shard - shards_.data(), bucket, range)
                                       : shard.buffer->owned_grad(bucket, range);
   for (const at::Tensor& state : states.states) {
     step.states.push_back(state.slice(0, begin, end));
   }
   for (size_t i = 0; i < states.scales.size(); ++i) {
-    step.scales.push_back(scales_of(shard, states, i, bucket, first));
+    step.scales.push_back(scales_of(chunk, states, i, first));
   }
   const ParameterOptions& options = shard.options[segments[first].parameter];
   step.lr = lr_ * options.lr_factor;
@@ -291,9 +324,9 @@ void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows,
 
 // Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each
 // parameter is stepped alone, because it has blocks of its own.
-void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states,
-                               const std::function<void(ShardStep&)>& f) const {
-  const std::vector<Segment>& segments = shard.segments[bucket];
+void FlatOptimizer::step_parts(const Shard& shard, const Chunk& chunk, const at::Tensor& data,
+                               const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
+  const std::vector<Segment>& segments = chunk.segments;
   const auto left_out = [&](size_t s) { return is_left_out(shard, segments[s].parameter); };
   const auto options = [&](size_t s) { return shard.options[segments[s].parameter]; };
   const auto by_rows = [&](size_t s) { return shard.rows.contains(segments[s].parameter); };
@@ -306,7 +339,7 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
            options(last) == options(first)) {
       ++last;
     }
-    ShardStep step = shard_step(shard, data, states, bucket, first, last);
+    ShardStep step = shard_step(shard, chunk, data, states, first, last);
     std::vector<Segment> own(segments.begin() + static_cast<int64_t>(first),
                              segments.begin() + static_cast<int64_t>(last));
     for (Segment& segment : own) {
@@ -324,14 +357,19 @@ void FlatOptimizer::step_parts(const Shard& shard, int64_t bucket, const at::Ten
   }
 }
 
+void FlatOptimizer::step_chunks(const Shard& shard, int64_t bucket, const at::Tensor& data,
+                                const std::function<void(ShardStep&)>& f) const {
+  for (const Chunk& chunk : shard.chunks_of(bucket)) {
+    with_states(shard, chunk, true, [&](const BucketStates& states) {
+      prefetch_after(shard, chunk);
+      step_parts(shard, chunk, part_of(shard, chunk, data), states, f);
+    });
+  }
+}
+
 void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modifies,
                                   const std::function<void(ShardStep&)>& f) const {
-  const auto step_with = [&](const at::Tensor& data) {
-    with_states(shard, bucket, true, [&](const BucketStates& states) {
-      prefetch_after(shard, bucket);
-      step_parts(shard, bucket, data, states, f);
-    });
-  };
+  const auto step_with = [&](const at::Tensor& data) { step_chunks(shard, bucket, data, f); };
   if (shard.on_host[bucket]) { // norms of a shard that stays there
     step_with(shard.buffer->owned_data(bucket, owned(shard, bucket)));
   } else {
@@ -340,27 +378,34 @@ void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modif
 }
 
 // Buckets are stepped in this order; after the last the first comes again, in the next pass or the next step.
-void FlatOptimizer::prefetch_after(const Shard& shard, int64_t bucket) const {
+void FlatOptimizer::prefetch_after(const Shard& shard, const Chunk& chunk) const {
+  if (shard.number(chunk) == shard.first_chunk[chunk.bucket]) { // parameters are there bucket by bucket
+    if (chunk.bucket + 1 < shard.buckets()) {
+      shard.buffer->prefetch_data(chunk.bucket + 1);
+    } else if (&shard != &shards_.back() && (&shard)[1].buckets() > 0) {
+      (&shard)[1].buffer->prefetch_data(0);
+    }
+  }
   const Shard* next = &shard;
-  int64_t b = bucket;
+  int64_t c = shard.number(chunk);
   bool is_end = false;
   const int64_t named =
       std::max<int64_t>(1, store_->ahead() - 1); // here writes follow each other at once: one more has its memory
   for (int64_t k = 1; k <= named; ++k) {
-    if (++b == std::ssize(next->segments)) {
-      b = 0;
+    if (++c == std::ssize(next->chunks)) {
+      c = 0;
       is_end = is_end || next == &shards_.back();
       next = next == &shards_.back() ? &shards_.front() : next + 1;
     }
-    if (next == &shard && b == bucket) {
+    if (next == &shard && c == shard.number(chunk)) {
       return;
     }
     if (next->in_store) {
-      store_->prefetch(*next->in_store, b);
+      store_->prefetch(*next->in_store, c);
     }
-    if (k == 1 && !is_end) {
-      next->buffer->prefetch_data(b);
-      next->buffer->prefetch_grad(b);
+    const bool is_other_bucket = next != &shard || next->chunks[c].bucket != chunk.bucket;
+    if (k == 1 && !is_end && is_other_bucket) {
+      next->buffer->prefetch_grad(next->chunks[c].bucket);
     }
   }
 }
@@ -371,17 +416,14 @@ void FlatOptimizer::prepare() {
   }
   norms_.zero_();
   for (Shard& shard : shards_) {
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
       const auto add_norms = [&](ShardStep& step) { rule_->prepare(step, shard.norms); };
       send_gradient(&shard - shards_.data(), b);
-      if (!shard.has_master[b]) {
+      if (shard.has_master[b]) {
+        step_chunks(shard, b, at::Tensor(), add_norms);
+      } else {
         for_each_step(shard, b, /*modifies=*/false, add_norms);
-        continue;
       }
-      with_states(shard, b, true, [&](const BucketStates& states) {
-        prefetch_after(shard, b);
-        step_parts(shard, b, at::Tensor(), states, add_norms);
-      });
     }
   }
   if (sharded_ && !shards_.empty()) {
@@ -408,8 +450,8 @@ void FlatOptimizer::step_bucket(int64_t buffer, int64_t bucket) {
   Shard& shard = shards_[buffer];
   if (shard.on_host[bucket]) {
     send_gradient(buffer, bucket);
-    if (host_.delayed) {
-      queued_.emplace_back(buffer, bucket);
+    if (host_->is_delayed()) {
+      host_->add(buffer, bucket);
     } else {
       step_on_host(shard, bucket);
     }

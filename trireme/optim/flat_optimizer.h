@@ -4,12 +4,11 @@
 #include <trireme/bucket/shard_plan.h>
 #include <trireme/bucket/state_store.h>
 #include <trireme/bucket/stepped_values.h>
+#include <trireme/optim/host_step.h>
 #include <trireme/optim/optimizer.h>
-#include <trireme/optim/parameters_to_device.h>
 
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,33 +31,18 @@ struct ParameterOptions {
   bool operator==(const ParameterOptions&) const = default;
 };
 
-/// How a FlatOptimizer steps what its store keeps on the host of a device (bucket::StateStore::on_host()).
-struct HostStepOptions {
-  /// Of parameters on their way back, and of gradients without a store of their own.
-  bool pinned = true;
-  /// Where the gradients of what is stepped on the host are; null: in one piece of its memory for each buffer.
-  std::shared_ptr<bucket::StateStore> gradients = nullptr;
-  /// Sharded gradients are added up over micro-batches on the host: not where ranks with the same shard exchange them
-  /// before the step.
-  bool add_up_there = true;
-  /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host
-  /// steps while the device computes the next gradients, with the parameters of before. Source: Ren et al. 2021,
-  /// arXiv:2101.06840, section 5.2 (delayed parameter update).
-  bool delayed = false;
-};
-
 /// Steps this rank's part of a set of flat buffers, and owns the optimizer states
 /// of that part (ZeRO stage 0: everything; 1 and up: its part of FlatParameters::plan()).
 ///
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes
 /// the parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are. The
-/// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped. Where it has them
-/// on the host of a device, the CPU's kernels step the bucket there: its gradients go to pinned memory as soon as
-/// send_gradient() says that they are final, and the new parameters return while the next bucket is stepped, each on a
-/// stream of their own; fp32 parameters then have a copy there, as if they had masters. Bits are those of the CPU's
-/// kernels. A shard of parameters on the host whose states are on the device comes there to be stepped, and returns.
-/// Masters follow changes of parameters before the first step; later, see refresh_masters(). Cost: one pass of the
-/// kernel over the owned elements; LAMB: two, with one all-reduce between them.
+/// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped, one chunk after the
+/// other if its store cuts it (bucket/chunks.h). Where it has them
+/// on the host of a device, the CPU's kernels step the bucket there (HostStep), from send_gradient() on; fp32
+/// parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. A shard of
+/// parameters on the host whose states are on the device comes there to be stepped, and returns. Masters follow changes
+/// of parameters before the first step; later, see refresh_masters(). Cost: one pass of the kernel over the owned
+/// elements; LAMB: two, with one all-reduce between them.
 class FlatOptimizer : public bucket::SteppedValues {
  public:
   /// Calls `options_of` once for each parameter; neighbours with the same options are stepped in one pass. The buffers
@@ -144,7 +128,7 @@ class FlatOptimizer : public bucket::SteppedValues {
 
   /// Whether any bucket is stepped on the host of a device.
   bool steps_on_host() const {
-    return to_device_ != nullptr;
+    return host_ != nullptr;
   }
   /// The bucket's gradients are final: starts to bring what is stepped on the host there, unless that was done. From
   /// step_bucket() on it comes by itself.
@@ -154,10 +138,10 @@ class FlatOptimizer : public bucket::SteppedValues {
   /// send_gradient() and squared_grad_norm().
   void start_delayed();
   bool steps_later() const {
-    return steps_on_host() && host_.delayed;
+    return host_ && host_->is_delayed();
   }
   bool has_delayed() const {
-    return delayed_.valid() || !finished_.empty();
+    return host_ && host_->has_delayed();
   }
   /// Waits for the thread and brings the bucket's new parameters to the device. Errors: what the step threw.
   void finish_bucket(int64_t buffer, int64_t bucket);
@@ -198,9 +182,10 @@ class FlatOptimizer : public bucket::SteppedValues {
     /// The type in which it is visited.
     at::ScalarType type = at::kFloat;
   };
-  /// A bucket that has states on this rank, and its pieces in the order in which they are visited.
+  /// A bucket that has states on this rank, or a chunk of one, and its pieces in the order in which they are visited.
   struct StateBucket {
     int64_t buffer = 0;
+    /// Its number in the store.
     int64_t bucket = 0;
     std::vector<Piece> pieces;
   };
@@ -216,39 +201,45 @@ class FlatOptimizer : public bucket::SteppedValues {
   std::optional<bucket::Extent> state_extent(int64_t buffer, int64_t bucket, size_t number);
 
  private:
-  struct LeftNorms;
+  // What of a bucket's owned range the store gives at a time.
+  struct Chunk {
+    int64_t bucket;
+    bucket::Range range;              // of the flat buffer
+    std::vector<Segment> segments;    // of the range
+    std::vector<int64_t> first_block; // of 8-bit states, of each segment: each begins a block
+  };
   struct Shard {
     bucket::FlatParameters* buffer;
-    std::vector<ParameterOptions> options;         // of each parameter
-    bool low_precision;                            // the parameters are not fp32, and have masters
-    std::vector<std::vector<Segment>> segments;    // of each bucket's owned range
-    std::vector<std::vector<int64_t>> first_block; // of 8-bit states, of each bucket's segments: each begins a block
-    std::vector<at::Tensor> gradients;             // given for the present step; undefined: the buffer's
-    std::vector<bool> unused;                      // parameters that this step leaves out; empty: none
-    std::map<int64_t, at::Tensor> rows;            // of parameters of which this step takes only these
-    std::vector<bucket::Slot> uncounted;           // in the norm, in buffer order
-    int64_t first_norm;                            // in norms_
-    at::Tensor norms;                              // its part of norms_
-    std::optional<int64_t> in_store;               // its number; absent: it has neither masters nor states
-    std::vector<bool> on_host;                     // bucket b is stepped on the host of a device
-    std::vector<bool> has_master;                  // bucket b: low precision, or a copy on the host
-    std::shared_ptr<LeftNorms> left_norms;         // of gradients that do not stay on the device
-    int gradient_set = 0;                          // of bucket::HostGradients, that the present step reads
-    std::vector<at::Tensor> results;               // of a delayed step: parameters on the host
+    std::vector<ParameterOptions> options; // of each parameter
+    bool low_precision;                    // the parameters are not fp32, and have masters
+    std::vector<Chunk> chunks;             // by their number in the store
+    std::vector<int64_t> first_chunk;      // of each bucket, and the end
+    std::vector<at::Tensor> gradients;     // given for the present step; undefined: the buffer's
+    std::vector<bool> unused;              // parameters that this step leaves out; empty: none
+    std::map<int64_t, at::Tensor> rows;    // of parameters of which this step takes only these
+    std::vector<bucket::Slot> uncounted;   // in the norm, in buffer order
+    int64_t first_norm;                    // in norms_
+    at::Tensor norms;                      // its part of norms_
+    std::optional<int64_t> in_store;       // its number; absent: it has neither masters nor states
+    std::vector<bool> on_host;             // bucket b is stepped on the host of a device
+    std::vector<bool> has_master;          // bucket b: low precision, or a copy on the host
+
+    int64_t buckets() const {
+      return std::ssize(first_chunk) - 1;
+    }
+    std::span<const Chunk> chunks_of(int64_t bucket) const {
+      return std::span(chunks).subspan(first_chunk[bucket], first_chunk[bucket + 1] - first_chunk[bucket]);
+    }
+    int64_t number(const Chunk& chunk) const {
+      return &chunk - chunks.data();
+    }
   };
 
-  // Masters and states of a bucket's owned range in the store.
+  // Masters and states of a chunk in the store.
   struct BucketStates {
     at::Tensor master; // undefined: it has none
     std::span<const at::Tensor> states;
     std::span<const at::Tensor> scales; // of 8-bit states
-  };
-
-  // Squares of gradients that leave the device before anybody asks for the norm, piece by piece as
-  // add_squared_norm_of() would add them.
-  struct LeftNorms {
-    std::vector<std::vector<bucket::Range>> pieces; // of each bucket
-    std::vector<at::Tensor> sums;                   // [pieces], fp64, on the device
   };
 
   /// The range of a bucket that this rank steps.
@@ -258,35 +249,42 @@ class FlatOptimizer : public bucket::SteppedValues {
   void keep(Shard& shard);
   static bool has_masters(const Shard& shard);
   bool steps_all_on_host() const;
-  void prepare_host_steps();
-  void bring_gradients(Shard& shard);
-  void with_states(const Shard& shard, int64_t bucket, bool modifies,
+  void prepare_host_steps(const HostStepOptions& options);
+  void with_states(const Shard& shard, const Chunk& chunk, bool modifies,
                    const std::function<void(const BucketStates&)>& f) const;
+  // The same of all chunks of a bucket together.
+  void with_all_states(const Shard& shard, int64_t bucket, bool modifies,
+                       const std::function<void(const std::vector<BucketStates>&)>& f) const;
   void follow_first_values();
-  void refresh_master(const Shard& shard, int64_t bucket);
+  void refresh_master(const Shard& shard, const Chunk& chunk);
   /// Calls f(step) for each part of a bucket's owned range that is stepped in one pass, beside the states: with
   /// parameters that it `modifies`, or only reads.
   void for_each_step(const Shard& shard, int64_t bucket, bool modifies, const std::function<void(ShardStep&)>& f) const;
-  // The same of a bucket whose new parameters go to `data`, beside the masters; undefined: nowhere.
-  void step_parts(const Shard& shard, int64_t bucket, const at::Tensor& data, const BucketStates& states,
+  // The same of a chunk whose new parameters go to `data`, beside the masters; undefined: nowhere.
+  void step_parts(const Shard& shard, const Chunk& chunk, const at::Tensor& data, const BucketStates& states,
                   const std::function<void(ShardStep&)>& f) const;
+  // The same of each chunk of a bucket; `data` is the bucket's.
+  void step_chunks(const Shard& shard, int64_t bucket, const at::Tensor& data,
+                   const std::function<void(ShardStep&)>& f) const;
   void step(Shard& shard, ShardStep& step) const;
   void step_on_host(Shard& shard, int64_t bucket);
-  at::Tensor new_parameters(Shard& shard, int64_t bucket, const BucketStates& states);
-  void fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master, const at::Tensor& parameters) const;
+  void write_stepped(Shard& shard, int64_t bucket, const at::Tensor& parameters);
+  void fill_unstepped(const Shard& shard, const Chunk& chunk, const at::Tensor& master,
+                      const at::Tensor& parameters) const;
   bool is_left_out(const Shard& shard, int64_t parameter) const {
     return !shard.unused.empty() && shard.unused[parameter];
   }
-  ShardStep shard_step(const Shard& shard, const at::Tensor& owned_data, const BucketStates& states, int64_t bucket,
+  /// The chunk's part of `data`, which is that of its bucket; undefined as it is.
+  at::Tensor part_of(const Shard& shard, const Chunk& chunk, const at::Tensor& data) const;
+  ShardStep shard_step(const Shard& shard, const Chunk& chunk, const at::Tensor& data, const BucketStates& states,
                        size_t first, size_t last) const;
   static void step_rows_of(const ShardStep& whole, const at::Tensor& rows, int64_t row_numel,
                            const std::function<void(ShardStep&)>& f);
-  void prefetch_after(const Shard& shard, int64_t bucket) const;
+  void prefetch_after(const Shard& shard, const Chunk& chunk) const;
   static std::vector<bucket::Range> counted(const Shard& shard, const bucket::Range& range);
   static void add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
                                   const at::Tensor& sum);
-  static at::Tensor scales_of(const Shard& shard, const BucketStates& states, size_t state, int64_t bucket,
-                              size_t segment);
+  static at::Tensor scales_of(const Chunk& chunk, const BucketStates& states, size_t state, size_t segment);
 
   std::vector<Shard> shards_;
   std::unique_ptr<Optimizer> rule_;
@@ -303,11 +301,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   at::Device device_ = at::kCPU; // of all buffers
   at::Tensor norms_;             // of every tensor of every buffer, as ShardStep::norms
   bool prepared_ = false;
-  HostStepOptions host_;
-  std::unique_ptr<ParametersToDevice> to_device_;   // null: nothing is stepped on the host of a device
-  std::vector<std::pair<int64_t, int64_t>> queued_; // buffer and bucket, of a delayed step that begins
-  std::future<void> delayed_;
-  std::vector<std::pair<int64_t, int64_t>> finished_; // of a delayed step: not brought to the device yet
+  std::unique_ptr<HostStep> host_; // null: nothing is stepped on the host of a device
 };
 
 } // namespace trireme::optim

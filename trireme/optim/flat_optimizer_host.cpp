@@ -11,9 +11,6 @@
 namespace trireme::optim {
 namespace {
 
-/// Buckets whose new parameters may be on their way to the device while the next one is stepped.
-constexpr size_t kReturning = 3;
-
 bool any_of(const std::vector<bool>& flags) {
   return std::find(flags.begin(), flags.end(), true) != flags.end();
 }
@@ -26,7 +23,7 @@ bool FlatOptimizer::has_masters(const Shard& shard) {
 
 void FlatOptimizer::place(Shard& shard) {
   std::vector<int64_t> numel;
-  for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+  for (int64_t b = 0; b < shard.buckets(); ++b) {
     numel.push_back(owned(shard, b).numel());
   }
   if (!shard.buffer->device().is_cpu()) {
@@ -42,7 +39,7 @@ void FlatOptimizer::place(Shard& shard) {
 
 bool FlatOptimizer::steps_all_on_host() const {
   for (const Shard& shard : shards_) {
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
       if (!shard.on_host[b] && owned(shard, b).numel() > 0) {
         return false;
       }
@@ -51,15 +48,11 @@ bool FlatOptimizer::steps_all_on_host() const {
   return true;
 }
 
-void FlatOptimizer::prepare_host_steps() {
-  size_t buckets = 0;
-  for (const Shard& shard : shards_) {
-    buckets += static_cast<size_t>(std::count(shard.on_host.begin(), shard.on_host.end(), true));
-  }
-  if (buckets == 0) {
+void FlatOptimizer::prepare_host_steps(const HostStepOptions& options) {
+  if (std::ranges::none_of(shards_, [](const Shard& shard) { return any_of(shard.on_host); })) {
     return;
   }
-  if (!steps_all_on_host() && (needs_norms() || host_.delayed)) {
+  if (!steps_all_on_host() && (needs_norms() || options.delayed)) {
     throw InputError(
         "optim",
         concat(needs_norms() ? concat(rule_->name(), ", which needs the norms of whole parameters in one place,")
@@ -67,56 +60,23 @@ void FlatOptimizer::prepare_host_steps() {
                " with a part of the parameters on the device"),
         "Let all of them be stepped on the host (\"ratio\": 1).");
   }
-  if (needs_norms() && host_.delayed) {
+  if (needs_norms() && options.delayed) {
     throw InputError("optim",
                      concat(rule_->name(),
                             " with a delayed update: its first phase needs all gradients and would hold the device up"),
                      "Use AdamW, or no delayed_update.");
   }
-  if (!host_.gradients) {
-    host_.gradients =
-        bucket::make_memory_store([pinned = host_.pinned](int64_t numel, at::ScalarType type, at::Device device) {
-          return device::pinned_host(numel, type, pinned ? device.type() : at::kCPU);
-        });
-  }
-  to_device_ = std::make_unique<ParametersToDevice>(device_, host_.pinned, host_.delayed ? buckets : kReturning);
-  for (Shard& shard : shards_) {
-    if (any_of(shard.on_host)) {
-      bring_gradients(shard);
+  std::vector<HostStep::Buffer> buffers;
+  for (const Shard& shard : shards_) {
+    HostStep::Buffer& buffer = buffers.emplace_back(HostStep::Buffer{shard.buffer, {}, {}});
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
+      buffer.ranges.push_back(shard.on_host[b] ? owned(shard, b) : bucket::Range());
+      buffer.counted.push_back(counted(shard, shard.buffer->plan().mine(b)));
     }
   }
-}
-
-void FlatOptimizer::bring_gradients(Shard& shard) {
-  bucket::HostGradientOptions options;
-  options.type = shard.buffer->gradient_type();
-  options.device = device_;
-  options.store = host_.gradients;
-  options.names = shard.buffer->layout().first_names();
-  options.add_up_there = host_.add_up_there && shard.buffer->gradients_are_sharded();
-  options.sets = host_.delayed ? 2 : 1;
-  shard.results.resize(shard.segments.size());
-  for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
-    options.ranges.push_back(shard.on_host[b] ? owned(shard, b) : bucket::Range());
-  }
-  if (options.add_up_there) {
-    const auto norms = std::make_shared<LeftNorms>();
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
-      norms->pieces.push_back(shard.on_host[b] ? counted(shard, shard.buffer->plan().mine(b))
-                                               : std::vector<bucket::Range>());
-      norms->sums.push_back(
-          torch::zeros({std::ssize(norms->pieces.back())}, at::TensorOptions(torch::kFloat64).device(device_)));
-    }
-    options.leaving = [norms, ranges = options.ranges](int64_t b, const at::Tensor& values) {
-      for (int64_t i = 0; i < std::ssize(norms->pieces[b]); ++i) {
-        const bucket::Range& piece = norms->pieces[b][i];
-        at::Tensor sum = norms->sums[b].slice(0, i, i + 1);
-        add_squared_norm(values.slice(0, piece.begin - ranges[b].begin, piece.end - ranges[b].begin), sum.zero_());
-      }
-    };
-    shard.left_norms = norms;
-  }
-  shard.buffer->bring_gradients_to_host(std::move(options));
+  host_ = std::make_unique<HostStep>(
+      device_, options, std::move(buffers),
+      [this](int64_t buffer, int64_t bucket, const at::Tensor& to) { write_stepped(shards_[buffer], bucket, to); });
 }
 
 void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
@@ -124,10 +84,10 @@ void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
 }
 
 // What no kernel writes: gaps between parameters, and parameters that the step leaves out.
-void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at::Tensor& master,
+void FlatOptimizer::fill_unstepped(const Shard& shard, const Chunk& chunk, const at::Tensor& master,
                                    const at::Tensor& parameters) const {
   int64_t end = 0;
-  for (const Segment& segment : shard.segments[bucket]) {
+  for (const Segment& segment : chunk.segments) {
     if (end < segment.begin) {
       parameters.slice(0, end, segment.begin).zero_();
     }
@@ -139,75 +99,46 @@ void FlatOptimizer::fill_unstepped(const Shard& shard, int64_t bucket, const at:
   parameters.slice(0, end, parameters.numel()).zero_();
 }
 
-at::Tensor FlatOptimizer::new_parameters(Shard& shard, int64_t bucket, const BucketStates& states) {
-  const at::Tensor parameters = to_device_->take(owned(shard, bucket).numel(), shard.buffer->scalar_type());
-  step_parts(shard, bucket, shard.low_precision ? parameters : at::Tensor(), states,
-             [&](ShardStep& one) { step(shard, one); });
-  if (shard.low_precision) {
-    fill_unstepped(shard, bucket, states.master, parameters);
-  } else {
-    parameters.copy_(states.master);
+void FlatOptimizer::write_stepped(Shard& shard, int64_t bucket, const at::Tensor& parameters) {
+  for (const Chunk& chunk : shard.chunks_of(bucket)) {
+    at::Tensor part = part_of(shard, chunk, parameters);
+    with_states(shard, chunk, true, [&](const BucketStates& states) {
+      prefetch_after(shard, chunk);
+      step_parts(shard, chunk, shard.low_precision ? part : at::Tensor(), states,
+                 [&](ShardStep& one) { step(shard, one); });
+      if (shard.low_precision) {
+        fill_unstepped(shard, chunk, states.master, part);
+      } else {
+        part.copy_(states.master);
+      }
+    });
   }
-  return parameters;
 }
 
 void FlatOptimizer::step_on_host(Shard& shard, int64_t bucket) {
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    with_states(shard, bucket, true, [&](const BucketStates& states) {
-      prefetch_after(shard, bucket);
-      if (data.is_cpu()) { // a shard that is gathered from here
-        step_parts(shard, bucket, data, states, [&](ShardStep& one) { step(shard, one); });
-      } else {
-        to_device_->send(new_parameters(shard, bucket, states), data);
-      }
-    });
+    if (data.is_cpu()) { // a shard that is gathered from here
+      step_chunks(shard, bucket, data, [&](ShardStep& one) { step(shard, one); });
+    } else {
+      host_->step(&shard - shards_.data(), bucket, data);
+    }
   });
 }
 
 void FlatOptimizer::start_delayed() {
-  for (Shard& shard : shards_) {
-    if (bucket::HostGradients* const gradients = shard.buffer->host_gradients()) {
-      shard.gradient_set = gradients->lend();
-    }
-  }
-  delayed_ = std::async(std::launch::async, [this] {
-    const torch::NoGradGuard no_grad;
-    device::make_current(device_);
-    for (const auto& [buffer, bucket] : queued_) {
-      Shard& shard = shards_[buffer];
-      with_states(shard, bucket, true, [&, bucket = bucket](const BucketStates& states) {
-        prefetch_after(shard, bucket);
-        shard.results[bucket] = new_parameters(shard, bucket, states);
-      });
-    }
-  });
+  host_->start();
 }
 
 void FlatOptimizer::drop_delayed() noexcept {
-  if (delayed_.valid()) {
-    delayed_.wait();
-    delayed_ = {};
+  if (host_) {
+    host_->drop();
   }
-  queued_.clear();
-  finished_.clear();
 }
 
 void FlatOptimizer::finish_bucket(int64_t buffer, int64_t bucket) {
-  if (delayed_.valid()) {
-    std::vector<std::pair<int64_t, int64_t>> begun;
-    delayed_.wait();
-    begun.swap(queued_);
-    delayed_.get();
-    finished_ = std::move(begun);
+  if (host_) {
+    host_->finish(buffer, bucket);
   }
-  const auto found = std::find(finished_.begin(), finished_.end(), std::pair(buffer, bucket));
-  if (found == finished_.end()) {
-    return;
-  }
-  finished_.erase(found);
-  Shard& shard = shards_[buffer];
-  shard.buffer->modify_owned_data(bucket, owned(shard, bucket),
-                                  [&](const at::Tensor& data) { to_device_->send(shard.results[bucket], data); });
 }
 
 } // namespace trireme::optim

@@ -1,3 +1,4 @@
+#include <trireme/optim/device_kernels.h>
 #include <trireme/optim/flat_optimizer.h>
 
 #include <torch/utils.h>
@@ -9,19 +10,12 @@ namespace trireme::optim {
 at::Tensor FlatOptimizer::squared_grad_norm() const {
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
-    if (shard.left_norms) {
-      shard.buffer->host_gradients()->order_current_stream();
-    }
-    for (int64_t b = 0; b < std::ssize(shard.segments) && !shard.buffer->is_repeated(); ++b) {
-      const bool was_taken = shard.left_norms && shard.on_host[b]; // as they left
-      shard.buffer->prefetch_grad(was_taken ? 0
-                                            : (b + 1) % std::ssize(shard.segments)); // the first one's step comes next
-      if (!was_taken) {
+    for (int64_t b = 0; b < shard.buckets() && !shard.buffer->is_repeated(); ++b) {
+      const bool was_added = host_ && host_->add_left_norm(&shard - shards_.data(), b, sum);
+      // The first one's step comes next.
+      shard.buffer->prefetch_grad(was_added ? 0 : (b + 1) % shard.buckets());
+      if (!was_added) {
         add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
-        continue;
-      }
-      for (int64_t piece = 0; piece < shard.left_norms->sums[b].numel(); ++piece) {
-        sum.add_(shard.left_norms->sums[b].slice(0, piece, piece + 1));
       }
     }
   }
@@ -33,7 +27,7 @@ at::Tensor FlatOptimizer::own_squared_grad_norm(
   at::Tensor sum = torch::zeros({1}, at::TensorOptions(torch::kFloat64).device(device_));
   for (const Shard& shard : shards_) {
     const at::Tensor of_buffer = torch::zeros_like(sum);
-    for (int64_t b = 0; b < std::ssize(shard.segments); ++b) {
+    for (int64_t b = 0; b < shard.buckets(); ++b) {
       const bucket::Bucket& whole = shard.buffer->layout().buckets()[b];
       add_squared_norm_of(shard, b, {whole.begin, whole.end}, of_buffer);
     }
@@ -56,10 +50,26 @@ std::vector<bucket::Range> FlatOptimizer::counted(const Shard& shard, const buck
   return pieces;
 }
 
+// The sum of a range is that of its blocks, one after the other, however a store cuts it: whole blocks of a chunk in
+// one call, and one that lies in two chunks as a copy.
 void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
                                         const at::Tensor& sum) {
   for (const bucket::Range& piece : counted(shard, range)) {
-    add_squared_norm(shard.buffer->owned_grad(bucket, piece), sum);
+    if (shard.buffer->grad_chunk_end(bucket, piece.begin) >= piece.end) {
+      add_squared_norm(shard.buffer->owned_grad(bucket, piece), sum);
+      continue;
+    }
+    double of_piece = 0;
+    for (int64_t begin = piece.begin, end = begin; begin < piece.end; begin = end) {
+      end = std::min(piece.end, shard.buffer->grad_chunk_end(bucket, begin));
+      if (end < piece.end) {
+        end = std::min(piece.end, begin + std::max(kBlock, (end - begin) / kBlock * kBlock));
+      }
+      for (const double of_block : squared_norms(shard.buffer->owned_grad(bucket, {begin, end}))) {
+        of_piece += of_block;
+      }
+    }
+    at::Tensor(sum).add_(of_piece);
   }
 }
 

@@ -12,11 +12,12 @@ std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
   for (int64_t buffer = 0; buffer < std::ssize(shards_); ++buffer) {
     const Shard& shard = shards_[buffer];
     const bucket::FlatLayout& layout = shard.buffer->layout();
-    for (int64_t b = 0; b < std::ssize(shard.segments) && shard.in_store; ++b) {
-      StateBucket found{buffer, b, {}};
+    for (int64_t number = 0; number < std::ssize(shard.chunks) && shard.in_store; ++number) {
+      const Chunk& chunk = shard.chunks[number];
+      StateBucket found{buffer, number, {}};
       const auto add = [&](const std::string& state, at::ScalarType visited) {
-        for (const Segment& segment : shard.segments[b]) {
-          const int64_t begin = owned(shard, b).begin + segment.begin - layout.slot_of(segment.parameter).begin;
+        for (const Segment& segment : chunk.segments) {
+          const int64_t begin = chunk.range.begin + segment.begin - layout.slot_of(segment.parameter).begin;
           found.pieces.push_back(
               {state, &layout.tensors()[segment.parameter], begin, segment.end - segment.begin, visited});
         }
@@ -38,12 +39,13 @@ std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
 void FlatOptimizer::visit_states(int64_t buffer, int64_t bucket,
                                  const std::function<void(size_t, const at::Tensor&)>& visit, bool modifies) {
   const Shard& shard = shards_[buffer];
-  const std::vector<Segment>& segments = shard.segments[bucket];
+  const Chunk& chunk = shard.chunks[bucket];
+  const std::vector<Segment>& segments = chunk.segments;
   const auto& infos = rule_->states();
   if (steps_ == 0) {
-    refresh_master(shard, bucket);
+    refresh_master(shard, chunk);
   }
-  with_states(shard, bucket, modifies, [&](const BucketStates& states) {
+  with_states(shard, chunk, modifies, [&](const BucketStates& states) {
     size_t number = 0;
     for (size_t s = 0; s < segments.size() && shard.low_precision; ++s) {
       visit(number++, states.master.slice(0, segments[s].begin, segments[s].end));
@@ -55,7 +57,7 @@ void FlatOptimizer::visit_states(int64_t buffer, int64_t bucket,
           visit(number++, state);
           continue;
         }
-        const at::Tensor scales = scales_of(shard, states, i, bucket, s);
+        const at::Tensor scales = scales_of(chunk, states, i, s);
         const at::Tensor values = decode_states(state, scales, infos[i].is_signed);
         visit(number++, values);
         if (modifies) {
@@ -89,7 +91,7 @@ void FlatOptimizer::prefetch_states(int64_t buffer, int64_t bucket) {
 // Before the first step masters may be behind the parameters; 8-bit states are visited in another form.
 std::optional<bucket::Extent> FlatOptimizer::state_extent(int64_t buffer, int64_t bucket, size_t number) {
   const Shard& shard = shards_[buffer];
-  const std::vector<Segment>& segments = shard.segments[bucket];
+  const std::vector<Segment>& segments = shard.chunks[bucket].segments;
   const size_t unvisited = has_masters(shard) && !shard.low_precision ? 1 : 0; // copies of fp32 parameters on the host
   const size_t array = number / segments.size() + unvisited;                   // as keep() numbers them
   const bool is_master = shard.low_precision && array == 0;

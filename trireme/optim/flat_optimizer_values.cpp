@@ -1,6 +1,7 @@
 // Values of a FlatOptimizer: masters that follow parameters, and reading or changing parameters and states together.
 #include <trireme/optim/flat_optimizer.h>
 
+#include <ATen/ops/cat.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -20,19 +21,19 @@ void FlatOptimizer::follow_first_values() {
 
 void FlatOptimizer::refresh_masters() {
   for (const Shard& shard : shards_) {
-    for (int64_t bucket = 0; bucket < std::ssize(shard.segments); ++bucket) {
-      refresh_master(shard, bucket);
+    for (const Chunk& chunk : shard.chunks) {
+      refresh_master(shard, chunk);
     }
   }
 }
 
-void FlatOptimizer::refresh_master(const Shard& shard, int64_t bucket) {
-  if (!shard.has_master[bucket]) {
+void FlatOptimizer::refresh_master(const Shard& shard, const Chunk& chunk) {
+  if (!shard.has_master[chunk.bucket]) {
     return;
   }
   const torch::NoGradGuard no_grad;
-  with_states(shard, bucket, true, [&](const BucketStates& states) {
-    const at::Tensor all = shard.buffer->owned_data(bucket, owned(shard, bucket)).to(states.master.device());
+  with_states(shard, chunk, true, [&](const BucketStates& states) {
+    const at::Tensor all = shard.buffer->owned_data(chunk.bucket, chunk.range).to(states.master.device());
     for (int64_t begin = 0; begin < all.numel(); begin += kRefreshed) {
       const int64_t end = std::min(all.numel(), begin + kRefreshed);
       const at::Tensor data = all.slice(0, begin, end);
@@ -50,44 +51,71 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access,
   const bool writes_states = access == Access::write_states || access == Access::write_all;
   const bool with_all = writes_states || access == Access::read_all;
   Shard& shard = shards_[buffer];
-  const auto visit_coded = [&](const BucketStates& kept, size_t i,
-                               const auto& visit) { // 8-bit states: f(codes, scales, where in the bucket)
-    for (size_t s = 0; s < shard.segments[bucket].size(); ++s) {
-      const Segment& segment = shard.segments[bucket][s];
-      visit(kept.states[i].slice(0, segment.begin, segment.end), scales_of(shard, kept, i, bucket, s), segment);
+  const std::span<const Chunk> chunks = shard.chunks_of(bucket);
+  using Kept = std::vector<BucketStates>; // of each chunk
+  using Get = std::function<at::Tensor(const BucketStates&)>;
+  const auto joined = [&](const Kept& kept, const Get& get) {
+    std::vector<at::Tensor> parts;
+    std::transform(kept.begin(), kept.end(), std::back_inserter(parts), get);
+    return parts.size() == 1 ? parts.front() : at::cat(parts);
+  };
+  const auto split = [&](const at::Tensor& values, const Kept& kept, const Get& get) {
+    for (size_t k = 0; k < kept.size() && kept.size() > 1; ++k) {
+      get(kept[k]).copy_(part_of(shard, chunks[k], values));
     }
   };
-  const auto visit = [&](const at::Tensor& data, const BucketStates& kept) {
-    Values values{shard.has_master[bucket] ? kept.master : data, {}, {}};
-    for (size_t i = 0; with_all && i < kept.states.size(); ++i) {
-      values.initial.push_back(rule_->states()[i].initial);
-      values.states.push_back(kept.states[i]);
-      if (!kept.scales.empty()) {
-        at::Tensor& decoded = values.states.back() = torch::zeros_like(kept.states[i], torch::kFloat32);
-        visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
-          decoded.slice(0, segment.begin, segment.end)
-              .copy_(decode_states(codes, scales, rule_->states()[i].is_signed));
-        });
+  // 8-bit states: visit(codes, scales, their part of `values`, which are the bucket's).
+  const auto visit_coded = [&](const Kept& kept, size_t i, const at::Tensor& values, const auto& visit) {
+    for (size_t k = 0; k < kept.size(); ++k) {
+      const at::Tensor part = part_of(shard, chunks[k], values);
+      for (size_t s = 0; s < chunks[k].segments.size(); ++s) {
+        const Segment& segment = chunks[k].segments[s];
+        visit(kept[k].states[i].slice(0, segment.begin, segment.end), scales_of(chunks[k], kept[k], i, s),
+              part.slice(0, segment.begin, segment.end));
       }
+    }
+  };
+  const auto visit = [&](const at::Tensor& data, const Kept& kept) {
+    const bool coded = !kept.front().scales.empty();
+    const auto master = [](const BucketStates& one) { return one.master; };
+    const auto state = [](size_t i) { return [i](const BucketStates& one) { return one.states[i]; }; };
+    Values values{shard.has_master[bucket] ? joined(kept, master) : data, {}, {}};
+    for (size_t i = 0; with_all && i < kept.front().states.size(); ++i) {
+      values.initial.push_back(rule_->states()[i].initial);
+      if (!coded) {
+        values.states.push_back(joined(kept, state(i)));
+        continue;
+      }
+      values.states.push_back(
+          torch::zeros({owned(shard, bucket).numel()}, kept.front().states[i].options().dtype(torch::kFloat32)));
+      visit_coded(kept, i, values.states.back(),
+                  [&](const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& decoded) {
+                    at::Tensor(decoded).copy_(decode_states(codes, scales, rule_->states()[i].is_signed));
+                  });
     }
     f(values);
     if (shard.has_master[bucket] && writes_parameters) {
-      at::Tensor(data).copy_(kept.master);
+      split(values.parameters, kept, master);
+      at::Tensor(data).copy_(values.parameters);
     }
-    for (size_t i = 0; writes_states && !kept.scales.empty() && i < values.states.size(); ++i) {
-      visit_coded(kept, i, [&](const at::Tensor& codes, const at::Tensor& scales, const Segment& segment) {
-        encode_states(values.states[i].slice(0, segment.begin, segment.end), codes, scales,
-                      rule_->states()[i].is_signed);
-      });
+    for (size_t i = 0; writes_states && i < values.states.size(); ++i) {
+      if (!coded) {
+        split(values.states[i], kept, state(i));
+        continue;
+      }
+      visit_coded(kept, i, values.states[i],
+                  [&](const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& decoded) {
+                    encode_states(decoded, codes, scales, rule_->states()[i].is_signed);
+                  });
     }
   };
   if (!writes_parameters) {
-    with_states(shard, bucket, writes_states,
-                [&](const BucketStates& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
+    with_all_states(shard, bucket, writes_states,
+                    [&](const Kept& kept) { visit(shard.buffer->owned_data(bucket, owned(shard, bucket)), kept); });
     return;
   }
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    with_states(shard, bucket, true, [&](const BucketStates& kept) { visit(data, kept); });
+    with_all_states(shard, bucket, true, [&](const Kept& kept) { visit(data, kept); });
   });
 }
 

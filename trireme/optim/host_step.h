@@ -1,0 +1,104 @@
+#pragma once
+
+#include <trireme/bucket/flat_parameters.h>
+#include <trireme/bucket/shard_plan.h>
+#include <trireme/bucket/state_store.h>
+#include <trireme/optim/parameters_to_device.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace trireme::optim {
+
+/// How a FlatOptimizer steps what its store keeps on the host of a device (bucket::StateStore::on_host()).
+struct HostStepOptions {
+  /// Pins the memory of parameters on their way back, and of gradients without a store of their own.
+  bool pinned = true;
+  /// Keeps the gradients of what is stepped on the host; null: in one piece of its memory for each buffer.
+  std::shared_ptr<bucket::StateStore> gradients = nullptr;
+  /// Adds sharded gradients up over micro-batches on the host: not where ranks with the same shard exchange them
+  /// before the step.
+  bool add_up_there = true;
+  /// A step begins when its gradients are there, and its parameters come to the device in finish_delayed(): the host
+  /// steps while the device computes the next gradients, with the parameters of before. Source: Ren et al. 2021,
+  /// arXiv:2101.06840, section 5.2 (delayed parameter update).
+  bool delayed = false;
+};
+
+/// Steps buckets of a device on its host: brings their gradients to pinned memory, and their new parameters back on a
+/// stream of their own while the next bucket is stepped; at once, or on a thread while the device goes on (delayed).
+///
+/// Knows no optimizer: `write_stepped` steps. Memory of the host: the gradients, twice if delayed, and the new
+/// parameters of 3 buckets, or of all if delayed.
+class HostStep {
+ public:
+  struct Buffer {
+    bucket::FlatParameters* parameters = nullptr;
+    /// Of each bucket the elements of the flat buffer that are stepped on the host; empty: none.
+    std::vector<bucket::Range> ranges;
+    /// Of each bucket the parts of this rank's shard that count in the norm of gradients.
+    std::vector<std::vector<bucket::Range>> counted;
+  };
+  /// Steps a bucket and writes its new parameters to `to` ([numel of its range], of their type, on the host).
+  using WriteStepped = std::function<void(int64_t buffer, int64_t bucket, const at::Tensor& to)>;
+
+  HostStep(at::Device device, const HostStepOptions& options, std::vector<Buffer> buffers, WriteStepped write_stepped);
+
+  bool is_delayed() const {
+    return options_.delayed;
+  }
+  /// Steps a bucket and sends its new parameters to `data`, on the device.
+  void step(int64_t buffer, int64_t bucket, const at::Tensor& data);
+  /// The gradients of the present step, of elements `range`: waits until they are here.
+  at::Tensor gradient(int64_t buffer, int64_t bucket, const bucket::Range& range) const;
+  /// Adds the squares of the bucket's gradients to `sum` ([1], fp64, on the device) as they were when they left;
+  /// false: they stay on the device until send_gradient(), and nothing is added.
+  bool add_left_norm(int64_t buffer, int64_t bucket, const at::Tensor& sum) const;
+
+  /// Delayed: notes that the next start() steps this bucket.
+  void add(int64_t buffer, int64_t bucket) {
+    queued_.emplace_back(buffer, bucket);
+  }
+  /// Steps what add() has noted, on a thread.
+  void start();
+  bool has_delayed() const {
+    return delayed_.valid() || !finished_.empty();
+  }
+  /// Waits for the thread and brings the bucket's new parameters to the device. Errors: what the step threw.
+  void finish(int64_t buffer, int64_t bucket);
+  /// Waits for the thread, whatever it comes to.
+  void drop() noexcept;
+
+ private:
+  // Squares of gradients that leave the device before anybody asks for the norm, part by part as the norm adds them.
+  struct LeftNorms {
+    std::vector<std::vector<bucket::Range>> parts; // of each bucket
+    std::vector<at::Tensor> sums;                  // [parts], fp64, on the device
+  };
+  struct Kept {
+    Buffer buffer;
+    std::shared_ptr<LeftNorms> left_norms; // of gradients that do not stay on the device
+    int gradient_set = 0;                  // of bucket::HostGradients, that the present step reads
+    std::vector<at::Tensor> results;       // of a delayed step: parameters on the host
+  };
+
+  void bring_gradients(Kept& kept) const;
+  at::Tensor stepped(int64_t buffer, int64_t bucket);
+
+  at::Device device_;
+  HostStepOptions options_;
+  WriteStepped write_stepped_;
+  std::vector<Kept> buffers_;
+  ParametersToDevice to_device_;
+  std::vector<std::pair<int64_t, int64_t>> queued_;   // buffer and bucket, of a delayed step that begins
+  std::vector<std::pair<int64_t, int64_t>> finished_; // of a delayed step: not brought to the device yet
+  std::future<void> delayed_;                         // its end waits: nothing above ends before
+};
+
+} // namespace trireme::optim
