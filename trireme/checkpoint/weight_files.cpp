@@ -74,7 +74,7 @@ WeightFiles WeightFiles::open(const fs::path& path) {
     }
     if (!weights.files_[at->second].has(name)) {
       throw InputError("safetensors", concat(where, " says that \"", name, "\" is in ", at->first, ", where it is not"),
-                       "Index and files do not belong together; fetch them again.");
+                       "Index and files do not match; fetch them again.");
     }
     weights.file_of_.emplace(name, at->second);
   }
