@@ -22,15 +22,15 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using store::Endpoint;
 
-/// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more,
-/// so it comes first.
+/// A store counts as lost one second after the longest operation: the operation's own error is more precise and must
+/// come first.
 constexpr milliseconds kAfterOperations{1000};
 
-/// Ranks of a job come within seconds of each other.
+/// Ranks of a job connect within seconds of each other.
 constexpr milliseconds kSayWhoIsMissing{5000};
 constexpr size_t kNamedRanks = 8;
 
-/// Where to meet and what to say there.
+/// The address of the store, and the secret.
 struct Place {
   Endpoint endpoint;
   store::Secret secret;
@@ -73,7 +73,7 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
                   "this process, otherwise look at its output.");
 }
 
-/// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a
+/// The secret of the job; if this rank was given none, the one that rank 0 wrote for the ranks of its host. Over a
 /// network there is none.
 store::SecretSource secret_of(const Place& place) {
   return store::SecretSource([&place](int socket) {
@@ -88,7 +88,7 @@ store::SecretSource secret_of(const Place& place) {
             "TRIREME_SECRET_FILE. If another "
             "job meets there, choose another MASTER_PORT.");
       }
-      return note->secret; // not kept: the next attempt may meet another server
+      return note->secret; // not kept: the next attempt may reach another server
     }
     return place.secret;
   });
@@ -118,7 +118,7 @@ Store open_store(Place& place, const Environment& environment, Clock::time_point
   }
 }
 
-/// The launcher's socket, or one that listens where the environment says; tells where in `endpoint`.
+/// The launcher's socket, or one on the environment's address; sets `endpoint` to its address.
 int open_door(const Environment& environment, Endpoint& endpoint) {
   int listening = -1;
   if (environment.listen_fd) {
@@ -141,8 +141,8 @@ int open_door(const Environment& environment, Endpoint& endpoint) {
   return listening;
 }
 
-/// Leaves for the other ranks of this host what they were not told: where to meet, and the secret, which is made here
-/// where none came: otherwise every user of this host could join. Nothing when they know all.
+/// Writes a note for the other ranks of this host with the address and the secret, unless they have both. If the job
+/// has no secret, one is made: otherwise every user of this host could join.
 PublishedMeeting leave_note(int listening, const Environment& environment, Place& place) {
   const bool made = place.secret.empty() && store::bound_to_loopback(listening);
   const bool address_unknown = environment.host.empty() && !environment.listen_fd;
@@ -157,7 +157,7 @@ PublishedMeeting leave_note(int listening, const Environment& environment, Place
           MeetingNote{place.endpoint, made ? place.secret : store::Secret()}};
 }
 
-/// Says what a person may not have meant.
+/// Warns of settings that the user may not have intended.
 void check_door(int listening, const Environment& environment, const Place& place) {
   if (place.secret.empty()) {
     log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port,
@@ -213,7 +213,7 @@ std::vector<std::string> here_keys(const Environment& environment) {
   return keys;
 }
 
-/// The host of each rank, "" for those that are not here, after checking that the others mean the same world.
+/// The host of each rank, "" for absent ones, after checking that all agree on the world size.
 std::vector<std::string> hosts_of(Store& store, const Environment& environment) {
   std::vector<std::string> hosts;
   for (const auto& here : store.find_all(here_keys(environment))) {
@@ -240,7 +240,7 @@ std::vector<int> missing_ranks(Store& store, const Environment& environment) {
   return missing;
 }
 
-/// Rank 0 says for whom it waits: a person who meant to train alone would otherwise learn it after the time-out.
+/// Rank 0 reports the ranks that it waits for: a user who meant one rank would otherwise learn it after the time-out.
 void say_who_is_missing(Store& store, const Environment& environment, const Place& place, milliseconds timeout) {
   const std::vector<int> missing = environment.rank == 0 ? missing_ranks(store, environment) : std::vector<int>();
   if (missing.empty()) {
@@ -299,7 +299,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   claim(store, environment);
   wait_for_all(store, environment, place, deadline, timeout);
   if (environment.host.empty()) {
-    note = {}; // everybody has read it; a rank that meets again must wait for the next one
+    note = {}; // all have read it; a rank that connects again must wait for the next one
   }
   const std::vector<std::string> names = hosts_of(store, environment);
   std::vector<int> hosts;

@@ -11,7 +11,7 @@ int64_t sign_bytes(int64_t elements) {
   return (elements + 7) / 8;
 }
 
-// The message: a scale a stretch, then the bits, each stretch from a new byte on.
+// The message: a scale per stretch, then the bits, each stretch from a new byte on.
 class SignCompressor final : public TwofoldCompressor {
  public:
   const char* name() const override {
