@@ -9,7 +9,7 @@ namespace trireme::fault {
 
 enum class Phase : uint8_t { data, forward, backward, all_reduce, step, checkpoint, send, recv };
 
-/// What is left to the caller; kills, stops and sleeps are already done.
+/// Left to the caller; kills, stops and sleeps are already done.
 enum class Effect : uint8_t {
   none,
   nan,  ///< put a NaN into the tensor of this phase

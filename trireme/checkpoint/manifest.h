@@ -19,7 +19,7 @@ inline constexpr const char* kManifestName = "manifest.json";
 /// Metadata key in a rank's safetensors file for the save that it belongs to.
 inline constexpr const char* kSaveIdKey = "trireme_save_id";
 
-/// Where one shard of a logical tensor is stored.
+/// Location of one shard of a logical tensor.
 struct StoredShard {
   /// Index into Manifest::files.
   size_t file = 0;

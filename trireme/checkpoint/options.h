@@ -5,8 +5,8 @@
 
 namespace trireme::checkpoint {
 
-/// What to do when ranks call save() with different tags (DeepSpeed's checkpoint.tag_validation).
-/// `fail` refuses on every rank; the other two save under rank 0's tag.
+/// Reaction to different tags in the ranks' calls of save() (DeepSpeed's checkpoint.tag_validation). `fail` refuses on
+/// every rank; the other two save under rank 0's tag.
 enum class TagValidation { ignore, warn, fail };
 
 struct CheckpointOptions {

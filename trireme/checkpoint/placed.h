@@ -8,8 +8,8 @@
 
 namespace trireme::checkpoint {
 
-/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same
-/// shape, as shards of the tensor `name`: one shard, or one per entry of Placement::parts that they overlap.
+/// Describes a range of this rank's part of a parameter, or of a state of the same shape, as shards of the tensor
+/// `name`: one shard, or one per overlapping entry of Placement::parts. The range is [begin, begin + values.numel()).
 std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind,
                                    int64_t begin, const at::Tensor& values);
 /// The same for `numel` values of this type of tensor `i` of a lender.

@@ -30,10 +30,10 @@ struct TensorInfo {
 
 /// Reads a safetensors file without copying it.
 ///
-/// open() maps the file and checks the whole header: at most 100 MB, an object, UTF-8, no
-/// key twice, known dtypes, sizes that do not overflow and agree with the offsets, offsets
-/// contiguous from 0 to the end of the file. Nothing in a file can run code or make this
-/// allocate more than a small multiple of the header.
+/// open() maps the file and checks the header: at most 100 MB, an object, UTF-8, no key twice, known
+/// dtypes. Sizes must not overflow and must agree with the offsets, which are contiguous from 0 to the end
+/// of the file. Nothing in a file can run code or make this allocate more than a small multiple of the
+/// header.
 /// Cost:   O(header); 10,000 tensors take about 10 ms. Tensor bytes are read when touched.
 /// Errors: InputError naming file and tensor. A file that another process truncates after open() raises SIGBUS when
 /// touched, as with every memory map.

@@ -15,7 +15,7 @@ struct Header {
   /// Sorted by offset.
   std::vector<TensorInfo> tensors;
   std::map<std::string, std::string> metadata;
-  /// Where tensor bytes begin in the file.
+  /// Offset of the first tensor byte in the file.
   uint64_t data_start = 0;
 };
 

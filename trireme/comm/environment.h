@@ -14,7 +14,7 @@ struct Environment {
   /// Rank and number of ranks on this host; -1: not given, then found when connecting.
   int local_rank = -1;
   int local_size = -1;
-  /// Where the ranks connect. Empty host: rank 0 writes its address into `meeting_file`.
+  /// Address at which the ranks connect. Empty host: rank 0 writes its address into `meeting_file`.
   std::string host;
   int port = 0;
   std::string meeting_file;
@@ -45,8 +45,8 @@ using Lookup = std::function<std::optional<std::string>(const std::string& name)
 /// TRIREME_STORE_PORT instead. Without any of them: mpirun on one host: a file of the session; Slurm: the job's
 /// first host (127.0.0.1 when it is the only one) and port 15000 + job id modulo 10000; PET_MASTER_*; TF_CONFIG:
 /// the first task's host and port. Slurm counts only in job steps (SLURM_STEP_ID): a batch script, and commands
-/// typed in a shell of srun --pty, are one rank. `run_as_task`: whether this process runs as the Slurm task with
-/// that process number; default: base/slurm.h. Pure except for its arguments. Errors: InputError naming the
+/// typed in a shell of srun --pty, are one rank. `run_as_task`: reports whether this process runs as the Slurm task
+/// with a process number; default: base/slurm.h. Pure except for its arguments. Errors: InputError naming the
 /// variable and what to set.
 Environment read_environment(const Lookup& lookup, const std::function<bool(int task)>& run_as_task = {});
 

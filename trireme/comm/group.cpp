@@ -140,7 +140,7 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   }
 }
 
-/// What must be equal on all ranks besides operation, size and type; "" for a sum.
+/// Must be equal on all ranks besides operation, size and type; "" for a sum.
 const char* detail_of(ReduceOp op) {
   return op == ReduceOp::sum ? "" : op == ReduceOp::max ? "max" : "min";
 }

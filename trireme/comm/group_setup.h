@@ -14,7 +14,7 @@ namespace trireme::comm {
 
 class Backend;
 
-/// What a backend needs to open one group. Every member calls connect at the same time.
+/// Parameters with which a backend opens one group. Every member calls connect at the same time.
 struct GroupSetup {
   std::string name;
   /// Visible to the members of this group only.

@@ -188,7 +188,7 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
 
 std::optional<PeerError> Group::State::explained(const Failure& failure) {
   const auto& [op, trouble, waited, limit] = failure;
-  // One roll call explains the failure of all operations under way.
+  // One roll call explains the failure of all operations in progress.
   const std::lock_guard failing(failing_);
   explaining_ = true;
   {

@@ -23,9 +23,9 @@ struct Outlook {
 /// Judges the operation that rank `from` waits for in group `key`. A wait counts when it has lasted `seconds`: a
 /// shorter one may be over by now.
 ///
-/// hopeless: it waits, directly or through other ranks, for a rank that does not answer, has ended or has failed; or
-/// for a rank in an operation that all have joined, for as long as all others in it; or ranks wait for each other.
-/// Pure.
+/// hopeless: it waits, directly or through others, for a rank that does not answer, has ended or has failed. Or it
+/// waits for a rank in an operation that all have joined, for as long as all others in it. Or ranks wait for each
+/// other. Pure.
 Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string& key, double seconds);
 
 } // namespace trireme::comm

@@ -35,8 +35,8 @@ class Pending {
   }
 };
 
-/// A collective or message in progress. Copies share it; the destructor of the last copy
-/// waits if nobody has waited, so a tensor is never read or written after its Work is
+/// A collective or message in progress. Copies share it. The destructor of the last copy
+/// waits if wait() was not called, so a tensor is never read or written after its Work is
 /// destroyed.
 class Work {
  public:

@@ -13,10 +13,10 @@ namespace trireme::comm {
 struct Environment;
 
 struct WorldOptions {
-  /// Backend for tensors on the host. "auto" selects for each group the first that suits it and that all members can
-  /// use: shm (ranks of one host), shm+gloo (several hosts with the same number of ranks, more than one, on each),
-  /// gloo. Tensors on a CUDA GPU use NCCL if it is available ("nccl" requires it). Those of other devices, and all with
-  /// "staged", go through the host ("staged"). TRIREME_BACKEND overrides "auto".
+  /// Backend for tensors on the host. "auto" selects, for each group, the first of these that all members can use: shm
+  /// (ranks of one host), shm+gloo (several hosts with the same number of ranks, above one), gloo. Tensors on a CUDA
+  /// GPU use NCCL if it is available ("nccl" requires it). Those of other devices, and all with "staged", go through
+  /// the host ("staged"). TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
   /// Ends a collective or message that takes this long, for any reason; its error names the ranks that did not join.
   /// Also limits how long ranks wait for each other at the start. Unset: 30 minutes while late ranks live, less if no
@@ -40,12 +40,12 @@ WorldOptions with_timeout(WorldOptions options, std::chrono::milliseconds timeou
 /// a dying peer must become a PeerError.
 class World {
  public:
-  /// Finds rank, size and meeting point in the environment (launch environment of
-  /// trireme, torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one
-  /// rank), meets the others and opens the world group. Ranks of one host share its cores as threads,
-  /// unless OMP_NUM_THREADS says otherwise.
-  /// Errors: InputError for contradicting or missing variables (which, and what to
-  /// set), PeerError when ranks do not connect in time (which are missing).
+  /// Finds rank, size and the store's address in the environment (trireme's launcher,
+  /// torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one rank), connects to
+  /// the others and opens the world group. Ranks of one host share its cores as threads,
+  /// unless OMP_NUM_THREADS is set. Errors: InputError for contradicting or missing variables
+  /// (which, and what to set), PeerError when ranks do not connect in time (which are
+  /// missing).
   static World connect(const WorldOptions& options = {});
   /// The same in an environment from the caller.
   static World connect(const Environment& environment, const WorldOptions& options = {});

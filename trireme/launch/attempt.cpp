@@ -18,7 +18,7 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-// timeout(1) and some shells signal a process and then its whole group: the same request, not a second one.
+// timeout(1) and some shells signal a process and then its process group: the same request, not a second one.
 constexpr milliseconds kSameRequest{300};
 // A task that was asked to end may have much to save.
 constexpr double kLastWork = 60;

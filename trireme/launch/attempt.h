@@ -15,7 +15,7 @@
 
 namespace trireme::launch {
 
-/// What all attempts of one job share.
+/// State shared by all attempts of one job.
 struct Job {
   const LaunchOptions& options;
   std::filesystem::path log_dir;

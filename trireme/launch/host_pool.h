@@ -26,7 +26,7 @@ class HostPool {
   /// hostfile. Empty when fewer than min_nodes are left; see shortage(). Errors: InputError from `arrange`, or when an
   /// agent cannot be started.
   std::vector<Member> choose();
-  /// What to start on them.
+  /// The ranks and the command to start on them.
   const Arrangement& arrangement() const {
     return arrangement_;
   }

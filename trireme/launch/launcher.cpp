@@ -151,7 +151,7 @@ class Places {
   const std::string& address() const {
     return pool_ ? pool_->address() : loopback_;
   }
-  /// Where each task can be reached.
+  /// Address of each task.
   std::vector<std::string> addresses() const {
     std::vector<std::string> all;
     for (size_t i = 0; i < here_.size(); ++i) {

@@ -13,7 +13,7 @@
 
 namespace trireme::launch {
 
-/// What to start on a number of slots.
+/// The ranks and the command to start on a number of slots.
 struct Arrangement {
   /// At most the number of slots; hosts are filled in order.
   int ranks = 1;
@@ -39,7 +39,7 @@ struct LaunchOptions {
   /// folder, removed after a success unless ranks wrote what was not shown.
   std::filesystem::path log_dir;
   /// False: rank 0's output is shown byte for byte; that of the others only goes to their logs.
-  /// True: whole lines of all ranks are shown, each after "[rank r] ".
+  /// True: full lines of all ranks are shown, each after "[rank r] ".
   bool all_output = false;
   /// Time from asking a rank to end to killing it (SIGKILL). After a failure at most 5 s.
   double grace_seconds = 5;
@@ -92,10 +92,10 @@ struct JobReport {
 
 /// Starts the ranks, watches them, and returns when none of their processes is left.
 ///
-/// Exit code: 0 when all ranks ended with 0. Otherwise that of the first failing rank, or of
-/// the rank that its error blames: 128 + signal when a signal ended it (137 for SIGKILL), 1
-/// for a lost host. 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the
-/// launcher.
+/// Exit code: 0 when all ranks ended with 0. Otherwise that of the first failing rank, or of the rank
+/// that its error blames. It is 128 + signal when a signal ended that rank (137 for SIGKILL), and 1
+/// for a lost host. After SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the launcher it is 130, 143, 129 or
+/// 138.
 /// Ranks: see environment.h for their variables. Each has its own session, and so its own process group. Rank 0 keeps
 /// the launcher's standard input on one machine; the others read /dev/null. They inherit no descriptor but
 /// TRIREME_LIFELINE_FD, TRIREME_SECRET_FD and, rank 0, TRIREME_LISTEN_FD. Descendants are ended with them, also those

@@ -12,8 +12,8 @@
 
 namespace trireme::launch {
 
-/// Detects that a process was killed because its control group ran out of memory, by the kernel's counter of that
-/// group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". In
+/// Detects that a process was killed because its control group ran out of memory. It reads the kernel's counter of
+/// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". In
 /// version 1 the group of an ended process is unknown, so that of this process (the container, the batch job) is
 /// used. The kernel counts kills without naming the process: the answer is certain only if the process had its own
 /// group.

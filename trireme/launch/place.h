@@ -65,7 +65,7 @@ struct Share {
   /// Earlier starts of the job, and the number of restarts allowed.
   int restarts = 0;
   int max_restarts = 0;
-  /// Where the ranks connect.
+  /// Address at which the ranks connect.
   std::string address;
   Ports ports;
   /// Columns of the terminal that shows rank 0's stderr, 0 when none does.

@@ -34,8 +34,8 @@ struct Straggler {
 
 /// Blames lateness, not duration: of ranks that synchronize in every step, the one that waits least arrives last.
 ///
-/// Names one that was last in at least 80 % of the steps, and whose median time without waiting is both 1.3 times that
-/// of the fastest rank and 1 ms above it. `by_rank`: the same steps of every rank. Pure.
+/// Names a rank that was last in at least 80 % of the steps. Its median time without waiting must also be 1.3 times
+/// that of the fastest rank and 1 ms above it. `by_rank`: the same steps of every rank. Pure.
 std::optional<Straggler> find_straggler(const std::vector<std::vector<StepShare>>& by_rank);
 
 /// `rank 3 arrives last in 94 % of the last 16 steps: 0.48x of the fastest in backward, 1.8 times its time for a step`

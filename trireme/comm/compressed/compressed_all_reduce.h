@@ -91,7 +91,7 @@ class CompressedAllReduce {
   std::vector<std::vector<Stretch>> stretches_;          // of each range, from its beginning on
   std::vector<std::vector<StretchLoops::Place>> places_; // of each range's stretches, with by_stretches()
   int64_t slice_ = 0;                                    // bytes of the longest message of a range, and alignment
-  at::Tensor sent_;                                      // [ranks * slice_], then what the all-gather brings
+  at::Tensor sent_;                                      // [ranks * slice_], then the all-gather's result
   at::Tensor received_;
   std::string what_;
   Work work_;

@@ -66,8 +66,8 @@ class GlooCollective : public Pending {
   bool gave_up_ = false;
 };
 
-/// A send or recv. Its time counts from the first wait: a receive may be posted long before the peer has data to
-/// send. gloo completes it without our threads but cannot be polled, so the first done() starts a thread that
+/// A send or recv. Its time counts from the first wait, because a receive may be posted long before the peer has
+/// data. gloo completes it without our threads but cannot be polled: the first done() starts a thread that
 /// waits.
 class GlooMessage : public Pending {
  public:

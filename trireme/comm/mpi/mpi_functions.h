@@ -19,12 +19,12 @@ constexpr int kInterfaceVersion = 1;
 using CombineFunction = void (*)(const void* in, void* inout, int64_t count, kernels::Element element,
                                  kernels::Combine combine);
 
-/// A communicator and an operation under way.
+/// A communicator and an operation in progress.
 using Communicator = void*;
 using Operation = void*;
 
-/// Every function returns an MPI error code, 0 for success, unless it says otherwise. Counts are elements for
-/// reductions and bytes for the rest, and may exceed an int. One thread at a time may be inside any of them.
+/// Every function returns an MPI error code, 0 for success, unless noted. Counts are elements for reductions and bytes
+/// for the rest, and may exceed an int. One thread at a time may be inside any of them.
 struct Functions {
   int version;
   /// "Open MPI v4.1.4, ...".

@@ -94,7 +94,7 @@ struct Bytes {
   }
   ~Bytes() {
     if (own && type != MPI_BYTE && type != MPI_DATATYPE_NULL) {
-      MPI_Type_free(&type); // operations under way keep it
+      MPI_Type_free(&type); // operations in progress keep it
     }
   }
 };

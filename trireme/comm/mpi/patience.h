@@ -7,10 +7,10 @@
 
 namespace trireme::comm::mpi {
 
-/// Pauses between two polls of an operation that MPI progresses only during polls: polls again at once for a moment if
-/// every rank has a core, then sleeps as briefly as the system can, and longer once the operation takes longer than its
-/// bytes explain. Sleeps instead of sched_yield(): a sleeper gets its core back at once, but a thread that yields to a
-/// computing program waits for that one's full time slice.
+/// Pauses between two polls of an operation that MPI progresses only during polls. Polls again at once for a moment if
+/// every rank has a core, then sleeps as briefly as the system can. Sleeps longer once the operation takes longer than
+/// its bytes explain. Sleeps instead of sched_yield(): a sleeper gets its core back at once, a yielding thread waits
+/// for the full time slice of a computing program.
 class Patience {
  public:
   Patience(int64_t bytes, bool spins)

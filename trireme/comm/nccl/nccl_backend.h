@@ -10,10 +10,10 @@ namespace trireme::comm {
 ///
 /// CUDA tensors of float, double, half, bfloat16, uint8, int8, int32 and int64; none on the CPU. Operations run on
 /// their own stream, which first waits for the current one. As usual in libtorch, Work::wait() makes the current
-/// *stream* wait, not the thread: results are in order for every kernel launched after it, the host runs ahead, and the
+/// *stream* wait, not the thread. Results are in order for every kernel launched after it, the host runs ahead, and the
 /// host may read a tensor after the usual synchronisation (item(), cpu()). Work::done() checks whether the GPU has
 /// finished. TORCH_NCCL_BLOCKING_WAIT=1 makes wait() block the thread too. Because the host does not wait, the watch
-/// (Watch) notices a deadline: it ends the communicators, so that synchronisation returns, and the next call on the
+/// (Watch) notices a deadline. It ends the communicators, so that synchronisation returns, and the next call on the
 /// group throws. libtorch's watchdog thread would do so 30 s later. Messages between two ranks arrive in the order of
 /// sending; NCCL has no tags, so a receive takes the next message whatever its tag. Bytes sent, P bytes and N ranks, by
 /// the closed forms of NCCL's rings: all_reduce 2P(N-1)/N; reduce_scatter, all_gather and all_to_all P(N-1)/N;
