@@ -223,14 +223,15 @@ Header parse_header(std::string_view file, const std::string& path) {
   }
   const uint64_t length = little_endian(file);
   if (length > kMaxHeaderBytes) {
-    throw InputError("safetensors",
-                     concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"),
-                     again);
+    throw InputError(
+        "safetensors",
+        concat(path, " has a header length of ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"), again);
   }
   if (length > file.size() - 8) {
     throw InputError(
         "safetensors",
-        concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"), again);
+        concat(path, " has a header length of ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"),
+        again);
   }
   const std::string_view text = file.substr(8, length);
   if (text.empty() || text.front() != '{') {

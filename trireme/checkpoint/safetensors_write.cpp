@@ -107,9 +107,9 @@ class ItemWriter {
   static at::Tensor lent_part(const NamedTensor& tensor, const at::Tensor& values) {
     const int64_t numel = tensor.tensor.numel();
     if (values.scalar_type() != tensor.tensor.scalar_type() || values.numel() < tensor.lent.first + numel) {
-      throw Error("checkpoint", concat("\"", tensor.name, "\" was said to be ", numel, ' ', tensor.tensor.scalar_type(),
-                                       " from element ", tensor.lent.first, " of what was lent, ", values.numel(), ' ',
-                                       values.scalar_type()));
+      throw Error("checkpoint", concat("\"", tensor.name, "\" must be ", numel, ' ', tensor.tensor.scalar_type(),
+                                       " from element ", tensor.lent.first, " of the lent tensor, which has ",
+                                       values.numel(), ' ', values.scalar_type()));
     }
     return values.reshape({-1}).narrow(0, tensor.lent.first, numel);
   }

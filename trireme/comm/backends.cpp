@@ -76,7 +76,7 @@ const BackendEntry& find_backend(const std::string& name) {
     }
     names.push_back(entry.name);
   }
-  throw InputError("comm", concat("there is no backend \"", name, "\"."),
+  throw InputError("comm", concat("unknown backend \"", name, "\"."),
                    concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or WorldOptions::backend."));
 }
 

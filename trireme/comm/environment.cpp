@@ -222,8 +222,8 @@ void read_tf_config(const std::string& text, Environment& environment) {
       }
     }
     if (!rank) {
-      refuse_tf_config(
-          concat("says that this is task ", my_index, " of \"", my_type, "\", which is not among chief and worker."));
+      refuse_tf_config(concat("has task ", my_index, " of \"", my_type,
+                              "\" for this process, which is not among chief and worker."));
     }
   } catch (const std::exception& error) {
     if (dynamic_cast<const InputError*>(&error) != nullptr) {
@@ -248,7 +248,7 @@ void read_tf_config(const std::string& text, Environment& environment) {
 void check(const Environment& environment, const Variables& variables) {
   const auto& source = environment.source;
   if (environment.size < 1 || environment.size > kMostRanks) {
-    throw InputError("comm", concat("the world size must be at least 1, ", source, " says ", environment.size, "."),
+    throw InputError("comm", concat("the world size must be at least 1, got ", environment.size, " (", source, ")."),
                      "Correct it.");
   }
   if (environment.rank < 0 || environment.rank >= environment.size) {

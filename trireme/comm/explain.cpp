@@ -33,7 +33,7 @@ std::string whereabouts(const Scene& scene, int rank) {
   const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
   const std::string activity = describe_activity(peer);
   const char* const nothing =
-      peer.answered ? "has done nothing in this group" : "has not said what it did in this group";
+      peer.answered ? "has done nothing in this group" : "has not reported an operation in this group";
   return (last == nullptr ? nothing : (last->done ? "last did " : "is at ") + describe(*last)) +
          (activity.empty() ? "" : ", and is " + activity);
 }
@@ -224,7 +224,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
                      "Both ranks must send and receive tensors of the same size and type in the same order.");
   }
   if (trouble.kind == Trouble::Kind::by_device) {
-    return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."),
+    return PeerError("comm", concat(head, "its device reports: ", shorten(trouble.happened), "."),
                      "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
   }
   if (!roll_call.store_answers) {
@@ -259,7 +259,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     advise_calls(messages
                      ? "Let one of them send before it receives, or use the asynchronous calls and wait afterwards."
                      : "They wait in different groups: all ranks must call the operations of all groups in the same "
-                       "order. Look for an if, a return or an exception that only some ranks meet.");
+                       "order. Look for an if, a return or an exception that only some ranks reach.");
   }
   if (!found.vanished.empty()) {
     causes.push_back(vanishing(scene, found.vanished));
@@ -295,7 +295,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
       advise_calls(
           "All ranks of a group must call the same operations in the same order: look for an if, a return or an "
           "exception "
-          "that only some ranks meet.");
+          "that only some ranks reach.");
     }
   }
   for (const int rank : found.failed) {

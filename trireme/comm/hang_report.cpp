@@ -39,7 +39,7 @@ std::string last_operation(const PeerView& view) {
     }
   }
   if (newest == nullptr) {
-    return view.answered ? "has done nothing yet" : "has not said what it did";
+    return view.answered ? "has done nothing yet" : "has not reported an operation";
   }
   const OpSummary& last = *newest->progress.last();
   return concat(last.done ? "last did " : "has begun ", describe(last), " of group \"", newest->name, '"');
@@ -109,7 +109,7 @@ std::string describe_rank(int rank, const PeerView& view) {
                                  : concat(" does not answer: its process ",
                                           view.process > 0 ? concat(view.process, ' ') : "", view.state);
     return text + "; it was " +
-           (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
+           (activity.empty() ? "silent before: it " + last_operation(view) : activity + " at its last report");
   }
   return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
 }
@@ -217,7 +217,7 @@ std::optional<fs::path> newest_hang_dump(const fs::path& path) {
 nlohmann::json describe_hang_json(const fs::path& path) {
   const auto files = dumps_in(path);
   if (files.empty()) {
-    throw InputError("inspect", concat("there is no hang-rank*.json in ", path.string(), '.'));
+    throw InputError("inspect", concat("no hang-rank*.json in ", path.string(), '.'));
   }
   nlohmann::json all = {{"ranks", nlohmann::json::object()}};
   std::map<int, PeerView> views;

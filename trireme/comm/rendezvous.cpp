@@ -69,7 +69,7 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
   throw PeerError("comm",
                   concat("the store of torchrun's agent on ", place.endpoint.host, ":", place.endpoint.port,
                          " cannot be reached (", problem, ")."),
-                  "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started "
+                  "TORCHELASTIC_USE_AGENT_STORE=True means that there is one: unset it if torchrun has not started "
                   "this process, otherwise look at its output.");
 }
 
@@ -86,7 +86,7 @@ store::SecretSource secret_of(const Place& place) {
             concat("the secret is wrong: this rank was given none, and rank 0 has left none in ", file, "."),
             "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same "
             "TRIREME_SECRET_FILE. If another "
-            "job meets there, choose another MASTER_PORT.");
+            "job uses that port, choose another MASTER_PORT.");
       }
       return note->secret; // not kept: the next attempt may reach another server
     }
@@ -160,8 +160,8 @@ PublishedMeeting leave_note(int listening, const Environment& environment, Place
 /// Warns of settings that the user may not have intended.
 void check_door(int listening, const Environment& environment, const Place& place) {
   if (place.secret.empty()) {
-    log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port,
-                 " without a secret: whoever reaches that port can join the job. "
+    log::warning("the ranks connect on ", place.endpoint.host, ":", place.endpoint.port,
+                 " without a secret: any program that reaches that port can join the job. "
                  "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes "
                  "with mode 0600.");
   }
@@ -220,8 +220,8 @@ std::vector<std::string> hosts_of(Store& store, const Environment& environment) 
     const size_t space = here ? here->find(' ') : 0;
     if (here && here->substr(0, space) != std::to_string(environment.size)) {
       throw InputError("comm",
-                       concat("rank ", hosts.size(), " says the world has ", here->substr(0, space), " ranks, rank ",
-                              environment.rank, " says ", environment.size, "."),
+                       concat("rank ", hosts.size(), " has a world of ", here->substr(0, space), " ranks, rank ",
+                              environment.rank, " one of ", environment.size, "."),
                        "Start all ranks with the same WORLD_SIZE.");
     }
     hosts.push_back(here ? here->substr(space + 1) : "");
@@ -277,7 +277,7 @@ void wait_for_all(Store& store, const Environment& environment, const Place& pla
   throw PeerError("comm",
                   concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
                          format_seconds(static_cast<double>(timeout.count()) / 1000), "; ",
-                         environment.size - missing.size(), " of ", environment.size, " ranks are here."),
+                         environment.size - missing.size(), " of ", environment.size, " ranks are connected."),
                   "Look at the output of the missing ones, or whether they were started at all; TRIREME_TIMEOUT sets "
                   "the seconds to wait.");
 }

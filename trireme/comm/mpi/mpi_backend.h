@@ -10,8 +10,8 @@ namespace trireme::comm {
 /// MPI-3's nonblocking collectives. MPI progresses only while a thread waits for one of them, except for what the
 /// network does itself: nothing overlaps computation. Sums of half and bfloat16 are added in float; all_reduce rounds
 /// after every addition, reduce_scatter once (all_to_all into a temporary, added in rank order). Bytes sent, P bytes
-/// and N ranks, by the usual algorithms' closed forms (MPI chooses its own): all_reduce 2P(N-1)/N; reduce_scatter,
-/// all_gather and all_to_all P(N-1)/N; broadcast P for each child in a binomial tree; send P.
+/// and N ranks, by the usual algorithms (MPI chooses its own): all_reduce 2P(N-1)/N; reduce_scatter, all_gather and
+/// all_to_all P(N-1)/N; broadcast P per child in a binomial tree; send P.
 ///
 /// MPI starts with the first group, on all ranks of the mpirun at once: the world group does that. It ends with the
 /// last group (World::close). After an operation was given up or a rank failed, the process must end without
