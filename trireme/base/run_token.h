@@ -30,7 +30,7 @@ class ReplacedError : public PeerError {
 /// taken for lost (a silent host, a stopped process) and resumes later therefore damages
 /// nothing.
 ///
-/// In `folder`, attempt.N is the claim of attempt N: a JSON object that is renamed into place when complete. A claim
+/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when complete. A claim
 /// removes those with lower numbers; the newest stays, so numbers grow as long as the folder exists. A check opens its
 /// own claim, because a shared file system looks up a file to open but may list names from a cache. Another attempt may
 /// claim between a check and the write after it; the lease of launch/lease.h makes that rare. Cost: a check opens and

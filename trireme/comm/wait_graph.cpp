@@ -11,8 +11,8 @@
 namespace trireme::comm {
 namespace {
 
-/// True if a member waits in the group itself, as its part of an operation that all have joined. Device waits without a
-/// thread count if the operation in question is a device's.
+/// True if a member waits in the group itself, and so does its part of an operation that all have joined. Device waits
+/// without a thread count if the operation in question is a device's.
 bool waits_here(const PeerView& view, const GroupView& group, bool devices_count) {
   const auto& waiting = group.progress.waiting;
   return view.answered && waiting && (devices_count || !waiting->on_device);

@@ -35,7 +35,7 @@ struct alignas(64) Counter {
     const uint64_t now = value.load(std::memory_order_acquire);
     return now >> kShift == step ? now & ((uint64_t{1} << kShift) - 1) : 0;
   }
-  /// For a step's only counter: equals take(), without reading others' writes.
+  /// If only one rank counts in this step: equals take(), without reading others' writes.
   void set(uint64_t step, uint64_t count) {
     value.store(step << kShift | count, std::memory_order_release);
   }
