@@ -85,14 +85,14 @@ TEST_F(FaultTest, WithoutAnEngineOccurrencesAreSteps) {
 TEST_F(FaultTest, RefusesWhatIsWrongByName) {
   EXPECT_THAT(refusal("rank=1,phase=al_reduce,kind=kill"),
               HasSubstr("phase=al_reduce is unknown. Did you mean \"all_reduce\"?"));
-  EXPECT_THAT(refusal("rank=1,stp=7"), HasSubstr("there is no key \"stp\". Did you mean \"step\"?"));
+  EXPECT_THAT(refusal("rank=1,stp=7"), HasSubstr("unknown key \"stp\". Did you mean \"step\"?"));
   EXPECT_THAT(refusal("phase=step,kind=die"), HasSubstr("kind=die is unknown"));
   EXPECT_THAT(refusal("rnk=1,phase=step,kind=kill"), HasSubstr("\"rank\""));
   EXPECT_THAT(refusal("phase=step"), HasSubstr("\"kind\" is missing"));
   EXPECT_THAT(refusal("kind=kill"), HasSubstr("\"phase\" is missing"));
   EXPECT_THAT(refusal("rank=2,phase=step,kind=kill"), HasSubstr("there are 2 ranks"));
   EXPECT_THAT(refusal("rank=-1,phase=step,kind=kill"), HasSubstr("rank=-1"));
-  EXPECT_THAT(refusal("phase=step,phase=step,kind=kill"), HasSubstr("comes twice"));
+  EXPECT_THAT(refusal("phase=step,phase=step,kind=kill"), HasSubstr("is given twice"));
   EXPECT_THAT(refusal("phase=step,kind=delay,seconds=nan"), HasSubstr("seconds=nan"));
   EXPECT_THAT(refusal("phase=step,kind=delay,seconds="), HasSubstr("no value"));
   EXPECT_THAT(refusal("phase=data,kind=nan"), HasSubstr("kind=nan needs"));

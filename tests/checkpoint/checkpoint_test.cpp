@@ -266,7 +266,7 @@ TEST_F(CheckpointTest, SavingATagAgainReplacesIt) {
 TEST_F(CheckpointTest, NeverReplacesAFolderThatIsNoCheckpoint) {
   fs::create_directories(folder_ / "global_step1");
   put_content(folder_ / "global_step1" / "thesis.txt", "precious");
-  EXPECT_THAT(message_of<InputError>([&] { save_step(1); }), HasSubstr("is no checkpoint"));
+  EXPECT_THAT(message_of<InputError>([&] { save_step(1); }), HasSubstr("is not a checkpoint"));
   EXPECT_EQ(content_of(folder_ / "global_step1" / "thesis.txt"), "precious");
 }
 

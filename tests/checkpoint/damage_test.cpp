@@ -128,7 +128,7 @@ TEST_F(CheckpointDamageTest, AShardOfAnotherSaveIsNoticedEvenWithoutHashes) {
   options.verify_hashes = false;
   const Checkpoint opened = Checkpoint::open(folder_, "", options);
   EXPECT_EQ(opened.step(), 2);
-  EXPECT_THAT(message_of<InputError>([&] { opened.read("w"); }), HasSubstr("belongs to another save"));
+  EXPECT_THAT(message_of<InputError>([&] { opened.read("w"); }), HasSubstr("is from another save"));
 }
 
 TEST_F(CheckpointDamageTest, AManifestOfAnotherSaveIsNoticed) {
@@ -191,7 +191,7 @@ TEST_F(CheckpointDamageTest, WhenNothingIsWholeEveryProblemIsListed) {
   fs::remove(folder_ / "global_step1" / "manifest.json");
   EXPECT_EQ(loaded_step(), -1);
   EXPECT_THAT(warning_,
-              AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("global_step2/rank00000.safetensors is missing"),
+              AllOf(HasSubstr("no intact checkpoint"), HasSubstr("global_step2/rank00000.safetensors is missing"),
                     HasSubstr("global_step1/manifest.json does not exist")));
   EXPECT_TRUE(find_newest(folder_).has_value()) << "damaged is not the same as nothing saved yet";
 }

@@ -108,7 +108,7 @@ TEST(ManifestTest, HostileBodiesAreRefusedByName) {
       {"\"offset\":[0,2]", "\"offset\":[0,1]", "overlap"},
       {"\"offset\":[0,2]", "\"offset\":[2]", "does not have the dims"},
       {"\"version\":1", "\"version\":2", "written in format 2"},
-      {"trireme-checkpoint", "other", "no Trireme checkpoint"},
+      {"trireme-checkpoint", "other", "not a Trireme checkpoint"},
       {"\"tensors\":", "\"tensor\":", "\"tensors\" is missing"},
       {"\"t\":{", "\"w\":{", "\"w\" appears twice"},
       {"\"tensors\":{", "\"tensors\":[{", "not valid JSON"},

@@ -201,7 +201,7 @@ TEST_F(SafetensorsDamageTest, BoolBytesOtherThanZeroAndOneAreRefused) {
 TEST_F(SafetensorsDamageTest, WhatIsNoFileIsRefused) {
   EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(folder_ / "absent"); }), HasSubstr("No such file"));
   EXPECT_THAT(message_of<InputError>([&] { Safetensors::open(folder_); }), HasSubstr("it is a folder"));
-  EXPECT_THAT(message_of<InputError>([&] { Safetensors::open("/dev/null"); }), HasSubstr("no regular file"));
+  EXPECT_THAT(message_of<InputError>([&] { Safetensors::open("/dev/null"); }), HasSubstr("not a regular file"));
 }
 
 } // namespace

@@ -217,7 +217,7 @@ TEST_F(SaveRanksTest, AllRanksFallBackTogetherWhenOneFindsDamage) {
   ASSERT_THAT(run_ranks(3,
                         [&](comm::World& world) {
                           EXPECT_THAT(message_of<InputError>([&] { Checkpoint::open(folder_, "", world.group()); }),
-                                      AllOf(HasSubstr("no checkpoint is whole"), HasSubstr("rank 2: "),
+                                      AllOf(HasSubstr("no intact checkpoint"), HasSubstr("rank 2: "),
                                             HasSubstr("global_step1/rank00001.safetensors: hash")));
                         }),
               IsEmpty());

@@ -69,7 +69,7 @@ TEST_F(WeightFilesTest, AnIndexNeverReachesOutOfItsFolder) {
 TEST_F(WeightFilesTest, WrongIndexesAreRefused) {
   write_two();
   index(R"({"a":"model-00002-of-00002.safetensors"})");
-  EXPECT_THAT(refusal(), HasSubstr("where it is not"));
+  EXPECT_THAT(refusal(), HasSubstr("which lacks it"));
   index(R"({"a":"model-00003-of-00002.safetensors"})");
   EXPECT_THAT(refusal(), HasSubstr("No such file"));
   index(R"({"a":7})");

@@ -330,7 +330,7 @@ TEST(EnvironmentErrorTest, LaunchersAreToldWhatToType) {
               HasSubstr("torchrun --no-python"));
   EXPECT_THAT(refusal({{"PET_NNODES", "2"}, {"PET_MASTER_ADDR", "a"}}), HasSubstr("PET_NODE_RANK is not set"));
   EXPECT_THAT(refusal({{"PET_NNODES", "two"}, {"PET_NODE_RANK", "0"}}), HasSubstr("PET_NNODES must be a whole number"));
-  EXPECT_THAT(refusal({{"TF_CONFIG", "{"}}), HasSubstr("TF_CONFIG cannot be understood"));
+  EXPECT_THAT(refusal({{"TF_CONFIG", "{"}}), HasSubstr("TF_CONFIG cannot be parsed"));
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}})"}}),
               HasSubstr("task 0 of \"ps\""));
   EXPECT_THAT(refusal({{"TF_CONFIG", R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}})"}}),

@@ -233,7 +233,7 @@ TEST_F(NetworkTest, AJobWithoutASecretIsWarnedOf) {
                     [&](World& world) {
                       if (world.rank() == 0) {
                         const std::string said = testing::internal::GetCapturedStderr();
-                        EXPECT_EQ(said.find("without a secret: whoever reaches that port can join the job") !=
+                        EXPECT_EQ(said.find("without a secret: any program that reaches that port can join the job") !=
                                       std::string::npos,
                                   !secret)
                             << said;

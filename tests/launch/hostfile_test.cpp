@@ -52,18 +52,19 @@ TEST(HostfileTest, NamesFileAndLineOfAMistake) {
   EXPECT_THAT(
       complaint("node1 slots=4\nnode2 slot=4\n"),
       testing::AllOf(HasSubstr("hosts:2"), HasSubstr("\"slot\" is unknown"), HasSubstr("Did you mean \"slots\"?")));
-  EXPECT_THAT(complaint("node1 slots=0"), HasSubstr("\"0\" is no number of ranks"));
-  EXPECT_THAT(complaint("node1 slots=4x"), HasSubstr("\"4x\" is no number"));
-  EXPECT_THAT(complaint("node1 slots=99999999999"), HasSubstr("is no number"));
-  EXPECT_THAT(complaint("node1:"), HasSubstr("\"\" is no number"));
+  EXPECT_THAT(complaint("node1 slots=0"), HasSubstr("\"0\" is not a number of ranks"));
+  EXPECT_THAT(complaint("node1 slots=4x"), HasSubstr("\"4x\" is not a number"));
+  EXPECT_THAT(complaint("node1 slots=99999999999"), HasSubstr("is not a number"));
+  EXPECT_THAT(complaint("node1:"), HasSubstr("\"\" is not a number"));
   EXPECT_THAT(complaint("node1 4"), HasSubstr("\"4\" is neither a host nor KEY=VALUE"));
   EXPECT_THAT(complaint("node1 address="), HasSubstr("\"address\" is unknown or has no value. Did you mean"));
-  EXPECT_THAT(complaint("a\nb\na slots=2"), testing::AllOf(HasSubstr("hosts:3"), HasSubstr("the host a comes twice")));
-  EXPECT_THAT(complaint("# nothing\n\n"), HasSubstr("there is no host in it"));
+  EXPECT_THAT(complaint("a\nb\na slots=2"),
+              testing::AllOf(HasSubstr("hosts:3"), HasSubstr("the host a is given twice")));
+  EXPECT_THAT(complaint("# nothing\n\n"), HasSubstr("the hostfile has no host"));
   EXPECT_THAT(complaint("[fe80::1"), HasSubstr("no matching bracket"));
   EXPECT_THAT(complaint("no\xff"
                         "de"),
-              HasSubstr("is no host name"));
+              HasSubstr("is not a host name"));
 }
 
 // As editors and shells of Windows write them.
@@ -97,16 +98,16 @@ TEST(HostfileTest, EveryAddressIsNone) {
   for (const std::string line : {"node1 address=0.0.0.0", "node1 slots=2 address=::", "node1 address=*",
                                  "node1 address=[::]", "node1 address=0", "0.0.0.0:2", "[::]:2", "::"}) {
     EXPECT_THAT(complaint("node0\n" + line),
-                testing::AllOf(HasSubstr("hosts:2"), HasSubstr("stands for every address of the host")))
+                testing::AllOf(HasSubstr("hosts:2"), HasSubstr("stands for all addresses of the host")))
         << line;
   }
 }
 
 // A host name becomes an argument of ssh.
 TEST(HostfileTest, AHostCannotBeAnOptionOrACommand) {
-  EXPECT_THAT(complaint("-oProxyCommand=evil slots=2"), HasSubstr("is no host name"));
-  EXPECT_THAT(complaint("a;reboot"), HasSubstr("is no host name"));
-  EXPECT_THAT(complaint("$(id)"), HasSubstr("is no host name"));
+  EXPECT_THAT(complaint("-oProxyCommand=evil slots=2"), HasSubstr("is not a host name"));
+  EXPECT_THAT(complaint("a;reboot"), HasSubstr("is not a host name"));
+  EXPECT_THAT(complaint("$(id)"), HasSubstr("is not a host name"));
 }
 
 TEST(HostfileTest, KnowsThisMachine) {

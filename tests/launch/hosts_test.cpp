@@ -72,7 +72,7 @@ TEST_F(HostsTest, AnAgentThatTellsOfARankOfNobodysIsLost) {
   LaunchProcess launch(on_hosts(1, 2, {"*:exit=0"}), folder());
   EXPECT_EQ(launch.wait(), 1);
   EXPECT_THAT(launch.err(),
-              HasSubstr("host a (ranks 0 to 1) is lost: its agent tells of rank 7, which does not run there"));
+              HasSubstr("host a (ranks 0 to 1) is lost: its agent reported rank 7, which does not run there"));
 }
 
 // The host that is this machine has its agent without --rsh.
@@ -149,12 +149,12 @@ TEST_F(HostsTest, WrongInputIsSaidOnce) {
   options.hosts[0].address = "192.0.2.1";
   LaunchProcess elsewhere(options, folder());
   EXPECT_EQ(elsewhere.wait(), 2);
-  EXPECT_THAT(elsewhere.err(), HasSubstr("192.0.2.1 is no address of the host that runs rank 0"));
+  EXPECT_THAT(elsewhere.err(), HasSubstr("192.0.2.1 is not an address of the host that runs rank 0"));
   options = on_hosts(2, 1, {"*:pid"});
   options.hosts[0].address = "0.0.0.0";
   LaunchProcess everywhere(options, folder());
   EXPECT_EQ(everywhere.wait(), 2);
-  EXPECT_THAT(everywhere.err(), HasSubstr("0.0.0.0 stands for every address of rank 0's host"));
+  EXPECT_THAT(everywhere.err(), HasSubstr("0.0.0.0 stands for all addresses of rank 0's host"));
   options = on_hosts(2, 1, {"*:pid"});
   options.hosts[0].address = "localhost";
   options.hosts[1].address = "node2";
@@ -277,7 +277,7 @@ TEST_F(HostsTest, ASilentHostIsLost) {
   wait_for_ranks(2, 1);
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), HasSubstr("host b (rank 1) is lost: it has said nothing for 4.00 s"));
+  EXPECT_THAT(launch.err(), HasSubstr("host b (rank 1) is lost: it has sent nothing for 4.00 s"));
   EXPECT_EQ(value(1, "TRIREME_HOST"), "c");
 }
 

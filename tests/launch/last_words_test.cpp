@@ -32,11 +32,12 @@ TEST(LastWordsTest, BlamesWhomTheAdviceNames) {
 }
 
 TEST(LastWordsTest, BlamesAllThatAreNamedWithoutAnAdvice) {
-  EXPECT_THAT(blame_in({"[comm] ranks 2 and 3 have not come within 60 s; 2 of 4 ranks are here. Look at the output of "
-                        "the missing ones."},
-                       0, 4)
-                  .ranks,
-              ElementsAre(2, 3));
+  EXPECT_THAT(
+      blame_in({"[comm] ranks 2 and 3 have not come within 60 s; 2 of 4 ranks are connected. Look at the output of "
+                "the missing ones."},
+               0, 4)
+          .ranks,
+      ElementsAre(2, 3));
   EXPECT_THAT(blame_in({"[comm] rank 3 of 4: nobody listens on 127.0.0.1:4711, so rank 0 has not come."}, 3, 4).ranks,
               ElementsAre(0));
 }

@@ -236,7 +236,7 @@ TEST_F(LauncherTest, RefusesWhatCannotBeStarted) {
   EXPECT_THAT(complaint(options), HasSubstr("grace_seconds is nan"));
   options = probes(2, {});
   options.extra_env = {{"A=B", "c"}};
-  EXPECT_THAT(complaint(options), HasSubstr("\"A=B\" is no name"));
+  EXPECT_THAT(complaint(options), HasSubstr("\"A=B\" is not a valid name"));
   touch("file");
   options = probes(2, {});
   options.log_dir = folder() / "file";

@@ -95,7 +95,7 @@ TEST_F(LeaseTest, TheRanksOfAStoppedAgentHaveEndedBeforeOthersStart) {
   EXPECT_TRUE(eventually([&] { return !is_running(agent); })) << "its own lease is over";
   touch("go.1");
   EXPECT_EQ(launch.wait(), 0) << launch.err();
-  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost: it has said nothing for 2.00 s"),
+  EXPECT_THAT(launch.err(), AllOf(HasSubstr("host b (rank 1) is lost: it has sent nothing for 2.00 s"),
                                   HasSubstr("ranks on host b may still run, until its lease ends")));
 }
 
@@ -120,8 +120,7 @@ TEST_F(LeaseTest, AgentsEndTheirRanksWithoutTheLauncher) {
   EXPECT_TRUE(eventually([&] { return !is_running(pid_of("pid.rank.0.0")) && !is_running(pid_of("pid.rank.1.0")); }));
   ::kill(launch.pid(), SIGCONT);
   EXPECT_TRUE(eventually([&] {
-    return launch.err().find("the agent has not heard of the launcher for 6.00 s and ends its ranks") !=
-           std::string::npos;
+    return launch.err().find("no answer from the launcher for 6.00 s; the agent ends its ranks") != std::string::npos;
   })) << launch.err();
   ::kill(launch.pid(), SIGTERM);
   EXPECT_NE(launch.wait(), 0);

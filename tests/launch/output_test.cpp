@@ -115,7 +115,7 @@ TEST_F(OutputTest, AFullDiskCostsOnlyTheLog) {
   LaunchProcess launch(probes(2, {"1:out=words\n", "1:out=more\n", "*:sleep=50"}), folder());
   EXPECT_EQ(launch.wait(), 0);
   EXPECT_EQ(launch.err(), concat("[launch] cannot write ", (folder() / "logs/rank1.log").string(),
-                                 ": No space left on device. The ranks go on without this log.\n"));
+                                 ": No space left on device. The ranks continue without this log.\n"));
 }
 
 TEST_F(OutputTest, TellsRankZeroTheWidthOfTheTerminal) {

@@ -40,7 +40,7 @@ TEST_F(ProcessTest, FindsProgramsAsAShellDoes) {
 
 TEST_F(ProcessTest, SaysWhenAFileMayNotBeRun) {
   touch("script");
-  EXPECT_THAT(complaint(folder() / "script"), AllOf(HasSubstr("may not be run"), HasSubstr("chmod +x")));
+  EXPECT_THAT(complaint(folder() / "script"), AllOf(HasSubstr("is not executable"), HasSubstr("chmod +x")));
 }
 
 TEST_F(ProcessTest, LooksInEveryFolderOfPath) {

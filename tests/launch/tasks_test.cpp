@@ -145,8 +145,8 @@ TEST_F(TasksTest, AServerThatCannotBeStartedAgainEndsTheJob) {
   ASSERT_TRUE(all_started(2, 2));
   kill_task("s0.0");
   EXPECT_EQ(launch.wait(), 137);
-  EXPECT_THAT(launch.err(), HasSubstr("[launch] server 0 is not started again (all 0 restarts are used), and what it "
-                                      "held is gone: the job ends\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("[launch] server 0 is not started again (all 0 restarts are used), and its "
+                                      "state is lost: the job ends\n"));
   EXPECT_TRUE(nothing_runs());
 }
 

@@ -142,7 +142,7 @@ TEST_F(BadInputTest, AnUnknownLogLevel) {
   const Finished run = sh(concat("TRIREME_LOG=loud ", kTrireme, " train ", path("run.json"), " --out ", path("out"),
                                  " --set training.steps=1"));
   EXPECT_EQ(run.status, 0) << run.output;
-  EXPECT_THAT(run.output, HasSubstr("TRIREME_LOG: [log] there is no log level \"loud\". Known: debug"));
+  EXPECT_THAT(run.output, HasSubstr("TRIREME_LOG: [log] unknown log level \"loud\". Known: debug"));
 }
 
 TEST_F(BadInputTest, APathThatTheSystemRefuses) {
@@ -150,7 +150,7 @@ TEST_F(BadInputTest, APathThatTheSystemRefuses) {
   expect_refused(sh(concat(kTrireme, " train ", path("run.json"), " --resume --out ", name, "/out")),
                  ": File name too long. Name another folder");
   expect_refused(sh(kTrireme + " generate " + name + " --prompt a"),
-                 ": File name too long. Check the path, and who may read it.");
+                 ": File name too long. Check the path and its permissions.");
 }
 
 TEST_F(BadInputTest, OutputThatCannotBeWritten) {

@@ -140,7 +140,7 @@ TEST_F(HostsTrainTest, TheRanksOfASilentHostHaveEndedBeforeOthersTrain) {
   stop_job();
   const Finished finished = job.get();
   EXPECT_EQ(finished.status, 0) << finished.output;
-  EXPECT_THAT(finished.output, AllOf(HasSubstr("is lost: it has said nothing for 2.00 s"),
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("is lost: it has sent nothing for 2.00 s"),
                                      HasSubstr("may still run, until its lease ends")));
   expect_one_training("out");
 }

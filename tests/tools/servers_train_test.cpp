@@ -43,7 +43,7 @@ TEST_F(ServersTrainTest, ATrainingWhoseResultCannotBeSavedFails) {
   const Finished run = train("servers.json", "out", "", "trap \"\" XFSZ; ulimit -f 32; "); // as a full disk
   EXPECT_EQ(run.status, 1) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("the last checkpoint could not be saved"),
-                                HasSubstr("worker 0 has trained to the end and could not save the result")));
+                                HasSubstr("worker 0 has finished training and could not save the result")));
   EXPECT_THAT(run.output, testing::Not(HasSubstr("starting it again")));
 }
 

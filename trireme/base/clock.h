@@ -4,8 +4,8 @@
 
 namespace trireme {
 
-/// The time that the protocols of store, rpc, launch and parallel/server go by: the machine's monotonic clock, or a
-/// simulation's in a thread that has one. Cost: std::chrono::steady_clock's, and a look at a variable of the thread.
+/// The clock of the protocols of store, rpc, launch and parallel/server: the machine's monotonic clock, or the
+/// simulation's in a simulated thread. Cost: std::chrono::steady_clock's and one read of a thread-local variable.
 struct Clock {
   using duration = std::chrono::steady_clock::duration;
   using rep = duration::rep;
@@ -19,14 +19,14 @@ struct Clock {
 /// Blocks this thread, or in a simulation the simulated process.
 void sleep_for(Clock::duration time);
 
-/// Takes the place of the machine's clock in one thread, for tests that simulate time.
+/// Replaces the machine's clock in one thread, for tests that simulate time.
 class SimulatedTime {
  public:
   virtual ~SimulatedTime() = default;
   virtual Clock::time_point now() const = 0;
   virtual void sleep_until(Clock::time_point time) = 0;
 
-  /// Installs `time` in this thread; nullptr brings the machine's clock back. Returns what was there before.
+  /// Installs `time` in this thread; nullptr restores the machine's clock. Returns the one installed before.
   static SimulatedTime* install(SimulatedTime* time);
 };
 

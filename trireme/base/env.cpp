@@ -59,8 +59,8 @@ std::optional<std::pair<int, int>> place(const char* name) {
   };
   if (parts.size() != 2 || !read(parts[0], place.first) || !read(parts[1], place.second) || place.first < 0 ||
       place.first >= place.second) {
-    throw InputError("env", concat(name, "=", *value, " is no number of so many"),
-                     "It should look like 0/4; trireme's launcher sets it.");
+    throw InputError("env", concat(name, " must be INDEX/COUNT with INDEX < COUNT, got ", *value),
+                     "The launcher sets it, for example to 0/4.");
   }
   return place;
 }

@@ -16,7 +16,7 @@ std::optional<int64_t> integer(const char* name);
 /// "1", "true", "yes", "on" and their opposites; throws InputError on anything else.
 bool flag(const char* name, bool default_value = false);
 
-/// "2/4": number 2, from 0, of 4; nullopt when unset or empty. Throws InputError on anything else.
+/// "2/4": index 2 of 4, counted from 0; nullopt when unset or empty. Throws InputError on anything else.
 std::optional<std::pair<int, int>> place(const char* name);
 
 } // namespace trireme::env

@@ -7,7 +7,7 @@ std::string sentence(std::string_view part, std::string happened, const std::str
   if (!happened.empty() && std::string_view(".!?:").find(happened.back()) == std::string_view::npos) {
     happened += '.';
   }
-  // What is quoted at its end has a full stop of its own, or an ellipsis.
+  // A quotation at the end may bring its own full stop or ellipsis.
   const size_t last = happened.find_last_not_of('.');
   const size_t dots = happened.size() - (last + 1);
   const bool of_a_path = last == std::string::npos || happened[last] == '/' || happened[last] == ' ';

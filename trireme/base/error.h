@@ -17,8 +17,8 @@ std::string concat(const Args&... args) {
 
 /// An error for the user.
 ///
-/// `what()` is "[part] happened. next": what must hold and what was found,
-/// where, and what to type or change next. No stack trace, no error code alone.
+/// `what()` is "[part] happened. next": what was required and what was found, where, and what to type or change next.
+/// No stack trace, no error code alone.
 class Error : public std::runtime_error {
  public:
   Error(std::string_view part, const std::string& happened, const std::string& next = "");

@@ -40,13 +40,13 @@ struct Fault {
 struct State {
   std::mutex mutex;
   std::vector<Fault> faults;
-  /// Below 0: nobody counts steps.
+  /// Below 0: set_step() was never called.
   int64_t step = -1;
   std::array<int64_t, 8> occurrences{};
 };
 
 State& state() {
-  static auto* const leaked = new State; // threads may come by while statics are destroyed
+  static auto* const leaked = new State; // threads may use it while statics are destroyed
   return *leaked;
 }
 
@@ -69,7 +69,7 @@ T number(std::string_view fault, const std::string& key, const std::string& valu
   T result{};
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
   if (error != std::errc() || end != value.data() + value.size() || !(result >= 0) || !(result < T{1'000'000'000})) {
-    refuse(fault, concat(key, '=', value, " must be a number of 0 or more."));
+    refuse(fault, concat(key, '=', value, " must be a number >= 0."));
   }
   return result;
 }
@@ -82,10 +82,10 @@ Fault read(const std::string& text, int size) {
     const std::string key = part.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : part.substr(equals + 1);
     if (std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
-      refuse(text, concat("there is no key \"", key, "\"."), did_you_mean(key, kKeys));
+      refuse(text, concat("unknown key \"", key, "\"."), did_you_mean(key, kKeys));
     }
     if (value.empty() || std::find(seen.begin(), seen.end(), key) != seen.end()) {
-      refuse(text, concat('"', key, value.empty() ? "\" has no value." : "\" comes twice."));
+      refuse(text, concat('"', key, value.empty() ? "\" has no value." : "\" is given twice."));
     }
     seen.push_back(key);
     if (key == "rank") {

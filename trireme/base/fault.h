@@ -9,10 +9,10 @@ namespace trireme::fault {
 
 enum class Phase : uint8_t { data, forward, backward, all_reduce, step, checkpoint, send, recv };
 
-/// What the caller must do itself; killing, stopping and sleeping are already done.
+/// Left to the caller; kills, stops and sleeps are already done.
 enum class Effect : uint8_t {
   none,
-  nan,  ///< put a NaN into the tensor at hand
+  nan,  ///< put a NaN into the tensor of this phase
   drop, ///< leave the operation out
 };
 
@@ -20,12 +20,12 @@ enum class Effect : uint8_t {
 /// those for this rank and this start of the job (0: the first). Replaces earlier faults; "" removes them.
 /// Errors: InputError naming the part that is wrong.
 void arm(std::string_view text, int rank, int size, int attempt);
-/// The same with TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT. A worker of parameter servers (TRIREME_WORKER=w/W), a
-/// world of its own, is rank w of W.
+/// The same from TRIREME_FAULT and TORCHELASTIC_RESTART_COUNT. A worker of parameter servers (TRIREME_WORKER=w/W) is
+/// rank w of W, although its own world has one rank.
 void arm_from_environment(int rank, int size);
 
-/// Sets the optimizer step that begins, counted from 1; 0: before training. Without any call each
-/// phase counts its own steps: its first occurrence is step 1.
+/// Sets the optimizer step that begins, counted from 1; 0: before training. If it is never called, each phase counts
+/// its own occurrences from 1.
 void set_step(int64_t step);
 
 namespace detail {
@@ -33,7 +33,7 @@ inline constinit std::atomic<bool> armed{false};
 Effect strike(Phase phase);
 } // namespace detail
 
-/// Marks a place for faults; each fault acts at most once a step. Cost: one load and branch without faults.
+/// Marks a place for faults; each fault acts at most once per step. Cost: one load and branch without faults.
 inline Effect at(Phase phase) {
   return detail::armed.load(std::memory_order_relaxed) ? detail::strike(phase) : Effect::none;
 }

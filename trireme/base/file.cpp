@@ -19,12 +19,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of temporary names of `path`, before the process id.
+// The start of temporary names of `path`, up to the process id.
 std::string temporary_prefix(const fs::path& path) {
   return concat('.', path.filename().string(), ".tmp.");
 }
 
-// Who makes a name again as often as it is removed does not do so by mistake.
+// A process that creates the name again after each of 10 removals does so on purpose.
 constexpr int kMostRemovals = 10;
 
 } // namespace
@@ -47,7 +47,7 @@ std::string read_file(const fs::path& path) {
     throw InputError("file", concat(path.string(), " does not exist"), "Check the path.");
   }
   if (fs::is_directory(path, error)) {
-    throw InputError("file", concat(path.string(), " is a folder, a file is needed"));
+    throw InputError("file", concat(path.string(), " is a folder; expected a file"));
   }
   std::ifstream in(path, std::ios::binary);
   std::string content;
@@ -98,7 +98,7 @@ bool is_there(const fs::path& path) {
   std::error_code error;
   const bool found = fs::exists(path, error);
   if (error) {
-    throw InputError("file", concat(path.string(), ": ", error.message()), "Check the path, and who may read it.");
+    throw InputError("file", concat(path.string(), ": ", error.message()), "Check the path and its permissions.");
   }
   return found;
 }
@@ -111,7 +111,7 @@ InputError in_words(const std::filesystem::filesystem_error& error) {
   return InputError("file",
                     concat(operation, ' ', error.path1().string(), ": ",
                            describe_write_failure(error.code().value(), error.path1(), 0)),
-                    "Check the path, and who may read and write it.");
+                    "Check the path and its permissions.");
 }
 
 void sync_folder(const fs::path& folder) {

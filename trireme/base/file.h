@@ -16,12 +16,12 @@ namespace trireme {
 
 class InputError;
 
-/// The whole file. Throws InputError naming the file when it cannot be read.
+/// The file's content. Throws InputError naming the file when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
-/// Makes a file that was not there and opens it (O_CREAT | O_EXCL). What has its name is removed first, a link as a
-/// link: nothing that one leads to is opened or changed. Returns none, and errno, where the system refuses, also for a
-/// folder of that name.
+/// Creates and opens a new file (O_CREAT | O_EXCL). An existing file or link of that name is removed first; the target
+/// of a link is neither opened nor changed. If the system refuses, or the name is a folder's, returns none and sets
+/// errno.
 Descriptor create_new(const std::filesystem::path& path, int flags, mode_t mode = 0600);
 
 /// Writes beside `path` under a temporary name, fsyncs, renames over `path` and
@@ -32,14 +32,14 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 /// The same with a temporary name from the caller, in the same folder.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content,
                            const std::filesystem::path& temporary, mode_t mode = 0600);
-/// Whether it could be written now, for what takes long before: makes and removes the temporary file. Throws as
+/// Checks before long work that `path` can be written: creates and removes the temporary file. Throws as
 /// write_file_atomically().
 void check_writable(const std::filesystem::path& path);
 
-/// The temporary name, beside `path`, under which this process writes what becomes `path`.
+/// The temporary name, beside `path`, that this process writes before it renames the file to `path`.
 std::filesystem::path temporary_name(const std::filesystem::path& path);
-/// Removes what processes have left of `path` under temporary names because they were killed. None may be writing it
-/// now; where one may, leave what was written within the last `unchanged_for`. What cannot be removed stays.
+/// Removes temporary files of `path` that killed processes left. No process may be writing `path` now; if one may be,
+/// files changed within the last `unchanged_for` stay. Files that cannot be removed stay.
 void remove_unfinished(const std::filesystem::path& path, std::chrono::seconds unchanged_for = {});
 
 /// Like mkdir -p, but new folders are private to this user (0700); existing ones do not change.
@@ -47,7 +47,7 @@ void make_private_folders(const std::filesystem::path& folder, std::error_code& 
 /// The same. Errors: std::filesystem::filesystem_error.
 void make_private_folders(const std::filesystem::path& folder);
 
-/// Makes a new private folder `parent`/`name`-XXXXXX; without a parent, in the temporary folder. Returns its absolute
+/// Creates a private folder `parent`/`name`-XXXXXX; without a parent, in the temporary folder. Returns its absolute
 /// path. Errors: InputError with the system's reason and `next`.
 std::filesystem::path make_scratch_folder(const std::string& name, std::filesystem::path parent = {},
                                           const std::string& next = "Set TMPDIR to a folder with room.");
@@ -66,7 +66,7 @@ class ScratchFolder {
   const std::filesystem::path path;
 };
 
-/// Whether `path` exists. Errors: InputError if this user has no permission to look.
+/// True if `path` exists. Errors: InputError if this user has no permission to look.
 bool is_there(const std::filesystem::path& path);
 
 /// Converts an error of std::filesystem for the user: the path, the system's reason, what to do.
@@ -75,8 +75,8 @@ InputError in_words(const std::filesystem::filesystem_error& error);
 /// Flushes `folder`, so that a rename or a new entry survives a power failure.
 void sync_folder(const std::filesystem::path& folder);
 
-/// "No space left on device (needs 12 MB, 3 MB free)" and the like, for the current errno `code`; without the first
-/// number where `needed_bytes` is 0.
+/// Text for `code`, the current errno, such as "No space left on device (needs 12 MB, 3 MB free)". With `needed_bytes`
+/// 0 the first number is left out.
 std::string describe_write_failure(int code, const std::filesystem::path& path, uint64_t needed_bytes);
 
 } // namespace trireme

@@ -12,7 +12,7 @@ constexpr uint64_t fnv1a_step(uint64_t hash, uint64_t value) {
 /// Start value of FNV-1a.
 inline constexpr uint64_t kFnv1aStart = 1469598103934665603ull;
 
-/// FNV-1a of the bytes; pass the earlier `hash` to continue a text in parts. Not secure against forgery.
+/// FNV-1a of the bytes; pass the previous `hash` to continue. Not secure against forgery.
 constexpr uint64_t fnv1a(std::string_view text, uint64_t hash = kFnv1aStart) {
   for (const char c : text) {
     hash = fnv1a_step(hash, static_cast<unsigned char>(c));

@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t kMaxDepth = 100;
 
-// nlohmann's SAX interface does not say where an event stood. Its lexer reads the
-// input strictly forward through iterators, so an iterator that counts does.
+// nlohmann's SAX interface gives no positions. Its lexer reads the input strictly forward through iterators, so a
+// counting iterator knows them.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -88,7 +88,7 @@ std::string child_path(const std::string& parent, const std::string& key) {
 
 } // namespace
 
-// Receives nlohmann's SAX events and grows the tree.
+// Builds the tree from nlohmann's SAX events.
 class JsonBuilder {
  public:
   using number_integer_t = nlohmann::json::number_integer_t;
@@ -101,9 +101,8 @@ class JsonBuilder {
       : text_(text), source_(source), furthest_(text.data()) {}
 
   JsonNode build() {
-    if (const size_t nul = text_.find('\0');
-        nul != std::string_view::npos) { // nlohmann takes it for the end of the text
-      fail_at(nul, "this is not JSON: there is a NUL byte", "Remove it and what follows.");
+    if (const size_t nul = text_.find('\0'); nul != std::string_view::npos) { // nlohmann would end the text there
+      fail_at(nul, "this is not JSON: it contains a NUL byte", "Remove it and all that follows.");
     }
     const CountingIterator begin(text_.data(), &furthest_);
     const CountingIterator end(text_.data() + text_.size(), &furthest_);
@@ -180,7 +179,7 @@ class JsonBuilder {
             concat("this is not JSON: ",
                    at_end ? "the text ends too early" : concat("unexpected \"", printable(token), '"'),
                    expected.empty() ? "" : concat(" (", expected, ")")),
-            "A comma too many or too few, or a missing quote, is the usual cause.");
+            "Look for a missing quote, or a comma too many or too few.");
     return false;
   }
 
@@ -220,7 +219,7 @@ class JsonBuilder {
     }
     const auto ends_token = [](char c) { return std::string_view(" \t\r\n,:[]{}/").find(c) != std::string_view::npos; };
     while (end > 0 && ends_token(text_[end - 1])) {
-      --end; // a number is known to end only when the next character was read
+      --end; // a number ends only when the next character has been read
     }
     while (end > 0 && !ends_token(text_[end - 1])) {
       --end;
@@ -228,7 +227,7 @@ class JsonBuilder {
     return end;
   }
 
-  // Positions are asked for in increasing order, so lines are counted once: files may have 100,000 values.
+  // Positions increase from call to call, so lines are counted once: files may have 100,000 values.
   std::string position(size_t at) {
     at = std::min(at, text_.size());
     if (at < counted_) {
@@ -288,9 +287,9 @@ class JsonBuilder {
   const char* furthest_;
   std::string key_;
   JsonNode root_;
-  // Pointers stay valid: a parent grows no sibling while a child is open.
+  // Pointers stay valid: a parent gets no new member while a child is open.
   std::vector<JsonNode*> open_;
-  // The keys of each open object; JsonNode::find looks at one member after the other.
+  // The keys of each open object: JsonNode::find is a linear search.
   std::vector<std::unordered_set<std::string>> names_;
   // Lines that position() has counted so far.
   size_t counted_ = 0;
@@ -397,7 +396,7 @@ void JsonNode::place(const std::string& path, const std::string& where) {
 
 void JsonNode::set(std::string_view dotted_path, const std::string& text) {
   const std::string where = concat("--set ", dotted_path);
-  if (!is_utf8(dotted_path) || !is_utf8(text)) { // a file with it is refused too
+  if (!is_utf8(dotted_path) || !is_utf8(text)) { // as for files
     throw InputError("config", concat(where, ": the path or the value is not UTF-8"),
                      "Type it in a terminal whose locale is UTF-8.");
   }
@@ -408,7 +407,7 @@ void JsonNode::set(std::string_view dotted_path, const std::string& text) {
       throw InputError("config", concat(where, ": the path has an empty part"), "Write it as a.b.c=value.");
     }
     if (node->kind_ != Kind::object) {
-      throw InputError("config", concat(where, ": ", path, " is ", kind_name(node->kind_), ", it has no keys"));
+      throw InputError("config", concat(where, ": ", path, " is ", kind_name(node->kind_), " and has no keys"));
     }
     path = child_path(path, key);
     const auto found =

@@ -39,7 +39,7 @@ class JsonNode {
   const std::string& path() const {
     return path_;
   }
-  /// "run.json:3:14", or "--set engine.steps" for a value that came from the command line.
+  /// "run.json:3:14", or "--set engine.steps" for a value from the command line.
   const std::string& where() const {
     return where_;
   }
@@ -60,9 +60,9 @@ class JsonNode {
   /// The value without positions, to be stored or passed on.
   nlohmann::ordered_json plain() const;
 
-  /// Sets a value by dotted path ("engine.optimizer.params.lr"), creating objects on the
-  /// way. `text` is JSON, or taken as a string when it is not JSON. Errors: InputError
-  /// when the path runs through something that is not an object.
+  /// Sets a value by dotted path ("engine.optimizer.params.lr") and creates missing objects. `text`
+  /// is JSON; other text becomes a string. Errors: InputError when a value on the path is not an
+  /// object.
   void set(std::string_view dotted_path, const std::string& text);
 
   /// The value at a dotted path below this one; nullptr if there is none.

@@ -25,7 +25,7 @@ Destination& destination() {
   return *leaked;
 }
 
-// Treats an unknown word as yes: the first log call may be where nobody catches an exception.
+// An unknown word counts as yes: the first log call may be where no exception is caught.
 bool wants_all_ranks() {
   try {
     return env::flag("TRIREME_LOG_ALL_RANKS");
@@ -48,7 +48,7 @@ Level parse_level(const std::string& word) {
       return static_cast<Level>(i);
     }
   }
-  throw InputError("log", concat("there is no log level \"", word, '"'), did_you_mean(word, names));
+  throw InputError("log", concat("unknown log level \"", word, '"'), did_you_mean(word, names));
 }
 
 void set_rank(int rank, int world_size) {
@@ -66,7 +66,7 @@ Level level() {
     if (const auto word = env::text("TRIREME_LOG")) {
       try {
         set_level(parse_level(*word));
-      } catch (const InputError& error) { // the first log call may be where nobody catches it
+      } catch (const InputError& error) { // the first log call may be where it is not caught
         warning("TRIREME_LOG: ", error.what());
       }
     }
@@ -83,7 +83,7 @@ void write(Level line_level, const std::string& text) {
     return;
   }
   std::string line;
-  const bool usual = current_rank == 0 && line_level < Level::warning; // rank 0 logs this for all ranks
+  const bool usual = current_rank == 0 && line_level < Level::warning; // rank 0 logs it for all ranks
   if (current_world_size > 1 && !usual) {
     line = concat("[rank ", current_rank.load(), "] ");
   }
@@ -92,7 +92,7 @@ void write(Level line_level, const std::string& text) {
   } else if (line_level == Level::error) {
     line += "error: ";
   }
-  line += clean_utf8(text, "?"); // names and values of files are in messages, errors among them
+  line += clean_utf8(text, "?"); // messages contain names and values from files
   line += '\n';
   {
     const std::lock_guard lock(destination().mutex);
@@ -101,7 +101,7 @@ void write(Level line_level, const std::string& text) {
       return;
     }
   }
-  // A failed write to stderr has nowhere to be reported.
+  // A failed write to stderr cannot be reported.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -19,12 +19,12 @@ Level level();
 /// "debug", "info", ...; InputError for anything else.
 Level parse_level(const std::string& word);
 
-/// Writes one whole line to stderr in one write(2), so lines of several ranks never mix.
+/// Writes one line to stderr in one write(2), so lines of several ranks never mix.
 void write(Level level, const std::string& line);
 
-/// Sends every whole line (with its line end) to `sink` instead of stderr, so that a live progress line can be
-/// cleared around it; nullptr restores stderr. When this returns, no thread is inside the old sink any more.
-/// The sink must not log.
+/// Sends every line, with its line end, to `sink` instead of stderr, so that a live progress line can be
+/// cleared around it; nullptr restores stderr. On return no thread is inside the old sink. The sink must not
+/// log.
 void set_sink(std::function<void(const std::string& line)> sink);
 
 template <typename... Args>

@@ -39,7 +39,7 @@ struct alignas(64) Slot {
   /// 0: free.
   std::atomic<int64_t> thread{0};
   std::atomic<uint32_t> depth{0};
-  /// Grows with every change, so that a reader notices that it has read half of two.
+  /// Grows with every change, so that a reader notices a torn read.
   std::atomic<uint64_t> changes{0};
   std::array<Frame, kDepth> frames;
 };
@@ -71,7 +71,7 @@ struct Owner {
 
 thread_local Owner owner;
 
-// Only the thread that forked lives on, under another number.
+// After fork() only the calling thread is left, with another id.
 void Owner::reset_after_fork() {
   for (Slot& slot : slots) {
     slot.thread.store(&slot == owner.slot ? this_thread() : 0);

@@ -8,15 +8,15 @@
 
 namespace trireme {
 
-/// Notes what this thread does while the object lives: "forward of micro-batch 5", within it "layer 7 (ReLU)".
+/// Notes what this thread does while the object lives: "forward of micro-batch 5", inside it "layer 7 (ReLU)".
 ///
 ///   const Note note("layer", 7, type);   // type: a literal, or from keep_name()
 ///
-/// For hang reports: another thread reads it with current_notes(), also while this one is stuck. Cost: a clock read and
-/// a few relaxed stores, about 30 ns; no lock, no allocation. Notes beyond 16 levels or 64 threads are dropped.
+/// For hang reports: another thread reads it with current_notes(), also while this thread is stuck. Cost: a clock read
+/// and a few relaxed stores, about 30 ns; no lock, no allocation. Notes beyond 16 levels or 64 threads are dropped.
 class Note {
  public:
-  /// `what` and `detail` must live for ever; `number` below 0 and a null `detail` are left out.
+  /// `what` and `detail` must never be freed. A `number` below 0 and a null `detail` are left out.
   explicit Note(const char* what, int64_t number = -1, const char* detail = nullptr) noexcept;
   ~Note();
   Note(const Note&) = delete;
@@ -26,7 +26,7 @@ class Note {
   void* slot_;
 };
 
-/// A copy of `name` that is never freed, the same one for the same text. Locks and allocates: for set-up code.
+/// A copy of `name` that is never freed; equal texts get the same one. Locks and allocates: for set-up code.
 const char* keep_name(std::string_view name);
 
 /// One note, as other threads read it.
@@ -46,7 +46,7 @@ struct ThreadNotes {
   std::vector<NoteView> notes;
 };
 
-/// The threads of this process that have notes now, the main one first. Any thread may ask.
+/// The threads of this process that have notes, the main one first. Any thread may call it.
 std::vector<ThreadNotes> current_notes();
 
 /// `layer 7 (ReLU)`.

@@ -16,11 +16,11 @@ struct Mark {
   std::string_view bytes;
   const char* encoding;
 };
-// The longer ones first: UTF-32's begins with UTF-16's.
+// Longer marks first: UTF-32's begins with UTF-16's.
 constexpr Mark kOtherMarks[] = {
     {{"\xFF\xFE\0\0", 4}, "UTF-32"}, {{"\0\0\xFE\xFF", 4}, "UTF-32"}, {"\xFF\xFE", "UTF-16"}, {"\xFE\xFF", "UTF-16"}};
 
-/// NUL bytes, by their place modulo 4.
+/// Counts of NUL bytes by position modulo 4.
 using Nuls = std::array<uint64_t, 4>;
 
 Nuls count_nuls(std::string_view content) {
@@ -41,7 +41,7 @@ std::string convert(std::string_view encoding, const std::string& source) {
   return concat("iconv -f ", encoding, " -t UTF-8 ", for_shell(source), " > NEW   and use NEW");
 }
 
-// Letters of most languages have a NUL byte in UTF-16 and UTF-32, always at the same place. "": it is at any place.
+// Most languages' letters have a NUL byte in UTF-16 and UTF-32, at one position. "" if the positions vary.
 std::string_view guess_encoding(const Nuls& nuls, uint64_t bytes) {
   const uint64_t even = nuls[0] + nuls[2];
   const uint64_t odd = nuls[1] + nuls[3];
@@ -66,7 +66,7 @@ std::string plain_text(std::string_view part, const std::string& source, std::st
   const Nuls nuls = count_nuls(content);
   const uint64_t all = nuls[0] + nuls[1] + nuls[2] + nuls[3];
   const uint64_t bytes = content.size();
-  constexpr uint64_t kFew = 8; // a short text may have some and be more than 1 in 100
+  constexpr uint64_t kFew = 8; // a few are more than 1 in 100 of a short text
   if (all * 100 >= bytes && (all >= kFew || all * 5 >= bytes * 2) && all > 0) {
     const std::string_view guess = guess_encoding(nuls, bytes);
     const std::string found =

@@ -34,7 +34,7 @@ int64_t attempt_in(const std::string& name) {
   return is_claim ? number : 0;
 }
 
-// Sorted. Of a folder that is not there: none.
+// Sorted; empty if the folder does not exist.
 std::vector<int64_t> attempts_in(const fs::path& folder) {
   std::vector<int64_t> all;
   std::error_code error;
@@ -46,7 +46,7 @@ std::vector<int64_t> attempts_in(const fs::path& folder) {
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     throw Error("run", concat("cannot look for attempts in ", folder.string(), ": ", error.message()),
-                "Check who may read and write it.");
+                "Check its permissions.");
   }
   std::sort(all.begin(), all.end());
   return all;
@@ -106,7 +106,7 @@ RunToken::RunToken(fs::path folder, std::string job, std::optional<int64_t> afte
 RunToken RunToken::of_environment(fs::path folder) {
   std::optional<int64_t> after = env::integer("TRIREME_RUN_ATTEMPT");
   if (!after && env::integer("TORCHELASTIC_RESTART_COUNT").value_or(0) > 0) {
-    after = 0; // this job has claimed the folder before: it takes it back from nobody
+    after = 0; // this job has claimed the folder before, and may not take it from another
   }
   return RunToken(std::move(folder), job_of_environment(), after);
 }
@@ -122,7 +122,7 @@ std::optional<RunToken::Holder> RunToken::newest(const fs::path& folder) {
     if (all.empty()) {
       return std::nullopt;
     }
-    // Who has just made it may still be writing it, or another one has made a newer one since, and removed it.
+    // The claim may be unfinished, or removed because a newer one exists.
     const std::string text = read_claim(folder / concat(kClaim, all.back()));
     if (!text.empty() || tries == kMostTries) {
       return holder_in(text, all.back());
@@ -131,7 +131,7 @@ std::optional<RunToken::Holder> RunToken::newest(const fs::path& folder) {
   }
 }
 
-// False: somebody else has that number.
+// False if that number is taken.
 bool RunToken::make(int64_t attempt) {
   const fs::path path = file_of(attempt);
   const auto fail = [&](const char* what) {
@@ -154,13 +154,13 @@ bool RunToken::make(int64_t attempt) {
     errno = code;
     fail("write");
   }
-  const bool made = ::link(unnamed.c_str(), path.c_str()) == 0; // whole, or not there
+  const bool made = ::link(unnamed.c_str(), path.c_str()) == 0; // complete, or absent
   const int code = errno;
   ::unlink(unnamed.c_str());
   if (!made && code == EEXIST) {
     return false;
   }
-  if (!made && (code == EPERM || code == EOPNOTSUPP || code == ENOSYS || code == EMLINK)) { // it has no links
+  if (!made && (code == EPERM || code == EOPNOTSUPP || code == ENOSYS || code == EMLINK)) { // no links there
     const Descriptor plain(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!plain && errno == EEXIST) {
       return false;
@@ -182,10 +182,10 @@ void RunToken::claim() {
   mine_.started = utc_now();
   mine_.id = random_id();
   for (int64_t at_least = after_.value_or(0) + 1;;) {
-    const std::optional<Holder> last = newest(folder_); // one reading for both: between two another job may claim
+    const std::optional<Holder> last = newest(folder_); // read once for both: another job may claim between two reads
     check_job(last);
     at_least = std::max(at_least, last ? last->attempt + 1 : 1);
-    if (!make(at_least)) { // at the same moment, or a folder's list in a cache did not have it
+    if (!make(at_least)) { // claimed at the same moment, or missing in a cached list of the folder
       ++at_least;
       continue;
     }
@@ -194,7 +194,7 @@ void RunToken::claim() {
       ::unlink(file_of(mine_.attempt).c_str());
       continue;
     }
-    for (const int64_t attempt : all) { // from the lowest: a holder whose claim is there finds the next one
+    for (const int64_t attempt : all) { // from the lowest: the holder of a removed claim must find a newer one
       if (attempt < mine_.attempt) {
         ::unlink(file_of(attempt).c_str());
       }
@@ -215,10 +215,10 @@ void RunToken::check() const {
   errno = 0;
   const std::string text = read_claim(file_of(mine_.attempt));
   if (text.empty() && errno != 0 && errno != ENOENT && errno != ESTALE && errno != ELOOP && errno != ENOTDIR) {
-    throw Error("run",
-                concat("cannot read ", file_of(mine_.attempt).string(),
-                       ", which says that this attempt is the newest: ", std::strerror(errno)),
-                "Nothing is written without it.");
+    throw Error(
+        "run",
+        concat("cannot read ", file_of(mine_.attempt).string(), ", the claim of this attempt: ", std::strerror(errno)),
+        "Nothing is written without it; check the run folder.");
   }
   if (holder_in(text, mine_.attempt).id != mine_.id) {
     fail(newest(folder_));

@@ -9,14 +9,14 @@
 
 namespace trireme {
 
-/// A later attempt has taken over the run folder: whoever gets this writes nothing more there, and ends.
+/// A later attempt has taken over the run folder: the receiver must write nothing more there and end.
 class ReplacedError : public PeerError {
  public:
   ReplacedError(const std::string& happened, bool by_own_job)
       : PeerError("run", happened,
                   "Let the other one go on. To go on with this one instead, end the other and use --resume."),
         by_own_job_(by_own_job) {}
-  /// Whether another process of the same job has taken over, as a replica does whose first one is lost.
+  /// True if another process of the same job has taken over, such as the replacement of a lost replica.
   bool by_own_job() const {
     return by_own_job_;
   }
@@ -25,21 +25,21 @@ class ReplacedError : public PeerError {
   bool by_own_job_;
 };
 
-/// The right to write a run folder, which the newest attempt has: a fencing token. A start of the training claims it,
-/// and its writer checks it before
-/// it writes, so that one that was taken for lost (a silent host, a stopped process) and comes back later damages
+/// The right to write a run folder: a fencing token, held by the newest attempt. A start of
+/// the training claims it, and its writer checks it before every write. A process that was
+/// taken for lost (a silent host, a stopped process) and resumes later therefore damages
 /// nothing.
 ///
-/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when it is whole. Who makes it
-/// removes those with lower numbers, the newest stays: numbers grow as long as the folder exists. A check opens the own
-/// claim, which a shared file system looks up anew, and not a name that may be in a cache. Between a check and the
-/// write after it, another attempt may claim: the lease of launch/lease.h makes that rare. Cost: a check opens and
-/// reads one small file (10 us on a local disk). Not for several threads at once.
+/// In `folder`, attempt.N is the claim of attempt N: a JSON object that gets its name when complete. A claim
+/// removes those with lower numbers; the newest stays, so numbers grow as long as the folder exists. A check opens its
+/// own claim, because a shared file system looks up a file to open but may list names from a cache. Another attempt may
+/// claim between a check and the write after it; the lease of launch/lease.h makes that rare. Cost: a check opens and
+/// reads one small file (10 us on a local disk). Not thread-safe.
 class RunToken {
  public:
   struct Holder {
     int64_t attempt = 0;
-    /// Names the job among all that may write here, "" where nothing does: then nobody else is of the same job.
+    /// Identifies the job among all that may write here; "" if unknown: then no other process belongs to the same job.
     std::string job;
     std::string host;
     /// UTC.
@@ -47,16 +47,16 @@ class RunToken {
     std::string id;
   };
 
-  /// Claims nothing yet. `job`: see Holder. `after`: the attempt that the job's launcher has claimed; processes of the
-  /// job then take over from each other only,
-  /// and not from a later job.
+  /// Claims nothing yet. `job`: see Holder. `after`: the attempt that the job's launcher has
+  /// claimed. Processes of the job then take over from each other only, not from a later
+  /// job.
   explicit RunToken(std::filesystem::path folder, std::string job = "", std::optional<int64_t> after = std::nullopt);
-  /// TRIREME_RUN_ID and TRIREME_RUN_ATTEMPT, which `trireme train` sets; else the job's name by torchrun, Slurm or
-  /// TF_CONFIG.
+  /// From TRIREME_RUN_ID and TRIREME_RUN_ATTEMPT, which `trireme train` sets; otherwise the job's name from torchrun,
+  /// Slurm or TF_CONFIG.
   static RunToken of_environment(std::filesystem::path folder);
 
-  /// Takes the token, now or again, with a number above any before; makes the folder. Errors: ReplacedError when a
-  /// later job has it, Error with the system's reason.
+  /// Claims the token, also repeatedly, with a number above all earlier ones; creates the folder. Errors: ReplacedError
+  /// if a later job has it, Error with the system's reason.
   void claim();
   bool claimed() const {
     return claimed_;
@@ -64,13 +64,13 @@ class RunToken {
   int64_t attempt() const {
     return mine_.attempt;
   }
-  /// Does nothing before claim(). Errors: ReplacedError, or Error when the system does not let it look.
+  /// Does nothing before claim(). Errors: ReplacedError, or Error when the claim cannot be read.
   void check() const;
-  /// For a process of the job that has claimed nothing: that no other job has claimed the folder since the launcher did
-  /// for this one. Errors: ReplacedError.
+  /// For a process of the job without a claim: checks that no other job has claimed the folder since the launcher of
+  /// this one did. Errors: ReplacedError.
   void check_job() const;
 
-  /// The last claim in `folder`, nullopt without any.
+  /// The newest claim in `folder`, nullopt if there is none.
   static std::optional<Holder> newest(const std::filesystem::path& folder);
 
  private:

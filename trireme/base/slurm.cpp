@@ -12,7 +12,7 @@
 namespace trireme {
 namespace {
 
-// Steps from here on are Slurm's own: the batch script, the shell of salloc.
+// Steps from this number on are Slurm's own: the batch script, the shell of salloc.
 constexpr long long kFirstSpecialStep = 0xffff'fff0;
 
 struct Process {
@@ -26,7 +26,7 @@ std::optional<Process> look_at(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t begin = text.find('(');
-  const size_t end = text.rfind(')'); // a name may hold any character
+  const size_t end = text.rfind(')'); // names may contain any character
   if (begin == std::string::npos || end == std::string::npos) {
     return std::nullopt;
   }
@@ -48,7 +48,7 @@ pid_t tracer_of(pid_t pid) {
   return 0;
 }
 
-/// -1: no number.
+/// -1 if it is not a number.
 long long number(const std::optional<std::string>& text) {
   long long value = -1;
   if (text) {
@@ -92,7 +92,7 @@ bool runs_as_task(pid_t task) {
       return false;
     }
     if (process->parent == task) {
-      // timeout makes a group too, in a script as well, and so do debuggers.
+      // timeout makes a process group too, also in a script, and so do debuggers.
       return process->group == of_task->group || process->session != of_task->session || process->name == "timeout" ||
              of_task->name == "lldb" || tracer_of(pid) == task;
     }

@@ -27,18 +27,18 @@ namespace {
 constexpr int kFrames = 96;
 constexpr size_t kMostThreads = 64;
 constexpr size_t kLongName = 200;
-/// The handler itself and the kernel's way into it.
+/// The handler and the kernel's frame that calls it.
 constexpr int kHandlerFrames = 2;
 
-/// A thread that does not run is not asked for longer; one that has begun may have to load pages.
+/// Time for a thread to start running the handler; once it has begun, it may have to load pages.
 constexpr std::chrono::milliseconds kUntilItBegins{100};
 constexpr std::chrono::milliseconds kUntilItIsTaken{500};
 
 enum Stage : int64_t { idle, asked, taking, taken };
 
-/// What one thread is asked for; the interrupted thread only fills in the frames.
+/// A request to one thread, which only fills in the frames.
 struct Request {
-  /// The thread's number and the stage: a late signal of a thread that was given up cannot answer for the next one.
+  /// The thread's id and the stage: a late signal for a thread that was given up cannot answer the next request.
   std::atomic<int64_t> state{idle};
   int depth = 0;
   void* frames[kFrames] = {};
@@ -49,7 +49,7 @@ struct Request {
 };
 
 constinit Request first_request;
-/// The one that is asked for now. A thread that hangs while it fills its frames keeps them for good.
+/// The current request. A thread that hangs while it fills its frames keeps them for good.
 constinit std::atomic<Request*> request{&first_request};
 constinit std::atomic<bool> prepared{false};
 
@@ -72,7 +72,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// The letter of /proc/.../stat, which comes after the last ')': names may have any characters. 0: no such process.
+/// The letter of /proc/.../stat after the last ')': names may contain any character. 0: no such process.
 char state_letter(const std::string& folder) {
   const std::string line = first_line(folder + "/stat");
   const size_t end = line.rfind(')');
@@ -131,7 +131,7 @@ std::vector<std::string> symbols(void* const* frames, int depth) {
   return names;
 }
 
-/// Waits for the interrupted thread. False when it does not run, or hangs on the way through its own stack.
+/// Waits for the interrupted thread. False if it does not run or hangs in its own stack walk.
 bool wait_until_taken(Request& asked_for, int64_t thread) {
   const auto start = std::chrono::steady_clock::now();
   while (asked_for.state.load() != Request::state_of(thread, taken)) {

@@ -4,7 +4,7 @@
 
 namespace trireme {
 
-/// 32 hexadecimal digits that nobody else has.
+/// 32 random hexadecimal digits.
 std::string random_id();
 
 /// "2026-11-28T03:13:05Z".

@@ -4,9 +4,9 @@
 
 namespace trireme {
 
-/// An object whose small state belongs in a checkpoint: a sampler's position,
-/// a schedule's step, a loss scale. Tensors do not go here; they are saved as
-/// shards of flat buffers (checkpoint/).
+/// An object whose small state belongs in a checkpoint: a sampler's position, a
+/// schedule's step, a loss scale. Tensors are saved as shards of flat buffers instead
+/// (checkpoint/).
 class Stateful {
  public:
   virtual ~Stateful() = default;

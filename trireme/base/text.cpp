@@ -56,7 +56,7 @@ size_t sequence_length(std::string_view text, size_t at) {
   return 0;
 }
 
-// Those of C1 (U+0080 to U+009F) begin sequences in a terminal as an escape does.
+// C1 controls (U+0080 to U+009F) begin terminal sequences, as an escape does.
 bool is_control(std::string_view text, size_t at, size_t length) {
   const auto byte = static_cast<uint8_t>(text[at]);
   return length == 1 ? byte < 0x20 || byte == 0x7F
@@ -97,7 +97,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   for (const std::string& candidate : candidates) {
     const auto [shorter, longer] = std::minmax({wanted.size(), candidate.size()});
     if (longer - shorter >= best_distance) {
-      continue; // so far apart at least
+      continue; // the distance is at least that
     }
     const size_t distance = edit_distance(wanted, lower(candidate));
     if (distance < best_distance) {

@@ -13,16 +13,16 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 /// ` Did you mean "x"?` or, with no near candidate, ` Known: a, b, c.`
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Replaces what is not valid UTF-8, and control characters other than tab and line end, by `instead` (U+FFFD): for
-/// pages, and for all that goes to a terminal, where text from a file must not move the cursor, hide lines or forge
+/// Replaces invalid UTF-8, and control characters other than tab and line end, by `instead` (U+FFFD). Use
+/// it for pages and all terminal output: text from a file must not move the cursor, hide lines or forge
 /// them.
 std::string clean_utf8(std::string_view text, std::string_view instead = "\xEF\xBF\xBD");
-/// The same as one line, with '?': of a name or a value from a file.
+/// The same on one line, with '?': for a name or a value from a file.
 std::string printable(std::string_view text);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 std::vector<std::string> split(std::string_view text, char separator);
-/// `word` in quotes where a shell would take it apart.
+/// `word`, quoted if a shell would split it.
 std::string for_shell(const std::string& word);
 std::string lower(std::string_view text);
 

@@ -23,11 +23,11 @@ struct TensorShard {
   std::string name;
   /// "parameter", "buffer", "master", "optimizer", "rng", ...: for listings and filters.
   std::string kind;
-  /// Shape of the whole logical tensor.
+  /// Shape of the logical tensor.
   std::vector<int64_t> global_shape;
   /// First element of `data`, counted in the row-major tensor (or in the box, if one is given).
   int64_t begin = 0;
-  /// The elements, any device, any strides; its own shape does not matter. On the meta device: those that are lent.
+  /// The elements, any device, any strides; its own shape does not matter. On the meta device: the elements of `lent`.
   at::Tensor data;
   /// Both empty, or the box of the tensor that `begin` counts in (tensor parallel).
   std::vector<int64_t> box_offset;
@@ -46,11 +46,11 @@ struct TensorShard {
 /// process killed at any moment leaves earlier checkpoints and `latest` unchanged; the next save
 /// removes its partial files (staging.h), and nothing else.
 /// Memory: see write_safetensors. Cost: the time the disk needs; the hash takes about 0.06 s a GB.
-/// Errors: PeerError on every rank when a later training has claimed the run folder (SaveOptions::check_claim); it is
-/// not written then.
-///         Error, the same on every rank, naming the ranks that failed, the file and the
-///         reason; the partial folder is removed. InputError (on every rank) when shards
-///         leave out or repeat elements. PeerError when a rank is lost.
+/// Errors: PeerError on every rank when a later training has claimed the run folder
+/// (SaveOptions::check_claim), which is then unchanged. Error, the same on every rank,
+/// naming the ranks that failed, the file and the reason; the partial folder is removed.
+/// InputError on every rank when shards leave out or repeat elements. PeerError when a rank
+/// is lost.
 void save(const std::filesystem::path& root, const std::string& tag, const comm::Group& group,
           const std::vector<TensorShard>& mine, const nlohmann::json& state = nlohmann::json::object(),
           const nlohmann::json& rank_state = nlohmann::json::object(), const SaveOptions& options = {},
@@ -59,15 +59,15 @@ void save(const std::filesystem::path& root, const std::string& tag, const comm:
 /// "global_step<N>", the usual tag.
 std::string step_tag(int64_t step);
 
-/// A checkpoint, opened for reading. Tensors are whole, however they were sharded when saved.
+/// A checkpoint, opened for reading. Tensors are read unsharded, whatever their sharding when saved.
 class Checkpoint {
  public:
   /// Opens `path`: a checkpoint folder, or the folder above.
   ///
-  /// In the folder above, `latest` names the checkpoint, or `tag` if given. When `latest`
-  /// is missing or stale or its checkpoint damaged, or a newer one was written after it, opens the newest intact one
-  /// and warns. A checkpoint that is named by path or tag is opened or refused, never replaced by another. Cost: with
-  /// hashes, one read of all files. Errors: InputError if no checkpoint is intact, with what is wrong with each.
+  /// In the folder above, `tag` or else `latest` names the checkpoint. When `latest` is missing or stale, its
+  /// checkpoint is damaged, or a newer one was written after it, opens the newest intact one and warns. A checkpoint
+  /// named by path or tag is opened or refused, never replaced by another. Cost: with hashes, one read of all files.
+  /// Errors: InputError if no checkpoint is intact, with the damage of each.
   static Checkpoint open(const std::filesystem::path& path, const std::string& tag = "",
                          const OpenOptions& options = {});
 
@@ -87,18 +87,18 @@ class Checkpoint {
   /// Names of all tensors, or of one kind, sorted.
   std::vector<std::string> names(std::string_view kind = "") const;
 
-  /// The whole logical tensor, assembled in new memory.
+  /// The logical tensor, assembled in new memory.
   at::Tensor read(std::string_view name) const;
   /// Elements [begin, end) of the row-major tensor as a new 1-D tensor. Opens only the files that hold them.
   at::Tensor read_range(std::string_view name, int64_t begin, int64_t end) const;
   /// Fills `out` (contiguous, any device) with elements [begin, begin + out.numel()), converting the dtype if it
   /// differs.
   void read_into(std::string_view name, int64_t begin, at::Tensor out) const;
-  /// The same for a region of the tensor: elements of a box. Cost: of the elements, in however many rows they lie.
+  /// The same for a region of the tensor: elements of a box. Cost: that of the elements, for any number of rows.
   void read_into(std::string_view name, const Region& region, at::Tensor out) const;
 
   const nlohmann::json& state() const;
-  /// What rank `rank` saved. InputError when the checkpoint has fewer ranks.
+  /// The state that rank `rank` saved. InputError when the checkpoint has fewer ranks.
   const nlohmann::json& rank_state(int rank) const;
   const nlohmann::json& config() const;
 

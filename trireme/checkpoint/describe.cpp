@@ -105,7 +105,7 @@ Json checkpoints_json(const fs::path& root, bool verify_hashes) {
     } catch (const InputError& error) {
       found = {{"kind", "checkpoint"}, {"path", one.folder.string()}, {"ok", false}, {"problem", error.what()}};
     }
-    if (found["ok"] || is_there(one.folder)) { // a running job removes old ones
+    if (found["ok"] || is_there(one.folder)) { // a running job may have removed it
       out["checkpoints"].push_back(std::move(found));
     }
   }
@@ -119,7 +119,7 @@ std::string padded(std::string text, size_t width, bool right = false) {
   return text;
 }
 
-// Names and values come from files.
+// Printable form of names and values from files.
 std::string shown(const Json& of_file) {
   return printable(of_file.get<std::string>());
 }

@@ -26,7 +26,7 @@ std::string text_of(const at::Tensor& bytes) {
   return {static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
-// Point to point, so that only rank 0 ever holds the reports of a large world.
+// Point to point, so that only rank 0 holds all reports of a large world.
 std::vector<std::string> gather_on_rank_0(const comm::Group& group, const std::string& mine) {
   at::Tensor lengths = at::empty({group.size()}, at::kLong);
   group.all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), "checkpoint report sizes")
@@ -73,7 +73,7 @@ void Problem::raise() const {
 Problem Problem::of(const std::exception& error) {
   if (const auto* const of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
     Problem problem = of(in_words(*of_files));
-    problem.is_input = false; // what failed in the middle of a run is not for its user to correct
+    problem.is_input = false; // a failure during a run is no input error
     return problem;
   }
   std::string text = error.what();
@@ -109,7 +109,7 @@ Problem problem_from(const nlohmann::json& json) {
 Problem joined(const std::vector<Problem>& of_ranks) {
   Problem all;
   all.is_input = true;
-  std::vector<std::pair<std::string, std::vector<int>>> who; // has what
+  std::vector<std::pair<std::string, std::vector<int>>> who; // by problem
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const Problem& one = of_ranks[rank];
     if (one) {

@@ -15,30 +15,30 @@ namespace trireme::checkpoint {
 struct Problem {
   std::string happened;
   std::string next;
-  /// Whether it is an InputError or an Error.
+  /// True for an InputError, false for an Error.
   bool is_input = false;
-  /// Where it comes from: the "[part]" of its text, "checkpoint" without one.
+  /// Its origin: the "[part]" of its text, "checkpoint" without one.
   std::string part = {};
-  /// Whether it is a PeerError: the training ends with it.
+  /// True for a PeerError, which ends the training.
   bool is_peer = false;
 
   explicit operator bool() const {
     return !happened.empty();
   }
   [[noreturn]] void raise() const;
-  /// The text of a caught exception, and its "[part]" apart. Of the file system's: what failed, where, and for a full
-  /// disk the free space.
+  /// The text of a caught exception, with its "[part]" split off. For errors of the file system: the operation, the
+  /// path and, for a full disk, the free space.
   static Problem of(const std::exception& error);
 };
 
 nlohmann::json to_json(const Problem& problem);
 Problem problem_from(const nlohmann::json& json);
 
-/// "rank 1: ...; ranks 2 and 3: ..." of the reports that carry a problem; names no rank where there is only one. It is
-/// of the first one's part; one of another part is quoted with it.
+/// "rank 1: ...; ranks 2 and 3: ..." from the reports with a problem; names no rank if there is only one report. The
+/// part is that of the first problem; a problem of another part is quoted with its own.
 Problem joined(const std::vector<Problem>& of_ranks);
 
-/// The same of what reports have under "problem"; a report without one has none.
+/// The same from the member "problem" of reports; a report without it has none.
 Problem joined(const std::vector<nlohmann::json>& reports);
 
 /// Sends every rank's `report` to rank 0, which decides, and returns rank 0's decision

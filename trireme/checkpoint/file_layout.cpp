@@ -57,7 +57,7 @@ void place(FileLayout& layout) {
   }
 }
 
-// Where the item's bytes are in a file, if they may lie there.
+// The item's extent in a file, if it can be shared.
 std::optional<Extent> extent_of(const NamedTensor& tensor) {
   std::optional<Extent> extent = tensor.lent.by ? tensor.lent.by->extent(tensor.lent.i) : std::nullopt;
   if (!extent) {

@@ -31,13 +31,13 @@ void rename_or_throw(const fs::path& from, const fs::path& to) {
   }
 }
 
-// Renames it first, so that an interrupted removal does not look like a damaged checkpoint.
+// Renames it first: an interrupted removal must not look like a damaged checkpoint.
 void remove_checkpoint(const fs::path& folder, const fs::path& doomed) {
   rename_or_throw(folder, doomed);
   fs::remove_all(doomed);
 }
 
-// Whether a save created it under this name; a copy under another name belongs to the user.
+// True if a save created it under this name; a copy under another name belongs to the user.
 bool is_named(const FoundCheckpoint& one, std::string_view start) {
   return one.about && one.folder.filename().string() == concat(start, one.about->tag);
 }
@@ -82,13 +82,13 @@ std::vector<FoundCheckpoint> list_checkpoints(const fs::path& root) {
       continue;
     }
     const std::optional<About> about = read_about(entry->path());
-    // A folder without a manifest and with another kind of name is not a checkpoint.
+    // A folder without a manifest is a checkpoint only if it has a checkpoint's name.
     if (about || fs::exists(entry->path() / kManifestName, ignored) || starts_with(name, "global_step")) {
       found.push_back({entry->path(), about});
     }
   }
   if (error && error != std::errc::no_such_file_or_directory &&
-      error != std::errc::not_a_directory) { // there may be checkpoints: do not start anew over them
+      error != std::errc::not_a_directory) { // there may be checkpoints, which must not be ignored
     throw in_words(fs::filesystem_error("cannot list", root, error));
   }
   const auto serial = [](const FoundCheckpoint& one) { return one.about ? one.about->serial : -1; };
@@ -103,7 +103,7 @@ std::vector<FoundCheckpoint> list_to_open(const fs::path& root, const std::strin
   const auto named =
       std::find_if(all.begin(), all.end(), [&](const FoundCheckpoint& one) { return one.folder.filename() == latest; });
   if (named != all.end()) {
-    std::error_code unknown; // its times are the least
+    std::error_code unknown; // the earliest time then
     const auto written = fs::last_write_time(root / kLatestName, unknown);
     const auto was_left = [&](const FoundCheckpoint& one) {
       return named->about && one.about && one.about->serial > named->about->serial &&
@@ -136,8 +136,8 @@ void put_in_place(Staging& staging, const fs::path& folder) {
     const fs::path replaced = root / concat(kReplaced, folder.filename().string());
     if (fs::exists(replaced, error)) {
       if (!is_named({replaced, read_about(replaced)}, kReplaced)) {
-        throw Error("checkpoint", concat(replaced.string(), " is in the way, and no save has put it there"),
-                    "Move it away.");
+        throw Error("checkpoint", concat(replaced.string(), " exists, and no save has created it"),
+                    "Move or rename it.");
       }
       remove_checkpoint(replaced, staging.removed());
     }

@@ -16,7 +16,7 @@ namespace trireme::checkpoint {
 
 inline constexpr const char* kLatestName = "latest";
 
-/// Why the text cannot be a tag, or "".
+/// The reason why the text cannot be a tag, or "".
 std::string tag_problem(const std::string& tag);
 /// Digits at the end of the tag, -1 without any.
 inline int64_t step_of(const std::string& tag) {
@@ -44,9 +44,9 @@ struct FoundCheckpoint {
 /// cannot be read.
 std::vector<FoundCheckpoint> list_checkpoints(const std::filesystem::path& root);
 
-/// The same in the order in which they are to be opened: what `latest` names comes first, also where a person has made
-/// it name an older one. Only newer ones that were written after `latest` come before it: their saves were killed
-/// before they wrote it.
+/// The same in the order to open them: the one that `latest` names comes first, even if a user made it name an older
+/// one. Only newer ones that were written after `latest` come before it: their saves were killed before they wrote
+/// it.
 std::vector<FoundCheckpoint> list_to_open(const std::filesystem::path& root, const std::string& latest);
 
 /// The tag in root/latest, "" without a valid one.
@@ -66,8 +66,8 @@ void take_back(const Staging& staging, const std::filesystem::path& folder) noex
 void remove_old(const std::filesystem::path& root, const std::string& tag, int64_t keep_last,
                 Staging& staging) noexcept;
 
-/// Says what is wrong with one file of a checkpoint and names its tensors; "" if it is intact.
-/// Cost: with the hash, one read of the file.
+/// Describes the damage of one file of a checkpoint and names its tensors; "" if it is intact. Cost: with the hash, one
+/// read of the file.
 std::string file_problem(const std::filesystem::path& folder, const Manifest& manifest, size_t file, bool verify_hash);
 
 } // namespace trireme::checkpoint

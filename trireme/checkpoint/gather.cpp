@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// A lender hands its tensors out in order, all in one call: its shards stand together, in that order.
+// Groups a lender's shards in the order of its tensors, because one lend() passes them in that order.
 std::vector<TensorShard> in_order_of_lenders(std::vector<TensorShard> shards) {
   std::map<const Lender*, size_t> places;
   for (const TensorShard& shard : shards) {
@@ -32,7 +32,7 @@ std::vector<TensorShard> in_order_of_lenders(std::vector<TensorShard> shards) {
 
 using Take = std::function<void(const TensorShard& shard, const at::Tensor& values)>;
 
-// Calls take() for each shard in order, with its values on the CPU, in one row.
+// Calls take() for each shard in order, with its values contiguous on the CPU.
 void for_each_values(const std::vector<TensorShard>& shards, const Take& take) {
   const auto row = [](const at::Tensor& values) { return values.detach().cpu().contiguous().view({-1}); };
   for (size_t next = 0; next < shards.size();) {
@@ -49,7 +49,7 @@ void for_each_values(const std::vector<TensorShard>& shards, const Take& take) {
       }
     });
     if (next == first) {
-      throw Error("checkpoint", concat("nobody lent the values of \"", shards[next].name, '"'));
+      throw Error("checkpoint", concat("no values were lent for \"", shards[next].name, '"'));
     }
   }
 }
@@ -65,7 +65,7 @@ Region region_of(const TensorShard& shard) {
   return {shard.box_offset, shard.box_size, shard.begin, shard.begin + shard.data.numel()};
 }
 
-// Rank 0's side. It takes a shard of each rank in turn, so that none waits for long.
+// Rank 0's side. It receives one shard of each rank in turn, so that none waits long.
 void receive(const comm::Group& group, const std::vector<json>& reports, const WholeTensors& whole) {
   size_t most = 0;
   for (const json& report : reports) {
@@ -89,7 +89,7 @@ void receive(const comm::Group& group, const std::vector<json>& reports, const W
   }
 }
 
-// The others' side. Returns what failed: rank 0 gets zeros then, and is told afterwards.
+// The other ranks' side. Returns the failure: rank 0 then receives zeros, and gets the error afterwards.
 Problem send(const comm::Group& group, const std::vector<TensorShard>& shards) {
   size_t sent = 0;
   const auto send_one = [&](const TensorShard&, const at::Tensor& values) {

@@ -11,12 +11,12 @@
 
 namespace trireme::checkpoint {
 
-/// Whole tensors by name.
+/// Unsharded tensors by name.
 using WholeTensors = std::map<std::string, at::Tensor>;
 
-/// Puts `mine` of every rank together on rank 0, in new memory on the CPU; the others get nothing. What save() and
-/// Checkpoint::read() would give, without files. Collective over `group`. Cost: rank 0 holds all whole tensors and
-/// receives what it does not have, a shard at a time. Errors: as of save(), the same on every rank.
+/// Assembles the shards `mine` of all ranks on rank 0, in new CPU memory; other ranks get nothing. Equals save() and
+/// Checkpoint::read() without files. Collective over `group`. Cost: rank 0 holds all unsharded tensors and receives the
+/// shards of others one by one. Errors: those of save(), the same on every rank.
 WholeTensors gather(const comm::Group& group, const std::vector<TensorShard>& mine);
 
 } // namespace trireme::checkpoint

@@ -50,7 +50,7 @@ std::string hash_of(const void* data, size_t bytes) {
   return to_hex(XXH3_128bits(data, bytes));
 }
 
-// read(2) and not the mapping: a disk error is then an errno and not a SIGBUS.
+// read(2) instead of a mapping: a disk error is then an errno and not a SIGBUS.
 std::string hash_of_file(const std::filesystem::path& file) {
   const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   const auto fail = [&]() {

@@ -11,26 +11,26 @@
 
 namespace trireme::checkpoint {
 
-/// Somebody whose tensors have memory only for a while, so that a save needs the memory of one lender and not of all: a
-/// bucket of a StateStore.
+/// A source of tensors that have memory only during lend(), such as a bucket of a StateStore: a save needs the memory
+/// of one source at a time.
 class Lender {
  public:
   virtual ~Lender() = default;
-  /// Calls take(i, values) for each of its tensors, i = 0, 1, ...; they have memory for the time of the call. What
-  /// `take` throws passes through.
+  /// Calls take(i, values) for each of its tensors, i = 0, 1, ...; the values are valid during that call. Exceptions of
+  /// `take` pass through.
   using Take = std::function<void(int64_t i, const at::Tensor& values)>;
   virtual void lend(const Take& take) = 0;
-  /// Says that lend() is near.
+  /// Announces a lend(), for prefetching.
   virtual void expect() {}
-  /// Where the bytes of tensor `i` lie in a file, for as long as lend() is not called; nullopt: nowhere.
+  /// The file and offset of tensor `i`'s bytes, valid until the next lend(); nullopt if they are in no file.
   virtual std::optional<bucket::Extent> extent(int64_t i) {
     (void)i;
     return std::nullopt;
   }
 };
 
-/// Elements [first, first + n) of tensor `i` of a lender. The tensor that goes with it is on the meta device: it has a
-/// type and n elements, and no memory.
+/// Elements [first, first + n) of tensor `i` of a lender. They belong to a tensor on the meta device, which has a type
+/// and n elements but no memory.
 struct Lent {
   std::shared_ptr<Lender> by = nullptr;
   int64_t i = 0;

@@ -34,7 +34,7 @@ struct Checkpoint::Content {
       const auto id = opened->metadata().find(kSaveIdKey);
       if (opened->file_bytes() != expected.bytes || id == opened->metadata().end() ||
           id->second != manifest.about.save_id) {
-        throw InputError("checkpoint", concat((folder / expected.name).string(), " belongs to another save"),
+        throw InputError("checkpoint", concat((folder / expected.name).string(), " is from another save"),
                          "Restore the file or use another checkpoint.");
       }
       files[index] = std::move(opened);
@@ -42,7 +42,7 @@ struct Checkpoint::Content {
     return *files[index];
   }
 
-  // Each shard is looked at once, so that the time is that of the elements.
+  // Visits each shard once, so that the cost is that of the elements.
   void fill(const TensorEntry& tensor, const Region& region, char* out) const {
     for (const StoredShard& shard : tensor.shards) {
       const std::vector<CommonRun> wanted = common_runs(region, shard.region, tensor.shape);
@@ -52,9 +52,8 @@ struct Checkpoint::Content {
       const Safetensors& from = file(shard.file);
       const TensorInfo& info = from.info(shard.key);
       if (info.dtype != tensor.dtype || info.numel() != shard.region.end - shard.region.begin) {
-        throw InputError("checkpoint",
-                         concat(from.path().string(), ": \"", shard.key, "\" is not the part of tensor \"", tensor.name,
-                                "\" that the manifest says"));
+        throw InputError("checkpoint", concat(from.path().string(), ": \"", shard.key, "\" does not match tensor \"",
+                                              tensor.name, "\" in the manifest"));
       }
       const int64_t first = wanted.front().in_other;
       const at::Tensor source = from.range(shard.key, first, wanted.back().in_other + wanted.back().numel);
@@ -80,7 +79,7 @@ struct Checkpoint::Content {
   }
 };
 
-// Chooses which checkpoint to open, together with the other ranks.
+// Agrees with the other ranks on the checkpoint to open.
 class Opener {
  public:
   Opener(const fs::path& path, const std::string& tag, const comm::Group& group, const OpenOptions& options)
@@ -113,7 +112,7 @@ class Opener {
     problems.resize(problems.size() - 2);
     throw InputError(
         "checkpoint",
-        concat(choice.at("folders").size() == 1 ? "the checkpoint is damaged: " : "no checkpoint is whole: ", problems),
+        concat(choice.at("folders").size() == 1 ? "the checkpoint is damaged: " : "no intact checkpoint: ", problems),
         "Nothing was loaded.");
   }
 
@@ -134,7 +133,7 @@ class Opener {
     json folders = json::array();
     const std::string latest = read_latest(path_);
     bool is_found = false;
-    std::string newer; // than what it names
+    std::string newer; // than the one it names
     const std::vector<FoundCheckpoint> all = list_to_open(path_, latest);
     for (const FoundCheckpoint& one : all) {
       is_found = is_found || one.folder.filename() == latest;

@@ -104,7 +104,7 @@ class Reader {
 About about_from(const json& node, const std::string& where) {
   const Reader reader(node, where);
   if (reader.text("format") != kFormatName) {
-    reader.fail("this is no Trireme checkpoint");
+    reader.fail("this is not a Trireme checkpoint");
   }
   About about;
   about.version = reader.whole("version", 1);
@@ -187,7 +187,7 @@ void check_coverage(const TensorEntry& tensor, const std::string& where) {
 
 namespace {
 
-// Whatever a checkpoint holds can be read again: state, config and each rank's state stand two levels below the whole.
+// All of a checkpoint can be read again: state, config and rank states are two levels below the top.
 constexpr size_t kMostLevels = kMaxDepth - 2;
 
 void check_storable(const json& value, const std::string& what, size_t levels) {

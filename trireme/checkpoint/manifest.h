@@ -19,7 +19,7 @@ inline constexpr const char* kManifestName = "manifest.json";
 /// Metadata key in a rank's safetensors file for the save that it belongs to.
 inline constexpr const char* kSaveIdKey = "trireme_save_id";
 
-/// Where a part of a logical tensor is stored.
+/// Location of one shard of a logical tensor.
 struct StoredShard {
   /// Index into Manifest::files.
   size_t file = 0;
@@ -28,7 +28,7 @@ struct StoredShard {
   Region region;
 };
 
-/// A whole tensor of the model or optimizer, however it was sharded over ranks.
+/// A logical tensor of the model or optimizer, however it was sharded over ranks.
 struct TensorEntry {
   std::string name;
   /// "parameter", "buffer", "master", "optimizer", "rng", ...
@@ -72,7 +72,7 @@ struct Manifest {
   About about;
   std::vector<ShardFile> files;
   std::map<std::string, TensorEntry, std::less<>> tensors;
-  /// State of the whole job: sampler position, schedules, loss scale.
+  /// State of the job: sampler position, schedules, loss scale.
   nlohmann::json state;
   /// One per saving rank.
   std::vector<nlohmann::json> rank_states;
@@ -92,8 +92,8 @@ std::optional<About> read_about(const std::filesystem::path& folder);
 /// Refuses shards that do not cover their tensor exactly once. Errors: InputError naming `where` and the tensor.
 void check_coverage(const TensorEntry& tensor, const std::string& where);
 
-/// Refuses values that a checkpoint could not give back. Errors: InputError naming `what` and the key whose
-/// value is NaN, infinite, not UTF-8, or nested too deep.
+/// Refuses values that a checkpoint could not restore. Errors: InputError naming `what` and the key whose value is NaN,
+/// infinite, not UTF-8, or nested too deep.
 void check_storable(const nlohmann::json& json, const std::string& what);
 
 } // namespace trireme::checkpoint

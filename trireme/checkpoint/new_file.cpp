@@ -47,7 +47,7 @@ void NewFile::expect_there(uint64_t begin, uint64_t end) {
   }
 }
 
-// Up to the next place where what is there begins or ends.
+// The next piece, up to the next boundary of declared bytes.
 NewFile::Piece NewFile::next_piece(uint64_t bytes) {
   while (next_there_ < there_.size() && there_[next_there_].end <= position_) {
     ++next_there_;
@@ -111,7 +111,7 @@ void NewFile::read_back(char* data, size_t bytes) {
       continue;
     }
     if (n <= 0) {
-      errno = n == 0 ? EIO : errno; // the file is shorter than what was put into it
+      errno = n == 0 ? EIO : errno; // the file is shorter than what was written
       fail("read back");
     }
     done += static_cast<size_t>(n);
@@ -149,8 +149,7 @@ void NewFile::discard() {
 void NewFile::fail(const char* what) {
   const std::string why = describe_write_failure(errno, path_, total_bytes_); // before discard() makes room
   discard();
-  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", why),
-              "Nothing that was there before is changed.");
+  throw Error("safetensors", concat("cannot ", what, ' ', path_.string(), ": ", why), "Existing files are unchanged.");
 }
 
 } // namespace trireme::checkpoint

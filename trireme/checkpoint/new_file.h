@@ -10,8 +10,8 @@
 
 namespace trireme::checkpoint {
 
-/// A file of known size that is written from front to back under a temporary name, hashed on the way, and removed again
-/// unless it is committed. Errors: Error naming the file, the reason and, for a full disk, bytes needed and free.
+/// A file of known size, written front to back under a temporary name, hashed meanwhile, and removed unless committed.
+/// Errors: Error naming the file, the reason and, for a full disk, bytes needed and free.
 class NewFile {
  public:
   NewFile(const std::filesystem::path& path, uint64_t total_bytes);
@@ -22,25 +22,25 @@ class NewFile {
   int descriptor() const {
     return fd_.get();
   }
-  /// Whether the disk has room for all of it.
+  /// True if the disk has room for all of it.
   bool has_room() const;
-  /// Reserves what has no place on the disk yet, so that a full disk is found before gigabytes are written. File
+  /// Reserves the bytes without blocks on the disk, so that a full disk is found before gigabytes are written. File
   /// systems without fallocate() report it at write().
   void reserve();
-  /// Says that bytes [begin, end) of the file, behind what is written so far and behind what was said before, are there
-  /// already, or should be: shared blocks.
+  /// Declares that bytes [begin, end) should be in the file already, as shared blocks. They must follow all written
+  /// bytes and earlier declared ranges.
   void expect_there(uint64_t begin, uint64_t end);
-  /// Where something should be there already it is read and compared, and written only if it is something else: what
-  /// the disk has changed does not stay.
+  /// Reads and compares bytes that should be in the file already, and writes them only if they differ: this repairs
+  /// bytes that the disk has changed.
   void write(const char* data, size_t bytes);
-  /// Zeros, or what is there already.
+  /// Writes zeros, or keeps declared bytes.
   void pad(uint64_t bytes);
   uint64_t bytes_there() const;
-  /// Of those that were to be there: how many bytes were written all the same.
+  /// Declared bytes that differed and were written.
   uint64_t replaced_bytes() const {
     return replaced_bytes_;
   }
-  /// Makes it durable, gives it its name, and returns the hash of all of it.
+  /// Makes the file durable, renames it into place, and returns the hash of its content.
   std::string commit();
   /// Removes the partial file first, so that "free" is right for the next attempt. `what`: "read", "write", ...; the
   /// reason is errno's.
@@ -69,7 +69,7 @@ class NewFile {
   std::vector<Blocks> there_;
   size_t next_there_ = 0;
   uint64_t replaced_bytes_ = 0;
-  std::vector<char> buffer_; // of what is read back
+  std::vector<char> buffer_; // for reading back
 };
 
 } // namespace trireme::checkpoint

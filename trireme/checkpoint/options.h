@@ -5,8 +5,8 @@
 
 namespace trireme::checkpoint {
 
-/// What to do when ranks call save() with different tags (DeepSpeed's checkpoint.tag_validation).
-/// `fail` refuses on every rank; the other two save under rank 0's tag.
+/// Reaction to different tags in the ranks' calls of save() (DeepSpeed's checkpoint.tag_validation). `fail` refuses on
+/// every rank; the other two save under rank 0's tag.
 enum class TagValidation { ignore, warn, fail };
 
 struct CheckpointOptions {
@@ -22,7 +22,7 @@ struct SaveOptions {
   /// Refuse to save under a tag that exists. By default the old checkpoint is replaced in one atomic exchange.
   bool fail_if_exists = false;
   TagValidation tag_validation = TagValidation::warn;
-  /// Called on rank 0 before each change that others see; throws PeerError when a later training has claimed the run
+  /// Called on rank 0 before each change that others see. Throws PeerError when a later training has claimed the run
   /// folder (RunToken::check()).
   std::function<void()> check_claim = nullptr;
 

@@ -7,7 +7,7 @@
 namespace trireme::checkpoint {
 namespace {
 
-/// A region, and which of the values it has.
+/// A region and the range of values that it holds.
 struct Piece {
   Region region;
   int64_t first = 0;

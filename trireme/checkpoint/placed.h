@@ -8,11 +8,11 @@
 
 namespace trireme::checkpoint {
 
-/// Describes elements [begin, begin + values.numel()) of this rank's part of a parameter, or of a state of the same
-/// shape, as shards of the whole tensor `name`: one, or one for each of Placement::parts that they lie in.
+/// Describes a range of this rank's part of a parameter, or of a state of the same shape, as shards of the tensor
+/// `name`: one shard, or one per overlapping entry of Placement::parts. The range is [begin, begin + values.numel()).
 std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind,
                                    int64_t begin, const at::Tensor& values);
-/// The same of `numel` values of this type that are lent, as tensor `i` of the lender.
+/// The same for `numel` values of this type of tensor `i` of a lender.
 std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const std::string& name,
                                         const std::string& kind, int64_t begin, int64_t numel, at::ScalarType type,
                                         const std::shared_ptr<Lender>& by, int64_t i);

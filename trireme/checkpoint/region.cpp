@@ -42,8 +42,8 @@ std::string text_of(const std::vector<int64_t>& numbers) {
   return text + "]";
 }
 
-/// The rows of a region that is not empty: what is contiguous in the tensor and in the region. Their starts in the
-/// tensor increase.
+/// The rows of a non-empty region: runs that are contiguous in the tensor and in the region. Their starts in the tensor
+/// increase.
 class Rows {
  public:
   Rows(const Region& region, const std::vector<int64_t>& shape)
@@ -54,7 +54,7 @@ class Rows {
       --row_dim;
     }
     int64_t stride = 1;
-    strides_.resize(row_dim); // of the dims before `row_dim`, which count the rows
+    strides_.resize(row_dim); // strides of the dims before `row_dim`, which count the rows
     for (size_t dim = dims; dim-- > 0;) {
       offset_ = dim == row_dim ? region.box_offset[dim] * stride : offset_;
       if (dim < row_dim) {
@@ -74,8 +74,8 @@ class Rows {
   int64_t last() const {
     return last_;
   }
-  /// The first of them that has elements of the tensor from `begin` on; last() without one. By division, whatever their
-  /// number.
+  /// The first row with elements of the tensor from `begin` on; last() if there is none. Computed by division, in
+  /// constant time.
   int64_t first_from(int64_t begin) const {
     return std::clamp(starting_upto(begin - row_numel_), first_, last_);
   }
@@ -92,7 +92,7 @@ class Rows {
   }
 
  private:
-  // How many rows of the box start at this element of the tensor or before.
+  // Rows of the box that start at or before this element of the tensor.
   int64_t starting_upto(int64_t element) const {
     int64_t rest = element - offset_;
     int64_t inner = rows_;
@@ -201,7 +201,7 @@ std::vector<CommonRun> common_runs(const Region& one, const Region& other, const
     if (begin < end) {
       found.push_back({a.in_shard + begin - a.in_tensor, b.in_shard + begin - b.in_tensor, end - begin});
     }
-    // Whichever ends first goes on to where the other may have elements.
+    // The row that ends first moves on to where the other may have elements.
     if (a_end <= b_end) {
       of_one = std::max(of_one + 1, ones.first_from(b.in_tensor));
     }

@@ -49,11 +49,11 @@ struct Safetensors::File {
         fail(fd, file, std::strerror(errno));
       }
       if (!S_ISREG(status.st_mode)) {
-        fail(fd, file, S_ISDIR(status.st_mode) ? "it is a folder" : "it is no regular file");
+        fail(fd, file, S_ISDIR(status.st_mode) ? "it is a folder" : "it is not a regular file");
       }
       size_ = static_cast<size_t>(status.st_size);
       if (size_ > 0) {
-        // Private and writable: an in-place operation on a view copies the page instead of ending the process.
+        // Private and writable: an in-place operation on a view copies the page instead of raising a signal.
         void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
         if (address == MAP_FAILED) {
           fail(fd, file, std::strerror(errno));

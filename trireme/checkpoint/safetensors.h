@@ -30,13 +30,13 @@ struct TensorInfo {
 
 /// Reads a safetensors file without copying it.
 ///
-/// open() maps the file and checks the whole header: at most 100 MB, an object, UTF-8, no
-/// key twice, known dtypes, sizes that do not overflow and agree with the offsets, offsets
-/// contiguous from 0 to the end of the file. Nothing in a file can run code or make this
-/// allocate more than a small multiple of the header.
+/// open() maps the file and checks the header: at most 100 MB, an object, UTF-8, no key twice, known
+/// dtypes. Sizes must not overflow and must agree with the offsets, which are contiguous from 0 to the end
+/// of the file. Nothing in a file can run code or make this allocate more than a small multiple of the
+/// header.
 /// Cost:   O(header); 10,000 tensors take about 10 ms. Tensor bytes are read when touched.
-/// Errors: InputError naming file and tensor. A file that is truncated by somebody else
-///         after open() raises SIGBUS when touched, as with every memory map.
+/// Errors: InputError naming file and tensor. A file that another process truncates after open() raises SIGBUS when
+/// touched, as with every memory map.
 /// Source: github.com/huggingface/safetensors, format description.
 class Safetensors {
  public:
@@ -68,15 +68,15 @@ class Safetensors {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
-  /// Who has the values of a tensor on the meta device.
+  /// Source of the values of a tensor on the meta device.
   Lent lent = {};
 };
 
 struct WrittenFile {
   uint64_t bytes = 0;
-  /// XXH3-128 of the whole file, 32 hexadecimal digits.
+  /// XXH3-128 of the file, 32 hexadecimal digits.
   std::string hash = {};
-  /// Of `bytes`: those that lie on the disk once, for this file and the one that they come from.
+  /// The part of `bytes` whose blocks this file shares with the files that they come from.
   uint64_t shared_bytes = 0;
 };
 
@@ -84,16 +84,16 @@ struct WrittenFile {
 /// over `file`: `file` always has either the old or the new content, and tensors that
 /// view the old file stay valid.
 ///
-/// Tensors may be on any device and need not be contiguous; larger elements are placed first
-/// so that every view is aligned. Memory: no copy of contiguous CPU tensors; 64 MiB at a time
-/// of contiguous device tensors; one whole tensor otherwise; of tensors that are lent, what one lender has at a time.
-/// Tensors that lie in a file already (Lender::extent) are not written where the file system can share their blocks;
-/// what was shared is read once and compared with what is lent: bytes that the disk has changed are written anew, with
-/// a warning. For that the header gets longer and tensors "padding@N" of bytes stand between them. Anywhere else the
-/// file is the same as of tensors in memory. The disk needs room for a copy all the same, because the owner's next
-/// write of shared blocks takes new ones. Errors: InputError for a name twice, a dtype without a safetensors name, or a
-/// tensor on the meta device that nobody lends; Error naming
-///         the file, the reason and, for a full disk, bytes needed and free. What lenders throw.
+/// Tensors may be on any device and need not be contiguous; larger elements come first so that every view is
+/// aligned. Memory: no copy of contiguous CPU tensors; 64 MiB at a time of contiguous GPU tensors; the tensor
+/// otherwise; for lent tensors, those of one lender at a time. Tensors that already lie in a file
+/// (Lender::extent) share their blocks if the file system can. Shared bytes are read once and compared with the
+/// lender's values: bytes that the disk has changed are rewritten, with a warning. Sharing needs a longer
+/// header and tensors "padding@N" of bytes; without it the file is the same as for tensors in memory. A save
+/// needs free space for a full copy, because the owner's next write of shared blocks takes new ones. Errors:
+/// InputError for a name twice, a dtype without a safetensors name, or a tensor on the meta device without a
+/// lender. Error naming the file, the reason and, for a full disk, bytes needed and free. Exceptions of
+/// lenders.
 WrittenFile write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

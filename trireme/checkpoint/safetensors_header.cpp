@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kMaxDims = 64;
 
-// Takes the header's shape {"name": {"dtype": "F32", "shape": [..], "data_offsets": [b, e]}}
-// apart event by event: a hostile header is refused at its first odd token and no tree of it is built.
+// Parses {"name": {"dtype": "F32", "shape": [..], "data_offsets": [b, e]}} event by event: a hostile header is refused
+// at its first unexpected token, before a tree is built.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(const std::string& path, Header& header) : path_(path), header_(header) {}
@@ -126,7 +126,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
     throw InputError("safetensors",
                      concat(path_, ": the header is not valid JSON at byte ", position, ": ", json_reason(error)),
-                     "The file is damaged or no safetensors file; fetch or convert it again.");
+                     "The file is damaged or not a safetensors file; fetch or convert it again.");
   }
 
  private:
@@ -216,27 +216,28 @@ uint64_t dtype_bytes(std::string_view dtype) {
 }
 
 Header parse_header(std::string_view file, const std::string& path) {
-  const char* const again = "The file is damaged or no safetensors file; fetch or convert it again.";
+  const char* const again = "The file is damaged or not a safetensors file; fetch or convert it again.";
   if (file.size() < 8) {
     throw InputError("safetensors", concat(path, " has ", file.size(), " bytes, a safetensors file has at least 8"),
                      again);
   }
   const uint64_t length = little_endian(file);
   if (length > kMaxHeaderBytes) {
-    throw InputError("safetensors",
-                     concat(path, " says its header has ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"),
-                     again);
+    throw InputError(
+        "safetensors",
+        concat(path, " has a header length of ", length, " bytes, at most ", kMaxHeaderBytes, " are allowed"), again);
   }
   if (length > file.size() - 8) {
     throw InputError(
         "safetensors",
-        concat(path, " says its header has ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"), again);
+        concat(path, " has a header length of ", length, " bytes, only ", file.size() - 8, " follow (truncated?)"),
+        again);
   }
   const std::string_view text = file.substr(8, length);
   if (text.empty() || text.front() != '{') {
     throw InputError("safetensors", concat(path, ": the header must start with '{'"), again);
   }
-  // nlohmann stops at a zero byte and would ignore what follows it.
+  // nlohmann stops at a zero byte and would ignore the rest.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw InputError("safetensors", concat(path, ": the header is not valid JSON at byte ", zero + 1, ": a zero byte"),
                      again);

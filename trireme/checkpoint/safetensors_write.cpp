@@ -41,7 +41,7 @@ class ItemWriter {
   ItemWriter(NewFile& out, const FileLayout& layout, uint64_t data_start)
       : out_(out), layout_(layout), data_start_(data_start) {}
 
-  // Shares the blocks of the runs. False: not those of the first one, so of none.
+  // Shares the blocks of the runs. False if the first one could not be shared, and so none.
   bool share() {
     for (size_t r = 0; r < layout_.runs.size(); ++r) {
       if (!share_run(layout_.runs[r]) && r == 0) {
@@ -51,13 +51,13 @@ class ItemWriter {
     return true;
   }
 
-  // Lent values are those that a store has checked, so shared blocks, which nobody has, are compared with them.
+  // Lent values were checked by their store; shared blocks were not, so they are compared.
   void write() {
     stream(0, layout_.items.size());
   }
 
  private:
-  // The whole blocks of a run.
+  // Shares the full blocks of a run.
   bool share_run(const FileLayout::Run& run) const {
     const uint64_t first = data_start_ + run.begin;
     const uint64_t block = layout_.alignment;
@@ -72,7 +72,7 @@ class ItemWriter {
     return true;
   }
 
-  // The items [first, last): those of one lender, one behind the other, while it lends them.
+  // Writes the items [first, last) of one lender during its lend(), in order.
   void stream(size_t first, size_t last) {
     while (first < last) {
       const Lent& lent = layout_.items[first].tensor->lent;
@@ -93,7 +93,7 @@ class ItemWriter {
         }
       });
       if (next == first) {
-        throw Error("checkpoint", concat("nobody lent the values of \"", layout_.items[first].tensor->name, '"'));
+        throw Error("checkpoint", concat("no values were lent for \"", layout_.items[first].tensor->name, '"'));
       }
       first = next;
     }
@@ -107,14 +107,14 @@ class ItemWriter {
   static at::Tensor lent_part(const NamedTensor& tensor, const at::Tensor& values) {
     const int64_t numel = tensor.tensor.numel();
     if (values.scalar_type() != tensor.tensor.scalar_type() || values.numel() < tensor.lent.first + numel) {
-      throw Error("checkpoint", concat("\"", tensor.name, "\" was said to be ", numel, ' ', tensor.tensor.scalar_type(),
-                                       " from element ", tensor.lent.first, " of what was lent, ", values.numel(), ' ',
-                                       values.scalar_type()));
+      throw Error("checkpoint", concat("\"", tensor.name, "\" must be ", numel, ' ', tensor.tensor.scalar_type(),
+                                       " from element ", tensor.lent.first, " of the lent tensor, which has ",
+                                       values.numel(), ' ', values.scalar_type()));
     }
     return values.reshape({-1}).narrow(0, tensor.lent.first, numel);
   }
 
-  // Tells the lender after this one that it is next.
+  // Announces to the next lender that it is next.
   void expect_next(size_t item, size_t last) const {
     const auto& by = layout_.items[item].tensor->lent.by;
     for (; item < last; ++item) {
@@ -135,7 +135,7 @@ WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map
   const std::string header = header_text(layout.infos, metadata, layout.alignment);
   NewFile out(file, header.size() + layout.bytes);
   ItemWriter items(out, layout, header.size());
-  // Blocks that are shared need new places once their owner writes: then there must be room for a copy of them.
+  // Shared blocks are copied when their owner writes, so there must be room for a copy.
   if (!layout.runs.empty() && !(out.has_room() && items.share())) {
     return {};
   }
@@ -146,7 +146,7 @@ WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map
     log::warning("[safetensors] the disk has changed bytes of ", layout.runs.front().source.file.string(),
                  " and of others that ", file.string(),
                  " shares: ", format_bytes(static_cast<double>(out.replaced_bytes())),
-                 " of it were written as they should be; have a look at the disk");
+                 " were rewritten correctly; check the disk");
   }
   return {header.size() + layout.bytes, out.commit(), out.bytes_there()};
 }

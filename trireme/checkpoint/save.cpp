@@ -61,8 +61,8 @@ json agree(const fs::path& root, const std::vector<json>& reports, const SaveOpt
   }
   if (fs::exists(root / tag, error) && !fs::exists(root / tag / kManifestName, error) &&
       !fs::is_empty(root / tag, error)) {
-    throw InputError("checkpoint", concat((root / tag).string(), " exists and is no checkpoint"),
-                     "Move it away or choose another tag.");
+    throw InputError("checkpoint", concat((root / tag).string(), " exists and is not a checkpoint"),
+                     "Move it or choose another tag.");
   }
   check_claim(options);
   About about;
@@ -90,7 +90,7 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
   std::set<std::string> keys;
   for (const TensorShard& shard : mine) {
     check_shard(shard);
-    // A whole tensor keeps its name and shape, so that any reader of safetensors can use the file.
+    // An unsharded tensor keeps its name and shape, so that any reader of safetensors can use the file.
     const bool is_whole = shard.box_size.empty() && shard.data.numel() == checked_numel(shard.global_shape);
     std::string key = is_whole ? shard.name : concat(shard.name, '@', shard.begin);
     while (key == "__metadata__" || !keys.insert(key).second) {
@@ -109,11 +109,11 @@ json write_shards(const fs::path& folder, int rank, const std::string& save_id, 
   return report;
 }
 
-// After a save has failed and rank 0 has removed what it sees: what is still there lies on a disk of this host alone.
+// After a failed save rank 0 has removed the files that it sees: remaining ones are on a disk of this host only.
 void remove_own_file(const fs::path& folder, int rank) noexcept {
   std::error_code ignored;
   fs::remove(folder / file_name(rank), ignored);
-  fs::remove(folder, ignored); // where it is empty now
+  fs::remove(folder, ignored); // if it is empty now
 }
 
 // Second exchange, after all files are written: makes the checkpoint visible.
@@ -151,7 +151,7 @@ void commit(const fs::path& root, const json& agreed, const std::vector<json>& r
   write_file_atomically(temporary / kManifestName, manifest.to_text());
   check_claim(options);
   put_in_place(staging, root / manifest.about.tag);
-  check_claim(options); // nothing is taken back: what is there now may be the later training's
+  check_claim(options); // nothing is undone: existing files may be the later training's
   try {
     write_file_atomically(root / kLatestName, manifest.about.tag + "\n", staging.latest());
   } catch (...) {

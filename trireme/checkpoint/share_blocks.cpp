@@ -17,7 +17,7 @@ bool share_blocks(int from, int64_t from_offset, int to, int64_t to_offset, int6
   return ::ioctl(to, FICLONERANGE, &range) == 0;
 }
 
-// Network file systems name what they like to transfer, which may be large.
+// Network file systems report their preferred transfer size, which may be large.
 int64_t block_bytes(int file) {
   constexpr int64_t kUsual = 4096;
   struct statvfs disk{};

@@ -47,7 +47,7 @@ bool is_at(int fd, const fs::path& path) {
          opened.st_ino == named.st_ino;
 }
 
-// Removes the claim last, so that an interrupted removal is found again.
+// Removes the claim last, so that the next save completes an interrupted removal.
 void remove_claimed(const fs::path& stem, const fs::path& claim) noexcept {
   try {
     const std::string name = stem.filename().string();
@@ -73,9 +73,9 @@ Staging::Staging(const fs::path& root, const std::string& tag, const std::string
   const fs::path claim = with_end(stem_, kClaim);
   const auto fail = [&](const fs::path& path) {
     throw Error("checkpoint", concat("cannot create ", path.string(), ": ", describe_write_failure(errno, path, 0)),
-                "Nothing that was there before is changed.");
+                "Existing files are unchanged.");
   };
-  // Before the lock, another save may treat the claim as that of a killed save and remove it.
+  // Until it is locked, another save may take the claim for that of a killed save and remove it.
   do {
     claim_ = Descriptor(::open(claim.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!claim_) {

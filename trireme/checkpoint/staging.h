@@ -17,7 +17,7 @@ namespace trireme::checkpoint {
 /// Rank 0 of a save holds one. The destructor removes all files that were not renamed.
 class Staging {
  public:
-  /// Makes the claim and the folder. `save_id`: 32 hexadecimal digits. Errors: Error when the system refuses.
+  /// Creates the claim and the folder. `save_id`: 32 hexadecimal digits. Errors: Error when the system refuses.
   Staging(const std::filesystem::path& root, const std::string& tag, const std::string& save_id);
   ~Staging();
   Staging(const Staging&) = delete;
@@ -40,8 +40,8 @@ class Staging {
   int removed_ = 0;
 };
 
-/// Removes the files of killed saves: those named after a claim that is not locked, and nothing else. Removes nothing
-/// if the file system has no locks (flock).
+/// Removes the files of killed saves: those named after an unlocked claim, and nothing else. Removes nothing if the
+/// file system has no locks (flock).
 void remove_dead_stagings(const std::filesystem::path& root);
 
 } // namespace trireme::checkpoint

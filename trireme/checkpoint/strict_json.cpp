@@ -90,7 +90,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
   const std::string& source_;
-  // Pointers into values whose siblings are only appended after the innermost one is closed.
+  // Pointers stay valid: siblings are appended only after the innermost value is closed.
   std::vector<nlohmann::json*> open_;
   nlohmann::json* slot_ = nullptr;
 };
@@ -98,7 +98,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
 } // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& source) {
-  // nlohmann stops at a zero byte and would ignore what follows it.
+  // nlohmann stops at a zero byte and would ignore the rest.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw InputError("checkpoint", concat(source, " is not valid JSON at byte ", zero + 1, ": a zero byte"));
   }

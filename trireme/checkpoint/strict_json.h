@@ -7,7 +7,7 @@
 
 namespace trireme::checkpoint {
 
-/// Levels of arrays and objects, one in the other, that are read.
+/// Deepest nesting of arrays and objects that is read.
 inline constexpr size_t kMaxDepth = 100;
 
 /// Parses JSON written by a program: one value, UTF-8, no key twice in an object, at most

@@ -73,8 +73,8 @@ WeightFiles WeightFiles::open(const fs::path& path) {
       weights.files_.push_back(Safetensors::open(weights.path_.parent_path() / at->first));
     }
     if (!weights.files_[at->second].has(name)) {
-      throw InputError("safetensors", concat(where, " says that \"", name, "\" is in ", at->first, ", where it is not"),
-                       "Index and files do not belong together; fetch them again.");
+      throw InputError("safetensors", concat(where, " maps \"", name, "\" to ", at->first, ", which lacks it"),
+                       "Index and files do not match; fetch them again.");
     }
     weights.file_of_.emplace(name, at->second);
   }

@@ -10,11 +10,11 @@
 
 namespace trireme::checkpoint {
 
-/// Weights in Hugging Face's layout: one safetensors file, or several with an
-/// index whose "weight_map" says which file holds which tensor.
+/// Weights in Hugging Face's layout: one safetensors file, or several with an index whose "weight_map" maps each tensor
+/// to its file.
 ///
-/// Errors: InputError for a missing file, a tensor that is not where the index says, or an
-/// index that points out of its folder.
+/// Errors: InputError for a missing file, a tensor missing from the file that the index names, or an index that points
+/// out of its folder.
 class WeightFiles {
  public:
   /// `path` is a .safetensors file, an ...index.json, or a folder with model.safetensors,

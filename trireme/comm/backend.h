@@ -14,7 +14,7 @@ namespace trireme::comm {
 
 enum class ReduceOp { sum, max, min };
 
-/// Between which ranks of a group messages go on a device: none; rank and rank + 1; the last and the first too.
+/// Ranks that exchange messages on a device: none; rank and rank + 1; also the last and the first.
 enum class Neighbours { none, chain, ring };
 
 /// Thrown by a backend's Pending; Group turns it into the error message for the user.
@@ -25,7 +25,7 @@ class Trouble : public PeerError {
     lost,        ///< a connection broke
     interrupted, ///< interrupt() was called
     mismatch,    ///< the ranks called different operations
-    on_device,   ///< no thread waits, and a device has not done it in time
+    on_device,   ///< a device has not done it in time, and no thread waits
     by_device,   ///< the device itself failed
   };
   Trouble(Kind kind, const std::string& happened) : PeerError("comm", happened), kind(kind), happened(happened) {}
@@ -46,7 +46,7 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether it moves tensors on such a device.
+  /// True if it moves tensors on such a device.
   virtual bool moves(at::DeviceType type) const {
     return type == at::kCPU;
   }
@@ -63,7 +63,7 @@ class Backend {
   virtual std::shared_ptr<Pending> recv(at::Tensor tensor, int from, int tag) = 0;
   virtual std::shared_ptr<Pending> barrier() = 0;
 
-  /// Makes what messages between these need. Collective. Where nothing is needed they may be sent without it.
+  /// Opens what messages between these ranks need. Collective. Optional for backends that need nothing.
   virtual void open_messages(Neighbours) {}
 
   /// Allocates host memory that this backend's collectives use without a copy: not initialised, 64-byte aligned,
@@ -72,10 +72,10 @@ class Backend {
     return allocate_host(numel, type);
   }
 
-  /// Bytes of tensors this rank has sent so far, by the closed form of the algorithms in use.
+  /// Bytes of tensors that this rank has sent, by the closed form of the algorithms in use.
   virtual int64_t bytes_sent() const = 0;
 
-  /// Makes every current and later wait() throw Trouble. Any thread may call it.
+  /// Makes every current and later wait() throw Trouble. Thread-safe.
   virtual void interrupt() = 0;
 
   /// Ends outstanding operations with an error and joins every thread. Idempotent.

@@ -27,7 +27,7 @@ bool any_group(const GroupSetup&) {
   return true;
 }
 
-/// "auto" never takes it: it needs mpirun, on all ranks.
+/// "auto" never selects it: it needs mpirun, on all ranks.
 bool when_asked(const GroupSetup&) {
   return false;
 }
@@ -56,8 +56,8 @@ const std::vector<BackendEntry>& backends() {
       {"gloo", "TCP between ranks of any hosts, CPU tensors", at::kCPU, always, any_group, connect_gloo},
       {"mpi", "the MPI whose mpirun started the ranks, CPU tensors", at::kCPU, mpi_available, when_asked, connect_mpi,
        "Start the ranks with mpirun, and have Trireme built with that MPI (cmake -DTRIREME_MPI=ON)."},
-      {"nccl", "NCCL between cards, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
-       "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a card.", nccl_card},
+      {"nccl", "NCCL between GPUs, CUDA tensors", at::kCUDA, nccl_available, any_group, connect_nccl,
+       "It needs a libtorch with CUDA, NCCL's header when Trireme is built, and a GPU.", nccl_card},
       {"staged", "pinned memory and the group's host backend, tensors of any device", std::nullopt, always, any_group,
        connect_staged},
       {"null", "a world of one rank", at::kCPU, always, alone, connect_null},
@@ -76,7 +76,7 @@ const BackendEntry& find_backend(const std::string& name) {
     }
     names.push_back(entry.name);
   }
-  throw InputError("comm", concat("there is no backend \"", name, "\"."),
+  throw InputError("comm", concat("unknown backend \"", name, "\"."),
                    concat(did_you_mean(name, names), " It comes from TRIREME_BACKEND or WorldOptions::backend."));
 }
 
@@ -87,7 +87,7 @@ std::string announcement(const BackendEntry& choice, at::Device device) {
 bool suits_all(const BackendEntry& choice, bool required, const GroupSetup& setup,
                const std::vector<std::string>& announced) {
   std::string why;
-  std::map<std::pair<int, std::string>, size_t> first_on; // by host and card
+  std::map<std::pair<int, std::string>, size_t> first_on; // by host and GPU
   for (size_t member = 0; member < announced.size() && why.empty(); ++member) {
     const auto [before, own] = first_on.try_emplace({setup.hosts[member], announced[member]}, member);
     if (announced[member].substr(0, announced[member].find(' ')) != choice.name) {

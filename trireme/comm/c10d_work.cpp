@@ -26,7 +26,7 @@ Trouble trouble_of(const std::exception_ptr& error) {
     const bool late = text.find("imed out") != std::string::npos || text.find("timing out") != std::string::npos;
     return Trouble(late ? Trouble::Kind::deadline : Trouble::Kind::lost, text);
   } catch (...) {
-    return Trouble(Trouble::Kind::lost, "libtorch failed without saying why");
+    return Trouble(Trouble::Kind::lost, "libtorch failed without a reason");
   }
 }
 

@@ -8,13 +8,13 @@
 
 namespace trireme::comm {
 
-// What the backends over c10d's process groups (gloo, nccl) share.
+// Shared by the backends over c10d's process groups (gloo, nccl).
 
-/// c10d's name of `op`.
+/// c10d's value for `op`.
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op);
 
-/// The Trouble behind an exception that c10d threw. It reports deadlines and broken connections with the same types;
-/// only the text tells them apart.
+/// Converts an exception of c10d. Deadlines and broken connections have the same types; only the text distinguishes
+/// them.
 Trouble trouble_of(const std::exception_ptr& error);
 
 } // namespace trireme::comm

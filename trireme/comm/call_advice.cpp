@@ -12,7 +12,7 @@ struct Table {
 };
 
 Table& table() {
-  static auto* const made = new Table; // threads may ask while the process ends
+  static auto* const made = new Table; // threads may use it while the process ends
   return *made;
 }
 

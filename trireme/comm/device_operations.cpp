@@ -6,7 +6,7 @@
 namespace trireme::comm {
 namespace {
 
-/// Where nobody looks (the meeting point of the job is gone), the list must not grow for ever.
+/// If nothing polls it (the job's store is gone), the list must stay bounded.
 constexpr size_t kMost = 4096;
 
 } // namespace

@@ -12,14 +12,14 @@
 
 namespace trireme::comm {
 
-/// An operation under way: its summary and its ticket at the recorder.
+/// An operation in progress: its summary and its recorder ticket.
 struct OpTicket {
   OpSummary op;
   uint64_t record = 0;
 };
 
 /// The operations of one group that its device has not finished, as far as known. Threads that begin operations add
-/// them, the watch's thread asks the device. Thread-safe; asking holds no lock that the others need.
+/// them; the watch's thread polls the device. Thread-safe; polling holds no lock that other threads need.
 class DeviceOperations {
  public:
   using Clock = std::chrono::steady_clock;
@@ -28,28 +28,28 @@ class DeviceOperations {
   struct Entry {
     OpTicket ticket;
     std::shared_ptr<DeviceMark> mark;
-    /// Whoever began it let go of it without waiting: it is forgotten.
+    /// Dropped without wait(): it is forgotten.
     std::atomic<bool> dropped{false};
     Clock::time_point since;
-    // Only for who asks the device.
+    // Only for the thread that polls the device.
     int64_t steps = 0;
     bool gone = false;
   };
 
-  /// Cost: a lock that is held for a moment.
+  /// Cost: a short lock.
   std::shared_ptr<Entry> add(OpTicket ticket, std::shared_ptr<DeviceMark> mark);
 
   struct Findings {
     std::vector<OpTicket> finished;
-    /// The first that the device will not finish: it says so, or has not done it for `patience`, since it was begun or
-    /// since the operation of its kind (collectives, messages) before it was finished, so that a host may run far ahead
-    /// of its device.
+    /// The first operation that the device will not finish: it failed, or was not done within `patience`. That time
+    /// counts from its begin, or from the end of the previous operation of its kind (collectives, messages): a host may
+    /// run far ahead of its device.
     std::optional<std::pair<OpTicket, Trouble>> trouble;
   };
-  /// Asks the device for each of them. One thread at a time.
+  /// Polls the device for each of them. One thread at a time.
   Findings look(std::chrono::milliseconds patience);
 
-  /// The one that the device has been at for the longest time, and since when.
+  /// The operation on which the device has worked longest, and since when.
   std::optional<std::pair<OpSummary, Clock::time_point>> oldest() const;
   void clear();
   size_t count() const;

@@ -56,7 +56,7 @@ class Variables {
   const Lookup& lookup_;
 };
 
-/// The names under which one family of launchers gives rank and size.
+/// The variables in which one family of launchers gives rank and size.
 struct Family {
   const char* source;
   const char* rank;
@@ -87,8 +87,8 @@ void read_address(const Variables& variables, const std::string& host_name, cons
   }
 }
 
-/// Whether `trireme launch` has started the launcher that started this process: what it says of its own store is not
-/// for these ranks.
+/// True if `trireme launch` started the launcher that started this process: the variables of its store are not for
+/// these ranks.
 bool of_inner_launcher(const Variables& variables) {
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   const auto of_trireme = variables.text("TRIREME_RUN_ID");
@@ -119,7 +119,7 @@ void read_mpi(const Variables& variables, const Family& family, Environment& env
   environment.local_rank = variables.integer(family.local_rank).value_or(-1);
   environment.local_size = variables.integer(family.local_size).value_or(-1);
   environment.job = variables.text("PMIX_NAMESPACE").value_or("");
-  // mpirun gives no address. On one host a file will do: the session's own folder where there is one.
+  // mpirun gives no address. On one host a file suffices: in the session's own folder if there is one.
   for (const char* folder : {"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_jobfam_session_dir"}) {
     const auto path = variables.text(folder);
     if (path && environment.meeting_file.empty()) {
@@ -131,7 +131,7 @@ void read_mpi(const Variables& variables, const Family& family, Environment& env
     // Resolved by the rendezvous: a private folder under the temporary one, named after the common parent.
     environment.meeting_file = "parent";
   } else if (job) {
-    // One mpirun may start several programs one after the other in one session.
+    // One mpirun may start several programs in sequence in one session.
     std::string name = *job;
     for (char& letter : name) {
       letter = std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
@@ -167,14 +167,14 @@ void read_pet(const Variables& variables, Environment& environment) {
   const std::string nodes = variables.text("PET_NNODES").value_or("1");
   const auto bounds = split(nodes, ':');
   if (bounds.size() > 2 || bounds.front() != bounds.back()) {
-    throw InputError("comm", concat("PET_NNODES is the range \"", nodes, "\", a program by itself needs one number."),
+    throw InputError("comm", concat("PET_NNODES is the range \"", nodes, "\"; without torchrun it must be one number."),
                      "Start it with torchrun --no-python, or set PET_NNODES to a number.");
   }
   const auto ranks_a_node = variables.text("PET_NPROC_PER_NODE").value_or("1");
   if (ranks_a_node != "1" && ranks_a_node != "auto" && ranks_a_node != "cpu" && ranks_a_node != "gpu") {
     throw InputError(
         "comm",
-        concat("PET_NPROC_PER_NODE=", ranks_a_node, " asks for several ranks a node, this process is only one."),
+        concat("PET_NPROC_PER_NODE=", ranks_a_node, " requests several ranks per node, but this process is one."),
         "Start the program with: torchrun --no-python PROGRAM   (it reads the PET_ variables and starts the ranks)");
   }
   Lookup first_bound = [&](const std::string& name) {
@@ -222,14 +222,14 @@ void read_tf_config(const std::string& text, Environment& environment) {
       }
     }
     if (!rank) {
-      refuse_tf_config(
-          concat("says that this is task ", my_index, " of \"", my_type, "\", which is not among chief and worker."));
+      refuse_tf_config(concat("has task ", my_index, " of \"", my_type,
+                              "\" for this process, which is not among chief and worker."));
     }
   } catch (const std::exception& error) {
     if (dynamic_cast<const InputError*>(&error) != nullptr) {
       throw;
     }
-    refuse_tf_config(concat("cannot be understood (", error.what(), ")."));
+    refuse_tf_config(concat("cannot be parsed (", error.what(), ")."));
   }
   const size_t colon = tasks.front().rfind(':');
   if (colon == std::string::npos) {
@@ -248,7 +248,7 @@ void read_tf_config(const std::string& text, Environment& environment) {
 void check(const Environment& environment, const Variables& variables) {
   const auto& source = environment.source;
   if (environment.size < 1 || environment.size > kMostRanks) {
-    throw InputError("comm", concat("the world size must be at least 1, ", source, " says ", environment.size, "."),
+    throw InputError("comm", concat("the world size must be at least 1, got ", environment.size, " (", source, ")."),
                      "Correct it.");
   }
   if (environment.rank < 0 || environment.rank >= environment.size) {
@@ -270,11 +270,11 @@ void check(const Environment& environment, const Variables& variables) {
   const bool one_host = environment.local_size == environment.size;
   if (environment.host.empty() && (environment.meeting_file.empty() || !one_host)) {
     if (!environment.meeting_file.empty() && environment.local_size < 0) {
-      return; // the file works if all ranks share a host; no variable says otherwise
+      return; // the file works if all ranks share a host; no variable contradicts that
     }
     throw InputError(
         "comm",
-        concat("MASTER_ADDR is not set, so ", environment.size, " ranks (", source, ") do not know where to meet."),
+        concat("MASTER_ADDR is not set, so ", environment.size, " ranks (", source, ") do not know where to connect."),
         variables.has("OMPI_COMM_WORLD_SIZE") ? "Type: mpirun -x MASTER_ADDR=HOST_OF_RANK_0 -x MASTER_PORT=29500 ..."
                                               : "Set MASTER_ADDR to the host of rank 0 (127.0.0.1 for one host) and "
                                                 "MASTER_PORT to a free port, such as 29500.");
@@ -289,7 +289,7 @@ Environment read_environment(const Lookup& lookup, const std::function<bool(int 
   Environment environment;
   const Family* mpi = nullptr;
   for (const auto& family : kMpiFamilies) {
-    // srun sets PMI_* too, but only Slurm's own variables then say where to meet, or that this is no task; Hydra sets
+    // srun sets PMI_* too, but only Slurm's variables then give the address, or show that this is no task; Hydra sets
     // the local ones.
     const bool of_srun = std::string_view(family.rank).starts_with("PMI") && slurm != SlurmPlace::none &&
                          !variables.has(family.local_size);
@@ -306,7 +306,7 @@ Environment read_environment(const Lookup& lookup, const std::function<bool(int 
   } else if (slurm == SlurmPlace::task) {
     read_slurm(variables, environment);
   } else if (one) {
-    read_plain(variables, environment); // says which one is missing
+    read_plain(variables, environment); // reports the missing one
   } else if (variables.has("PET_NNODES") || variables.has("PET_NODE_RANK")) {
     read_pet(variables, environment);
   } else if (const auto config = variables.text("TF_CONFIG")) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kQuotedError = 400;
 
-/// All that an explanation looks at.
+/// The input of an explanation.
 struct Scene {
   const Asker& asker;
   const OpSummary& op;
@@ -22,7 +22,8 @@ struct Scene {
   WaitGraph graph;
 };
 
-/// `is at all_reduce #6 ("loss", 4 B)`, or what it last finished, and what it does now; or for whom it waits.
+/// `is at all_reduce #6 ("loss", 4 B)`, or its last finished operation and current activity; or the ranks that it waits
+/// for.
 std::string whereabouts(const Scene& scene, int rank) {
   const PeerView& peer = scene.roll_call.peers.at(rank);
   const auto wait = scene.graph.waits.find(rank);
@@ -32,7 +33,7 @@ std::string whereabouts(const Scene& scene, int rank) {
   const OpSummary* last = peer.progress ? peer.progress->last() : nullptr;
   const std::string activity = describe_activity(peer);
   const char* const nothing =
-      peer.answered ? "has done nothing in this group" : "has not said what it did in this group";
+      peer.answered ? "has done nothing in this group" : "has not reported an operation in this group";
   return (last == nullptr ? nothing : (last->done ? "last did " : "is at ") + describe(*last)) +
          (activity.empty() ? "" : ", and is " + activity);
 }
@@ -52,7 +53,7 @@ std::string shorten(std::string text) {
   return text;
 }
 
-/// The members sorted by what is wrong with them.
+/// The members sorted by their state.
 struct Findings {
   std::vector<int> silent;
   std::vector<int> vanished;
@@ -62,7 +63,7 @@ struct Findings {
   std::vector<int> absent;
 };
 
-/// Where this rank and another first did not do the same, as far as both remember.
+/// The first operation in which this rank and another differ, as far as both remember.
 struct Difference {
   OpSummary mine;
   OpSummary theirs;
@@ -83,7 +84,7 @@ std::optional<Difference> difference(const Scene& scene, const PeerView& peer) {
   return std::nullopt;
 }
 
-/// When one rank is one operation ahead of the other from some number on: who left out what, or "". Names count too
+/// If one rank is ahead by one operation from some number on: which rank left out which, or "". Names count too
 /// here.
 std::string left_out(const Scene& scene, int rank, const PeerView& peer) {
   const auto same = [](const OpSummary* a, const OpSummary* b) {
@@ -139,7 +140,7 @@ Findings look(const Scene& scene) {
   return found;
 }
 
-/// Ranks that hold up the absent ones without being among them.
+/// Ranks that block the absent ones without being among them.
 std::vector<int> hidden_culprits(const Scene& scene, const Findings& found) {
   std::vector<int> hidden;
   for (const int root : scene.graph.roots) {
@@ -163,7 +164,7 @@ std::string vanishing(const Scene& scene, const std::vector<int>& ranks) {
                 each(scene, ranks), ")");
 }
 
-/// "does not answer any more" with what the kernel says, where it says something; ranks that have ended.
+/// "does not answer any more" with the kernel's state of the process, if known; ranks that have ended.
 std::string silence(const Scene& scene, const std::vector<int>& ranks) {
   const PeerView& first = scene.roll_call.peers.at(ranks.front());
   if (ranks.size() == 1 && first.vanished()) {
@@ -175,8 +176,8 @@ std::string silence(const Scene& scene, const std::vector<int>& ranks) {
                 " (", each(scene, ranks), ")");
 }
 
-/// What to do about the calls of this operation's group, or of one that ranks wait in meanwhile; "" if no group has an
-/// advice of its own.
+/// Advice about the calls of this operation's group, or of one that ranks wait in meanwhile; "" if no group has its own
+/// advice.
 std::string own_advice(const Scene& scene) {
   std::string advice = advice_for(scene.asker.group);
   for (const auto& [rank, wait] : scene.graph.waits) {
@@ -223,7 +224,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
                      "Both ranks must send and receive tensors of the same size and type in the same order.");
   }
   if (trouble.kind == Trouble::Kind::by_device) {
-    return PeerError("comm", concat(head, "its device says: ", shorten(trouble.happened), "."),
+    return PeerError("comm", concat(head, "its device reports: ", shorten(trouble.happened), "."),
                      "Look at the device (nvidia-smi, the kernel's log for Xid); restart from the last checkpoint.");
   }
   if (!roll_call.store_answers) {
@@ -258,7 +259,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
     advise_calls(messages
                      ? "Let one of them send before it receives, or use the asynchronous calls and wait afterwards."
                      : "They wait in different groups: all ranks must call the operations of all groups in the same "
-                       "order. Look for an if, a return or an exception that only some ranks meet.");
+                       "order. Look for an if, a return or an exception that only some ranks reach.");
   }
   if (!found.vanished.empty()) {
     causes.push_back(vanishing(scene, found.vanished));
@@ -284,7 +285,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
         "differs between them.");
   }
   for (const auto& [rank, peer] : roll_call.peers) {
-    // Names alone prove nothing: they count where something is known to be wrong between these two ranks.
+    // A different name alone proves nothing: it counts if something is known to be wrong between these two ranks.
     bool suspect = trouble.kind == Trouble::Kind::mismatch;
     for (const auto* ranks : {&found.different, &found.left, &found.absent}) {
       suspect = suspect || std::find(ranks->begin(), ranks->end(), rank) != ranks->end();
@@ -294,7 +295,7 @@ PeerError explain(const Asker& asker, const OpSummary& op, const Trouble& troubl
       advise_calls(
           "All ranks of a group must call the same operations in the same order: look for an if, a return or an "
           "exception "
-          "that only some ranks meet.");
+          "that only some ranks reach.");
     }
   }
   for (const int rank : found.failed) {

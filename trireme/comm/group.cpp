@@ -52,7 +52,7 @@ class TrackedPending : public Pending {
     }
     follow();
     inner_.reset();
-    if (on_device_) { // before it is asked: the watch may see the end at any time, and what it writes must be the last
+    if (on_device_) { // before polling: the watch may see the end at any time, and must write last
       state_->on_device(ticket_);
     }
     if (finished()) {
@@ -89,12 +89,12 @@ class TrackedPending : public Pending {
   std::shared_ptr<Group::State> state_;
   Group::State::Ticket ticket_;
   std::shared_ptr<Pending> inner_;
-  /// What the watch follows.
+  /// The operation that the watch follows.
   std::shared_ptr<DeviceOperations::Entry> on_device_;
   std::exception_ptr error_;
 };
 
-/// Strikes where TRIREME_FAULT says so. `tensor` is what the operation sends; true: the operation shall be left out.
+/// Applies TRIREME_FAULT. `tensor` is the operation's input; true: the operation must be left out.
 bool struck(fault::Phase phase, const at::Tensor& tensor) {
   const fault::Effect effect = fault::at(phase);
   if (effect == fault::Effect::nan && tensor.defined() && tensor.is_floating_point() && tensor.numel() > 0) {
@@ -106,7 +106,7 @@ bool struck(fault::Phase phase, const at::Tensor& tensor) {
 
 struct Call {
   const char* op;
-  const at::Tensor& tensor; ///< the larger one where there are two, undefined for a barrier
+  const at::Tensor& tensor; ///< the larger one of two, undefined for a barrier
   at::ScalarType dtype;
   std::string_view what;
   int peer = -1;
@@ -140,7 +140,7 @@ Work run(const std::shared_ptr<Group::State>& state, const Call& call, const Sta
   }
 }
 
-/// What ranks have to agree on besides operation, size and type; sums are the rule.
+/// Must be equal on all ranks besides operation, size and type; "" for a sum.
 const char* detail_of(ReduceOp op) {
   return op == ReduceOp::sum ? "" : op == ReduceOp::max ? "max" : "min";
 }
@@ -184,7 +184,7 @@ void check_pair(const Group::State& state, const char* op, std::string_view what
   }
   if (whole.numel() != part.numel() * times) {
     refuse(state, op, what,
-           concat("the whole must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
+           concat("the larger one must have ", times, " x ", part.numel(), " elements, it has ", whole.numel(), "."),
            "Pad the buffer to a multiple of the group's size.");
   }
 }

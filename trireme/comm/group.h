@@ -12,14 +12,14 @@ namespace trireme::comm {
 
 /// Ranks that communicate with each other: the world, or an axis of the mesh.
 ///
-/// A small value: copies mean the same group. Every operation is recorded
-/// (recorder.h) under this group's name and a running number, is asynchronous, and
-/// returns the Work to wait on. The device of a tensor decides which backend moves it: every group
-/// has one for the host, and opens one for a kind of device with open() or the first tensor on it. `what` names the
-/// tensor in messages: "bucket 3", "loss". Ranks here are ranks in the group, 0 <= r < size(). Cost, P bytes and N
-/// ranks: all_reduce sends 2P(N-1)/N a rank, reduce_scatter and all_gather P(N-1)/N (P: the whole), broadcast
-/// P*ceil(log2 N) at the root, send P. Errors: PeerError from wait() (lost peer, deadline), Error for a tensor that is
-/// not contiguous, of the wrong size, or on a device that no backend here supports.
+/// A small value: copies refer to the same group. Every operation is recorded (recorder.h) under this group's name
+/// and a running number, is asynchronous, and returns the Work to wait on. The tensor's device selects the
+/// backend: every group has one for the host, and opens one per kind of device with open() or the first tensor on
+/// it. `what` names the tensor in messages: "bucket 3", "loss". Ranks here are ranks in the group, 0 <= r <
+/// size(). Cost, P bytes and N ranks: all_reduce sends 2P(N-1)/N per rank, reduce_scatter and all_gather P(N-1)/N
+/// (P: the full tensor), broadcast P*ceil(log2 N) at the root, send P. Errors: PeerError from wait() (lost peer,
+/// deadline), Error for a tensor that is not contiguous, of the wrong size, or on a device that no backend here
+/// supports.
 class Group {
  public:
   /// A group of one over the null backend.
@@ -42,26 +42,26 @@ class Group {
   Work recv(at::Tensor tensor, int from, int tag = 0, std::string_view what = "") const;
   Work barrier(std::string_view what = "") const;
 
-  /// Opens the backend for tensors on such a device now, so that what it lacks is an error here and not of the first
-  /// operation, and what it needs for messages between its ranks: NCCL sends none that the group was not opened for.
-  /// Collective, with the same `neighbours` on every rank; does nothing for the CPU, in a group of one, or a second
-  /// time. Errors: Error when no backend here moves such tensors; PeerError naming the rank that does not come.
+  /// Opens the backend for tensors on such a device now, so that a missing requirement is an error here and not in the
+  /// first operation. Also opens its messages between neighbours: NCCL sends none otherwise. Collective, with the same
+  /// `neighbours` on every rank; does nothing for the CPU, in a group of one, or a second time. Errors: Error when no
+  /// backend here moves such tensors; PeerError naming the rank that does not connect.
   void open(at::Device device, Neighbours neighbours = Neighbours::none) const;
 
-  /// Makes a group of these ranks of this group. Collective: every member calls it with the same ranks and name in the
-  /// same order; members that are not in `ranks` get a group of one. Errors: Error for ranks that repeat or are not
+  /// Creates a group of these ranks of this group. Collective: every member calls it with the same ranks and name in
+  /// the same order; members outside `ranks` get a group of one. Errors: Error for ranks that repeat or are not
   /// members; PeerError naming the rank that does not connect in time.
   Group subgroup(const std::vector<int>& ranks, const std::string& name) const;
 
-  /// Tells the other ranks why this one fails, so that their errors say it too.
+  /// Reports this rank's failure to the other ranks, so that their errors name it too.
   void report_failure(const std::string& why) const;
 
-  /// Allocates memory, not initialised and 64-byte aligned. On the host it is memory that the group's backend moves
-  /// without a copy.
+  /// Allocates uninitialised memory, 64-byte aligned. On the host the group's backend moves it without a
+  /// copy.
   at::Tensor allocate(int64_t numel, at::ScalarType type, at::Device device = at::kCPU) const;
 
-  /// Bytes this rank has sent through this group so far (closed form of the
-  /// algorithm in use, not headers).
+  /// Bytes that this rank has sent through this group (closed form of the algorithm in use, without
+  /// headers).
   int64_t bytes_sent() const;
 
   class State;

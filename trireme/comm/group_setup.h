@@ -14,10 +14,10 @@ namespace trireme::comm {
 
 class Backend;
 
-/// What a backend needs to open one group. Every member calls connect at the same time.
+/// Parameters with which a backend opens one group. Every member calls connect at the same time.
 struct GroupSetup {
   std::string name;
-  /// Seen by the members of this group only.
+  /// Visible to the members of this group only.
   Store store;
   int rank = 0;
   int size = 1;
@@ -27,21 +27,21 @@ struct GroupSetup {
   std::vector<int> hosts;
   /// Address of this host under which the members of other hosts reach it.
   std::string address = "127.0.0.1";
-  /// A single operation may take this long.
+  /// Longest duration of one operation.
   std::chrono::milliseconds timeout{60'000};
-  /// Members that have come to open the group answer each other within this long.
+  /// Members that are opening the group respond to each other within this time.
   std::chrono::milliseconds patience{60'000};
 
-  /// The device whose tensors are to be moved; its number where it is known.
+  /// The device of the tensors to move; its number if known.
   c10::Device device = c10::kCPU;
-  /// Opens another instance of the group's host backend, under keys of its own: collective, once for each suffix.
+  /// Opens another instance of the group's host backend, under its own keys: collective, once per suffix.
   std::function<std::shared_ptr<Backend>(const std::string& suffix)> connect_host = nullptr;
 
   bool one_host() const;
 };
 
-/// Sends `mine` to the other members under `key` and returns what each has sent, in order of ranks. Use a key once in a
-/// group. Errors: Trouble when a member does not answer in time.
+/// Sends `mine` to the other members under `key` and returns the messages of all, by rank. Use a key once per group.
+/// Errors: Trouble when a member does not respond in time.
 std::vector<std::string> exchange(GroupSetup& setup, const std::string& key, const std::string& mine);
 
 } // namespace trireme::comm

@@ -17,23 +17,23 @@
 namespace trireme::comm {
 namespace {
 
-/// Of the steady clock, as of the kernel's last tick: a few milliseconds late, at a fifth of the cost.
+/// Steady clock at the kernel's last tick: a few milliseconds late, at a fifth of the cost.
 int64_t coarse_now_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-/// A hash of what the ranks have to agree on.
+/// A hash of what must be equal on all ranks.
 int64_t signature(const OpSummary& op) {
   return static_cast<int64_t>(
       fnv1a(concat(op.number, '/', op.op, '/', op.bytes, '/', op.dtype, '/', op.detail, '/', op.what)));
 }
 
-/// Answers come within two ticks of the others' watch threads; more where a deadline has passed anyway.
+/// Answers arrive within two ticks of the others' watch threads; allow more, since a deadline has passed anyway.
 constexpr std::chrono::milliseconds kPatienceForLost{500};
 constexpr std::chrono::milliseconds kPatienceAtDeadline{1500};
-/// More than the time-out for what devices do: where a thread waits on the host too, it is told first.
+/// Added to the time-out for device operations: a thread that waits on the host gets its error first.
 constexpr std::chrono::milliseconds kHostFirst{500};
 
 bool same(const OpSummary& a, const OpSummary& b) {
@@ -115,7 +115,7 @@ void Group::State::follow_device() {
   }
   const auto& [late, trouble] = *found.trouble;
   const std::lock_guard lock(mutex_);
-  if (trouble.kind == Trouble::Kind::interrupted) { // who interrupted the group knows why
+  if (trouble.kind == Trouble::Kind::interrupted) { // the interrupter knows the reason
     device_operations_.clear();
   } else if (!over()) {
     Recorder::process().change(late.record, OpState::failed);
@@ -136,7 +136,7 @@ void Group::State::give_up(const GroupProgress::Waiting& wait, double limit) {
 }
 
 void Group::State::start_report(const Failure& failure) {
-  if (reporter_.joinable()) { // what it was to report was over
+  if (reporter_.joinable()) { // its report was no longer needed
     reporter_.join();
   }
   reporting_ = true;
@@ -176,7 +176,7 @@ void Group::State::report_failure(const std::string& why) {
 
 void Group::State::abandoned(const Ticket& ticket) {
   Recorder::process().change(ticket.record, OpState::failed);
-  const std::lock_guard lock(mutex_); // its destructor has waited: nobody will ask for it again
+  const std::lock_guard lock(mutex_); // its destructor has waited: it is not used again
   progress_.mark_done(ticket.op);
   changed();
 }
@@ -188,15 +188,15 @@ PeerError Group::State::failed(const Ticket& ticket, const Trouble& trouble) {
 
 std::optional<PeerError> Group::State::explained(const Failure& failure) {
   const auto& [op, trouble, waited, limit] = failure;
-  // One roll call explains the failure of all operations under way.
+  // One roll call explains the failure of all operations in progress.
   const std::lock_guard failing(failing_);
   explaining_ = true;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      return PeerError("comm", concat(describe(op), " in group \"", name_, "\" was ended by the end of its world."));
+      return PeerError("comm", concat(describe(op), " in group \"", name_, "\" was ended with its world."));
     }
-    if (first_error_ && same(first_error_->first, op)) { // which the watch has found
+    if (first_error_ && same(first_error_->first, op)) { // found by the watch
       return first_error_->second;
     }
     if (!broken_.empty()) {
@@ -342,14 +342,14 @@ std::optional<GroupProgress::Waiting> Group::State::waiting() const {
   return std::nullopt;
 }
 
-// Groups with different members may be named alike: the key has the numbers of the group and of those it was made from,
-// "tie/0.1.2", which all members of these count.
+// Groups with different members may have one name. The key has the number of the group and of those it was made from,
+// "tie/0.1.2", which all members count alike.
 Group Group::State::open(const std::vector<int>& ranks, const std::string& name) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      throw Error("comm", concat("group \"", name, "\" asked of a closed world."),
-                  "Make groups before World::close().");
+      throw Error("comm", concat("group \"", name, "\" was requested from a closed world."),
+                  "Create groups before World::close().");
     }
   }
   return open_ ? open_(ranks, name, concat(name, key_.substr(key_.rfind('/')), '.', ++opened_)) : Group();
@@ -364,7 +364,7 @@ void Group::State::close() {
     closed_ = true;
   }
   routes_->close();
-  if (reporter_.joinable()) { // nobody starts it any more
+  if (reporter_.joinable()) { // it is not started any more
     reporter_.join();
   }
 }

@@ -15,13 +15,13 @@
 
 namespace trireme::comm {
 
-/// What all copies of a Group share. Internal to comm/.
+/// State shared by all copies of a Group. Internal to comm/.
 class Group::State : public Watched, public std::enable_shared_from_this<Group::State> {
  public:
-  /// Opens a group of these world ranks under a name and a key. The world owns the group and closes it before it ends.
+  /// Opens a group of these world ranks under a name and a key. The world owns the group and closes it before ending.
   using Open = std::function<Group(const std::vector<int>& ranks, const std::string& name, const std::string& key)>;
 
-  /// `key` is unique in the world; `watch` is null if no other rank can be asked, `open` if there is no other rank.
+  /// `key` is unique in the world; `watch` is null if no other rank can be queried, `open` if there is no other rank.
   State(std::string name, std::string key, std::vector<int> members, std::unique_ptr<Routes> routes,
         std::chrono::milliseconds timeout, std::shared_ptr<Watch> watch, int world_size, Open open = nullptr);
   ~State() override;
@@ -46,16 +46,16 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   /// With TRIREME_CHECK=1: compares the operation with the other ranks' before it starts. Throws what failed() returns.
   void check(const Ticket& ticket);
   void succeeded(const Ticket& ticket);
-  /// Lets the watch follow an operation that a device has been given, from now on. Null where no watch is.
+  /// Makes the watch follow an operation that a device was given. Null without a watch.
   std::shared_ptr<DeviceOperations::Entry> follow(const Ticket& ticket, std::shared_ptr<DeviceMark> mark);
-  /// No thread waits any more for an operation that the watch follows.
+  /// No thread waits any more for an operation followed by the watch.
   void on_device(const Ticket& ticket);
-  /// Finds the ranks that caused the failure, tells the other ranks and returns the error to throw.
+  /// Finds the ranks that caused the failure, informs the other ranks and returns the error to throw.
   PeerError failed(const Ticket& ticket, const Trouble& trouble);
   /// Reports that this rank fails for a reason of its own.
   void report_failure(const std::string& why);
-  /// Of an operation that was dropped without wait(), when its end has been waited for: whether it failed is not known,
-  /// and is not reported.
+  /// For an operation dropped without wait(), after its end: whether it failed is unknown, and not
+  /// reported.
   void abandoned(const Ticket& ticket);
 
   const std::string& key() const override {
@@ -102,15 +102,15 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     Trouble trouble;
     /// How long it has lasted.
     std::chrono::milliseconds waited;
-    /// Above 0: given up by the watch, and a failure only if judge() still finds it hopeless. A rank may have come
+    /// Above 0: given up by the watch, and a failure only if judge() still finds it hopeless. A rank may have joined
     /// since.
     double limit = 0;
   };
-  /// Explains and reports on a thread of its own what the watch has found, and ends all groups of this rank: the
-  /// watch's thread collects the answers of the other ranks. With the lock held.
+  /// Explains and reports, on its own thread, a failure that the watch found, and ends all groups of this rank. A
+  /// separate thread, because the watch's thread collects the other ranks' answers. With the lock held.
   void start_report(const Failure& failure);
   void report(const Failure& failure) noexcept;
-  /// nullopt: it is not hopeless.
+  /// nullopt: not hopeless.
   std::optional<PeerError> explained(const Failure& failure);
   /// Nothing is left to report. With the lock held.
   bool over() const {
@@ -120,7 +120,7 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
   void changed() {
     version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  /// Whether the other ranks say that none will complete what this one waits for.
+  /// True if the answers of the other ranks show that none will complete what this one waits for.
   bool is_hopeless(const Asker& asker, const Failure& failure, const RollCall& roll_call) const;
   std::optional<Hang> hang(const Asker& asker, const OpSummary& op, const RollCall& roll_call) const;
 
@@ -145,11 +145,11 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     std::atomic<int64_t> what{0};
     std::atomic<int64_t> since_ns{0};
   };
-  /// Of as many threads; those beyond are not seen.
+  /// One per waiting thread; further threads are not seen.
   std::array<Awaited, 4> awaited_;
   const bool checks_;
   std::mutex failing_;
-  /// The first failure, "" without one, and that of the operation that failed first.
+  /// The first failure, "" without one, and the error of the operation that failed first.
   std::string broken_;
   std::optional<std::pair<OpSummary, PeerError>> first_error_;
   bool closed_ = false;

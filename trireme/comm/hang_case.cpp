@@ -10,7 +10,7 @@ namespace trireme::comm {
 namespace {
 
 constexpr const char* kReport = "hang/report";
-/// For what the first rank that reports a hang tells the others.
+/// Wait for the report of the first rank that noticed the hang.
 constexpr std::chrono::milliseconds kFirstReport{1000};
 
 std::string folder_for_dumps() {

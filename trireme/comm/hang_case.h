@@ -9,13 +9,13 @@
 
 namespace trireme::comm {
 
-/// What the rank that notices a hang tells all ranks.
+/// Report of a hang, from the rank that notices it to all ranks.
 struct Hang {
   /// hang_text().
   std::string text;
   /// The rank that prints it.
   int printer = 0;
-  /// The store does not answer: every rank reports for itself.
+  /// The store does not answer: every rank prints its own report.
   bool alone = false;
 };
 
@@ -26,7 +26,7 @@ class HangCase {
   using View = std::function<PeerView()>;
   HangCase(int rank, int size) : rank_(rank), size_(size) {}
 
-  /// Leaves the report in the store unless another rank has done so.
+  /// Writes the report to the store unless another rank has.
   void open(Store& store, const Hang& hang);
   /// Writes the dump and prints, once.
   void attend(Store& store, const View& view);
@@ -34,7 +34,7 @@ class HangCase {
   bool attended() const {
     return attended_;
   }
-  /// Whether a dump is being written or the report printed: stacks take time.
+  /// True while a dump is written or the report printed: stacks take time.
   bool busy() const {
     return busy_ > 0;
   }

@@ -29,7 +29,7 @@ constexpr int kMostRanks = 100'000;
 constexpr size_t kFramesShown = 8;
 constexpr size_t kWaitsShown = 16;
 
-/// The newest operation of any group, for ranks that have no notes.
+/// The newest operation in any group, for ranks without notes.
 std::string last_operation(const PeerView& view) {
   const GroupView* newest = nullptr;
   for (const auto& [key, group] : view.groups) {
@@ -39,7 +39,7 @@ std::string last_operation(const PeerView& view) {
     }
   }
   if (newest == nullptr) {
-    return view.answered ? "has done nothing yet" : "has not said what it did";
+    return view.answered ? "has done nothing yet" : "has not reported an operation";
   }
   const OpSummary& last = *newest->progress.last();
   return concat(last.done ? "last did " : "has begun ", describe(last), " of group \"", newest->name, '"');
@@ -109,7 +109,7 @@ std::string describe_rank(int rank, const PeerView& view) {
                                  : concat(" does not answer: its process ",
                                           view.process > 0 ? concat(view.process, ' ') : "", view.state);
     return text + "; it was " +
-           (activity.empty() ? "silent before: it " + last_operation(view) : activity + " when it last said so");
+           (activity.empty() ? "silent before: it " + last_operation(view) : activity + " at its last report");
   }
   return text + (activity.empty() ? " " : " is " + activity + "; it ") + last_operation(view);
 }
@@ -192,7 +192,7 @@ void write_hang_dump(const fs::path& folder, int rank, int size, int from, const
         {"machine_available_bytes", status_kib("/proc/meminfo", "MemAvailable:") * 1024}}},
   };
   std::error_code error;
-  make_private_folders(folder, error); // another host's, by the name that the first reporter chose
+  make_private_folders(folder, error); // the first reporter's folder, if that is on another host
   const std::string text = dump.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
   write_file_atomically(folder / concat("hang-rank", rank, ".json"), text + "\n");
 }
@@ -208,7 +208,7 @@ std::optional<fs::path> newest_hang_dump(const fs::path& path) {
   const std::vector<fs::path> files = dumps_in(path);
   const auto written = [](const fs::path& file) {
     std::error_code gone;
-    return fs::last_write_time(file, gone); // then the earliest time there is
+    return fs::last_write_time(file, gone); // then the earliest time
   };
   const auto newest = std::ranges::max_element(files, {}, written);
   return newest == files.end() ? std::nullopt : std::optional(*newest);
@@ -217,7 +217,7 @@ std::optional<fs::path> newest_hang_dump(const fs::path& path) {
 nlohmann::json describe_hang_json(const fs::path& path) {
   const auto files = dumps_in(path);
   if (files.empty()) {
-    throw InputError("inspect", concat("there is no hang-rank*.json in ", path.string(), '.'));
+    throw InputError("inspect", concat("no hang-rank*.json in ", path.string(), '.'));
   }
   nlohmann::json all = {{"ranks", nlohmann::json::object()}};
   std::map<int, PeerView> views;
@@ -250,7 +250,7 @@ nlohmann::json describe_hang_json(const fs::path& path) {
       silent.push_back(rank);
     }
   }
-  // The first report also has something about silent ranks; reports of all ranks have more.
+  // The first report also covers silent ranks; reports of all ranks are more detailed.
   constexpr std::string_view kBegin = "hang report: ";
   const bool complete = silent.empty() && report.compare(0, kBegin.size(), kBegin) == 0;
   std::string text =

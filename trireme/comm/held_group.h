@@ -9,7 +9,7 @@
 
 namespace trireme::comm {
 
-/// A group as a value that autograd's functions keep between forward and backward (AutogradContext::saved_data).
+/// A group as a value that autograd functions store between forward and backward (AutogradContext::saved_data).
 class HeldGroup : public torch::CustomClassHolder {
  public:
   static c10::IValue hold(const Group& group) {

@@ -16,7 +16,7 @@ constexpr size_t kMostDigits = 18;
 
 [[noreturn]] void broken(const std::string& list) {
   throw InputError("comm", concat("cannot read the host list \"", list, "\"."),
-                   "It should look like node[01-04,7],other; set MASTER_ADDR and MASTER_PORT to go without it.");
+                   "It should look like node[01-04,7],other; set MASTER_ADDR and MASTER_PORT to avoid it.");
 }
 
 /// Splits at commas outside brackets.
@@ -49,7 +49,7 @@ int64_t number_of(const std::string& text, const std::string& list) {
   return value;
 }
 
-/// "01-03,7" to 01 02 03 7: zeros in front are kept.
+/// "01-03,7" to 01 02 03 7; keeps leading zeros.
 std::vector<std::string> expand_ranges(const std::string& ranges, const std::string& list) {
   std::vector<std::string> result;
   for (const auto& range : split(ranges, ',')) {

@@ -28,7 +28,7 @@ at::Tensor allocate_host(int64_t numel, at::ScalarType type) {
   if (memory == nullptr) {
     throw std::bad_alloc();
   }
-  ::madvise(memory, whole, MADV_HUGEPAGE); // advice: failing changes nothing but speed
+  ::madvise(memory, whole, MADV_HUGEPAGE); // advice: failure costs only speed
   return at::from_blob(memory, {numel}, [](void* gone) { std::free(gone); }, at::TensorOptions(type));
 }
 

@@ -15,7 +15,7 @@ bool will_never_come(const PeerView& view) {
   return !view.answered || view.left || !view.error.empty();
 }
 
-/// The ranks that `from` waits for, directly or through others, itself only if they wait for it. Follows the waits that
+/// The ranks that `from` waits for, directly or through others; itself only if they wait for it. Follows the waits that
 /// `counts` accepts.
 template <typename Counts>
 std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
@@ -37,8 +37,8 @@ std::set<int> reached(const Waits& waits, int from, const Counts& counts) {
   return seen;
 }
 
-/// Whether all that have joined this operation and not finished it wait for long, too: one that has just come may be
-/// about to.
+/// True if all ranks that joined this operation and have not finished it wait long too: a recent one may be about to
+/// finish.
 bool all_wait_for_long(const std::map<int, PeerView>& ranks, const Wait& own, int rank, double seconds) {
   for (const int member : ranks.at(rank).groups.at(own.key).members) {
     const auto view = ranks.find(member);
@@ -86,7 +86,7 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
     hopeless = hopeless || view == ranks.end() || will_never_come(view->second) || is_stuck(rank);
     all_wait = all_wait && wait != waits.end() && lasts(wait->second);
     threads_wait = threads_wait || (wait != waits.end() && blocks(wait->second));
-    // Threads that wait for each other. Where a device waits, a thread may be on its way.
+    // Threads that wait for each other. With device waits, a thread may still arrive.
     hopeless =
         hopeless || (wait != waits.end() && blocks(wait->second) && reached(waits, rank, blocks).count(rank) != 0);
   }
@@ -107,7 +107,7 @@ Outlook judge(const std::map<int, PeerView>& ranks, int from, const std::string&
       moving.push_back(rank);
     }
   }
-  if (outlook.late.empty()) { // ranks that exchange something with each other
+  if (outlook.late.empty()) { // ranks that exchange data with each other
     outlook.late = std::move(moving);
   }
   outlook.kind = outlook.late.empty() ? Outlook::Kind::open : Outlook::Kind::late;

@@ -6,7 +6,7 @@
 namespace trireme::comm {
 namespace {
 
-/// A rank that says nothing for this long while everybody leaves is taken for dead.
+/// A rank that is silent this long while others leave counts as dead.
 constexpr std::chrono::milliseconds kSilentLeaver{5000};
 
 } // namespace

@@ -7,14 +7,14 @@
 
 namespace trireme::comm {
 
-/// Decides how long a rank that leaves waits for the others. All functions are called with the Watch's mutex held.
+/// Decides how long a leaving rank waits for the others. All functions are called with the Watch's mutex held.
 class Leaving {
  public:
   using Clock = RollCalls::Clock;
 
   Leaving(int size, RollCalls& roll_calls) : size_(size), roll_calls_(roll_calls) {}
 
-  /// Starts to leave. `waits`: waits for the others, until `deadline`.
+  /// Starts to leave. `waits`: wait for the others, until `deadline`.
   void begin(bool waits, Clock::time_point deadline) {
     begun_ = true;
     waits_ = waits;
@@ -41,12 +41,12 @@ class Leaving {
     return others_;
   }
 
-  /// Those for which no rank waits any more because they do not answer.
+  /// Ranks that do not answer, for which no rank waits any more.
   const std::map<int, PeerView>& silent() const {
     return silent_;
   }
   /// Checks whether the wait is over: `left` ranks have left, `dead` ones never will, and with `failed` waiting is
-  /// useless. Now and then it makes a roll call, so that a rank that died silently blocks nobody. Returns done().
+  /// useless. Makes occasional roll calls, so that a silently dead rank blocks no other. Returns done().
   bool step(int64_t left, const std::set<int>& dead, bool failed);
 
  private:

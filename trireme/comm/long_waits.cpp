@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A rank that does not answer for this long is dead or stopped; on a busy host a thread may have to wait for its turn.
+/// A rank without an answer for this long is dead or stopped; on a busy host its thread may wait for a core.
 constexpr milliseconds kShortestPatience{5000}, kLongestPatience{15'000};
 constexpr size_t kNamedRanks = 8;
 constexpr const char* kWarnings = "late/warnings";
@@ -30,7 +30,7 @@ std::string warning_key(int64_t number) {
   return concat("late/warning/", number);
 }
 
-/// The same as long as these ranks do what they are late with.
+/// Unchanged as long as these ranks do what they are late with.
 std::string what_they_do(const std::map<int, PeerView>& ranks, const std::vector<int>& late) {
   std::string text = "late/ranks";
   for (const int rank : late) {

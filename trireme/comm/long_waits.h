@@ -16,21 +16,21 @@ namespace trireme::comm {
 
 /// How long operations may take.
 struct WaitLimits {
-  /// An operation ends after this long.
+  /// Longest duration of an operation.
   std::chrono::milliseconds end{0};
-  /// The ranks are asked about an operation that takes this long, and again each time as much has passed. 0: never.
+  /// Operations of this duration start a roll call, and again after each such interval. 0: never.
   std::chrono::milliseconds warn_after{0};
-  /// An operation that no rank will complete ends when that is found, before `end`.
+  /// Ends an operation that no rank will complete once that is known, before `end`.
   bool gives_up = false;
 };
 
-/// Looks at operations that wait for long: a roll call shows whether ranks are late, which is a warning, or no rank
-/// will come, which ends them.
+/// Checks operations that wait long by a roll call: late ranks give a warning; if no rank will complete the operation,
+/// it ends.
 ///
-/// Of the ranks that wait in one collective the first one asks; the others ask when as much time has passed again and
-/// it has not. A warning comes once for an operation, and once for what a rank is late with; the lowest rank that
-/// answers prints it, which is the one that launchers show. Cost: a few requests for each operation that lasts so long,
-/// one roll call of all ranks, and both again each `warn_after`. Internal to Watch, whose thread makes all calls.
+/// The first rank that waits in a collective asks; the others ask after the same time again if it has not. A warning is
+/// given once per operation, and once for what a rank is late with. The lowest rank that answers prints it, because
+/// launchers show that one. Cost: a few requests per such operation and one roll call of all ranks, both repeated every
+/// `warn_after`. Internal to Watch, whose thread makes all calls.
 class LongWaits {
  public:
   using View = std::function<PeerView()>;
@@ -39,14 +39,14 @@ class LongWaits {
             std::mutex& mutex)
       : rank_(rank), size_(size), limits_(limits), groups_(groups), roll_calls_(roll_calls), mutex_(mutex) {}
 
-  /// Asks about the operations that have waited for long, and judges the answers that are there. `view`: this rank's
+  /// Starts roll calls about long waits, and judges the answers so far. `view`: this rank's
   /// own.
   void step(Store& store, const View& view);
 
-  /// Once for all ranks with the same `key`: lets the lowest of the `ranks` that answer print the warning.
+  /// Once for all ranks with the same `key`: the lowest of the answering `ranks` prints the warning.
   void warn_once(Store& store, const std::string& key, const std::map<int, PeerView>& ranks,
                  const std::string& text) const;
-  /// Prints the warnings that this rank is asked to print. Call it when the pulse has changed.
+  /// Prints the warnings assigned to this rank. Call it when the pulse has changed.
   void print_warnings(Store& store);
 
   const WaitLimits& limits() const {
@@ -73,7 +73,7 @@ class LongWaits {
   RollCalls& roll_calls_;
   std::mutex& mutex_;
   std::vector<Look> looks_;
-  /// How often a roll call was due for each operation that waits.
+  /// Roll calls due so far, by waiting operation.
   std::map<std::string, int64_t> due_;
   int64_t printed_ = 0;
 };

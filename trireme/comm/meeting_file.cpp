@@ -47,19 +47,19 @@ std::string private_folder() {
   const int code = mkdir(folder.c_str(), 0700) == 0 ? 0 : errno;
   struct stat status{};
   if (lstat(folder.c_str(), &status) != 0) {
-    throw Error("comm",
-                concat("cannot make the folder ", folder,
-                       " for what the ranks of this host tell each other: ", std::strerror(code), "."),
-                "Set TMPDIR to a folder of yours, the same for all ranks.");
+    throw Error(
+        "comm",
+        concat("cannot make the folder ", folder, " for the notes of this host's ranks: ", std::strerror(code), "."),
+        "Set TMPDIR to a folder of yours, the same for all ranks.");
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != getuid() || (status.st_mode & 077) != 0) {
-    throw Error("comm", concat("the folder ", folder, " is not this user's own private one."),
+    throw Error("comm", concat("the folder ", folder, " is not a private folder of this user."),
                 "Remove it, or set TMPDIR to a folder of yours, the same for all ranks.");
   }
   return folder;
 }
 
-/// The text of a file of this user that nobody else may read, "" for any other.
+/// The text of a file that only this user may read, "" for any other.
 std::string read_private(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status{};
@@ -79,10 +79,10 @@ std::string meeting_path(const std::string& file) {
 }
 
 std::string meeting_path(const store::Endpoint& endpoint, const std::string& job) {
-  // The same port of another network (of a container), or of another address, is that of another job.
+  // The same port of another network (of a container), or of another address, belongs to another job.
   struct stat network{};
   ::stat("/proc/self/ns/net", &network);
-  const std::string of_job = job.empty() ? "" : concat("-", std::hex, fnv1a(job)); // a name may hold any character
+  const std::string of_job = job.empty() ? "" : concat("-", std::hex, fnv1a(job)); // a name may contain any character
   return concat(private_folder(), "/port-", network.st_ino, "-", endpoint.host, "-", endpoint.port, of_job);
 }
 
@@ -125,7 +125,7 @@ MeetingNote read_meeting(const std::string& path, std::chrono::steady_clock::tim
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       throw PeerError(
-          "comm", concat("rank 0 has not written ", path, ", where the ranks of this host meet."),
+          "comm", concat("rank 0 has not written ", path, ", where the ranks of this host connect."),
           "Look at the output of rank 0; with ranks on several hosts set MASTER_ADDR and MASTER_PORT (mpirun -x ...).");
     }
     std::this_thread::sleep_for(kRetry);

@@ -10,19 +10,19 @@
 
 namespace trireme::comm {
 
-/// What rank 0 writes to a file for the other ranks of its host: where it listens, which mpirun does not tell them, and
-/// the secret that it made if the job has none. Only this user can read the file (0600).
+/// Note from rank 0 to the other ranks of its host, in a file: its address, which mpirun does not give them, and the
+/// secret that it made if the job has none. Only this user can read the file (0600).
 struct MeetingNote {
   store::Endpoint endpoint;
   store::Secret secret;
 };
 
 /// The file's path from Environment::meeting_file: a path, or "parent" for a file in the user's private folder (0700)
-/// below the temporary one, named after the common parent process and its start time. Errors: Error when that folder
-/// cannot be made or is not the user's own.
+/// below the temporary one, named after the common parent process and its start time. Errors: Error if that folder
+/// cannot be created or is not the user's own.
 std::string meeting_path(const std::string& file);
 
-/// The path for a job whose ranks know where to meet, in the same folder: named after the address in numbers, the port,
+/// The path for a job whose ranks know the address, in the same folder: named after the numeric address, the port,
 /// their network namespace and the job. Errors: as above.
 std::string meeting_path(const store::Endpoint& endpoint, const std::string& job);
 

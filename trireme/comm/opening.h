@@ -9,14 +9,14 @@
 
 namespace trireme::comm {
 
-/// A group that is being opened, while this rank waits for its members: to the watch it is an operation, which the
-/// members that are not here have not joined.
+/// A group that is being opened while this rank waits for its members. For the watch it is an operation that the
+/// missing members have not joined.
 class Opening : public Watched {
  public:
   /// `key`: the same on all members, unique in the world. Members are world ranks.
   Opening(std::string key, std::string name, std::vector<int> members);
 
-  /// Whether waiting is of no use: a member has failed, or will never come.
+  /// True if waiting is useless: a member has failed, or will never join.
   bool over() const {
     return over_;
   }

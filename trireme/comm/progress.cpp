@@ -41,7 +41,7 @@ void GroupProgress::note(OpSummary op) {
   (op.is_message() ? messages : collectives) = op.number;
   while (recent.size() >= kRecent) {
     const auto done = std::find_if(recent.begin(), recent.end(), [](const OpSummary& entry) { return entry.done; });
-    if (done == recent.end()) { // all are under way: who waits for the oldest has to find it
+    if (done == recent.end()) { // all are in progress: a thread that waits for the oldest must find it
       if (recent.size() >= kMostUnderWay) {
         recent.pop_front();
       }

@@ -18,7 +18,7 @@ namespace trireme::comm {
 /// "rank 5", "ranks 5 and 7", "ranks 1, 2 and 3".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// One operation of a group, as ranks report it to each other. Made for every operation: only `what` may allocate.
+/// One operation of a group, as ranks report it. Created for every operation: only `what` may allocate.
 struct OpSummary {
   /// Counts collectives from 1; messages (send, recv) have their own count.
   int64_t number = 0;
@@ -30,13 +30,13 @@ struct OpSummary {
   /// World rank of the other side of a message, -1 for a collective.
   int peer = -1;
   bool done = false;
-  /// What else must be the same on all ranks: "max", "root 1".
+  /// Whatever else must be the same on all ranks: "max", "root 1".
   std::string_view detail = "";
 
   bool is_message() const {
     return peer >= 0;
   }
-  /// Whether the two agree in everything that must be the same on all ranks of a group.
+  /// True if both agree in everything that must be the same on all ranks of a group.
   bool fits(const OpSummary& other) const {
     return op == other.op && bytes == other.bytes && dtype == other.dtype && detail == other.detail;
   }
@@ -45,14 +45,14 @@ struct OpSummary {
 /// `all_reduce #7 ("loss", 4 B)`; `recv #2 from rank 1 ("mask", 16 B)`.
 std::string describe(const OpSummary& op);
 
-/// One rank's progress in one group: its last operations, the newest last, and older ones that are under way.
+/// One rank's progress in one group: its last operations, the newest last, and older ones in progress.
 struct GroupProgress {
   static constexpr size_t kRecent = 16;
   static constexpr size_t kMostUnderWay = 1024;
   int64_t collectives = 0;
   int64_t messages = 0;
   std::deque<OpSummary> recent;
-  /// The operation that a thread waits for, or else the oldest of a device, and for how long.
+  /// The operation that a thread waits for, or else a device's oldest, and for how long.
   struct Waiting {
     int64_t number = 0;
     bool message = false;
@@ -73,8 +73,8 @@ struct GroupProgress {
   const OpSummary* awaited() const;
 };
 
-/// Reads an integer that fits into int64_t. Throws nlohmann's type_error for anything else, even if get() would convert
-/// it.
+/// Reads an integer that fits into int64_t. Throws nlohmann's type_error otherwise, even if get() would
+/// convert.
 int64_t whole_number(const nlohmann::json& json);
 
 nlohmann::json to_json(const GroupProgress& progress);
@@ -87,7 +87,7 @@ struct GroupView {
   GroupProgress progress;
 };
 
-/// What one rank knows of another at the time of a roll call.
+/// One rank's view of another at the time of a roll call.
 struct PeerView {
   /// Its watch thread answered this roll call: the process is alive.
   bool answered = false;
@@ -95,7 +95,7 @@ struct PeerView {
   bool left = false;
   /// The error that it reported, "" without one.
   std::string error = "";
-  /// Its progress in the group of the roll call; nullopt if it has published none.
+  /// Its progress in the group of the roll call; nullopt if none is published.
   std::optional<GroupProgress> progress = std::nullopt;
   /// All its groups, by key.
   std::map<std::string, GroupView> groups = {};
@@ -103,23 +103,23 @@ struct PeerView {
   /// Stack of its main thread, innermost first; only if the roll call asked for it.
   std::vector<std::string> stack = {};
   int64_t process = 0;
-  /// Equal to this rank's if it can look at that process.
+  /// Equal to this rank's if it can inspect that process.
   std::string place = "";
-  /// What the kernel of this host says of a process that does not answer: "is stopped (...)".
+  /// The kernel's state of a process on this host that does not answer: "is stopped (...)".
   std::string state = "";
 
-  /// Its process is gone, and it has not closed its world before: it was killed, or called exit().
+  /// Its process is gone and had not closed its world: it was killed, or called exit().
   bool vanished() const {
     return !answered && !left && state == kProcessEnded;
   }
 };
 
-/// What ranks publish about themselves. The reader fills in `answered` and `progress`.
+/// The published view of a rank. The reader fills in `answered` and `progress`.
 nlohmann::json to_json(const PeerView& view);
 PeerView view_from_json(const nlohmann::json& json);
 
-/// What a rank reported last about its work: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" if
-/// nothing.
+/// A rank's last reported activity: "in layer 7 (ReLU), in forward of micro-batch 5, for 12.0 s"; "" if
+/// none.
 std::string describe_activity(const PeerView& view);
 
 struct RollCall {
@@ -127,7 +127,7 @@ struct RollCall {
   bool store_answers = true;
   /// World rank that hosts the store, -1 if no rank does.
   int store_host = -1;
-  /// What the kernel says of the store's process if it runs on this machine.
+  /// The kernel's state of the store's process, if it runs on this machine.
   std::string store_host_state = "";
   /// The store's host has closed its world.
   bool store_host_left = false;

@@ -64,7 +64,7 @@ uint64_t Recorder::add(std::string_view group, int64_t number, const char* op, i
 
 void Recorder::change(uint64_t ticket, OpState state) {
   std::atomic<OpState>& place = states_[ticket % kCapacity];
-  if (state == OpState::started) { // of a record that overwrote this one it would be true too
+  if (state == OpState::started) { // true too for a record that overwrote this one
     OpState queued = OpState::queued;
     place.compare_exchange_strong(queued, state, std::memory_order_relaxed);
     return;

@@ -12,7 +12,7 @@
 
 namespace trireme::comm {
 
-/// `on_device`: nobody waits for it on the host any more, and the device has not finished it as far as known.
+/// `on_device`: no thread waits on the host any more, and the device is not known to have finished it.
 enum class OpState { queued, started, on_device, done, failed };
 const char* to_string(OpState state);
 
@@ -30,18 +30,18 @@ struct Record {
   std::string what;
   /// Group rank of the other side of a send or recv, else -1.
   int peer = -1;
-  /// Becomes `done` or `failed` when a thread waits; for an operation of a device when the watch sees that it is
-  /// finished.
+  /// Becomes `done` or `failed` in a thread's wait(), or, for a device's operation, when the watch sees its
+  /// end.
   OpState state = OpState::queued;
-  /// Microseconds since the process's recorder started; 0 before the event. Finished is what the host has not to wait
-  /// for any more.
+  /// Microseconds since the process's recorder started; 0 before the event. Finished: the host need not wait for it any
+  /// more.
   int64_t queued_us = 0;
   int64_t finished_us = 0;
 };
 
 /// Remembers the last 1024 operations of all groups of this process.
 ///
-/// Cost: about 0.1 us an operation, one mutex. Thread-safe.
+/// Cost: about 0.1 us per operation, one mutex. Thread-safe.
 class Recorder {
  public:
   static constexpr size_t kCapacity = 1024;
@@ -50,7 +50,7 @@ class Recorder {
   static Recorder& process();
 
   Recorder();
-  /// Records a new operation and returns its ticket for change(). `group` and `op` must live for ever.
+  /// Records a new operation and returns its ticket for change(). `group` and `op` must never be freed.
   uint64_t add(std::string_view group, int64_t number, const char* op, int64_t bytes, c10::ScalarType dtype,
                std::string_view what, int peer = -1);
   /// Does nothing if the record was overwritten meanwhile.
@@ -73,7 +73,7 @@ class Recorder {
   int64_t begin_us_;
   uint64_t next_ = 0;
   std::vector<Record> ring_;
-  /// Their states: what has only begun is marked without the lock.
+  /// Their states: a start is marked without the lock.
   std::vector<std::atomic<OpState>> states_;
 };
 

@@ -5,10 +5,10 @@
 
 namespace trireme::comm {
 
-/// The kernels' name of `type`. Errors: Error saying that `op` of this type is not possible over `carrier`.
+/// The kernels' value for `type`. Errors: Error that `op` of this type is not possible over `carrier`.
 kernels::Element element_of(at::ScalarType type, const char* op, const char* carrier);
 
-/// The kernels' name of `op`.
+/// The kernels' value for `op`.
 kernels::Combine combine_of(ReduceOp op);
 
 /// Reduces the slices of `parts` ([parts.numel() / out.numel()] of them) into `out`, first slice first; half and

@@ -22,15 +22,15 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using store::Endpoint;
 
-/// A store that is silent for a second longer than an operation may take is lost: the operation's own error says more,
-/// so it comes first.
+/// A store counts as lost one second after the longest operation: the operation's own error is more precise and must
+/// come first.
 constexpr milliseconds kAfterOperations{1000};
 
-/// Ranks of a job come within seconds of each other.
+/// Ranks of a job connect within seconds of each other.
 constexpr milliseconds kSayWhoIsMissing{5000};
 constexpr size_t kNamedRanks = 8;
 
-/// Where to meet and what to say there.
+/// The address of the store, and the secret.
 struct Place {
   Endpoint endpoint;
   store::Secret secret;
@@ -69,11 +69,11 @@ Store open_agent_store(const Place& place, milliseconds left, milliseconds patie
   throw PeerError("comm",
                   concat("the store of torchrun's agent on ", place.endpoint.host, ":", place.endpoint.port,
                          " cannot be reached (", problem, ")."),
-                  "TORCHELASTIC_USE_AGENT_STORE=True says that there is one: unset it when torchrun has not started "
+                  "TORCHELASTIC_USE_AGENT_STORE=True means that there is one: unset it if torchrun has not started "
                   "this process, otherwise look at its output.");
 }
 
-/// The secret of the job; where none came with this rank, what rank 0 has left for the ranks of its host. Over a
+/// The secret of the job; if this rank was given none, the one that rank 0 wrote for the ranks of its host. Over a
 /// network there is none.
 store::SecretSource secret_of(const Place& place) {
   return store::SecretSource([&place](int socket) {
@@ -86,9 +86,9 @@ store::SecretSource secret_of(const Place& place) {
             concat("the secret is wrong: this rank was given none, and rank 0 has left none in ", file, "."),
             "Start all ranks of a host as one user with the same TMPDIR, or give every rank the same "
             "TRIREME_SECRET_FILE. If another "
-            "job meets there, choose another MASTER_PORT.");
+            "job uses that port, choose another MASTER_PORT.");
       }
-      return note->secret; // not kept: the next attempt may meet another server
+      return note->secret; // not kept: the next attempt may reach another server
     }
     return place.secret;
   });
@@ -118,7 +118,7 @@ Store open_store(Place& place, const Environment& environment, Clock::time_point
   }
 }
 
-/// The launcher's socket, or one that listens where the environment says; tells where in `endpoint`.
+/// The launcher's socket, or one on the environment's address; sets `endpoint` to its address.
 int open_door(const Environment& environment, Endpoint& endpoint) {
   int listening = -1;
   if (environment.listen_fd) {
@@ -141,8 +141,8 @@ int open_door(const Environment& environment, Endpoint& endpoint) {
   return listening;
 }
 
-/// Leaves for the other ranks of this host what they were not told: where to meet, and the secret, which is made here
-/// where none came: otherwise every user of this host could join. Nothing when they know all.
+/// Writes a note for the other ranks of this host with the address and the secret, unless they have both. If the job
+/// has no secret, one is made: otherwise every user of this host could join.
 PublishedMeeting leave_note(int listening, const Environment& environment, Place& place) {
   const bool made = place.secret.empty() && store::bound_to_loopback(listening);
   const bool address_unknown = environment.host.empty() && !environment.listen_fd;
@@ -157,11 +157,11 @@ PublishedMeeting leave_note(int listening, const Environment& environment, Place
           MeetingNote{place.endpoint, made ? place.secret : store::Secret()}};
 }
 
-/// Says what a person may not have meant.
+/// Warns of settings that the user may not have intended.
 void check_door(int listening, const Environment& environment, const Place& place) {
   if (place.secret.empty()) {
-    log::warning("the ranks meet on ", place.endpoint.host, ":", place.endpoint.port,
-                 " without a secret: whoever reaches that port can join the job. "
+    log::warning("the ranks connect on ", place.endpoint.host, ":", place.endpoint.port,
+                 " without a secret: any program that reaches that port can join the job. "
                  "Start with trireme launch, or give every rank TRIREME_SECRET_FILE=FILE, a file of 32 random bytes "
                  "with mode 0600.");
   }
@@ -213,15 +213,15 @@ std::vector<std::string> here_keys(const Environment& environment) {
   return keys;
 }
 
-/// The host of each rank, "" for those that are not here, after checking that the others mean the same world.
+/// The host of each rank, "" for absent ones, after checking that all agree on the world size.
 std::vector<std::string> hosts_of(Store& store, const Environment& environment) {
   std::vector<std::string> hosts;
   for (const auto& here : store.find_all(here_keys(environment))) {
     const size_t space = here ? here->find(' ') : 0;
     if (here && here->substr(0, space) != std::to_string(environment.size)) {
       throw InputError("comm",
-                       concat("rank ", hosts.size(), " says the world has ", here->substr(0, space), " ranks, rank ",
-                              environment.rank, " says ", environment.size, "."),
+                       concat("rank ", hosts.size(), " has a world of ", here->substr(0, space), " ranks, rank ",
+                              environment.rank, " one of ", environment.size, "."),
                        "Start all ranks with the same WORLD_SIZE.");
     }
     hosts.push_back(here ? here->substr(space + 1) : "");
@@ -240,7 +240,7 @@ std::vector<int> missing_ranks(Store& store, const Environment& environment) {
   return missing;
 }
 
-/// Rank 0 says for whom it waits: a person who meant to train alone would otherwise learn it after the time-out.
+/// Rank 0 reports the ranks that it waits for: a user who meant one rank would otherwise learn it after the time-out.
 void say_who_is_missing(Store& store, const Environment& environment, const Place& place, milliseconds timeout) {
   const std::vector<int> missing = environment.rank == 0 ? missing_ranks(store, environment) : std::vector<int>();
   if (missing.empty()) {
@@ -277,7 +277,7 @@ void wait_for_all(Store& store, const Environment& environment, const Place& pla
   throw PeerError("comm",
                   concat(name_ranks(missing), missing.size() == 1 ? " has" : " have", " not come within ",
                          format_seconds(static_cast<double>(timeout.count()) / 1000), "; ",
-                         environment.size - missing.size(), " of ", environment.size, " ranks are here."),
+                         environment.size - missing.size(), " of ", environment.size, " ranks are connected."),
                   "Look at the output of the missing ones, or whether they were started at all; TRIREME_TIMEOUT sets "
                   "the seconds to wait.");
 }
@@ -299,7 +299,7 @@ Meeting meet(const Environment& environment, milliseconds timeout) {
   claim(store, environment);
   wait_for_all(store, environment, place, deadline, timeout);
   if (environment.host.empty()) {
-    note = {}; // everybody has read it; a rank that meets again must wait for the next one
+    note = {}; // all have read it; a rank that connects again must wait for the next one
   }
   const std::vector<std::string> names = hosts_of(store, environment);
   std::vector<int> hosts;

@@ -16,8 +16,8 @@ namespace trireme::comm {
 struct Meeting {
   /// On rank 0; first, so that it is destroyed after the connections to it.
   std::unique_ptr<store::Server> server;
-  /// The secret that rank 0 made, kept while the store runs: a process that comes late then gets an error that says why
-  /// it cannot join.
+  /// The secret that rank 0 made, kept while the store runs: a late process then gets an error with the reason why it
+  /// cannot join.
   PublishedMeeting note;
   Store store;
   /// A second connection, for the watch thread.
@@ -37,11 +37,11 @@ struct Meeting {
 /// Rank 0 runs it (store::Server), on the launcher's socket (TRIREME_LISTEN_FD) or on its own, which listens on the
 /// address in MASTER_ADDR or on the loopback interface. A client proves that it knows the secret of the job
 /// (store::Secret::from_environment()) and gets the same proof back. On the loopback interface rank 0 makes a secret if
-/// none is given, and writes it to a file for the other ranks of this user (meeting_file.h). Over a network without a
-/// secret, and under torchrun, whose agent runs c10d's TCPStore, anybody who speaks the protocol may join. Cost: about
-/// five round trips a rank. Errors: InputError when the port is in use or another job's, the secret is wrong, two
-/// processes claim one rank, or ranks disagree on the world size; PeerError naming the ranks that did not connect in
-/// time.
+/// none is given, and writes it to a file for the other ranks of this user (meeting_file.h). Any program that speaks
+/// the protocol may join over a network without a secret, and under torchrun, whose agent runs c10d's TCPStore. Cost:
+/// about five round trips per rank. Errors: InputError when the port is in use or another job's, the secret is wrong,
+/// two processes claim one rank, or ranks disagree on the world size; PeerError naming the ranks that did not connect
+/// in time.
 Meeting meet(const Environment& environment, std::chrono::milliseconds timeout);
 
 } // namespace trireme::comm

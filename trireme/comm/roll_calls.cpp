@@ -7,7 +7,7 @@
 namespace trireme::comm {
 namespace {
 
-// The published view of a rank, answered if it was written after the question was asked.
+// Reads a rank's published view; it counts as answered if it was written after the request.
 void read(Store& store, int rank, const RollCalls::Question& question, PeerView& peer) {
   const auto text = store.find(progress_key(rank));
   if (!text) {

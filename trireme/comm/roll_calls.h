@@ -16,11 +16,11 @@ namespace trireme::comm {
 
 /// The key under which a rank publishes its PeerView.
 std::string progress_key(int rank);
-/// Asks every rank to answer; returns the number that the answers carry.
+/// Requests an answer of every rank; returns the number that the answers carry.
 int64_t raise_pulse(Store& store);
 
-/// The running roll calls of this rank. The caller adds one and waits for `changed`; the thread that talks to the store
-/// advances all of them. Functions that say so are called with the mutex held.
+/// The running roll calls of this rank. The caller adds one and waits for `changed`; the store's thread advances all of
+/// them. Some functions need the mutex held, as noted.
 class RollCalls {
  public:
   using Clock = std::chrono::steady_clock;

@@ -7,8 +7,8 @@
 
 namespace trireme::comm {
 
-/// The environment of a world of the members of a round, who connect through the store where they have met. `source`:
-/// who they are, for messages.
+/// The environment of a world of a round's members, connected through the store of their meeting. `source`: their name
+/// in messages.
 inline Environment environment_of(const store::Round& round, const store::MeetingOptions& meeting,
                                   const std::string& source) {
   Environment environment;

@@ -7,8 +7,8 @@ namespace trireme::comm {
 Routes::Routes(std::shared_ptr<Backend> host, std::map<at::DeviceType, Open> devices)
     : host_(std::move(host)), devices_(std::move(devices)) {}
 
-// Opening waits for the other members, so the lock is not held meanwhile; operations of one group are begun by one
-// thread at a time.
+// Opening waits for the other members, so the lock is not held meanwhile; one thread at a time begins operations of a
+// group.
 Backend& Routes::of_device(at::Device device) {
   {
     const std::lock_guard lock(mutex_);
@@ -24,7 +24,7 @@ Backend& Routes::of_device(at::Device device) {
     const std::lock_guard lock(mutex_);
     open_.emplace(device.type(), opened);
   }
-  if (interrupted_) { // while it was opened
+  if (interrupted_) { // during the opening
     opened->interrupt();
   }
   return *opened;

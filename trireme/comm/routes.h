@@ -10,12 +10,12 @@
 
 namespace trireme::comm {
 
-/// The backends of one group: one for tensors on the host, and one for each kind of device. Every member opens a
+/// The backends of one group: one for tensors on the host, and one per kind of device. Every member opens a
 /// device's backend at the same operation, with the first tensor on it or by Group::open(); a job on the CPU opens
 /// none.
 class Routes {
  public:
-  /// Gets the device of the first tensor: the backend serves that kind of device.
+  /// Receives the first tensor's device: the backend serves that kind.
   using Open = std::function<std::shared_ptr<Backend>(at::Device)>;
 
   /// If `host` moves tensors of any device (a group of one), no other backend is used.
@@ -24,7 +24,7 @@ class Routes {
   Backend& host() const {
     return *host_;
   }
-  /// Whether there is a backend for such tensors, open or not.
+  /// True if there is a backend for such tensors, open or not.
   bool moves(at::DeviceType type) const {
     return type == at::kCPU || host_->moves(type) || devices_.count(type) != 0;
   }

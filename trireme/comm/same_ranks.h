@@ -8,7 +8,7 @@
 
 namespace trireme::comm {
 
-/// Makes a group of the same ranks for messages of its own, which then need no common order with those of `ranks`.
+/// Makes a group of the same ranks for separate messages, which need no common order with those of `ranks`.
 /// Collective.
 inline Group same_ranks(const Group& ranks, const std::string& name) {
   std::vector<int> all(static_cast<size_t>(ranks.size()));

@@ -9,13 +9,13 @@
 
 namespace trireme::comm {
 
-/// A key-value store that all ranks see, for connecting and for reporting progress.
+/// A key-value store visible to all ranks, for connecting and for reporting progress.
 ///
-/// A view on the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent) under a key prefix;
-/// copies share the connection, and calls of several threads take turns.
-/// Cost: one round trip to the host of the store for each call, two with torchrun's agent.
-/// Errors: PeerError when the store cannot be reached, or does not answer for one second more than the world's
-/// time-out.
+/// A view of the job's store (store::Server of rank 0, or the TCPStore of torchrun's agent)
+/// under a key prefix; copies share the connection, and calls of several threads take turns.
+/// Cost: one round trip to the store's host per call, two with torchrun's agent. Errors:
+/// PeerError if the store is unreachable, or does not answer within the world's time-out plus
+/// one second.
 class Store {
  public:
   struct Handle;

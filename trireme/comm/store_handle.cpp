@@ -145,7 +145,7 @@ class AgentHandle : public Store::Handle {
       store_->wait(keys, timeout);
       return true;
     } catch (const std::exception&) {
-      // Either the deadline or a dead store: check() finds out which.
+      // Either the deadline or a dead store: check() tells which.
       return store_->check(keys);
     }
   }

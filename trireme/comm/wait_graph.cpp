@@ -11,20 +11,20 @@
 namespace trireme::comm {
 namespace {
 
-/// Whether a member waits in the group itself, and so does its part of what all have joined. Devices wait for each
-/// other without a thread: that counts where the operation asked about is one of a device.
+/// True if a member waits in the group itself, and so does its part of an operation that all have joined. Device waits
+/// without a thread count if the operation in question is a device's.
 bool waits_here(const PeerView& view, const GroupView& group, bool devices_count) {
   const auto& waiting = group.progress.waiting;
   return view.answered && waiting && (devices_count || !waiting->on_device);
 }
 
-/// Whether `a` says more of what a rank does than `b`: a thread rather than a device, then the newest.
+/// True if `a` is more informative than `b`: a thread rather than a device, then the newest.
 bool comes_before(const GroupProgress::Waiting& a, const GroupProgress::Waiting& b) {
   return a.on_device != b.on_device ? b.on_device : a.seconds < b.seconds;
 }
 
-/// Who has not come to this collective; where all have, who has not finished it and does or awaits something else now:
-/// over shared memory the bytes move only while a thread waits for them.
+/// Ranks that have not joined this collective. If all have: those that have not finished it and do or await something
+/// else; over shared memory bytes move only while a thread waits for them.
 std::vector<int> missing(const std::map<int, PeerView>& ranks, const std::string& key, const GroupView& group,
                          int self) {
   const int64_t number = group.progress.waiting->number;
@@ -88,7 +88,7 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
   }
   std::vector<int> path = {from};
   std::set<int> seen;
-  // Depth first; `path` shows the circle when there is one.
+  // Depth first; `path` gives the cycle.
   const auto visit = [&](const auto& self, int rank) -> void {
     const auto wait = graph.waits.find(rank);
     const bool waits = wait != graph.waits.end() && !wait->second.for_ranks.empty();
@@ -108,8 +108,8 @@ WaitGraph follow_waits(const std::map<int, PeerView>& ranks, int from) {
   };
   visit(visit, from);
   if (graph.roots.empty()) {
-    // Where some of a circle wait with a thread and the others with their device only, the threads of the others are
-    // busy with something else.
+    // If some of a cycle wait with a thread and the others only with their device, the threads of the others are busy
+    // with something else.
     std::ranges::copy_if(graph.circle, std::back_inserter(graph.roots),
                          [&](int rank) { return graph.waits.at(rank).on_device; });
     if (graph.roots.size() == graph.circle.size()) {

@@ -30,9 +30,9 @@ constexpr milliseconds kTick{200};
 /// While this rank waits for answers.
 constexpr milliseconds kBusyTick{10};
 constexpr milliseconds kReadMyError{1000};
-/// A store call that hangs (its host is stopped) holds up nobody longer than this.
+/// A hanging store call (its host is stopped) delays others no longer than this.
 constexpr milliseconds kStuckStore{1500};
-/// For the dump of this rank, with the stacks of threads that may not run.
+/// Time for this rank's dump, with the stacks of threads that may not run.
 constexpr milliseconds kDump{5000}, kLongestDump{60'000};
 constexpr milliseconds kNews{300};
 
@@ -119,15 +119,15 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       changed_.wait_for(lock, kDump, [&] { return hang_case_.attended() || ended_ || store_lost_; });
     }
     lock.unlock();
-    hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing when that went well
+    hang_case_.attend_alone(*hang, [this] { return view(); }); // does nothing if that succeeded
   }
 
   void fail_groups(const std::string& why) const {
     groups_.fail(why);
   }
 
-  /// A rank that fails because another one has given up does not end before it knows whether that was for a hang, and
-  /// has written its dump then.
+  /// A rank that fails because another one gave up waits until it knows whether the cause was a hang, and has then
+  /// written its dump.
   void wait_for_news(std::unique_lock<std::mutex>& lock, const std::vector<int>& silent) {
     const auto over = [&] { return ended_ || store_lost_ || stopping_; };
     if (error_.empty() || !silent.empty()) {
@@ -140,7 +140,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void leave(const std::string& error, milliseconds patience) {
-    if (!error.empty()) { // a good end is no failure: one interrupts the others' groups
+    if (!error.empty()) { // only a failure interrupts the others' groups
       ends_by_error_ = true;
       report(error, {}, std::nullopt);
     }
@@ -208,7 +208,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     return groups_.version() + (leaving_.begun() ? 1 : 0);
   }
 
-  /// What this rank says of itself.
+  /// This rank's own view.
   PeerView view() {
     PeerView view;
     view.process = getpid();
@@ -216,7 +216,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     view.notes = current_notes();
     const std::lock_guard lock(mutex_);
     view.answered = true;
-    view.left = leaving_.begun() || (ends_by_error_ && !error_.empty()); // the error says that no further message comes
+    view.left = leaving_.begun() || (ends_by_error_ && !error_.empty()); // an error: no further message comes
     view.error = error_;
     view.groups = groups_.views();
     return view;
@@ -235,7 +235,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     find_store_host();
   }
 
-  /// Notes the process of the store's host while it can be asked.
+  /// Records the process of the store's host while it answers.
   void find_store_host() {
     if (host_process_ != 0 || store_host_ < 0) {
       return;
@@ -274,7 +274,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
   }
 
   void attend_hang() {
-    const auto begin = Clock::now(); // a dump takes its time, and this rank's own questions then have as long as before
+    const auto begin = Clock::now(); // the dump's duration is added to the deadlines of this rank's roll calls
     hang_case_.attend(store_, [this] { return view(); });
     const std::lock_guard lock(mutex_);
     roll_calls_.postpone(Clock::now() - begin);
@@ -295,7 +295,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
 
   void react_to(const nlohmann::json& note) {
     if (note.contains("hang")) {
-      attend_hang(); // before the waiting threads are sent on
+      attend_hang(); // before the waiting threads continue
     }
     std::set<int> lost = {note.at("rank").get<int>()};
     for (const int rank : note.at("silent")) {
@@ -327,7 +327,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     if (!counted_) {
       publish();
       wills_.take_back(store_,
-                       rank_ == store_host_ && !with_error); // first: a rank that is killed here must not count twice
+                       rank_ == store_host_ && !with_error); // first: a rank killed here must not count twice
       store_.add("left", 1);
       counted_ = true;
     }
@@ -343,14 +343,14 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
         changed_.notify_all();
       }
     }
-    for (const auto& [rank, peer] : silent) { // what a launcher waits for then is this rank
+    for (const auto& [rank, peer] : silent) { // the launcher then waits for this rank
       log::warning("rank ", rank, " does not answer",
                    peer.state.empty() ? "" : concat(": its process ", peer.process, ' ', peer.state), "; rank ", rank_,
                    " ends without it");
     }
   }
 
-  /// For a person who sees that a process does not end.
+  /// For a user who sees that a process does not end.
   void warn_of_late_ends() {
     const auto warn_after = long_waits_.limits().warn_after;
     std::map<int, PeerView> ranks;
@@ -366,7 +366,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
     }
     warned_of_ends_ = true;
     std::map<int, PeerView> printers = {
-        {rank_, view()}}; // who has left waits too, and is heard; a late rank's log is not
+        {rank_, view()}}; // left ranks wait too, and their output is shown; a late rank's is not
     for (const auto& [rank, peer] : ranks) {
       if (peer.left) {
         printers[rank].answered = true;
@@ -392,7 +392,7 @@ class Watch::Loop : public std::enable_shared_from_this<Loop> {
       store_lost_ = true;
       changed_.notify_all();
       if (stopping_ || leaving_.begun()) {
-        return; // the host leaves last, when all others have said good-bye
+        return; // the host leaves last, after all others
       }
     }
     if (store_host_ >= 0) {

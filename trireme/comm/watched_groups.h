@@ -26,14 +26,14 @@ class Watched {
   virtual int64_t version() const = 0;
   /// progress().waiting, without the cost of the rest.
   virtual std::optional<GroupProgress::Waiting> waiting() const = 0;
-  /// Ends the operation that waits, unless judge() with this limit (late_ranks.h) finds that it is hopeless no more.
+  /// Ends the waiting operation, unless judge() with this limit (late_ranks.h) does not find it hopeless any more.
   /// Returns at once.
   virtual void give_up(const GroupProgress::Waiting& wait, double limit) = 0;
-  /// Asks the device for operations that no thread waits for, and reports those that it does not finish.
+  /// Polls the device for operations that no thread waits for, and reports unfinished ones that are late.
   virtual void follow_device() = 0;
   /// Makes waiting operations fail.
   virtual void interrupt() = 0;
-  /// The same, and later ones too, because this rank has failed elsewhere.
+  /// The same, for later operations too, because this rank has failed in another group.
   virtual void fail(const std::string& why) = 0;
 };
 
@@ -51,7 +51,7 @@ class WatchedGroups {
     std::shared_ptr<Watched> group;
     GroupProgress::Waiting wait;
   };
-  /// The operations that have been waited for at least so many seconds.
+  /// The operations awaited for at least this many seconds.
   std::vector<LongWait> waits(double seconds) const;
   /// Interrupts the groups that contain one of these world ranks.
   void interrupt(const std::set<int>& ranks) const;

@@ -19,7 +19,7 @@ class Then : public Pending {
   }
 
  private:
-  std::function<void()> f_; // what it holds is in use until the work is done
+  std::function<void()> f_; // its captures are in use until the work is done
   Work work_;
 };
 

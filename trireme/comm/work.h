@@ -6,14 +6,14 @@
 
 namespace trireme::comm {
 
-/// Tells whether a device has finished an operation, for the watch: it keeps no tensor alive, and any thread may ask at
-/// any time.
+/// Reports whether a device has finished an operation, for the watch: it keeps no tensor alive, and is
+/// thread-safe.
 class DeviceMark {
  public:
   virtual ~DeviceMark() = default;
-  /// Never blocks. Errors: Trouble when the device will not finish it any more.
+  /// Never blocks. Errors: Trouble if the device will never finish it.
   virtual bool finished() = 0;
-  /// Grows while a long operation goes on: its deadline then begins anew.
+  /// Grows while a long operation progresses: its deadline then restarts.
   virtual int64_t steps() const {
     return 0;
   }
@@ -23,20 +23,20 @@ class DeviceMark {
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Blocks until the operation is done, or, on a device, until what the current stream does next comes after it.
+  /// Blocks until the operation is done, or, on a device, until later work of the current stream is ordered after it.
   /// Throws PeerError if it failed or its deadline passed.
   virtual void wait() = 0;
-  /// Whether it is finished, on the device too.
+  /// True if it is finished, on the device too.
   virtual bool done() = 0;
-  /// Null for an operation that is finished when wait() returns, and for one of a device that has not been given to it
-  /// yet. Asked for when it has begun and, if null, again after wait().
+  /// Null for an operation that is finished when wait() returns, and for one that has not been launched on its device
+  /// yet. Queried when the operation has begun and, if null, again after wait().
   virtual std::shared_ptr<DeviceMark> mark() {
     return nullptr;
   }
 };
 
-/// A collective or message in progress. Copies share it; the destructor of the last copy
-/// waits if nobody has waited, so a tensor is never read or written after its Work is
+/// A collective or message in progress. Copies share it. The destructor of the last copy
+/// waits if wait() was not called, so a tensor is never read or written after its Work is
 /// destroyed.
 class Work {
  public:

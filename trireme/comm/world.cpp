@@ -29,14 +29,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// While the ranks that are late live.
+/// Time-out while late ranks live.
 constexpr milliseconds kEnd{std::chrono::minutes(30)};
 constexpr milliseconds kWarnAfter{60'000};
-/// For ranks that have not come to the start, whom nobody can ask.
+/// For ranks that have not connected at the start, which cannot be queried.
 constexpr milliseconds kStart{60'000};
-/// Between two looks at whether waiting for members is still of use.
+/// Between two checks whether waiting for members is still useful.
 constexpr milliseconds kLook{200};
-/// For ranks that are asked why they have not come.
+/// For answers of ranks that have not joined.
 constexpr milliseconds kAnswers{1000};
 
 /// Kinds of devices that tensors may be on beside the CPU.
@@ -74,8 +74,8 @@ std::string backend_from(const WorldOptions& options) {
   return options.backend == "auto" ? env::text("TRIREME_BACKEND").value_or("auto") : options.backend;
 }
 
-/// gloo writes to sockets in a way that raises SIGPIPE when the peer has just died, which would end this
-/// process without a word. Left ignored: gloo's threads may outlive the world after a failure.
+/// gloo's writes to sockets raise SIGPIPE when the peer has just died, which would end this process without a message.
+/// Stays ignored: gloo's threads may outlive the world after a failure.
 void ignore_broken_pipes() {
   struct sigaction current{};
   if (sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) {
@@ -99,7 +99,7 @@ class World::Impl {
     }
     fault::arm_from_environment(environment_.rank, environment_.size);
     if (backend_ != "auto") {
-      find_backend(backend_); // complains before anybody waits
+      find_backend(backend_); // fails before any rank waits
     }
     if (environment_.size > 1) {
       ignore_broken_pipes();
@@ -201,16 +201,16 @@ class World::Impl {
     int before_ = 0;
   };
 
-  /// What may move the tensors of such a device: the backend that was asked for, where it is one of these, or those
-  /// that suit.
+  /// Backends for the tensors of such a device: the requested one if it is among these, otherwise those that
+  /// suit.
   std::vector<const BackendEntry*> candidates(const GroupSetup& setup, at::DeviceType device) const {
     if (backend_ != "auto" && moves(find_backend(backend_), device)) {
       return {&find_backend(backend_)};
     }
     std::vector<const BackendEntry*> found;
     for (const auto& entry : backends()) {
-      // A device's backend is taken where it is there, because no other rank can tell what happens on opening it; the
-      // next is for devices that have none.
+      // A device's backend is taken if it is available, because no other rank can know how opening it ends; the next
+      // one is for devices that have none.
       if (moves(entry, device) && entry.suits(setup) && (device == at::kCPU || (found.empty() && entry.available()))) {
         found.push_back(&entry);
       }
@@ -218,12 +218,12 @@ class World::Impl {
     return found;
   }
 
-  /// The backend that all members can use for their devices: another member may lack this one's choice, or be on the
-  /// same device, which that backend may refuse: an error where it was asked for by name. It also tells a member that
-  /// does not come from one that cannot connect.
+  /// The backend that all members can use for their devices. Another member may lack this one's choice, or share its
+  /// GPU, which that backend may refuse: an error if it was requested by name. Also distinguishes a member that does
+  /// not arrive from one that cannot connect.
   const BackendEntry* agree(GroupSetup& setup, const BackendEntry* choice) {
     if (const Gathered all = gather(setup, setup.store.prefix());
-        !all.missing.empty()) { // the operation that opens the backend says who is missing
+        !all.missing.empty()) { // the operation that opens the backend names the missing ones
       throw Trouble(all.in_time ? Trouble::Kind::lost : Trouble::Kind::deadline, "a member did not come");
     }
     const bool fits = suits_all(*choice, backend_ == choice->name, setup,
@@ -231,7 +231,7 @@ class World::Impl {
     if (!fits && setup.rank == 0 && choice->card != nullptr &&
         reported_.insert(concat(choice->name, " does not fit")).second) {
       log::warning("group \"", setup.name, "\" goes through host memory (staged): ", choice->name,
-                   " needs a device of its own for each rank, and is not there for every rank");
+                   " needs its own device for each rank, and some rank has none");
     }
     return fits ? choice : &find_backend("staged");
   }
@@ -262,8 +262,8 @@ class World::Impl {
     return routes;
   }
 
-  /// Over the first of the candidates that can be connected. Whether it can is for all members to
-  /// say together, while they connect: what one of them lacks (a limit of its shell's) the others cannot see.
+  /// Over the first of the candidates that can be connected. All members decide that in common, while they connect: the
+  /// others cannot see what one of them lacks (a limit of its shell).
   std::shared_ptr<Backend> connect(const GroupSetup& setup, const std::vector<const BackendEntry*>& candidates) {
     for (const BackendEntry* entry : candidates) {
       try {
@@ -286,21 +286,21 @@ class World::Impl {
     throw Error("comm", concat("no backend suits group \"", setup.name, "\"."));
   }
 
-  /// How long ranks wait for each other at the start, and members that have come for each other's answers.
+  /// Time that ranks wait for each other at the start, and present members for each other's answers.
   milliseconds patience() const {
     return given_timeout_.value_or(kStart);
   }
 
   struct Gathered {
-    /// World ranks that have not come.
+    /// World ranks that have not joined.
     std::vector<int> missing = {};
-    /// They will not come, which was found before the time-out.
+    /// They will not join, which was found before the time-out.
     bool in_time = false;
     double seconds = 0;
   };
 
-  /// Waits for every member, so that a missing one is named instead of a broken handshake, and a late one is waited
-  /// for. `key` is unique.
+  /// Waits for every member: a missing one is named instead of a broken handshake, and a late one gets time. `key` is
+  /// unique.
   Gathered gather(GroupSetup& setup, const std::string& key) {
     std::vector<std::string> keys;
     for (int rank = 0; rank < setup.size; ++rank) {
@@ -360,7 +360,7 @@ class World::Impl {
 
   QuietLibtorch quiet_;
   Environment environment_;
-  /// That of the options or of the environment.
+  /// From the options or the environment.
   std::optional<milliseconds> given_timeout_;
   WaitLimits limits_;
   std::string backend_;
@@ -369,7 +369,7 @@ class World::Impl {
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Group::State>> states_;
   Group world_;
-  /// Why backends could not be used, as far as it has been said.
+  /// Reasons why backends could not be used that are reported already.
   std::set<std::string> reported_;
   bool closed_ = false;
 };
@@ -392,7 +392,7 @@ World World::connect(const WorldOptions& options) {
 
 World World::connect(const Environment& environment, const WorldOptions& options) {
   World world(std::make_unique<Impl>(environment, options));
-  // Ranks that each use all cores wait for each other's threads and are many times slower.
+  // If each rank uses all cores, they wait for each other's threads and are many times slower.
   if (world.local_size() > 1 && !env::text("OMP_NUM_THREADS")) {
     at::set_num_threads(std::max(1, usable_cores() / world.local_size()));
   }

@@ -13,19 +13,19 @@ namespace trireme::comm {
 struct Environment;
 
 struct WorldOptions {
-  /// Backend for tensors on the host. "auto" takes for each group the first that suits it and that all members can use:
-  /// shm (ranks of one host), shm+gloo (several hosts with the same number of ranks, more than one, on each), gloo.
-  /// Tensors on a GPU use NCCL if it is available ("nccl" requires it), those of other devices, and all with "staged",
-  /// go through the host ("staged"). TRIREME_BACKEND overrides "auto".
+  /// Backend for tensors on the host. "auto" selects, for each group, the first of these that all members can use: shm
+  /// (ranks of one host), shm+gloo (several hosts with the same number of ranks, above one), gloo. Tensors on a CUDA
+  /// GPU use NCCL if it is available ("nccl" requires it). Those of other devices, and all with "staged", go through
+  /// the host ("staged"). TRIREME_BACKEND overrides "auto".
   std::string backend = "auto";
-  /// Ends a collective or message that takes this long, whatever the reason; its error names the ranks that did not
-  /// join. It is also how long ranks wait for each other at the start. Unset: 30 minutes while the ranks that are late
-  /// live, less when no rank will come (see warn_after), and 60 seconds at the start. TRIREME_TIMEOUT (seconds) sets it
-  /// where this does not.
+  /// Ends a collective or message that takes this long, for any reason; its error names the ranks that did not join.
+  /// Also limits how long ranks wait for each other at the start. Unset: 30 minutes while late ranks live, less if no
+  /// rank will join (see warn_after), and 60 seconds at the start. TRIREME_TIMEOUT (seconds) sets it if this does
+  /// not.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  /// Looks at a collective or message that takes this long, 60 seconds unless set. A warning names ranks that are late
-  /// and live. If no rank will complete it (one has ended, is stopped, or ranks wait for each other), it ends there,
-  /// unless `timeout` is set. TRIREME_WARN_AFTER (seconds) sets it where this does not.
+  /// Checks a collective or message that takes this long, 60 seconds unless set. A warning names late ranks that live.
+  /// If no rank will complete it (one has ended, is stopped, or ranks wait for each other), it ends then, unless
+  /// `timeout` is set. TRIREME_WARN_AFTER (seconds) sets it if this does not.
   std::optional<std::chrono::milliseconds> warn_after = std::nullopt;
 };
 
@@ -40,14 +40,14 @@ WorldOptions with_timeout(WorldOptions options, std::chrono::milliseconds timeou
 /// a dying peer must become a PeerError.
 class World {
  public:
-  /// Finds rank, size and meeting point in the environment (launch environment of
-  /// trireme, torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one
-  /// rank), meets the others and opens the world group. Ranks of one host share its cores as threads,
-  /// unless OMP_NUM_THREADS says otherwise.
-  /// Errors: InputError for contradicting or missing variables (which, and what to
-  /// set), PeerError when ranks do not connect in time (which are missing).
+  /// Finds rank, size and the store's address in the environment (trireme's launcher,
+  /// torchrun, Kubeflow, Open MPI/PMI, Slurm, TF_CONFIG; none of them = one rank), connects to
+  /// the others and opens the world group. Ranks of one host share its cores as threads,
+  /// unless OMP_NUM_THREADS is set. Errors: InputError for contradicting or missing variables
+  /// (which, and what to set), PeerError when ranks do not connect in time (which are
+  /// missing).
   static World connect(const WorldOptions& options = {});
-  /// The same at a place that the caller names.
+  /// The same in an environment from the caller.
   static World connect(const Environment& environment, const WorldOptions& options = {});
 
   World(World&&) noexcept;

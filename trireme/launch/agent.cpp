@@ -25,7 +25,7 @@ using std::chrono::duration;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kBeat{500};
-// Until the first order says how long a lease lasts.
+// Lease until the first order sets its length.
 constexpr std::chrono::seconds kFirstOrder{60};
 
 Lease of_first_order() {
@@ -34,7 +34,7 @@ Lease of_first_order() {
   return lease;
 }
 
-// The connection moves away from 0 and 1, so that nothing that reads or prints by mistake gets in its way.
+// The connection is moved from 0 and 1, so that stray reads and prints do not disturb it.
 Descriptor take_over(int fd, int instead) {
   Descriptor moved(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
   ::dup2(instead, fd);
@@ -58,13 +58,14 @@ class Agent : private PlaceEvents {
       if (!over_ && !lease_.held(host_time())) {
         over_ = true;
         tell({{"is", "say"},
-              {"text", concat("the agent has not heard of the launcher for ",
-                              format_seconds(duration<double>(lease_.length()).count()), " and ends its ranks")}});
+              {"text",
+               concat("no answer from the launcher for ", format_seconds(duration<double>(lease_.length()).count()),
+                      "; the agent ends its ranks")}});
       }
       advance();
     }
     while (place_ && place_->state() == Place::State::running) {
-      beat_at_ = Clock::now(); // or wait() would not wait
+      beat_at_ = Clock::now(); // otherwise wait() would return at once
       place_->kill();
       advance();
       wait();
@@ -119,13 +120,13 @@ class Agent : private PlaceEvents {
       reader_.add(std::string_view(buffer, static_cast<size_t>(got)));
       while (const auto line = reader_.next()) {
         if (!line->message) {
-          throw InputError("agent", "what came is no order",
-                           "trireme starts its agents itself, see docs/launching.md.");
+          throw InputError("agent", "unexpected message from the launcher",
+                           "Are both of the same version? trireme starts its agents itself, see docs/launching.md.");
         }
         try {
           obey(*line->message);
         } catch (const nlohmann::json::exception& error) {
-          refuse(Error("agent", concat("an order cannot be understood: ", error.what())));
+          refuse(Error("agent", concat("invalid order from the launcher: ", error.what())));
         } catch (const Error& error) {
           refuse(error);
         }
@@ -157,7 +158,7 @@ class Agent : private PlaceEvents {
       const Ports ports = place_->ports().value();
       tell({{"is", "listening"}, {"port", ports.store}, {"program_port", ports.program}});
     } else if (what == "start") {
-      if (!lease_.held(host_time())) { // the order is so late that the ranks may have been started elsewhere
+      if (!lease_.held(host_time())) { // so late that the ranks may run on other hosts
         over_ = true;
         return;
       }
@@ -183,7 +184,7 @@ class Agent : private PlaceEvents {
     setup.extra_env = unpack_variables(order.at("env"));
     const HostTime asked = host_time();
     lease_ = Lease(std::chrono::duration_cast<HostTime>(duration<double>(order.at("lease_s").get<double>())));
-    lease_.granted(asked); // nothing runs yet: it only has to live until the launcher answers
+    lease_.granted(asked); // nothing runs yet: it must last until the launcher answers
     const std::string folder = to_bytes(order.at("folder"));
     if (::chdir(folder.c_str()) != 0) {
       throw InputError("agent", concat("cannot work in ", folder, ": ", std::strerror(errno)),
@@ -240,7 +241,7 @@ class Agent : private PlaceEvents {
 
 int run_agent() {
   fill_standard_descriptors();
-  ::prctl(PR_SET_PDEATHSIG, 0); // the end of the input shows it too, and leaves time to kill all ranks
+  ::prctl(PR_SET_PDEATHSIG, 0); // end of input signals it too, and leaves time to kill all ranks
   return Agent().run();
 }
 

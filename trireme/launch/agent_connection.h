@@ -9,13 +9,13 @@
 
 namespace trireme::launch {
 
-/// The way to the agent of a host: bytes to it and from it, and what its login complains about. No function blocks.
+/// The connection to a host's agent: bytes in both directions, and the errors of its login. No function blocks.
 class AgentConnection {
  public:
-  /// Gets what arrives.
+  /// Receives what arrives.
   struct Listener {
     std::function<void(std::string_view bytes)> arrived;
-    /// A line of the standard error.
+    /// A line of standard error.
     std::function<void(std::string_view line)> complained;
     /// No more will arrive.
     std::function<void()> ended;
@@ -23,13 +23,13 @@ class AgentConnection {
   virtual ~AgentConnection() = default;
 
   virtual void send(const std::string& bytes) = 0;
-  /// Lets the agent end; the destructor waits for it.
+  /// Asks the agent to end; the destructor waits for it.
   virtual void dismiss() = 0;
   virtual void add_to(std::vector<pollfd>& polled) const = 0;
   virtual void serve(const std::vector<pollfd>& polled, const Listener& listener) = 0;
   /// Ends the connection at once.
   virtual void cut() = 0;
-  /// After the end: what is known of it, "ssh ended with exit code 255: no route to host", and cuts it.
+  /// After the end: its reason, as in "ssh ended with exit code 255: no route to host"; also cuts the connection.
   virtual std::string last_words(const Listener& listener) = 0;
 };
 

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 // Time from the end of the connection to the end of its process, to read its last output.
 constexpr milliseconds kLastWords{300};
-// An agent that was asked to end has nothing left to do.
+// An agent that was asked to end has no work left.
 constexpr milliseconds kGoodBye{2000};
 
 } // namespace

@@ -18,7 +18,7 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-// timeout(1) and some shells signal a process and then its whole group: the same request, not a second one.
+// timeout(1) and some shells signal a process and then its process group: the same request, not a second one.
 constexpr milliseconds kSameRequest{300};
 // A task that was asked to end may have much to save.
 constexpr double kLastWork = 60;
@@ -32,7 +32,7 @@ std::string now_text() {
   return text;
 }
 
-/// As the ranks' own warning of late ranks. Absent: none is wanted.
+/// The delay of the ranks' own warning of late ranks; nullopt if it is off.
 std::optional<double> late_after() {
   const std::optional<std::string> text = env::text("TRIREME_WARN_AFTER");
   const double seconds = text ? std::strtod(text->c_str(), nullptr) : 60;
@@ -122,7 +122,7 @@ Outcome Attempt::outcome() const {
         started_ && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
           return !rank.live && (rank.end.wait_status == 0 || (asked_to_end_ && ended_by_signal(rank)));
         });
-    // Ranks answer the signal before they meet the others, and no step is done before all have met.
+    // Ranks answer the signal before they connect, and no step is done before all have connected.
     const bool no_step = job_.options.progress && !stepped();
     outcome.not_begun = preempting() && !failure_ &&
                         (!started_ || (no_step && std::any_of(ranks_.begin(), ranks_.end(), ended_by_signal)));
@@ -332,7 +332,7 @@ void Attempt::advance() {
     stop();
   }
   if (phase_ == Phase::stopping) {
-    if (live_ == 0 && !leftovers_reported_) { // report what they left behind too
+    if (live_ == 0 && !leftovers_reported_) { // report the output of their orphans too
       leftovers_reported_ = true;
       for (const Member& member : members_) {
         member.place.stop(SIGTERM);
@@ -364,7 +364,7 @@ void Attempt::stop() {
   }
   report_failure();
   for (const Member& member : members_) {
-    if (preempting()) { // their children go on until the ranks have saved
+    if (preempting()) { // their children continue until the ranks have saved
       member.place.signal(stop_signal_);
     } else {
       member.place.stop(stop_signal_);

@@ -15,16 +15,16 @@
 
 namespace trireme::launch {
 
-/// What all attempts of one job share.
+/// State shared by all attempts of one job.
 struct Job {
   const LaunchOptions& options;
   std::filesystem::path log_dir;
   SignalWatch& signals;
   Screen& screen;
   RestartAccount& account;
-  /// Gets the launcher's signals in place of the attempt that runs.
+  /// Receives the launcher's signals instead of the running attempt.
   std::function<void(int)> on_signal = {};
-  /// Waits in place of poll(), until `wake` at the latest, and returns a signal to the launcher if one came; for tests.
+  /// Replaces poll() in tests: waits until `wake` at the latest, and returns a signal to the launcher if one came.
   std::function<std::optional<int>(Clock::time_point wake)> wait = {};
 };
 
@@ -44,21 +44,21 @@ struct Outcome {
   std::string cause;
   /// No rank was started because a host was lost before.
   bool not_started = false;
-  /// The signal came before a rank, or a worker, was ready to answer it by saving.
+  /// The signal came before any rank (or worker) was ready to answer it by saving.
   bool not_begun = false;
   /// Seconds from the start to the first failure or the end, and from there until the last process was gone.
   double ran_seconds = 0;
   double stop_seconds = 0;
 };
 
-/// What makes an attempt the start of one task, a world of its own beside those of others; see tasks.h.
+/// Makes an attempt the start of one task, whose world is separate from those of other tasks; see tasks.h.
 struct Task {
   /// "worker", "server".
   std::string kind;
   int number = 0;
   /// How its output is shown.
   Shown shown = Shown::not_at_all;
-  /// For its ranks alone.
+  /// For its ranks only.
   Variables variables;
   /// Processes of other tasks on its host.
   int neighbours = 0;
@@ -70,33 +70,33 @@ struct Task {
 ///   --(grace over, or a second signal)--> killing --> over
 class Attempt : private PlaceEvents {
  public:
-  /// `number` counts from 0. Ranks meet at `address`, the first member's.
+  /// `number` counts from 0. Ranks connect at `address`, the first member's.
   Attempt(const Job& job, int number, std::vector<Member> members, std::string address,
           std::vector<std::string> command);
   /// The same for one task. It is not started before release(), and its place's socket stays open for later starts.
   Attempt(const Job& job, int number, Member member, std::string address, std::vector<std::string> command, Task task);
-  /// Does all of the following until it is over.
+  /// Runs the attempt to its end, by the functions below.
   Outcome run();
-  /// No rank is started earlier; hosts are reached in the meantime. Call it before run().
+  /// Starts no rank earlier; hosts are connected in the meantime. Call it before run().
   void start_not_before(Clock::time_point when) {
     not_before_ = when;
   }
 
-  /// Whether its ranks could be started.
+  /// True when its ranks can be started.
   bool assembled() const {
     return listening_ && members_.front().place.ports().has_value();
   }
-  /// Lets a task start, with these variables too.
+  /// Starts a task, adding these variables.
   void release(const Variables& variables);
-  /// Goes on as far as it can without waiting.
+  /// Continues as far as possible without waiting.
   void advance();
   bool over() const {
     return phase_ == Phase::over;
   }
   Outcome finish();
-  /// What the launcher got.
+  /// Handles a signal to the launcher.
   void take_signal(int number);
-  /// Asks a task to end that has nothing to do any more: SIGTERM, and its outcome is good if it ends with 0 or of that.
+  /// Asks a task without further work to end: SIGTERM. Its outcome is good if it ends with 0 or by that signal.
   void ask_to_end();
   /// Ends all processes that are left, after an error of another attempt.
   void kill();
@@ -137,7 +137,7 @@ class Attempt : private PlaceEvents {
   void start_killing();
   bool preempting() const;
   bool anything_left() const;
-  /// When a person should hear that ranks still run though others have ended: one may be stopped.
+  /// When to report that ranks still run although others have ended: one may be stopped.
   std::optional<Clock::time_point> late_ends() const;
   void say_late_ends();
   bool stepped() const;
@@ -169,13 +169,13 @@ class Attempt : private PlaceEvents {
   Phase phase_ = Phase::assembling;
   bool listening_ = false;
   bool started_ = false;
-  /// After a failure the ranks that are left have nothing to save.
+  /// After a failure the remaining ranks have nothing to save.
   static constexpr double kFailureGrace = 5;
   static Clock::time_point in_seconds(double seconds) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
   std::optional<Failure> failure_;
-  /// A rank has failed, and nothing was said of it yet.
+  /// A rank has failed, and that is not reported yet.
   bool report_due_ = false;
   std::optional<Clock::time_point> first_end_; // of a rank that has ended without a failure
   bool late_ends_said_ = false;
@@ -191,7 +191,7 @@ class Attempt : private PlaceEvents {
   bool leftovers_reported_ = false;
 };
 
-/// Waits until something happens to one of the attempts or to the launcher, and tells them.
+/// Waits for an event of one of the attempts or a signal to the launcher, and delivers it.
 void wait_for_events(const Job& job, const std::vector<Attempt*>& attempts);
 
 } // namespace trireme::launch

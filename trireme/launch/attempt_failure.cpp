@@ -1,4 +1,4 @@
-// What an attempt makes of the ends of ranks and hosts: which one is the cause, and what the user reads of it.
+// Finds the cause among the ends of ranks and hosts, and reports it to the user.
 #include <trireme/launch/attempt.h>
 
 #include <trireme/base/error.h>
@@ -17,10 +17,10 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-// All ranks mostly meet the same bad input at the same time: rank 0 gets this long to say it in its own words.
+// All ranks usually find the same bad input at once: rank 0 gets this long to report it.
 constexpr milliseconds kRankZeroSpeaks{500};
-// A rank whose error ends the others may end after them: it leaves its groups, and then its threads, its memory,
-// perhaps a core dump.
+// A rank whose error ends the others may end after them: it leaves its groups, then its threads and memory end, perhaps
+// with a core dump.
 constexpr milliseconds kBlamedEnds{5000};
 
 } // namespace
@@ -30,7 +30,7 @@ void Attempt::note_ends() {
   if (phase_ == Phase::stopping && preempting()) {
     const bool failed =
         std::any_of(ended.begin(), ended.end(), [this](size_t i) { return ranks_[i].end.wait_status != 0; });
-    if (failed) { // the others cannot save without it
+    if (failed) { // without it the others cannot save
       deadline_ = std::min(deadline_, in_seconds(std::min(grace_, kFailureGrace)));
     }
   }
@@ -40,7 +40,7 @@ void Attempt::note_ends() {
   for (const size_t i : ended) {
     const int status = ranks_[i].end.wait_status;
     first_end_ = status == 0 && !first_end_ ? Clock::now() : first_end_;
-    // When several ended since the last look, a killed one is more likely the cause than one with an exit code.
+    // If several ended since the last check, a killed one is likelier the cause than one with an exit code.
     if (status != 0 && (!failure_ || (WIFSIGNALED(status) && !WIFSIGNALED(ranks_[*failure_->rank].end.wait_status)))) {
       failure_ = Failure{i, ranks_[i].member};
     }
@@ -53,7 +53,7 @@ void Attempt::note_ends() {
   stop_at_ = ended_at_ + (wrong_input(*failure_->rank) ? kRankZeroSpeaks : kBlamedEnds);
 }
 
-// A rank that was killed says nothing; abort() is what becomes of an exception that nobody catches.
+// A killed rank reports nothing; abort() follows an uncaught exception.
 bool Attempt::says_why(size_t number) const {
   const int status = ranks_[number].end.wait_status;
   return !WIFSIGNALED(status) || WTERMSIG(status) == SIGABRT;
@@ -69,7 +69,7 @@ Blame Attempt::blame_of(size_t number) const {
                                       static_cast<int>(ranks_.size()));
 }
 
-// Of the ranks that this one's error blames those that have failed or, if `living`, still run.
+// Those ranks that this one's error blames and that have failed or, if `living`, still run.
 std::vector<size_t> Attempt::blamed_by(size_t number, bool living) const {
   std::vector<size_t> found;
   const Blame blame = blame_of(number);
@@ -83,7 +83,7 @@ std::vector<size_t> Attempt::blamed_by(size_t number, bool living) const {
   return found;
 }
 
-// Where the errors lead to: from the rank that failed first to the one that it blames, and so on.
+// Follows the errors from the rank that failed first to the one that it blames, and so on.
 size_t Attempt::culprit() const {
   std::vector<size_t> way = {*failure_->rank};
   while (true) {
@@ -93,17 +93,17 @@ size_t Attempt::culprit() const {
     if (wrong_input(way.back())) {
       return way.back();
     }
-    if (next.empty()) { // in a circle the later ones have seen only that the first one had given up
+    if (next.empty()) { // in a circle, the later ones failed because the first one gave up
       return first == way.end() ? way.back() : *first;
     }
-    // Of several, one that was killed, or one that blames nobody itself.
+    // Among several, prefer one that was killed, then one that blames no other.
     const auto likelihood = [this](size_t i) { return !says_why(i) ? 2 : blame_of(i).others ? 0 : 1; };
     way.push_back(
         *std::max_element(next.begin(), next.end(), [&](size_t a, size_t b) { return likelihood(a) < likelihood(b); }));
   }
 }
 
-// Whether somebody who still runs may say more about the failure.
+// Whether a rank that still runs may explain the failure.
 bool Attempt::others_may_explain() const {
   if (!failure_->rank || !report_due_) {
     return false;
@@ -239,7 +239,7 @@ void Attempt::report_rank(size_t number) {
 void Attempt::report_input_error() {
   const size_t number = *failure_->rank;
   if (shown(number) || (number != 0 && !ranks_[0].live && exit_code_of(ranks_[0].end.wait_status) == kWrongInput)) {
-    return; // the person has read it
+    return; // the user has seen it
   }
   const std::string words = ranks_[number].output.last_lines().last();
   job_.screen.say(words.empty() ? describe(number) : concat(describe(number), ": ", words));

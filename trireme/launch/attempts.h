@@ -9,7 +9,7 @@
 
 namespace trireme::launch {
 
-/// Where the next attempt starts what.
+/// The hosts and the command of the next attempt.
 struct Start {
   /// Empty: there are too few hosts.
   std::vector<Member> members;
@@ -17,9 +17,9 @@ struct Start {
   std::vector<std::string> command;
 };
 
-/// Starts all ranks, again after a failure while options.max_restarts lasts, and returns how the last attempt ended.
-/// Ranks are not started while others of a
-/// lost host may run (lease.h). `pool`: the hosts of `next_start`, nullptr for a job on this machine.
+/// Starts all ranks, and again after a failure while options.max_restarts lasts; returns how the last attempt ended. No
+/// rank starts while ranks of a lost host may run (lease.h). `pool`: the hosts of `next_start`, nullptr for a job on
+/// this machine.
 Outcome run_attempts(const Job& job, const std::function<Start()>& next_start, HostPool* pool);
 
 } // namespace trireme::launch

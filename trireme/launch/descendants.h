@@ -15,11 +15,11 @@ inline constexpr std::chrono::seconds kKillPatience{10};
 /// Cost: one pass over /proc, about 10 us a process on the machine.
 std::vector<pid_t> descendants(pid_t ancestor);
 
-/// Kills all processes below this one, again and again until none is left or kKillPatience is over, and reaps them.
-/// Returns the wait status of each child of this process, adopted ones included.
+/// Kills all descendants, repeatedly, until none is left or kKillPatience is over, and reaps them. Returns the wait
+/// status of each child of this process, adopted ones included.
 std::map<pid_t, int> kill_children();
 
-/// Makes this process adopt orphans below it while the object lives, so that init does not adopt them.
+/// While it lives, this process and not init adopts orphaned descendants.
 class OrphanAdoption {
  public:
   OrphanAdoption();

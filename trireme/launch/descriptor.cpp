@@ -98,14 +98,14 @@ MeetingPoint open_meeting_point(const std::string& address, int ranks) {
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     if (is_every_address(one->ai_addr)) {
       throw InputError(
-          "launch", concat(address, " stands for every address of rank 0's host, and the ranks meet on one only"),
+          "launch", concat(address, " stands for all addresses of rank 0's host, but the ranks connect at one"),
           "Give the first host of the hostfile the address under which the others reach it: address=A after the host.");
     }
     MeetingPoint point;
     sockaddr_storage bound{};
     socklen_t length = sizeof(bound);
     point.socket = Descriptor(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    // All ranks may knock before rank 0 answers.
+    // All ranks may connect before rank 0 accepts.
     if (point.socket && ::bind(point.socket.get(), one->ai_addr, one->ai_addrlen) == 0 &&
         ::listen(point.socket.get(), std::max(128, 2 * ranks)) == 0 &&
         ::getsockname(point.socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
@@ -116,11 +116,11 @@ MeetingPoint open_meeting_point(const std::string& address, int ranks) {
     code = errno;
   }
   if (code == EADDRNOTAVAIL && address != "127.0.0.1") {
-    throw InputError("launch", concat(address, " is no address of the host that runs rank 0"),
+    throw InputError("launch", concat(address, " is not an address of the host that runs rank 0"),
                      "Correct the hostfile; address=A after the host says where the others reach it.");
   }
   throw Error("launch", concat("cannot listen on ", address, ": ", std::strerror(code)),
-              "The ranks meet there; bring up the interface (for 127.0.0.1: ip link set lo up).");
+              "The ranks connect there; bring up the interface (for 127.0.0.1: ip link set lo up).");
 }
 
 } // namespace trireme::launch

@@ -30,7 +30,7 @@ void close_all_but(std::vector<int> kept);
 /// Opens /dev/null for each of 0, 1 and 2 that is closed, so that no pipe gets these numbers.
 void fill_standard_descriptors();
 
-/// A listening TCP socket on a free port: no other process can take the port before it is used.
+/// A listening TCP socket on a free port, which no other process can take before it is used.
 struct MeetingPoint {
   Descriptor socket;
   int port = 0;

@@ -13,7 +13,7 @@
 namespace trireme::launch {
 namespace {
 
-// Said by a launcher around this one about its own processes; wrong for ours.
+// Set by an outer launcher for its own processes; wrong for ours.
 constexpr const char* kForeign[] = {"TRIREME_LISTEN_FD",
                                     "TRIREME_LIFELINE_FD",
                                     "TRIREME_SECRET_FD",

@@ -28,10 +28,10 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kKillAgain{20};
-// poll() does not count sleep of the machine, a lease does.
+// poll() does not count sleep of the machine; a lease does.
 constexpr milliseconds kLookAtLease{500};
 
-/// What runs in the guardian's process.
+/// The guardian process's side.
 class Keeper {
  public:
   Keeper(int line, const Guardian::Terms& terms) : line_(line), last_word_(terms.last_word_fd), lease_(terms.lease) {}
@@ -75,7 +75,7 @@ class Keeper {
         ranks_.push_back({pid, pid > 0});
         pids.push_back(pid);
         live_ += pid > 0 ? 1 : 0;
-        if (pid > 0 && (stopping_ || given_up_)) { // the order came at the moment when it began to run
+        if (pid > 0 && (stopping_ || given_up_)) { // the order came while it was starting
           signal_rank(pid, end_signal_, stopping_);
         }
       }
@@ -97,7 +97,7 @@ class Keeper {
     return stopping_ || kill_until_ || given_up_;
   }
 
-  /// Until the program runs or is refused. False: the job ends before.
+  /// Waits until the program runs or is refused. False: the job ends first.
   bool wait_for_exec(int fd) {
     pollfd polled[] = {{fd, POLLIN, 0}, {line_, POLLIN, 0}};
     while (polled[0].revents == 0) {
@@ -175,7 +175,7 @@ class Keeper {
     const std::string what = order.at("do");
     if (what == "signal") {
       const int number = order.at("signal");
-      if (starting_ && number != SIGUSR2) { // what does not run yet has nothing to save
+      if (starting_ && number != SIGUSR2) { // a program that does not run yet has nothing to save
         given_up_ = true;
         end_signal_ = number;
       }
@@ -228,7 +228,7 @@ class Keeper {
       end.pid = next.si_pid;
       const auto rank =
           std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.live && one.pid == end.pid; });
-      // Asks before the process is reaped: afterwards its control group is unknown.
+      // Must precede reaping: afterwards its control group is unknown.
       if (rank != ranks_.end() && next.si_code == CLD_KILLED && next.si_status == SIGKILL) {
         end.out_of_memory = memory_.killed(end.pid);
       }
@@ -241,7 +241,7 @@ class Keeper {
       }
       next = {};
     }
-    // 0 and no pid: there are children, all of them running.
+    // Result 0 without a pid: there are children, and all of them run.
     siginfo_t any{};
     children_left_ = ::waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT) == 0;
   }
@@ -323,11 +323,11 @@ Guardian::Guardian(const std::vector<SpawnRequest>& ranks, const Terms& terms) {
   Descriptor other(ends[1]);
   pid_ = ::fork();
   if (pid_ == 0) {
-    line_.close(); // as long as anybody holds the launcher's end, its death does not show
+    line_.close(); // a second holder of the launcher's end would hide its death
     try {
       Keeper(other.get(), terms).run(ranks);
     } catch (...) {
-      ::_exit(1); // the launcher sees it and kills what is left
+      ::_exit(1); // the launcher then kills the rest
     }
     ::_exit(0);
   }

@@ -83,7 +83,7 @@ std::vector<Member> HostPool::choose() {
   address_ = chosen.front()->host.address;
   for (Entry& entry : entries_) {
     const bool stays = std::find(chosen.begin(), chosen.end(), &entry) != chosen.end();
-    entry.agent = stays ? std::move(entry.agent) : nullptr; // no one would read it
+    entry.agent = stays ? std::move(entry.agent) : nullptr; // it would not be read
   }
   std::vector<Member> members;
   int left = arrangement_.ranks;
@@ -97,8 +97,8 @@ std::vector<Member> HostPool::choose() {
     if (is_loopback(address_) && !is_loopback(entry->host.address)) {
       throw InputError("launch",
                        concat(entry->host.name, " cannot reach the first host of the hostfile, ", address_,
-                              ", which is a name for oneself"),
-                       "Give the first host by the name or address that the others know it by.");
+                              ", because that is a loopback address"),
+                       "Give the first host by the name or address at which the others reach it.");
     }
     if (!entry->agent) {
       connect(*entry);
@@ -144,7 +144,7 @@ void HostPool::connect(Entry& entry) {
   setup.host = entry.host.name;
   setup.command = agent_command(entry.host);
   setup.heartbeat_timeout = options_.heartbeat_timeout;
-  // Where nothing may take the ranks' place, a launcher that is held up for a moment costs no training.
+  // Without restarts nothing replaces the ranks, so a paused launcher must not end them.
   setup.lease_seconds = options_.max_restarts > 0 ? kHeartbeatsOfALease * options_.heartbeat_timeout
                                                   : std::max(60.0, 10 * options_.heartbeat_timeout);
   setup.job = {{"do", "job"},
@@ -162,7 +162,7 @@ void HostPool::drop_lost() {
     if (entry.agent && entry.agent->state() == Place::State::lost) {
       entry.lost = true;
       entry.why_lost = entry.agent->why_lost();
-      // A later agent of the host may never have had ranks.
+      // Keep the maximum: a later agent of the host may never have had ranks.
       entry.leased_until = std::max(entry.leased_until, entry.agent->leased_until());
       entry.agent.reset();
     }

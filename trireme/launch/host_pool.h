@@ -10,7 +10,7 @@
 
 namespace trireme::launch {
 
-/// The hosts of a job: which are usable, their agents, and which ranks go where.
+/// The hosts of a job: which are usable, their agents, and the placement of ranks.
 class HostPool {
  public:
   using MakePlace = std::function<std::unique_ptr<Place>(AgentSetup)>;
@@ -26,19 +26,19 @@ class HostPool {
   /// hostfile. Empty when fewer than min_nodes are left; see shortage(). Errors: InputError from `arrange`, or when an
   /// agent cannot be started.
   std::vector<Member> choose();
-  /// What to start on them.
+  /// The ranks and the command to start on them.
   const Arrangement& arrangement() const {
     return arrangement_;
   }
-  /// The address at which they meet: the first host's.
+  /// The address at which they connect: the first host's.
   const std::string& address() const {
     return address_;
   }
   /// Removes the hosts that were lost since the last start.
   void drop_lost();
-  /// Lets lost hosts be tried again in the next start, if there are too few others.
+  /// Allows lost hosts in the next start if too few others are left.
   void forgive();
-  /// A lost host whose ranks may still run, until when. Others must not start before.
+  /// A lost host whose ranks may run until then. No other rank may start earlier.
   struct Leased {
     std::string host;
     Clock::time_point until;

@@ -54,7 +54,7 @@ class LineReader {
     if (is_every_address(host.address)) {
       throw InputError(
           where_,
-          concat("the address ", host.address, " stands for every address of the host, and ranks meet on one only"),
+          concat("the address ", host.address, " stands for all addresses of the host, but ranks connect at one"),
           "Give the one under which the other hosts reach it.");
     }
     return host;
@@ -75,7 +75,7 @@ class LineReader {
       host.name = word.substr(1, end - 1);
       colon = end + 1 < word.size() ? end + 1 : std::string::npos;
     } else if (colon != std::string::npos && word.find(':', colon + 1) != std::string::npos) {
-      host.name = word; // an IPv6 address by itself
+      host.name = word; // an IPv6 address alone
       colon = std::string::npos;
     } else {
       host.name = word.substr(0, colon);
@@ -83,12 +83,12 @@ class LineReader {
     if (colon != std::string::npos) {
       host.slots = number(word.substr(colon + 1));
     }
-    // A name is handed to ssh: it must not look like an option or like another argument.
+    // ssh gets the name as an argument: it must not look like an option or like two arguments.
     const auto strange = [](char c) {
       return std::isalnum(static_cast<unsigned char>(c)) == 0 && std::strchr("._-@:%", c) == nullptr;
     };
     if (host.name.empty() || host.name.front() == '-' || std::any_of(host.name.begin(), host.name.end(), strange)) {
-      fail(concat("\"", word, "\" is no host name"));
+      fail(concat("\"", word, "\" is not a host name"));
     }
     const size_t at = host.name.rfind('@'); // user@host is for ssh only
     host.address = host.name.substr(at == std::string::npos ? 0 : at + 1);
@@ -98,7 +98,7 @@ class LineReader {
     int value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMostSlots) {
-      fail(concat("\"", text, "\" is no number of ranks from 1 to ", kMostSlots));
+      fail(concat("\"", text, "\" is not a number of ranks from 1 to ", kMostSlots));
     }
     return value;
   }
@@ -138,12 +138,12 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& sourc
     const LineReader reader(source, number);
     Host host = reader.read(words);
     if (std::any_of(hosts.begin(), hosts.end(), [&](const Host& other) { return other.name == host.name; })) {
-      reader.fail(concat("the host ", host.name, " comes twice; give it once with all its slots"));
+      reader.fail(concat("the host ", host.name, " is given twice; give it once with all its slots"));
     }
     hosts.push_back(std::move(host));
   }
   if (hosts.empty()) {
-    throw InputError(source, "there is no host in it", kForm);
+    throw InputError(source, "the hostfile has no host", kForm);
   }
   return hosts;
 }

@@ -23,9 +23,9 @@ struct Host {
 ///     [fe80::1]:2                    # an IPv6 address with a number needs brackets
 ///     ns1 slots=2 address=10.0.0.1   # if the name for --rsh is not the address
 ///
-/// Everything from # on is a comment. A host that occurs twice is refused: add its slots up.
-/// `source` is the name for messages. Errors: InputError "hosts:3: ..." for a line that is none of these, or when no
-/// host is left.
+/// Everything from # on is a comment. Refuses a host that occurs twice: give it once with all its slots.
+/// `source` is the name for messages. Errors: InputError "hosts:3: ..." for any other line, or without a
+/// host.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& source);
 
 /// The same from a file in UTF-8, with or without its byte order mark. Errors: InputError for UTF-16 too.

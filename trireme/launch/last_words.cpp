@@ -11,17 +11,17 @@ namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongest = 300;
-/// An error that ends a program is among its last lines: what it has printed may come later than what it says on
+/// Lines to search for the error that ended a program: buffered output may follow its
 /// stderr.
 constexpr size_t kLastOnes = 5;
 constexpr std::string_view kOfComm = "[comm] ";
 constexpr std::string_view kWhat = "  what():  ";
 constexpr std::string_view kRaised = "Exception raised from ";
-/// What gloo and NCCL say when the process at the other end is gone. They do not know its rank.
+/// Messages of gloo and NCCL for a lost connection. They do not know the peer's rank.
 constexpr std::string_view kLostConnections[] = {"Connection closed by peer", "Connection reset by peer",
                                                  "gloo/transport/",
                                                  "remote process exited or there was a network error"};
-/// After these our errors name who is at fault; elsewhere also who waits for whom.
+/// After these our errors name the culprit; other parts also name ranks that wait.
 constexpr std::string_view kAdvice[] = {"Look at the output of ", "Look at what "};
 
 bool is_digit(char c) {
@@ -70,7 +70,7 @@ std::vector<int> ranks_blamed_by(std::string_view error) {
   return ranks_in(error);
 }
 
-/// torch.distributed begins each line of a traceback so: "[rank0]: ".
+/// torch.distributed starts each line of a traceback with it: "[rank0]: ".
 std::string_view without_rank(std::string_view line) {
   const size_t end = line.find("]: ");
   return line.starts_with("[rank") && end != std::string_view::npos ? line.substr(end + 3) : line;
@@ -95,7 +95,7 @@ bool is_part(std::string_view name) {
 
 struct PartError {
   std::string_view text;
-  /// Trireme's log says that it is an error. Else a program may have printed the exception, or a line of its own log.
+  /// Trireme's log marks it as an error. Otherwise it may be a printed exception or a line of the program's own log.
   bool said = false;
 };
 
@@ -121,13 +121,13 @@ std::string shortened(std::string_view text) {
   return text.size() > kLongest ? std::string(text.substr(0, kLongest)) + "..." : std::string(text);
 }
 
-/// What ended a program.
+/// The error that ended a program.
 struct LastWords {
   /// The line where they begin.
   std::deque<std::string>::const_iterator begin;
   /// Their first line; empty if it was cut off.
   std::string_view text;
-  /// Whose words they are; of a line that looks like an error, perhaps only a program's log.
+  /// Origin of the text; a line that looks like an error may be from a program's log.
   enum class By { another, trireme, perhaps_a_log } by = By::another;
 };
 
@@ -157,7 +157,7 @@ std::optional<LastWords> last_words(const std::deque<std::string>& lines) {
       return LastWords{line, text.substr(kWhat.size())};
     }
     if (text.starts_with("Traceback (most recent call last)")) {
-      // Its own lines are indented; the first that is not says what happened.
+      // A traceback's lines are indented; the first line that is not names the error.
       const auto after = std::find_if(std::next(line), lines.end(), [](std::string_view one) {
         one = without_rank(one);
         return !one.empty() && one.front() != ' ';
@@ -205,7 +205,7 @@ Blame blame_in(const std::deque<std::string>& lines, int own, int ranks) {
       return blame;
     }
   }
-  // Libraries say in their log what their exceptions leave out; errors of Trireme's say all.
+  // Libraries log details that their exceptions omit; errors of Trireme's are complete.
   blame.others = ranks > 1 && std::any_of(words && words->by == LastWords::By::trireme ? begin : lines.begin(),
                                           lines.end(), [](std::string_view line) {
                                             return std::any_of(std::begin(kLostConnections), std::end(kLostConnections),

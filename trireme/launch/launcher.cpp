@@ -38,7 +38,7 @@ void check(const LaunchOptions& options) {
                      "Leave --min-nodes and --max-nodes out: it goes on without the workers of a lost host.");
   }
   if (options.max_restarts < 0) {
-    throw InputError("launch", concat("max_restarts is ", options.max_restarts), "0 is the least: do not start again.");
+    throw InputError("launch", concat("max_restarts is ", options.max_restarts), "Give 0 (no restarts) or more.");
   }
   if (!(options.grace_seconds >= 0 && options.grace_seconds <= 1e6)) {
     throw InputError("launch", concat("grace_seconds is ", options.grace_seconds), "Give seconds from 0 to 1000000.");
@@ -58,7 +58,7 @@ void check(const LaunchOptions& options) {
   }
   for (const auto& [name, value] : options.extra_env) {
     if (name.empty() || name.find('=') != std::string::npos) {
-      throw InputError("launch", concat("\"", name, "\" is no name for an environment variable"));
+      throw InputError("launch", concat("\"", name, "\" is not a valid name of an environment variable"));
     }
   }
 }
@@ -76,7 +76,7 @@ fs::path open_log_dir(const LaunchOptions& options) {
   return make_scratch_folder("trireme", {}, "Name a log folder, or set TMPDIR to a folder with room.");
 }
 
-// Whether the logs have what the screen has not.
+// Whether the logs contain output that was not shown.
 bool holds_more(const fs::path& log_dir, bool all_shown) {
   std::error_code error;
   for (fs::directory_iterator log(log_dir, error); !all_shown && !error && log != fs::directory_iterator();
@@ -89,7 +89,7 @@ bool holds_more(const fs::path& log_dir, bool all_shown) {
   return bool(error);
 }
 
-// Waits for the reader of our output, as any program would; a signal gives up.
+// Waits until our output is written, as any program would; a signal ends the wait.
 void hand_over_rest(Screen& screen, SignalWatch& signals) {
   while (screen.pending()) {
     std::vector<pollfd> polled = {{signals.fd(), POLLIN, 0}};
@@ -151,7 +151,7 @@ class Places {
   const std::string& address() const {
     return pool_ ? pool_->address() : loopback_;
   }
-  /// Where each task can be reached.
+  /// Address of each task.
   std::vector<std::string> addresses() const {
     std::vector<std::string> all;
     for (size_t i = 0; i < here_.size(); ++i) {
@@ -184,7 +184,7 @@ JobReport run_job(const LaunchOptions& options, SignalWatch& signals) {
   check(options);
   fill_standard_descriptors();
   if (options.hosts.empty()) {
-    find_program(options.command.front()); // complains before anything is made
+    find_program(options.command.front()); // fails before anything is created
   }
   const fs::path log_dir = open_log_dir(options);
   Screen screen;

@@ -13,9 +13,9 @@
 
 namespace trireme::launch {
 
-/// What to start on a number of slots.
+/// The ranks and the command to start on a number of slots.
 struct Arrangement {
-  /// At most as many as there are slots; hosts are filled in order.
+  /// At most the number of slots; hosts are filled in order.
   int ranks = 1;
   std::vector<std::string> command;
   /// A message to print before the start, such as a change of gradient accumulation.
@@ -23,14 +23,14 @@ struct Arrangement {
 };
 
 struct LaunchOptions {
-  /// Processes to start on this machine, at least 1. With `hosts`: at most so many in all, 0 for all slots.
+  /// Processes to start on this machine, at least 1. With `hosts`: at most this many in total, 0 for all slots.
   int ranks = 1;
   /// The program (searched in PATH when it has no slash) and its arguments.
   std::vector<std::string> command;
-  /// With servers the job consists of tasks that live by themselves: `ranks` workers, and so many servers; see tasks.h.
-  /// `max_restarts` is for all tasks together then.
+  /// With servers the job consists of independent tasks: `ranks` workers and `servers` servers; see tasks.h.
+  /// `max_restarts` then counts for all tasks.
   int servers = 0;
-  /// What stands before "://" in TRIREME_SERVERS: what the servers speak on their sockets.
+  /// The scheme in TRIREME_SERVERS: the protocol of the servers' sockets.
   std::string server_scheme = "tcp";
   /// How often all ranks are restarted after a rank failed or a host was lost. Exit code 2 (the user's input) is never
   /// retried.
@@ -39,34 +39,34 @@ struct LaunchOptions {
   /// folder, removed after a success unless ranks wrote what was not shown.
   std::filesystem::path log_dir;
   /// False: rank 0's output is shown byte for byte; that of the others only goes to their logs.
-  /// True: whole lines of all ranks are shown, each after "[rank r] ".
+  /// True: full lines of all ranks are shown, each after "[rank r] ".
   bool all_output = false;
   /// Time from asking a rank to end to killing it (SIGKILL). After a failure at most 5 s.
   double grace_seconds = 5;
   /// Variables for the ranks in addition to the launcher's environment.
   std::vector<std::pair<std::string, std::string>> extra_env;
-  /// The ranks answer SIGTERM by saving and ending with 0: SIGTERM, SIGHUP and SIGUSR1 are requests to do so, and the
-  /// launcher's exit code is 0 when all did, or when one ended by the signal itself before any step (`progress`): the
-  /// training had not begun.
+  /// The ranks answer SIGTERM by saving and ending with 0: SIGTERM, SIGHUP and SIGUSR1 request that. The launcher's
+  /// exit code is then 0 when all did. It is also 0 when a rank ended by the signal itself before any step
+  /// (`progress`): the training had not begun.
   bool preemptible = false;
 
   /// Machines to run on, in this order; empty: this one. Each gets consecutive ranks.
   std::vector<Host> hosts;
-  /// Words that start a program on another machine, called as RSH... HOST PROGRAM agent. Empty: ssh.
+  /// Command that starts a program on another machine, called as RSH... HOST PROGRAM agent. Empty: ssh.
   std::vector<std::string> rsh;
-  /// The program that is the agent when called with the argument "agent": the same path on all hosts. Empty: this
+  /// The program that acts as agent when called with the argument "agent": the same path on all hosts. Empty: this
   /// program.
   std::filesystem::path agent;
   /// The job runs on the first max_nodes usable hosts (0: all), and ends when fewer than min_nodes are left (0:
   /// max_nodes).
   int min_nodes = 0;
   int max_nodes = 0;
-  /// A host that is silent for so long is lost.
+  /// A host without a message for this long is lost.
   double heartbeat_timeout = 5;
 
   /// The job's TRIREME_RUN_ID; empty: a new one.
   std::string run_id;
-  /// Why another job has taken this one's place, "" while none has. Asked before a restart, which it prevents.
+  /// Why another job has replaced this one, "" if none has. Asked before a restart, which it prevents.
   std::function<std::string()> superseded;
   /// Decides what to start; called before every start on several hosts, because the world may be smaller. Absent:
   /// `command` on all slots. Errors: InputError ends the job.
@@ -81,41 +81,41 @@ struct JobReport {
   /// The signal that stopped the launcher, 0 for none. With exit_code 0: preempted, the ranks have saved.
   int received_signal = 0;
   /// With exit_code 0 and a signal: it came before a rank (of a job with servers: a worker) was ready to answer it by
-  /// saving. That one has done nothing.
+  /// saving. That rank has done no step.
   bool not_begun = false;
   std::vector<Restart> restarts;
   double total_seconds = 0;
-  /// "Effective training time ratio": the share of the time that was neither down time nor repeated work. 1 without
+  /// "Effective training time ratio": the share of time that was neither down time nor repeated work. 1 without
   /// restarts.
   double ettr = 1;
 };
 
-/// Starts the ranks, watches them, and returns when no process of them is left.
+/// Starts the ranks, watches them, and returns when none of their processes is left.
 ///
-/// Exit code: 0 when all ranks ended with 0; otherwise the exit code of the first failing rank, or of the one that its
-/// error leads to, 128 + signal when a signal ended
-///   it (137 for SIGKILL), 1 for a lost host; 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the
-///   launcher.
-/// Ranks: see environment.h for their variables. Each has a session (and so a process group) of its own; rank 0 keeps
-///   the launcher's standard input on one machine, the others read /dev/null. They inherit no other descriptor than
-///   TRIREME_LIFELINE_FD, TRIREME_SECRET_FD and, rank 0, TRIREME_LISTEN_FD. Children of ranks are ended with them,
-///   those that moved to another session too.
-/// Hosts: one agent each (see agent.h), started over ssh or `rsh`; their input and output are the connection, no port
-/// is opened.
-///   A lost host is replaced by the next usable one of the list, or the world gets smaller as far as min_nodes allows.
-/// Signals: SIGINT is passed on as it is, SIGTERM and SIGHUP as SIGTERM, each to the rank's whole process group; a
-/// second
-///   one kills at once. SIGUSR1 and SIGUSR2 go to the ranks. See `preemptible`. If the launcher dies, however it does,
-///   a guardian process kills the ranks and all their descendants, and agents kill theirs; see guardian.h.
+/// Exit code: 0 when all ranks ended with 0. Otherwise that of the first failing rank, or of the rank
+/// that its error blames. It is 128 + signal when a signal ended that rank (137 for SIGKILL), and 1
+/// for a lost host. After SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the launcher it is 130, 143, 129 or
+/// 138.
+/// Ranks: see environment.h for their variables. Each has its own session, and so its own process group. Rank 0 keeps
+/// the launcher's standard input on one machine; the others read /dev/null. They inherit no descriptor but
+/// TRIREME_LIFELINE_FD, TRIREME_SECRET_FD and, rank 0, TRIREME_LISTEN_FD. Descendants are ended with them, also those
+/// in another session.
+/// Hosts: one agent each (agent.h), started over ssh or `rsh`. Their input and output are the connection: no
+/// port is opened. A lost host is replaced by the next usable one of the list, or the world shrinks down to
+/// min_nodes.
+/// Signals: SIGINT is sent to each rank's process group; SIGTERM and SIGHUP are sent to it as SIGTERM. A second
+/// one kills at once. SIGUSR1 and SIGUSR2 go to the ranks. See `preemptible`. If the launcher ends for any
+/// reason, a guardian process kills the ranks and all their descendants, and agents kill theirs; see
+/// guardian.h.
 /// Output: the launcher's messages go to stderr after "[launch] ".
 /// Caller: a program that has no other child processes and whose calling thread stays alive; the launcher adopts and
 ///   reaps every orphan below it, and blocks the signals above while it runs.
 /// Cost: one thread and one more process, no polling; about 1 ms a rank to start.
-/// Errors: InputError when the program, the log folder or a host's setup cannot be used; Error when the system refuses
-/// a process
+/// Errors: InputError when the program, the log folder or a host's setup cannot be used. Error when the system refuses
+/// a process or socket.
 ///   or socket.
 JobReport run_job(const LaunchOptions& options);
-/// The same with the caller's watch, which keeps signals that come before the job begins.
+/// The same with the caller's watch, which holds signals that come before the job begins.
 JobReport run_job(const LaunchOptions& options, SignalWatch& signals);
 
 /// The exit code of run_job().

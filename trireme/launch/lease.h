@@ -6,28 +6,28 @@
 #include <chrono>
 #include <optional>
 
-// A host may run ranks only while it holds a lease, so that two starts of one job never run at the same time although
-// a silent host cannot be asked
-// ("Leases", Gray and Cheriton, 1989). Each beat of an agent asks for a new lease, and the launcher's answer grants it:
+// A host may run ranks only while it holds a lease, so that two starts of one job never overlap, although a silent host
+// cannot be asked ("Leases", Gray and Cheriton, 1989). Each beat of an agent requests a new lease, and the launcher's
+// answer grants it:
 //
 //   agent     asks at its own time t          -->  launcher  answers at g
 //   its guardian ends the ranks at t + length <--  the launcher starts no others before g + length + margin
 //
-// t comes before g, so time on the way, however long, only makes the agent's lease shorter than the launcher counts.
-// The agent's clock includes
-// sleep of its machine, the launcher's does not: both err on the safe side.
-// Assumed: the clocks of two hosts run at rates that differ by less than 1 %, and a running guardian ends its ranks
-// within a second. What a stopped
-// guardian or a paused virtual machine leaves, the token of the run folder refuses (base/run_token.h).
+// t comes before g, so any delay of messages only makes the agent's lease shorter than the
+// launcher counts. The agent's clock includes sleep of its machine, the launcher's does not:
+// both err on the safe side. Assumed: the clocks of two hosts run at rates that differ by less
+// than 1 %, and a running guardian ends its ranks within a second. Processes that a stopped
+// guardian or a paused virtual machine leaves are refused by the run folder's token
+// (base/run_token.h).
 namespace trireme::launch {
 
 /// Time of one host, sleep included. Comparable among the processes of that host only.
 using HostTime = std::chrono::nanoseconds;
 HostTime host_time();
 
-/// Time-outs of the heartbeat that a lease lasts: a launcher may be stopped for so long and lose no host.
+/// Length of a lease in heartbeat time-outs: a launcher may be stopped for that long without losing a host.
 inline constexpr double kHeartbeatsOfALease = 3;
-/// The guardian waits this much longer than its agent, which can say why.
+/// The guardian waits this much longer than its agent, which can report the reason.
 inline constexpr std::chrono::milliseconds kGuardianLater{250};
 
 /// The lease as the host counts it.
@@ -35,7 +35,7 @@ class Lease {
  public:
   explicit Lease(HostTime length) : length_(length) {}
 
-  /// The launcher has answered what was asked at `asked`. Answers may come late and in any order.
+  /// The launcher has answered the request of time `asked`. Answers may come late and in any order.
   void granted(HostTime asked) {
     until_ = std::max(until_, asked + length_);
   }
@@ -64,7 +64,7 @@ class GrantedLease {
   void answered(Clock::time_point now) {
     over_at_ = now + span_;
   }
-  /// From then on no rank of the host runs, whatever has happened to it. nullopt: it never had a lease.
+  /// After that time no rank of the host runs, in any case. nullopt: it never had a lease.
   std::optional<Clock::time_point> over_at() const {
     return over_at_;
   }

@@ -8,7 +8,7 @@ namespace trireme::launch {
 namespace {
 
 constexpr size_t kLongestLine = 64 * 1024;
-// "[rank0]: " may stand before a frame.
+// "[rank0]: " may precede a frame.
 constexpr size_t kIndent = 24;
 
 } // namespace

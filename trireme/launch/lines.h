@@ -20,7 +20,7 @@ class LineSplitter {
   std::string partial_;
 };
 
-/// What a terminal shows of a line that was redrawn with carriage returns: the last drawing.
+/// The part of a line redrawn with carriage returns that a terminal shows: the last drawing.
 std::string_view last_drawing(std::string_view line);
 
 /// Keeps the last 20 lines, at most 2000 bytes of each. A stack of libtorch's ("frame #0: ...", "frame #1: ...") counts
@@ -39,7 +39,7 @@ class LastLines {
 
  private:
   std::deque<std::string> lines_;
-  /// Of the stack that the last line belongs to, and that line without what was added.
+  /// Frames of the stack that ends the last line, and that line without the added count.
   size_t frames_ = 0;
   std::string first_frame_;
 };

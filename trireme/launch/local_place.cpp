@@ -172,8 +172,7 @@ void LocalPlace::read_events() {
     failed = failed || (event->at("is") == "ended" && event->at("status") != 0);
     handle(*event);
   }
-  if (failed &&
-      running_) { // of several that ended at the same time all shall be known: a killed one is the likelier cause
+  if (failed && running_) { // report all ranks that ended at the same time: a killed one is the likelier cause
     guardian_->tell({{"do", "look"}});
     for (auto event = guardian_->next(true); event && event->at("is") != "looked"; event = guardian_->next(true)) {
       handle(*event);
@@ -223,7 +222,7 @@ void LocalPlace::finish() {
 
 void LocalPlace::lose_guardian() {
   events_->say(concat("the process that watches the ranks (trireme-guard, pid ", guardian_->pid(),
-                      ") was killed, and they end with it"));
+                      ") was killed; all ranks end"));
   guardian_.reset();
   const auto ends = kill_children();
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -257,7 +256,7 @@ bool LocalPlace::read_once(size_t rank, int stream) {
 
 void LocalPlace::drain(size_t rank) {
   for (int stream = 0; stream < 2; ++stream) {
-    // A pipe holds 64 KiB by default; a child of the rank may write without end.
+    // A pipe holds 64 KiB by default; orphans of the rank may keep writing.
     for (int reads = 0; reads < 64 && read_once(rank, stream); ++reads) {
     }
   }

@@ -16,7 +16,7 @@
 
 namespace trireme::launch {
 
-/// What all starts of a job share on one place.
+/// Settings that all starts of a job share on one place.
 struct PlaceSetup {
   /// Name in the hostfile; empty for a job on one machine.
   std::string host;
@@ -26,15 +26,15 @@ struct PlaceSetup {
   Variables extra_env;
   /// Standard input of rank 0, -1: none.
   int stdin_fd = -1;
-  /// Where the guardian says {"is": "gone"} when this process is lost and the ranks have ended, -1: nowhere.
+  /// Receives {"is": "gone"} from the guardian when this process is lost and the ranks have ended; -1: nothing is sent.
   int last_word_fd = -1;
 };
 
-/// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has a
-/// session (and so a process group) of its own. The processes that ranks leave behind are killed. If this process is
-/// killed, the guardian kills everything; if the guardian is killed, this process does. Its process has no other
-/// children than those of such places: it adopts and reaps every orphan. When the guardian of one place is killed, the
-/// ranks of all places of the process end.
+/// Ranks as processes of this machine, children of a guardian process; each start has its own guardian. Each rank has
+/// its own session, and so its own process group. Their orphans are killed. If this process is killed, the guardian
+/// kills everything; if the guardian is killed, this process does. This process has no other children than those of
+/// such places: it adopts and reaps every orphan. When one place's guardian is killed, the ranks of all places of the
+/// process end.
 class LocalPlace : public Place {
  public:
   LocalPlace(PlaceSetup setup, SignalWatch& signals);
@@ -50,10 +50,10 @@ class LocalPlace : public Place {
   void signal(int number) override;
   void stop(int number) override;
   void kill() override;
-  /// The ranks end then, these and those of later starts, unless a later call says more. Without a call they need no
-  /// lease.
+  /// Ends the ranks at that time, also those of later starts, unless a later call extends it. Without a call they need
+  /// no lease.
   void lease_until(HostTime end);
-  /// Whether a process of the last start did not end although it was killed.
+  /// True if a process of the last start did not end after SIGKILL.
   bool left_process() const {
     return left_process_;
   }
@@ -95,7 +95,7 @@ class LocalPlace : public Place {
   bool running_ = false;
   std::exception_ptr refusal_;
   bool kill_sent_ = false;
-  /// The answer to a start may have come together with the end of a rank, of which no descriptor tells any more.
+  /// The answer to a start may arrive with the end of a rank, which no descriptor signals afterwards.
   bool look_soon_ = false;
   bool left_process_ = false;
   std::optional<HostTime> lease_;

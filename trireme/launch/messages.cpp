@@ -71,12 +71,12 @@ Message pack_end(int rank, const RankEnd& end) {
           {"out_of_memory", static_cast<int>(end.out_of_memory)}};
 }
 
-// nlohmann's own conversion would take any number, 1e300 too.
+// nlohmann's conversion would accept any number, such as 1e300.
 int whole(const Message& message, const char* key) {
   const int64_t number = message.at(key).get_ref<const Message::number_integer_t&>();
   if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
-    throw Error("launch", concat("\"", key, "\": ", number,
-                                 " came from the other side; that is no number of a rank, a node or a port"));
+    throw Error("launch", concat("a message has \"", key, "\": ", number, ", out of range for a rank, node or port"),
+                "Use the same version of Trireme on all hosts.");
   }
   return static_cast<int>(number);
 }
@@ -138,7 +138,7 @@ void MessageReader::add(std::string_view bytes) {
   read_ = 0;
   arrived_.append(bytes);
   if (arrived_.size() > kLongestMessage) {
-    throw Error("launch", "a line of more than 64 MiB came from the other side; that is no agent");
+    throw Error("launch", "received a line of more than 64 MiB, which is no message");
   }
 }
 

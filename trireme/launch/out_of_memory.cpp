@@ -10,7 +10,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Anybody else in the group? It does not list processes that have ended.
+// Whether the group has another process. Ended processes are not listed.
 bool shared(const fs::path& group, pid_t pid) {
   std::ifstream members(group / "cgroup.procs");
   if (!members) {

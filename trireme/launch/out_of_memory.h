@@ -12,17 +12,17 @@
 
 namespace trireme::launch {
 
-/// Says whether a process was killed because its control group ran out of memory, from the kernel's counter for
-/// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". With
-/// version 1 the group of an ended process is unknown, and the group of this process (the container, the batch job) is
-/// used. The kernel counts kills without naming the process, so the answer is certain only if the process had a group
-/// of its own.
+/// Detects that a process was killed because its control group ran out of memory. It reads the kernel's counter of
+/// that group: memory.events.local or memory.events (version 2), memory.oom_control (version 1), "oom_kill N". In
+/// version 1 the group of an ended process is unknown, so that of this process (the container, the batch job) is
+/// used. The kernel counts kills without naming the process: the answer is certain only if the process had its own
+/// group.
 class OutOfMemoryWatch {
  public:
   /// Reads the counter of this process's own group. `cgroups` is where control groups are mounted.
   explicit OutOfMemoryWatch(std::filesystem::path cgroups = "/sys/fs/cgroup", std::filesystem::path proc = "/proc");
 
-  /// Call it for a process that SIGKILL ended, before it is reaped. Each count of the kernel explains one process.
+  /// Call it for a process ended by SIGKILL, before reaping it. Each kill that the kernel counts explains one.
   OutOfMemory killed(pid_t pid);
 
  private:

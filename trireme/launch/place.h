@@ -18,7 +18,7 @@ namespace trireme::launch {
 using Clock = trireme::Clock;
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// Whether the kernel killed a process because memory ran out. perhaps: it killed one of those that share its control
+/// Whether the kernel killed a process because memory ran out. perhaps: it killed one process of that control
 /// group.
 enum class OutOfMemory { no, perhaps, yes };
 
@@ -26,7 +26,7 @@ enum class OutOfMemory { no, perhaps, yes };
 struct RankEnd {
   int wait_status = 0;
   pid_t pid = -1;
-  /// The most memory it ever held.
+  /// Its peak memory.
   int64_t peak_rss_bytes = 0;
   OutOfMemory out_of_memory = OutOfMemory::no;
 };
@@ -35,7 +35,7 @@ struct RankEnd {
 class PlaceEvents {
  public:
   virtual ~PlaceEvents() = default;
-  /// What the rank wrote to stdout (`stream` 0) or stderr (1).
+  /// Output of the rank on stdout (`stream` 0) or stderr (1).
   virtual void output(int rank, int stream, std::string_view bytes) = 0;
   /// False while the reader of this output is behind: the output stays in the rank's pipe.
   virtual bool wants(int rank, int stream) const = 0;
@@ -47,9 +47,9 @@ class PlaceEvents {
 
 /// Ports of rank 0's host.
 struct Ports {
-  /// The socket at which the ranks meet, which rank 0 inherits.
+  /// The socket at which the ranks connect; rank 0 inherits it.
   int store = 0;
-  /// Nobody listens on it: the program's own, for what its rank 0 opens (MASTER_PORT).
+  /// For the program's own rank 0 (MASTER_PORT): no process listens on it.
   int program = 0;
 };
 
@@ -57,34 +57,34 @@ struct Ports {
 struct Share {
   int first_rank = 0;
   int local_ranks = 1;
-  /// World size of the whole job.
+  /// World size of the job.
   int ranks = 1;
   /// Index of this place.
   int node = 0;
   int nodes = 1;
-  /// Earlier starts of the whole job, and how many restarts are allowed.
+  /// Earlier starts of the job, and the number of restarts allowed.
   int restarts = 0;
   int max_restarts = 0;
-  /// Where the ranks meet.
+  /// Address at which the ranks connect.
   std::string address;
   Ports ports;
   /// Columns of the terminal that shows rank 0's stderr, 0 when none does.
   int terminal_columns = 0;
   /// The program and its arguments.
   std::vector<std::string> command;
-  /// For these ranks alone, after all other variables.
+  /// For these ranks only, after all other variables.
   Variables variables;
   /// Processes of the job on this host beside these ranks, which share its cores with them.
   int neighbours = 0;
-  /// The socket of listen() stays open, for later starts: who connects while no rank runs is answered by the next.
+  /// The socket of listen() stays open for later starts: a client that connects while no rank runs waits for the next.
   bool keeps_socket = false;
 };
 
-/// Where ranks run: this process's machine (LocalPlace) or another one (RemotePlace, through an agent that has a
+/// The machine that runs ranks: this process's (LocalPlace) or another one (RemotePlace, through an agent that has a
 /// LocalPlace).
 ///
-/// connecting --> ready --start()--> running --(nothing is left of the ranks)--> ready; lost from anywhere.
-/// No function blocks: the owner polls the descriptors of add_to(), then calls serve(), and advance() at wake() at the
+/// connecting --> ready --start()--> running --(no process of the ranks is left)--> ready; lost from any state. No
+/// function blocks: the owner polls the descriptors of add_to(), then calls serve(), and advance() at wake() at the
 /// latest.
 class Place {
  public:
@@ -94,17 +94,17 @@ class Place {
   virtual State state() const = 0;
   /// Why the place was lost.
   virtual const std::string& why_lost() const = 0;
-  /// Opens the socket at which `ranks` ranks will meet, for rank 0, on exactly this address and a free port, and finds
-  /// another port for the program; see ports().
+  /// Opens, for rank 0, the socket at which `ranks` ranks will connect, on exactly this address and a free port. Also
+  /// finds a port for the program; see ports().
   virtual void listen(const std::string& address, int ranks) = 0;
   virtual std::optional<Ports> ports() const = 0;
-  /// Errors: InputError and Error from here or, once the program has been tried, from advance().
+  /// Errors: InputError and Error, thrown here or, after the program was tried, by advance().
   virtual void start(const Share& share, PlaceEvents& events) = 0;
   /// Sends the signal to the ranks themselves.
   virtual void signal(int number) = 0;
-  /// Sends it to their process groups; after the ranks ended, sends SIGTERM to the processes they left behind.
+  /// Sends it to their process groups; after the ranks ended, sends SIGTERM to their orphans.
   virtual void stop(int number) = 0;
-  /// Sends SIGKILL to all processes, again and again until none is left.
+  /// Sends SIGKILL to all processes, repeatedly, until none is left.
   virtual void kill() = 0;
 
   virtual void add_to(std::vector<pollfd>& polled) const = 0;
@@ -112,11 +112,11 @@ class Place {
   virtual void advance() = 0;
   virtual std::optional<Clock::time_point> wake() const = 0;
 
-  /// Of a lost place: its ranks may still run until then. nullopt: they have ended.
+  /// For a lost place: its ranks may run until then. nullopt: they have ended.
   virtual std::optional<Clock::time_point> leased_until() const {
     return std::nullopt;
   }
-  /// Lets what serves the place end; the destructor waits for it.
+  /// Ends the process that serves the place; the destructor waits for it.
   virtual void dismiss() {}
 };
 

@@ -39,7 +39,7 @@ struct ChildPlan {
 
 [[noreturn]] void become(const ChildPlan& plan) {
   const SpawnRequest& request = plan.request;
-  // The parent may have died before the request took effect; nothing would kill this process then.
+  // If the parent died before the request took effect, nothing would kill this process.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != plan.parent) {
     ::_exit(127);
@@ -64,7 +64,7 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-// 0 when the program runs, otherwise why not.
+// 0 when the program runs, otherwise the errno.
 int wait_for_exec(int fd) {
   int reason = 0;
   ssize_t got = 0;
@@ -105,13 +105,13 @@ fs::path find_program(const std::string& name) {
       if (::access(candidate.c_str(), X_OK) == 0) {
         return candidate;
       }
-      refused = concat(candidate.string(), " may not be run");
+      refused = concat(candidate.string(), " is not executable");
     } else if (fs::is_directory(candidate, error) && refused.empty() && candidates.size() == 1) {
       refused = concat(candidate.string(), " is a folder, not a program");
     }
   }
   if (!refused.empty()) {
-    throw InputError("launch", refused, "Name a program; chmod +x makes a script one.");
+    throw InputError("launch", refused, "Name a program; for a script: chmod +x.");
   }
   throw InputError("launch", concat("program not found: ", name),
                    name.find('/') == std::string::npos ? "It is not in PATH; a program in this folder is ./" + name

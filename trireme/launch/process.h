@@ -28,11 +28,11 @@ struct SpawnRequest {
   struct sigaction on_broken_pipe{};
 };
 
-/// Starts the program in its own session; the kernel kills it when the calling thread ends.
-/// Returns when the program runs. On a file system that does not answer that may take for ever: `wait` blocks until
-/// `fd` is readable, or returns false to give up.
-/// Errors: InputError when the kernel refuses the file, Error when it refuses a process.
-/// Returns -1 after it was given up; the process may hang in the kernel, and is a child that has been killed.
+/// Starts the program in its own session; the kernel kills it when the calling thread ends. Returns when
+/// the program runs. A file system that does not answer may delay that forever: `wait` blocks until `fd` is
+/// readable, or returns false to give up. Errors: InputError when the kernel refuses the file, Error when
+/// it refuses a process. Returns -1 after giving up; the process is a killed child that may hang in the
+/// kernel.
 using WaitForExec = std::function<bool(int fd)>;
 pid_t spawn(const SpawnRequest& request, const WaitForExec& wait = nullptr);
 

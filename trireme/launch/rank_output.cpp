@@ -54,7 +54,7 @@ void RankOutput::take_line(Stream& stream, std::string_view line) {
   if (shown_ != Shown::with_prefix) {
     return;
   }
-  // Trireme's own log lines already begin so.
+  // Trireme's own log lines already have the prefix.
   const std::string prefix = concat("[", name_, "] ");
   stream.outlet->write(concat(line.starts_with(prefix) ? "" : prefix, line, "\n"));
 }
@@ -66,7 +66,7 @@ void RankOutput::write_log(std::string_view bytes) {
       bytes.remove_prefix(static_cast<size_t>(wrote));
     } else if (errno != EINTR) {
       screen_.say(concat("cannot write ", log_path_.string(), ": ", std::strerror(errno),
-                         ". The ranks go on without this log."));
+                         ". The ranks continue without this log."));
       log_.close();
     }
   }

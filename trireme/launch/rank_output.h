@@ -23,7 +23,7 @@ class RankOutput {
   RankOutput(int rank, const std::filesystem::path& log_dir, const std::string& heading, Shown shown, Screen& screen,
              const std::string& kind = "rank");
 
-  /// False while the screen is behind with this stream (0: stdout, 1: stderr).
+  /// False while the screen has unwritten output of this stream (0: stdout, 1: stderr).
   bool wants(int stream) const;
   void take(int stream, std::string_view bytes);
   /// Call it after the rank ended: bytes after the last line end become a line.

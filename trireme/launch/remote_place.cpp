@@ -22,7 +22,7 @@ RemotePlace::RemotePlace(AgentSetup setup, std::unique_ptr<AgentConnection> conn
     : setup_(std::move(setup)), connection_(std::move(connection)), say_(std::move(say)), lease_(setup_.lease_seconds) {
   listener_.arrived = [this](std::string_view bytes) { read(bytes); };
   listener_.complained = [this](std::string_view line) {
-    if (state_ != State::connecting) { // before, they explain why the connection fails
+    if (state_ != State::connecting) { // earlier ones explain why the connection fails
       say_(concat(setup_.host, ": ", line));
     }
   };
@@ -92,7 +92,7 @@ void RemotePlace::read(std::string_view bytes) {
       }
     }
   } catch (const nlohmann::json::exception& error) {
-    lose(concat("its agent speaks another language (", error.what(), ")"));
+    lose(concat("its agent sent an invalid message (", error.what(), ")"));
   } catch (const Error& error) {
     lose(error.what());
   }
@@ -107,7 +107,7 @@ void RemotePlace::handle(const Message& event) {
   if ((is == "output" || is == "ended") && events_ != nullptr) {
     const int rank = whole(event, "rank");
     if (!has(rank)) {
-      lose(concat("its agent tells of rank ", rank, ", which does not run there"));
+      lose(concat("its agent reported rank ", rank, ", which does not run there"));
     } else if (is == "output") {
       events_->output(rank, whole(event, "stream") == 0 ? 0 : 1, to_bytes(event.at("text")));
     } else {
@@ -117,7 +117,7 @@ void RemotePlace::handle(const Message& event) {
     events_->say(concat(setup_.host, ": ", to_bytes(event.at("text"))));
   } else if (is == "ready") {
     if (event.at("protocol") != kProtocol) {
-      lose(concat("its agent is of another version of Trireme (it speaks protocol ", event.at("protocol").dump(),
+      lose(concat("its agent is of another version of Trireme (it has protocol ", event.at("protocol").dump(),
                   ", this one ", kProtocol, ")"));
     } else {
       state_ = State::ready;
@@ -152,7 +152,7 @@ void RemotePlace::advance() {
     return;
   }
   const auto now = Clock::now();
-  if (now - looked_at_ > seconds(1)) { // this process was stopped or its machine slept: the silence was its own
+  if (now - looked_at_ > seconds(1)) { // the silence is due to this process: it was stopped or its machine slept
     heard_at_ = started_at_ = now;
     listen_at_ = listen_at_ ? std::optional(now) : std::nullopt;
   }
@@ -162,7 +162,7 @@ void RemotePlace::advance() {
       lose(concat("its agent did not answer within ", format_seconds(duration<double>(kConnect).count())));
     }
   } else if (duration<double>(now - heard_at_).count() > setup_.heartbeat_timeout) {
-    lose(concat("it has said nothing for ", format_seconds(setup_.heartbeat_timeout),
+    lose(concat("it has sent nothing for ", format_seconds(setup_.heartbeat_timeout),
                 ": the machine or its network is down, or its agent is stopped"));
   } else if (listen_at_ && now - *listen_at_ > kListen) {
     lose(concat("it has not opened a socket for its ranks within ", format_seconds(duration<double>(kListen).count())));

@@ -19,18 +19,18 @@ struct AgentSetup {
   std::vector<std::string> command;
   /// The order "job"; see agent.cpp.
   Message job;
-  /// A host that is silent for so long is lost.
+  /// A host without a message for this long is lost.
   double heartbeat_timeout = 5;
-  /// Its ranks end where nothing is heard of the launcher for so long; see lease.h.
+  /// The host ends its ranks after this long without an answer of the launcher; see lease.h.
   double lease_seconds = kHeartbeatsOfALease * 5;
 };
 
-/// Ranks on another machine, through an agent that `command` starts there. The agent's standard input and output are
-/// the connection
-/// (agent_process.h): no port is opened. An agent kills its ranks when its input ends or its lease runs out (lease.h).
-/// The host is lost when the connection ends, or when no message (the heartbeat comes twice a second) arrives within
-/// the time-out. Its ranks may then
-/// run until leased_until(), unless agent or guardian have said that they are gone.
+/// Ranks on another machine, through an agent that `command` starts there. The agent's standard
+/// input and output are the connection (agent_process.h): no port is opened. An agent kills its
+/// ranks when its input ends or its lease expires (lease.h). The host is lost when the
+/// connection ends, or when no message arrives within the time-out (heartbeats come twice per
+/// second). Its ranks may then run until leased_until(), unless agent or guardian have reported
+/// "gone".
 class RemotePlace : public Place {
  public:
   using Say = std::function<void(const std::string& words)>;

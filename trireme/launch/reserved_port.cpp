@@ -27,15 +27,15 @@ struct Range {
   int last = 60'999;
 };
 
-/// From which the kernel gives ports by itself.
+/// The kernel's range of ephemeral ports.
 Range automatic_ports() {
   Range range;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> range.first >> range.last;
   return range;
 }
 
-/// A name that only one process of this network has, whichever its user: the kernel takes it back when that process
-/// ends. nullopt: another one has it.
+/// A name that one process per network namespace can hold, whatever its user; the kernel releases it with the process.
+/// nullopt: another process holds it.
 std::optional<Descriptor> claim(int port) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -53,10 +53,10 @@ std::optional<Descriptor> claim(int port) {
 bool can_bind(int family, const sockaddr* address, socklen_t length) {
   const Descriptor socket_fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return !socket_fd || ::bind(socket_fd.get(), address, length) == 0 ||
-         errno != EADDRINUSE; // without IPv6 it is free there
+         errno != EADDRINUSE; // no IPv6: nothing listens there
 }
 
-/// Without SO_REUSEADDR, on all addresses: whatever a program does to listen, it can.
+/// Without SO_REUSEADDR and on all addresses: then a program can listen with any options.
 bool is_free(int port) {
   sockaddr_in any4{};
   any4.sin_family = AF_INET;

@@ -67,9 +67,9 @@ void RestartAccount::failed(const std::string& cause, double seconds_ago) {
   if (stepped) {
     restart.steps_lost = at->unsaved_steps;
     restart.redone_seconds = at->unsaved_seconds + std::max(0.0, restart.noticed_at - at->stepped_at);
-  } else if (open_) { // failed again before the first step: that time was down
+  } else if (open_) { // failed before the first step: all of that was down time
     close(restart.noticed_at - open_->noticed_at);
-  } else if (progress_) { // the first start came to nothing
+  } else if (progress_) { // the first start saved nothing
     restart.redone_seconds = std::max(0.0, clocks_.steady_seconds() - started_steady_ - seconds_ago);
   }
   waiting_ = false;

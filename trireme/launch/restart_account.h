@@ -22,11 +22,11 @@ struct Progress {
 struct Restart {
   /// "rank 1 was killed by SIGKILL", "host node2 was lost: ...".
   std::string cause;
-  /// When the launcher noticed, seconds since 1970.
+  /// When the launcher noticed it, seconds since 1970.
   double noticed_at = 0;
   /// Seconds until the ranks ran again: until their first step if `progress` is known, else until their start.
   double down_seconds = 0;
-  /// Work that was not saved: finished steps, and the time of these and of the unfinished step.
+  /// Work that was not saved: finished steps, and the time of these and the unfinished step.
   int64_t steps_lost = 0;
   double redone_seconds = 0;
 };
@@ -34,11 +34,11 @@ struct Restart {
 /// Measures what restarts cost a job: useful time = all time - down time - repeated work.
 ///
 /// ETTR, the effective training time ratio, is useful time / all time: after "Revisiting Reliability in Large-Scale
-/// Machine Learning Research Clusters" (Kokolis et al., 2024), but with the first start counted as useful. Without
-/// `progress` it is unknown what was saved: only the time until the ranks were started again counts as lost.
+/// Machine Learning Research Clusters" (Kokolis et al., 2024), but the first start counts as useful. Without `progress`
+/// the saved steps are unknown: only the time until the ranks were restarted counts as lost.
 class RestartAccount {
  public:
-  /// Both in seconds: since 1970, to compare with `progress`, and of a monotonic clock.
+  /// Both in seconds: since 1970, to compare with `progress`, and monotonic.
   struct Clocks {
     std::function<double()> unix_seconds;
     std::function<double()> steady_seconds;
@@ -49,15 +49,15 @@ class RestartAccount {
 
   /// Call it when ranks were started, for the first time or again.
   void started();
-  /// Call it for a failure that a restart follows; it was noticed `seconds_ago`.
+  /// Call it for a failure before a restart; it was noticed `seconds_ago`.
   void failed(const std::string& cause, double seconds_ago);
-  /// Whether the first step after a restart is still to come: then call look() now and then.
+  /// True until the first step after a restart: then call look() now and then.
   bool waiting() const {
     return waiting_;
   }
   /// Returns a message for the user when the first step after a restart is done, else "".
   std::string look();
-  /// Call it when the job has ended; returns one line about all restarts, "" without any.
+  /// Call it at the end of the job; returns one line about all restarts, "" without any.
   std::string finish();
 
   const std::vector<Restart>& restarts() const {

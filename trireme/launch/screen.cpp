@@ -22,7 +22,7 @@ void Outlet::write(std::string_view bytes) {
   if (bytes.empty()) {
     return;
   }
-  // The end of the stream may arrive in pieces: four bytes decide.
+  // The clearing sequence may arrive in pieces; four bytes identify it.
   tail_.append(bytes.substr(bytes.size() - std::min(bytes.size(), kClearedLine.size() + 1)));
   tail_.erase(0, tail_.size() - std::min(tail_.size(), kClearedLine.size()));
   at_line_start_ = tail_.back() == '\n' || tail_ == kClearedLine;

@@ -5,8 +5,8 @@
 
 namespace trireme::launch {
 
-/// Writes to a descriptor without blocking; bytes that do not fit wait in memory.
-/// If the reader is gone or the disk is full, drops the rest: the job goes on and its logs are complete.
+/// Writes to a descriptor without blocking; bytes that do not fit wait in memory. If the reader ends or the disk is
+/// full, drops the rest: the job continues and its logs are complete.
 class Outlet {
  public:
   /// The caller owns `fd`, which other processes may share, so its flags are not changed.
@@ -21,7 +21,7 @@ class Outlet {
   bool pending() const {
     return !pending_.empty();
   }
-  /// Whether so much is waiting that no more should be read for this outlet.
+  /// True if so much is waiting that no more should be read for this outlet.
   bool full() const;
   /// False while a line is unfinished; a live progress line counts as one until it is cleared.
   bool at_line_start() const {

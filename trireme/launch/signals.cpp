@@ -33,7 +33,7 @@ SignalWatch::SignalWatch() : ignore_interrupt_key_(ignored(SIGINT)) {
   }
   ::pthread_sigmask(SIG_BLOCK, &watched, &mask_before_);
   struct sigaction plain{};
-  plain.sa_handler = SIG_DFL; // where SIGCHLD is ignored, exit codes are lost
+  plain.sa_handler = SIG_DFL; // if SIGCHLD is ignored, exit codes are lost
   ::sigaction(SIGCHLD, &plain, &child_before_);
   plain.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &plain, &broken_pipe_before_);

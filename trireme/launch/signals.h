@@ -10,9 +10,9 @@ namespace trireme::launch {
 
 /// Turns signals to this process into readable events while it lives; the destructor restores the earlier handling.
 ///
-/// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are read from fd(). SIGHUP stays ignored under nohup. A shell
-/// starts background jobs with SIGINT ignored because Ctrl-C is not for them: then Ctrl-C is ignored here too, but
-/// `kill -INT` counts. SIGPIPE is ignored: writes fail instead.
+/// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are read from fd(). SIGHUP stays ignored under nohup. A shell ignores
+/// SIGINT in background jobs, so Ctrl-C is ignored here too if it was, but `kill -INT` counts. SIGPIPE is ignored:
+/// writes fail instead.
 class SignalWatch {
  public:
   SignalWatch();

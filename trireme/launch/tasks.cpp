@@ -60,7 +60,7 @@ class Tasks {
           end_servers();
           again = true;
         }
-        if (again) { // somebody has to go on at once
+        if (again) { // an attempt can continue at once
           continue;
         }
         const std::vector<Attempt*> left = attempts();
@@ -86,7 +86,7 @@ class Tasks {
     std::unique_ptr<Attempt> attempt;
     bool server = false;
     int restarts = 0;
-    /// How it ended for good.
+    /// Its final outcome.
     std::optional<Outcome> end;
   };
 
@@ -121,7 +121,7 @@ class Tasks {
   void note_end(One& one) {
     const Outcome outcome = one.attempt->finish();
     one.attempt.reset();
-    const bool early = one.server && !ending_ && outcome.exit_code == 0 && running(true); // a server has no reason to
+    const bool early = one.server && !ending_ && outcome.exit_code == 0 && running(true); // a server must not end first
     const bool good = outcome.exit_code == 0 && !early;
     const std::string who = concat(one.task.kind, " ", one.task.number);
     if (good || ending_) {
@@ -140,7 +140,7 @@ class Tasks {
       return;
     }
     if (outcome.exit_code == kNotSaved && !one.server) {
-      job_.screen.say(concat(who, " has trained to the end and could not save the result: it is not started again"));
+      job_.screen.say(concat(who, " has finished training and could not save the result: it is not started again"));
       one.end = outcome;
       return;
     }
@@ -158,7 +158,7 @@ class Tasks {
         reachable ? concat("all ", job_.options.max_restarts, " restarts are used") : "its host is lost";
     if (one.server) {
       job_.screen.say(
-          released_ ? concat(who, " is not started again (", why, "), and what it held is gone: the job ends")
+          released_ ? concat(who, " is not started again (", why, "), and its state is lost: the job ends")
                     : concat(who, " cannot be started (", why, "), and no worker can train without it: the job ends"));
       fail(outcome);
       return;
@@ -181,7 +181,7 @@ class Tasks {
     }
     ending_ = servers_asked_ = true;
     for (Attempt* attempt : attempts()) {
-      attempt->take_signal(SIGINT); // workers would wait for their server, and have nothing to save without it
+      attempt->take_signal(SIGINT); // workers would wait for the server, and cannot save without it
     }
   }
 
@@ -202,7 +202,7 @@ class Tasks {
       servers_asked_ = servers_asked_ || !saves;
     }
     for (One& one : tasks_) {
-      // A second request is for all: the attempts that had the first one are killed.
+      // A second request is for all: attempts that had the first one are killed.
       if (one.attempt && (!one.server || !saves || !running(true))) {
         one.attempt->take_signal(number);
       }
@@ -235,8 +235,7 @@ class Tasks {
     for (const One& one : tasks_) {
       any_well = any_well || (!one.server && one.end->exit_code == 0);
       outcome.not_begun = outcome.not_begun || (!one.server && one.end->not_begun);
-      const bool by_us =
-          servers_asked_ && one.end->exit_code == 128 + SIGTERM; // it has no handler for the signal that ends it
+      const bool by_us = servers_asked_ && one.end->exit_code == 128 + SIGTERM; // it has no handler for the signal
       if (one.end->exit_code != 0 && ((one.server && !by_us) || outcome.exit_code == 0)) {
         outcome.exit_code = one.end->exit_code;
         outcome.cause = one.end->cause;
@@ -244,7 +243,7 @@ class Tasks {
     }
     const auto not_saved = std::find_if(tasks_.begin(), tasks_.end(),
                                         [](const One& one) { return !one.server && one.end->exit_code == kNotSaved; });
-    if (not_saved != tasks_.end()) { // whatever the others have come to
+    if (not_saved != tasks_.end()) { // whatever the other outcomes are
       outcome.exit_code = 1;
       outcome.cause = not_saved->end->cause;
       return outcome;

@@ -40,7 +40,7 @@ std::string one_decimal(double value) {
   return text;
 }
 
-/// The range of the line, or of its bulk when a few values lie many times the bulk's height away.
+/// The range of the line, or of its bulk if a few values are many times the bulk's height apart from it.
 Range bulk_range(const std::vector<Point>& points) {
   std::vector<double> values;
   for (const Point& point : points) {
@@ -67,7 +67,7 @@ Range bulk_range(const std::vector<Point>& points) {
   return range;
 }
 
-/// At most kMaxPoints; the first hundred stay, for there curves fall fastest and a logarithmic axis shows each.
+/// At most kMaxPoints. The first hundred stay: curves fall fastest there, and a logarithmic axis shows each.
 std::vector<Point> reduced(const std::vector<Point>& points) {
   if (points.size() <= kMaxPoints) {
     return points;
@@ -122,8 +122,8 @@ class Scale {
     return left_ + part * (right_ - left_);
   }
   double y(double value) const {
-    // Far outside is enough: the clip path hides it, and numbers stay short.
-    // Halves, since the whole range of doubles is not a double.
+    // Clamped far outside: the clip path hides it, and numbers stay short. Halved, because the full range of doubles
+    // overflows.
     const double part = std::clamp((value / 2 - y_.low / 2) / (y_.high / 2 - y_.low / 2), -2.0, 3.0);
     return bottom_ - part * (bottom_ - kTop);
   }
@@ -194,7 +194,7 @@ void append_axes(std::string& svg, const Scale& scale, const ChartOptions& optio
     const std::string x = one_decimal(scale.x(tick));
     svg += concat("<line class=\"axis\" x1=\"", x, "\" x2=\"", x, "\" y1=\"", bottom, "\" y2=\"",
                   one_decimal(scale.bottom() + 4), "\"/>");
-    // The end of the axis is where its name stands.
+    // The end of the axis is left for its name.
     if (scale.x(tick) < scale.right() - 8 * static_cast<double>(options.x_label.size()) - 8) {
       svg += concat("<text class=\"tick\" text-anchor=\"middle\" x=\"", x, "\" y=\"", one_decimal(scale.bottom() + 19),
                     "\">", format_tick(tick), "</text>\n");
@@ -251,7 +251,7 @@ void append_marks(std::string& svg, const Scale& scale, const ChartOptions& opti
 
 std::string draw_chart(const std::vector<ChartLine>& lines, const ChartOptions& options) {
   const Scale scale(lines, options);
-  // Every svg of a page needs a clip path of its own name; the geometry makes one that is right wherever it repeats.
+  // Every svg of a page needs its own clip path name; the geometry gives one that is right even if it repeats.
   const std::string clip = concat("clip-", options.width, '-', options.height, '-', one_decimal(scale.left()));
   std::string svg = concat("<svg class=\"", options.log_x ? "log" : "linear", options.width > 700 ? " wide" : "",
                            options.narrow ? " narrow" : "", "\" viewBox=\"0 0 ", options.width, ' ', options.height,

@@ -23,17 +23,17 @@ struct ChartOptions {
   int height = 360;
   bool log_x = false; ///< points with x < 1 are drawn at 1
   bool from_zero = false;
-  bool narrow = false;             ///< shown where the window is narrow, in place of a wide one
+  bool narrow = false;             ///< shown in narrow windows instead of the wide one
   std::optional<double> reference; ///< a dashed level...
-  std::string reference_label;     ///< ...and what it is
+  std::string reference_label;     ///< ...and its name
   std::optional<double> mark_x;    ///< a dotted upright...
-  std::string mark_label;          ///< ...and what happened there
+  std::string mark_label;          ///< ...and its event
 };
 
-/// Draws the lines as one inline <svg> without external references. Every curve is
-/// reduced to at most 1000 points; values that are not finite are gaps; rare spikes far outside the rest are cut
-/// off at the edge instead of flattening the curve. The <svg> has the scale as data- attributes,
-/// for a script's tooltip. Empty lines are allowed.
+/// Draws the lines as one inline <svg> without external references. Every curve is reduced to at most 1000 points,
+/// and values that are not finite are gaps. Rare spikes far outside the rest are cut off at the edge, so that they do
+/// not flatten the curve. The <svg> has the scale as data- attributes, for a script's tooltip. Empty lines are
+/// allowed.
 std::string draw_chart(const std::vector<ChartLine>& lines, const ChartOptions& options);
 
 /// Writes the same (reduced) curves as JSON for the tooltip: [{"label":..,"style":..,"points":[[x,y],..]},..],

@@ -24,11 +24,11 @@ double microseconds(int64_t ns) {
   return static_cast<double>(ns) / 1000;
 }
 
-/// The rows of one lane. Viewers need spans of a row to nest or not to touch, so a span that
-/// crosses another (two collectives in flight) goes one row further down.
+/// The rows of one lane. Viewers need the spans of a row to nest or be disjoint, so a span that crosses another (two
+/// collectives in flight) goes one row down.
 class Rows {
  public:
-  /// Spans come sorted by begin, longer first. The last row takes what fits nowhere.
+  /// Spans come sorted by begin, longer first. The last row takes all others.
   int place(int64_t begin_ns, int64_t end_ns) {
     for (size_t row = 0; row < kRowsPerLane; ++row) {
       if (row == open_ends_.size()) {
@@ -54,7 +54,7 @@ ordered_json metadata(const char* kind, int rank, int tid, const char* key, cons
   return {{"ph", "M"}, {"name", kind}, {"pid", rank}, {"tid", tid}, {"args", {{key, value}}}};
 }
 
-/// Events go straight to text: as a JSON tree they would take ten times the memory.
+/// Events are written as text: a JSON tree would take ten times the memory.
 template <typename Json>
 void append_line(std::string& list, const Json& event) {
   list += list.empty() ? "\n" : ",\n";
@@ -81,7 +81,7 @@ Part read_part(const std::filesystem::path& path) {
   const std::string content = read_file(path);
   part.trace = json::parse(content, nullptr, /*allow_exceptions=*/false);
   if (part.trace.is_discarded()) {
-    refuse(path, "it is cut off or no JSON");
+    refuse(path, "it is cut off or not JSON");
   }
   const json empty;
   const auto member = [&](const json& object, const char* key) -> const json& {
@@ -91,15 +91,15 @@ Part read_part(const std::filesystem::path& path) {
   const json& rank = member(about, "rank");
   const json& offset = member(about, "clock_offset_us");
   if (!rank.is_number_integer() || !offset.is_number()) {
-    refuse(path, "\"otherData\" names no rank and clock_offset_us");
+    refuse(path, "\"otherData\" lacks rank or clock_offset_us");
   }
   const json& events = member(part.trace, "traceEvents");
   if (!events.is_array()) {
-    refuse(path, "there is no \"traceEvents\"");
+    refuse(path, "\"traceEvents\" is missing");
   }
   for (const json& event : events) {
     if (!event.is_object() || (event.contains("ts") && !event["ts"].is_number())) {
-      refuse(path, "\"traceEvents\" holds something else");
+      refuse(path, "\"traceEvents\" has an invalid entry");
     }
   }
   part.rank = rank.get<int64_t>();
@@ -197,7 +197,7 @@ void Span::end() noexcept {
   try {
     tracer().add(lane_, name_, begin_ns_, Tracer::now_ns(), bytes_);
   } catch (const std::bad_alloc&) {
-    // A trace is not worth ending the run for.
+    // A failed trace must not end the run.
   }
 }
 

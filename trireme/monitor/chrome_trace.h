@@ -32,15 +32,15 @@ class Tracer {
   void start(int rank, size_t max_events = 1 << 18);
   void stop();
 
-  /// Adds a span whose ends were measured elsewhere, in now_ns() time: an asynchronous collective.
-  /// `bytes` below zero: none. Does nothing while off.
+  /// Adds a span measured by the caller in now_ns() time, such as an asynchronous collective. `bytes` below zero: none.
+  /// Does nothing while off.
   void add(Lane lane, std::string_view name, int64_t begin_ns, int64_t end_ns, int64_t bytes = -1);
 
   /// Sets how far this rank's clock is behind rank 0's, from clock_offset_ns(). 0 on one host.
   void set_clock_offset_ns(int64_t offset_ns);
 
-  /// Writes the part of this rank: valid Chrome trace JSON of its own, times in microseconds of its own
-  /// clock, the offset beside them. Replaces `path` atomically. Errors: Error when it cannot be written.
+  /// Writes the part of this rank: valid Chrome trace JSON in microseconds of the rank's own clock, with the offset as
+  /// metadata. Replaces `path` atomically. Errors: Error when it cannot be written.
   void write(const std::filesystem::path& path) const;
 
   size_t num_events() const;
@@ -99,23 +99,23 @@ class Span {
   Lane lane_;
 };
 
-/// One exchange with rank 0: own clock at the question, rank 0's clock at its answer, own clock when the answer
-/// arrived.
+/// One exchange with rank 0: own clock at the request, rank 0's clock at its response, own clock at the
+/// arrival.
 struct ClockSample {
   int64_t sent_ns;
   int64_t remote_ns;
   int64_t received_ns;
 };
 
-/// Computes what to add to this rank's clock to get rank 0's, from the exchange with the shortest round trip
-/// (Cristian 1989); wrong by at most half of that round trip. 0 without samples.
+/// Computes the offset from this rank's clock to rank 0's, from the exchange with the shortest round trip (Cristian
+/// 1989); wrong by at most half of that round trip. 0 without samples.
 int64_t clock_offset_ns(const std::vector<ClockSample>& samples);
 
 /// "trace.rank3.json".
 std::string trace_part_name(int rank);
 
-/// Joins the ranks' parts into one trace on rank 0's clock that starts at time 0: one process per rank, sorted
-/// by rank. Errors: InputError naming a part that is missing or is not one; Error when `out` cannot be written.
+/// Merges the ranks' parts into one trace on rank 0's clock that starts at time 0: one process per rank, sorted by
+/// rank. Errors: InputError naming a missing or invalid part; Error when `out` cannot be written.
 void merge_traces(const std::vector<std::filesystem::path>& parts, const std::filesystem::path& out);
 
 } // namespace trireme::monitor

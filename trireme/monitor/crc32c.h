@@ -5,8 +5,8 @@
 
 namespace trireme::monitor {
 
-/// Computes CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of the bytes.
-/// Cost: one table look-up a byte, meant for small records.
+/// Computes CRC-32C (Castagnoli polynomial, RFC 3720 appendix B.4) of the bytes. Cost: one table look-up per byte,
+/// meant for small records.
 uint32_t crc32c(std::string_view bytes);
 
 /// Computes crc32c() as TFRecord files store it: rotated right by 15 bits plus a constant, because a CRC

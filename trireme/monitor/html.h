@@ -9,9 +9,9 @@
 
 namespace trireme::monitor {
 
-using trireme::clean_utf8; // a byte-level model generates what needs it
+using trireme::clean_utf8; // a byte-level model generates invalid UTF-8
 
-/// Makes any text safe inside an HTML element or a quoted attribute: clean_utf8(), then & < > " ' as entities.
+/// Escapes any text for an HTML element or a quoted attribute: clean_utf8(), then & < > " ' as entities.
 std::string escape_html(std::string_view text);
 
 /// Writes JSON indented, with <span class="k|s|n|w"> around keys, strings, numbers and words; everything escaped.

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Keeps the lines as they are (keys a later version wrote must survive), minus those past `resumed_step`.
+/// Keeps lines unchanged (keys of a later version must survive), except those past `resumed_step`.
 int64_t drop_later_steps(const fs::path& path, int64_t resumed_step) {
   const std::string content = read_file(path);
   std::vector<std::pair<int64_t, std::string_view>> kept;
@@ -61,7 +61,7 @@ MetricsWriter::MetricsWriter(const fs::path& path, std::optional<int64_t> resume
       previous.replace_extension(".previous" + path.extension().string());
       fs::rename(path, previous, error);
       if (error) {
-        throw Error("metrics", concat("cannot move ", path.string(), " of the earlier run aside: ", error.message()),
+        throw Error("metrics", concat("cannot rename ", path.string(), " of the earlier run: ", error.message()),
                     "Use another output folder.");
       }
     }
@@ -84,7 +84,7 @@ MetricsWriter::~MetricsWriter() {
 void MetricsWriter::write(StepMetrics metrics) {
   if (metrics.step <= last_step_) {
     throw Error("metrics", concat("step ", metrics.step, " comes after step ", last_step_, " in ", path_.string()),
-                "Write each step once, with everything that was measured.");
+                "Write each step once, with all its measurements.");
   }
   if (!metrics.wall_time) {
     metrics.wall_time = unix_seconds();
@@ -98,7 +98,7 @@ void MetricsWriter::write(StepMetrics metrics) {
     }
     if (n < 0) {
       const std::string reason = describe_write_failure(errno, path_, line.size());
-      // Half a line would spoil the next one; if even this fails, readers skip the broken line.
+      // Half a line would corrupt the next one; if this fails too, readers skip the broken line.
       [[maybe_unused]] const int truncated = before >= 0 ? ::ftruncate(fd_, before) : -1;
       throw Error("metrics", concat("cannot write step ", metrics.step, " to ", path_.string(), ": ", reason),
                   "The lines before it are in the file.");

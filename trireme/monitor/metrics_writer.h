@@ -7,15 +7,15 @@
 
 namespace trireme::monitor {
 
-/// Appends one line a step to metrics.jsonl (rank 0 only). Every line is written whole with
-/// one write(2), so all steps before a crash of the program are in the file.
+/// Appends one line per step to metrics.jsonl (rank 0 only). Each line is one write(2), so all steps before a crash of
+/// the program are in the file.
 ///
 /// Fresh run: a file left by an earlier run is kept as metrics.previous.jsonl.
 /// Resumed run: lines with a later step than `resumed_step`, and lines cut off by a crash,
 /// are dropped (the file is replaced atomically), so that no step appears twice.
 ///
-/// Cost: about 10 us a line. Errors: Error with the reason when a line cannot be written; a partly
-/// written line is removed, so the file stays readable and the call may be repeated.
+/// Cost: about 10 us per line. Errors: Error with the reason when a line cannot be written; a partly written line is
+/// removed, so the file stays readable and the call may be repeated.
 class MetricsWriter {
  public:
   explicit MetricsWriter(const std::filesystem::path& path, std::optional<int64_t> resumed_step = std::nullopt);

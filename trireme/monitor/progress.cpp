@@ -22,11 +22,11 @@ constexpr size_t kNarrowestBar = 8;
 constexpr const char* kClearLine = "\r\x1b[2K";
 
 void write_stderr(std::string_view text) {
-  // A failed write to stderr has nowhere to be reported.
+  // A failed write to stderr cannot be reported.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-/// One word group of the line: "loss 1.812". Higher `rank` leaves first when the window is narrow.
+/// One field of the line: "loss 1.812". Higher `rank` is dropped first when the window is narrow.
 struct Field {
   std::string label;
   std::string value;
@@ -106,7 +106,7 @@ std::string join_fields(const std::vector<Field>& fields, bool colour) {
   return line;
 }
 
-/// Drops the least wanted fields until the rest fits; the first always stays, cut if need be.
+/// Drops the least important fields until the rest fits; the first always stays, cut if necessary.
 void fit(std::vector<Field>& fields, size_t columns) {
   while (fields.size() > 1 && columns_of(fields) > columns) {
     fields.erase(
@@ -144,7 +144,7 @@ std::optional<double> Progress::seconds_left(double now) const {
   if (options_.total_steps <= 0 || first_update_step_ < 0 || shown_.step <= first_update_step_) {
     return std::nullopt;
   }
-  // The first step is left out: it warms caches and allocates. Evaluations count, they will come again.
+  // The first step is left out: it warms caches and allocates. Evaluations count, because they will recur.
   const double a_step = (now - first_update_) / static_cast<double>(shown_.step - first_update_step_);
   return std::max<double>(0, a_step * static_cast<double>(options_.total_steps - shown_.step));
 }

@@ -17,7 +17,7 @@ struct ProgressOptions {
   int64_t total_steps = 0;
   /// The last step before this start (resumed runs).
   int64_t first_step = 0;
-  /// Output, its abilities, and the clock; the defaults are stderr and the steady clock.
+  /// Output, its capabilities, and the clock; the defaults are stderr and the steady clock.
   std::function<void(std::string_view)> write;
   std::optional<Terminal> terminal;
   std::function<double()> clock;
@@ -25,10 +25,10 @@ struct ProgressOptions {
 
 /// Shows the progress of a run (rank 0 only).
 ///
-/// On a terminal one line that is redrawn at most ten times a second and never wider than the window:
+/// On a terminal: one line, redrawn at most ten times per second and never wider than the window:
 ///   ━━━━━━━────────────  step 1200/3000  loss 1.812  val 1.790  43.2k tok/s  2 min 10 s left
-/// Log lines (base/log.h) appear above it while a Progress lives. Anywhere else plain lines, the first,
-/// the last and at most one every five seconds, without escape codes.
+/// Log lines (base/log.h) appear above it while a Progress lives. Other outputs get plain lines without escape codes:
+/// the first, the last and at most one every five seconds.
 ///
 /// Thread-safe. Cost of an update that is not shown: well below a microsecond.
 class Progress {
@@ -39,9 +39,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Takes step, loss, val_loss, val_accuracy and the throughput. Validation values stay until newer ones come.
+  /// Takes step, loss, val_loss, val_accuracy and the throughput. Validation values stay until newer ones arrive.
   void update(const StepMetrics& metrics);
-  /// Shows at once what happens between steps: "evaluating", "saving checkpoint"; "" when it is over. Live line only.
+  /// Shows at once the activity between steps: "evaluating", "saving checkpoint"; "" when it is over. Live line only.
   void status(const std::string& text);
   /// Prints a line above the live one. Adds a missing line end.
   void say(std::string_view line);

@@ -28,8 +28,8 @@ std::string step_text(double step) {
   return std::to_string(static_cast<int64_t>(step));
 }
 
-/// A panel with a title, a legend where there is more than one curve, and the drawing; `tabs` adds the
-/// drawing over the logarithm of the step.
+/// A panel with a title, a legend if there are several curves, and the drawing; `tabs` adds the drawing over the
+/// logarithm of the step.
 std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& options, bool tabs = false) {
   std::string html = "<section class=\"panel\">\n";
   if (tabs) {
@@ -61,7 +61,7 @@ std::string figure(const std::vector<ChartLine>& lines, const ChartOptions& opti
     }
   };
   draw(options);
-  if (options.width > kSmallWidth) { // once more for narrow windows, where the text of a wide one would be too small
+  if (options.width > kSmallWidth) { // again for narrow windows, in which the wide one's text would be too small
     ChartOptions narrow = options;
     narrow.width = kSmallWidth;
     narrow.height = kNarrowHeight;
@@ -164,7 +164,7 @@ std::string samples_panel(const std::vector<GeneratedText>& samples) {
   }
   std::string html = "<section class=\"panel\"><h2>What the model writes</h2>\n";
   for (const GeneratedText& sample : samples) {
-    // The line end after <pre> keeps one that the prompt begins with: HTML drops the first.
+    // The line end after <pre> keeps one at the start of the prompt: HTML drops the first.
     html += concat("<pre class=\"sample\">\n<mark>", escape_html(sample.prompt), "</mark>", escape_html(sample.text),
                    "</pre>\n");
   }

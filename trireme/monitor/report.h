@@ -13,13 +13,13 @@
 
 namespace trireme::monitor {
 
-/// Text that the model generated from a prompt. Both are shown as plain text, whatever they contain.
+/// Text that the model generated from a prompt. Both are shown as plain text, whatever their content.
 struct GeneratedText {
   std::string prompt;
   std::string text;
 };
 
-/// The part of a report beside the curves. Everything is optional: unknown values are left out.
+/// A report's content besides the curves. All fields are optional: unknown values are left out.
 struct RunSummary {
   std::string title = "Training run";
   std::string status;    ///< "finished", "interrupted at step 812"
@@ -33,15 +33,15 @@ struct RunSummary {
   int ranks = 0;
   int64_t num_parameters = 0;
   std::optional<double> elapsed_s;       ///< default: from the first to the last line of the metrics
-  std::optional<double> unigram_entropy; ///< the loss of a model that only knows how often each symbol is
+  std::optional<double> unigram_entropy; ///< the loss of a model that knows only symbol frequencies
   std::vector<GeneratedText> samples;
   nlohmann::ordered_json config;
   std::vector<std::pair<std::string, std::string>> environment; ///< {"libtorch", "2.13.0"}, {"cores", "2"}
 };
 
-/// Writes report.html from the run's metrics: one file that opens from disk and uses no network
-/// (its content security policy forbids it), light or dark as the browser prefers. Curves are readable without
-/// scripts; with scripts the pointer shows values.
+/// Writes report.html from the run's metrics: one file that opens from disk and uses no network (its content security
+/// policy forbids it), light or dark as the browser prefers. Curves are readable without scripts; with scripts the
+/// pointer shows values.
 ///
 /// Works for any run, also a crashed one of one step and for NaN losses. Curves are reduced to 1000 points;
 /// the file is about 200 kB. All text is escaped. Errors: Error when `path` cannot be written.
@@ -51,9 +51,9 @@ void write_report(const std::filesystem::path& path, const RunSummary& summary, 
 void write_report(const std::filesystem::path& path, const RunSummary& summary,
                   const std::filesystem::path& metrics_file);
 
-/// A run that ended otherwise than it could say itself: the report, if it says "running, step 20, ...", now says
-/// `status` and the rest of it, "failed, step 20, ...". Without a report nothing happens. Errors: Error when `path`
-/// cannot be written.
+/// Marks the end of a run that could not report it: the status "running, step 20, ..." of its report becomes "failed,
+/// step 20, ..." (`status`, then the rest). Does nothing without a report. Errors: Error when `path` cannot be
+/// written.
 void end_report(const std::filesystem::path& path, const std::string& status);
 
 /// The page as HTML text.

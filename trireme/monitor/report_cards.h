@@ -12,7 +12,7 @@ namespace trireme::monitor {
 struct Curves {
   explicit Curves(const std::vector<StepMetrics>& steps);
 
-  /// Tokens a second, or samples if there are no tokens.
+  /// Tokens per second, or samples if there are no tokens.
   const std::vector<Point>& speed() const {
     return tokens.empty() ? samples : tokens;
   }
@@ -21,7 +21,7 @@ struct Curves {
       memory, device_memory, traffic, host_syncs;
 };
 
-/// "tokens/s", "samples/s" or what the summary says.
+/// "tokens/s", "samples/s" or the summary's unit.
 std::string speed_unit(const RunSummary& summary, const Curves& curves);
 
 /// "1.490"; "NaN" and the like for values that are not finite.

@@ -11,7 +11,7 @@ std::vector<Point> downsample(const std::vector<Point>& points, size_t max_point
   if (points.size() <= max_points) {
     return points;
   }
-  // Up to three of each stretch, plus both ends.
+  // Up to three points per interval, plus both ends.
   const size_t stretches = (std::max<size_t>(max_points, 8) - 2) / 3;
   const size_t inner = points.size() - 2;
   std::vector<Point> kept{points.front()};
@@ -84,7 +84,7 @@ std::vector<double> linear_ticks(double low, double high, int wanted) {
   const double step = power * (lead < 1.5 ? 1 : lead < 3.5 ? 2 : lead < 7.5 ? 5 : 10);
   std::vector<double> ticks;
   const double first = std::ceil(low / step - 1e-9);
-  // Multiples of the step, not sums: errors do not add up.
+  // Multiples of the step instead of sums: errors do not accumulate.
   for (double i = first; i * step <= high + step * 1e-9 && ticks.size() < 100; ++i) {
     ticks.push_back(i == 0 ? 0 : i * step);
   }

@@ -93,7 +93,7 @@ class Message {
 
 std::string event_file_name() {
   static std::atomic<int> number{0};
-  // The seconds are padded so that the names of a folder sort by age.
+  // Padded seconds, so that the names in a folder sort by age.
   std::string seconds = std::to_string(static_cast<int64_t>(unix_seconds()));
   seconds.insert(0, 10 - std::min<size_t>(10, seconds.size()), '0');
   return concat("events.out.tfevents.", seconds, '.', host_name(), '.', ::getpid(), '.', number++);
@@ -123,7 +123,7 @@ TensorBoardWriter::~TensorBoardWriter() {
   try {
     flush();
   } catch (const Error&) {
-    // Documented: a destructor has no way to say so.
+    // Documented: a destructor cannot report it.
   }
   ::close(fd_);
 }

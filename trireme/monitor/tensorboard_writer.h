@@ -13,12 +13,12 @@ namespace trireme::monitor {
 /// Writes a TensorBoard event file (rank 0 only), encoded by hand: TFRecord frames around Event messages
 /// of tensorboard/compat/proto/event.proto. No TensorFlow, no protobuf.
 ///
-/// The file is events.out.tfevents.<seconds>.<host>.<pid>.<number> in `folder`; a resumed run adds one
-/// and tells TensorBoard to forget what the earlier files hold after `resumed_step`.
+/// The file is events.out.tfevents.<seconds>.<host>.<pid>.<number> in `folder`. A resumed run adds one, which tells
+/// TensorBoard to drop events of earlier files after `resumed_step`.
 ///
-/// Events are buffered and reach the file every two seconds, at 64 KiB, at flush() and at the end.
-/// Cost: about 1 us a scalar. Errors: Error with the reason when the file cannot be written; what could
-/// not be written stays buffered. The destructor flushes too, and swallows such an error.
+/// Events are buffered and written every two seconds, at 64 KiB, at flush() and at the end. Cost: about 1 us per
+/// scalar. Errors: Error with the reason when the file cannot be written; unwritten events stay buffered. The
+/// destructor flushes too, and ignores such an error.
 class TensorBoardWriter {
  public:
   explicit TensorBoardWriter(const std::filesystem::path& folder, std::optional<int64_t> resumed_step = std::nullopt);
@@ -36,7 +36,7 @@ class TensorBoardWriter {
   void step(const StepMetrics& metrics);
 
   void flush();
-  /// Drops what has not reached the file: another process is writing the run now.
+  /// Drops buffered events: another process writes the run now.
   void discard() {
     buffer_.clear();
   }

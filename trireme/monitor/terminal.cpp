@@ -25,7 +25,7 @@ int whole_number(const std::string& text) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 0) {
-    throw InputError("progress", concat("TRIREME_TTY is \"", text, "\", a number of columns is needed"),
+    throw InputError("progress", concat("TRIREME_TTY must be a number of columns, got \"", text, "\""),
                      "Unset it; the launcher sets it.");
   }
   return value;
@@ -66,7 +66,7 @@ Terminal stderr_terminal() {
   }
   struct stat kind{};
   if (::fstat(STDERR_FILENO, &kind) == 0 && S_ISREG(kind.st_mode)) {
-    // A file, even under the launcher: TRIREME_TTY is about the launcher's pipe.
+    // A file, even under the launcher: TRIREME_TTY describes the launcher's pipe only.
     return describe_terminal([](const char*) { return std::nullopt; }, std::nullopt);
   }
   return describe_terminal(env::text, std::nullopt);

@@ -13,7 +13,7 @@ constexpr int kNobody = Exchange::kNobody;
 /// Recursive halving and doubling among `power` ranks, of which this is `me`; `rank_of` gives their ranks in the group.
 void halve_and_double(Exchange& exchange, int power, int me, const std::function<int(int)>& rank_of) {
   const int64_t count = exchange.count();
-  // Blocks [low, low + width) of `power` are those that this rank still reduces.
+  // This rank still reduces blocks [low, low + width) of `power`.
   int low = 0;
   for (int width = power / 2; width >= 1; width /= 2) {
     const int partner = rank_of(me ^ width);

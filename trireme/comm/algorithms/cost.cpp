@@ -35,8 +35,8 @@ Algorithm algorithm_named(const std::string& wanted) {
     }
     names.emplace_back(name(algorithm));
   }
-  throw InputError("comm", concat("there is no all-reduce algorithm \"", wanted, "\"."),
-                   concat("There are: ", join(names, ", "), "."));
+  throw InputError("comm", concat("unknown all-reduce algorithm \"", wanted, "\"."),
+                   concat("Known: ", join(names, ", "), "."));
 }
 
 Cost cost(Algorithm algorithm, int ranks, int64_t bytes) {

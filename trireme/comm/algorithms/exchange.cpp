@@ -7,7 +7,7 @@
 namespace trireme::comm {
 namespace {
 
-/// Keeps these messages apart from those of a pipeline in the same group.
+/// Separates these messages from a pipeline's in the same group.
 constexpr int kTag = 32101;
 
 } // namespace
@@ -34,7 +34,7 @@ void Exchange::step(int to, Block out, int from, Block in, Arrival arrival) {
   ++traffic_.steps;
   std::vector<Work> sent;
   Work received;
-  // The receive is posted first, so that what comes at once need not be kept aside.
+  // The receive is posted first, so that an early message needs no buffer.
   if (from != kNobody && arrival == Arrival::replace && in.count() > 0) {
     received = group_.recv(flat_.narrow(0, in.begin, in.count()), from, kTag);
   }

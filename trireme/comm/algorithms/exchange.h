@@ -21,10 +21,10 @@ inline Block block_of(int64_t count, int64_t index, int64_t parts) {
   return {count * index / parts, count * (index + 1) / parts};
 }
 
-/// What happens to a block on arrival.
+/// Use of a block on arrival.
 enum class Arrival {
   replace, ///< it is the result
-  combine, ///< it is reduced with what is there
+  combine, ///< it is reduced into the present values
 };
 
 /// The steps of an all-reduce over messages on this rank, counted.
@@ -36,8 +36,8 @@ class Exchange {
   /// Errors: Error for a tensor that the kernels cannot reduce, or that is not contiguous.
   Exchange(const Group& group, const at::Tensor& tensor, ReduceOp op);
 
-  /// One step: sends `out` to rank `to` while `in` arrives from rank `from`; kNobody for either leaves it out. The two
-  /// blocks do not overlap. Both sides of a block give the same Arrival, for it decides how the block is cut.
+  /// One step: sends `out` to rank `to` and receives `in` from rank `from`; kNobody omits either. The two blocks do not
+  /// overlap. Both sides of a block give the same Arrival, because it decides how the block is cut.
   void step(int to, Block out, int from, Block in, Arrival arrival);
 
   int64_t count() const {

@@ -15,7 +15,7 @@ namespace {
 
 using Room = std::array<float, kLongestStretch>; // the numbers of a stretch
 
-// What a tensor of fp32 or bf16 adds.
+// Adds a tensor of fp32 or bf16.
 AddNumbers numbers_of(const at::Tensor& x) {
   kernels::MomentumArgs args;
   args.grad = x.const_data_ptr();
@@ -64,8 +64,8 @@ int64_t CompressedAllReduce::bytes_a_round() const {
 void CompressedAllReduce::check(const at::Tensor& x) const {
   if (!x.defined() || !x.is_contiguous() || x.dim() != 1 || x.numel() != numel_ ||
       (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) {
-    throw Error("comm", concat("compressed all-reduce: a tensor of ", x.sizes(), ' ', x.scalar_type(),
-                               ", and it is made for ", numel_, " elements in a row of fp32 or bf16"));
+    throw Error("comm", concat("compressed all-reduce: a tensor of ", x.sizes(), ' ', x.scalar_type(), "; expected ",
+                               numel_, " contiguous elements of fp32 or bf16"));
   }
 }
 
@@ -75,11 +75,11 @@ void CompressedAllReduce::check(const ErrorFeedback& errors, at::Device device) 
            tensor.numel() == numel && tensor.scalar_type() == at::kFloat;
   };
   if (!fits(errors.worker, numel_) || !fits(errors.server, mine().count())) {
-    throw Error("comm", "compressed all-reduce: the errors do not belong to it: take those that no_errors() made.");
+    throw Error("comm", "compressed all-reduce: the errors do not belong to it: pass those of no_errors().");
   }
 }
 
-// The bytes for or of `rank`, of the stretches of `range`.
+// The message to or from `rank` with the stretches of `range`.
 at::Tensor CompressedAllReduce::message(const at::Tensor& all, int rank, int range) const {
   return all.slice(0, rank * slice_, rank * slice_ + compressor_->message_bytes(stretches_[range]));
 }
@@ -168,7 +168,7 @@ void CompressedAllReduce::turn(const ErrorFeedback& errors) {
   work_ = group_.all_gather(sent_, sent_.slice(0, own * slice_, (own + 1) * slice_), what_);
 }
 
-// The messages' mean and the errors of it, compressed.
+// Adds the messages' mean and the errors, and compresses it.
 void CompressedAllReduce::add_means(const at::Tensor& server, const at::Tensor& mean) const {
   const StretchLoops& loops = *compressor_->loops();
   const std::vector<Stretch>& stretches = stretches_[group_.rank()];

@@ -63,7 +63,7 @@ class EightBitCompressor final : public TwofoldCompressor {
     add_decoded(codes, n, -1, x);
   }
   void add_one(const uint8_t* message, const Place& place, int64_t n, float* sum) const override {
-    add_decoded(codes_at(place, const_cast<uint8_t*>(message)), n, 1, sum); // which reads it only
+    add_decoded(codes_at(place, const_cast<uint8_t*>(message)), n, 1, sum); // only reads it
   }
 
   // The values of codes 0 to 255 at scale 1, on the CPU.
@@ -75,7 +75,7 @@ class EightBitCompressor final : public TwofoldCompressor {
                                            kScaledElements, values.mutable_data_ptr<float>());
     return values;
   }
-  // [rows, length] as [rows, scales, kScaledElements], with zeros behind.
+  // [rows, length] as [rows, scales, kScaledElements], padded with zeros.
   static at::Tensor padded(const at::Tensor& rows) {
     const int64_t scales = scales_of(rows.size(1));
     return at::constant_pad_nd(rows, {0, scales * kScaledElements - rows.size(1)})

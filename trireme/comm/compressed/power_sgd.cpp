@@ -59,8 +59,8 @@ at::Tensor PowerSgd::right_of(const at::Tensor& message, size_t matrix) const {
   return message.slice(0, second_.begin[matrix], second_.begin[matrix] + columns * rank_).view({columns, rank_});
 }
 
-// Gram and Schmidt, twice, in fp64: the second time removes what rounding has left of the first. A column that depends
-// on those before it becomes 0.
+// Gram-Schmidt, twice, in fp64: the second pass removes the first one's rounding errors. A column that depends on
+// earlier ones becomes 0.
 void PowerSgd::make_orthonormal(at::Tensor columns) {
   const at::Tensor exact = columns.to(at::kDouble);
   for (int64_t k = 0; k < exact.size(1); ++k) {
@@ -84,7 +84,7 @@ void PowerSgd::run(const at::Tensor& x, const State& state, std::string_view wha
   };
   if (!fits(x, numel_) || !fits(state.error, numel_) || !fits(state.right, second_.total)) {
     throw Error("comm", concat("PowerSGD: a tensor of ", x.sizes(), ' ', x.scalar_type(),
-                               " or a state that do not fit its ", numel_, " elements in a row of fp32"));
+                               " or a state that does not fit its ", numel_, " contiguous elements of fp32"));
   }
   if (group_.size() == 1) {
     return;
@@ -117,7 +117,7 @@ void PowerSgd::run(const at::Tensor& x, const State& state, std::string_view wha
   group_.all_reduce(right, ReduceOp::sum, what).wait();
   right.div_(group_.size());
   for (size_t m = 0; m < matrices_.size(); ++m) {
-    // Where there is nothing yet, Q stays as it was: from 0 it would never come back.
+    // If P is 0, Q stays unchanged: from 0 it would never recover.
     const at::Tensor alive = left_of(left, m).ne(0).any(0);
     right_of(state.right, m).copy_(at::where(alive, right_of(right, m), right_of(state.right, m)));
     matrix_of(x, matrices_[m]).copy_(left_of(left, m).matmul(right_of(state.right, m).t()));

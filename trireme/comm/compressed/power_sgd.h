@@ -10,7 +10,7 @@
 
 namespace trireme::comm {
 
-/// A matrix in a flat tensor, row after row from element `begin` on.
+/// A row-major matrix in a flat tensor, from element `begin` on.
 struct FlatMatrix {
   int64_t begin = 0;
   int64_t rows = 0;
@@ -21,24 +21,24 @@ struct FlatMatrix {
   }
 };
 
-/// The mean over the ranks of a group of matrices in a flat tensor, by approximations of low rank, over any backend.
+/// The mean over a group's ranks of matrices in a flat tensor, by low-rank approximations, over any backend.
 ///
-/// A rank adds its error to its numbers. For each matrix M it sends M Q; the mean of these, made orthonormal, is P; it
-/// sends M^T P, whose mean is the next round's Q, and the result is P Q^T: one step of the power method a round, from
-/// where the last one ended. It keeps M - P P^T M as error, so that the sum of the results of all rounds is the sum of
-/// the true means, less the mean of the errors. A mean whose rank is not larger than asked for arrives up to rounding.
-/// Elements in no matrix, and matrices that would not get smaller, are summed as they are. Cost for rank r and N ranks:
-/// 2 (N - 1)/N times 4 r (rows + columns) bytes a matrix sent by each rank, in two all-reduces for all of them
-/// together; 4 r rows columns multiplications a matrix. A group of one exchanges nothing and loses nothing. All ranks
-/// get the same bits where they multiply matrices to the same bits, as processors of one kind do. Source: Vogels et al.
-/// 2019, PowerSGD, arXiv:1905.13727.
+/// A rank adds its error to its numbers. For each matrix M it sends M Q; the mean of these, made orthonormal, is P. It
+/// sends M^T P, whose mean is the next round's Q, and the result is P Q^T: one step of the power method per round,
+/// continued from the last. It keeps M - P P^T M as error: the sum of all rounds' results is the sum of the true means,
+/// less the mean of the errors. A mean of at most the requested rank arrives up to rounding. Elements in no matrix, and
+/// matrices that would not get smaller, are summed uncompressed. Cost for rank r and N ranks: each rank sends 2 (N -
+/// 1)/N times 4 r (rows + columns) bytes per matrix, in two all-reduces for all matrices; 4 r rows columns
+/// multiplications per matrix. A group of one exchanges nothing and loses nothing. All ranks get the same bits if their
+/// matrix products have the same bits, as on processors of one kind. Source: Vogels et al. 2019, PowerSGD,
+/// arXiv:1905.13727.
 class PowerSgd {
  public:
-  /// What its owner keeps from round to round, and in checkpoints. fp32.
+  /// State that the owner keeps between rounds, and in checkpoints. fp32.
   struct State {
-    /// [numel]; another one on each rank.
+    /// [numel]; different on each rank.
     at::Tensor error;
-    /// Q of each matrix, [columns, rank], one behind the other; the same on every rank.
+    /// Q of each matrix, [columns, rank], concatenated; the same on every rank.
     at::Tensor right;
   };
 
@@ -47,7 +47,7 @@ class PowerSgd {
 
   /// No error, and random Q from `seed`, which is the same on every rank.
   State first_state(at::Device device, uint64_t seed) const;
-  /// Numbers that travel in each of the two all-reduces.
+  /// Numbers sent in each of the two all-reduces.
   int64_t numbers_of_first() const {
     return first_.total;
   }
@@ -60,7 +60,7 @@ class PowerSgd {
   void run(const at::Tensor& x, const State& state, std::string_view what = "") const;
 
  private:
-  // Where the numbers of each matrix lie in a message.
+  // Offsets of each matrix's numbers in a message.
   struct Message {
     std::vector<int64_t> begin;
     int64_t total = 0;
@@ -73,9 +73,9 @@ class PowerSgd {
   Group group_;
   int64_t numel_;
   int64_t rank_;
-  std::vector<FlatMatrix> matrices_; // that get smaller
-  std::vector<FlatMatrix> plain_;    // what lies between them, as rows
-  Message first_;                    // P of each matrix, then what is plain
+  std::vector<FlatMatrix> matrices_; // compressed ones
+  std::vector<FlatMatrix> plain_;    // uncompressed elements between them, as rows
+  Message first_;                    // P of each matrix, then uncompressed elements
   Message second_;                   // Q of each matrix
 };
 

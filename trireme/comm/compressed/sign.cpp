@@ -7,7 +7,7 @@
 namespace trireme::comm {
 namespace {
 
-// The message: a scale a stretch, then the bits, each stretch from a new byte on.
+// The message: a scale per stretch, then the bits, each stretch from a new byte on.
 class SignCompressor final : public TwofoldCompressor {
  public:
   const char* name() const override {

@@ -10,7 +10,7 @@ namespace trireme::comm {
 /// Calls f(number) for each of `count` stretches, on all threads.
 template <class F>
 void for_each_stretch(size_t count, const F& f) {
-  constexpr int64_t kGrain = 16; // stretches that a thread takes at least
+  constexpr int64_t kGrain = 16; // fewest stretches per thread
   at::parallel_for(0, static_cast<int64_t>(count), kGrain, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       f(static_cast<size_t>(s));
@@ -18,7 +18,7 @@ void for_each_stretch(size_t count, const F& f) {
   });
 }
 
-/// A compressor with loops of its own on the CPU, and ATen's operators elsewhere.
+/// A compressor with its own loops on the CPU, and ATen's operators on other devices.
 class TwofoldCompressor : public Compressor, private StretchLoops {
  public:
   void compress(const at::Tensor& x, std::span<const Stretch> stretches, const at::Tensor& message) const final {
@@ -58,7 +58,7 @@ class TwofoldCompressor : public Compressor, private StretchLoops {
                          const at::Tensor& sum) const = 0;
 };
 
-/// Neighbours of one length, [first, last) of the stretches: operators see them as the rows of a matrix.
+/// Adjacent stretches of one length, [first, last): operators see them as rows of a matrix.
 struct Rows {
   size_t first = 0;
   size_t last = 0;
@@ -87,7 +87,7 @@ void for_each_rows(std::span<const Stretch> stretches, const F& f) {
   }
 }
 
-/// The next `count` numbers of a message from byte `at` on, as [rows, count / rows]; moves `at` behind them.
+/// The next `count` numbers of a message from byte `at` on, as [rows, count / rows]; advances `at`.
 inline at::Tensor take(const at::Tensor& message, int64_t& at, int64_t rows, int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
   const at::Tensor taken = message.slice(0, at, at + bytes).view(type).view({rows, count / rows});

@@ -7,7 +7,7 @@ namespace {
 
 static_assert(kLongestStretch <= 32768, "places are int16");
 
-// The message: the values of all stretches, then their places. ATen's operators on every device.
+// The message: the values of all stretches, then their positions. ATen's operators on every device.
 class TopKCompressor final : public Compressor {
  public:
   explicit TopKCompressor(double share) : share_(share) {

@@ -24,7 +24,7 @@ struct State {
   ino_t socket = 0;
   int openings = 0;
 
-  /// gloo closes its socket with its last group, and the number may then be somebody else's.
+  /// gloo closes its socket with its last group; then the number may be reused.
   bool ours() const {
     struct stat status{};
     return listening >= 0 && fstat(listening, &status) == 0 && status.st_ino == socket;
@@ -58,7 +58,7 @@ std::vector<int> listening_sockets() {
   return found;
 }
 
-/// Connections over TCP, by what tells a socket from another one that later gets its number.
+/// TCP connections, by an identity that outlasts reuse of the descriptor number.
 std::map<ino_t, int> connections() {
   std::map<ino_t, int> found;
   for_each_descriptor([&](int number) {
@@ -93,7 +93,7 @@ void GlooDoor::find() {
   const auto now = listening_sockets();
   std::set_difference(now.begin(), now.end(), before_.begin(), before_.end(), std::back_inserter(fresh));
   const std::lock_guard lock(state().mutex);
-  // Another thread may have opened one at the same time: returns none rather than a wrong one.
+  // Another thread may have opened one at the same time: none is better than a wrong one.
   state().listening = fresh.size() == 1 ? fresh.front() : -1;
   struct stat status{};
   state().socket = fstat(state().listening, &status) == 0 ? status.st_ino : 0;

@@ -7,19 +7,19 @@
 
 namespace trireme::comm {
 
-/// Keeps strangers from gloo's listening socket while no group is being connected.
+/// Blocks strangers from gloo's listening socket while no group connects.
 ///
-/// gloo accepts any connection and keeps unknown ones until the process ends; it needs
-/// no new connections once its groups are connected. So outside of Opening's life a packet filter on the socket
-/// drops what comes to it; connections that are there already are not touched. Needs no rights. Where the
-/// system refuses the filter, the door stays open.
+/// gloo accepts any connection and keeps unknown ones until the process ends; it needs no new connections once its
+/// groups are connected. So while no Opening exists, a packet filter on the socket drops incoming packets;
+/// existing connections are not affected. Needs no privileges. If the system refuses the filter, the socket stays
+/// reachable.
 class GlooDoor {
  public:
-  /// Call before gloo makes its socket, find() after it.
+  /// Construct it before gloo creates its socket; call find() afterwards.
   GlooDoor();
   void find();
 
-  /// While one lives, gloo's socket can be reached.
+  /// While one exists, gloo's socket is reachable.
   class Opening {
    public:
     Opening();
@@ -32,8 +32,8 @@ class GlooDoor {
   std::vector<int> before_;
 };
 
-/// Has the kernel end the connections that are made while it lives once the other host is silent
-/// (store::end_when_silent()): gloo sets no such thing, so a link that is cut would show only at an operation's
+/// Makes the kernel end connections made during its lifetime once the other host is silent
+/// (store::end_when_silent()). gloo does not set this, so a cut link would show only at an operation's
 /// time-out.
 class ProbedConnections {
  public:

@@ -20,7 +20,7 @@
 namespace trireme::comm {
 namespace {
 
-/// One listening socket and one gloo thread a process serve all groups.
+/// One listening socket and one gloo thread per process serve all groups.
 std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) {
   static std::mutex mutex;
   static std::weak_ptr<gloo::transport::Device> device;
@@ -45,17 +45,17 @@ std::shared_ptr<gloo::transport::Device> shared_device(const GroupSetup& setup) 
   return found;
 }
 
-/// Our deadline names the ranks, gloo's only ends its threads: ours comes first.
+/// Our deadline names the ranks, gloo's only ends its threads: ours must come first.
 constexpr std::chrono::seconds kAfterOurs{1};
 
 /// A tag that no message of ours uses.
 constexpr int kBreakTag = std::numeric_limits<int>::max();
 
-/// Ends all operations of the group, running and to come, with an error, here and at the peers.
+/// Ends all operations of the group, current and later, with an error, on this rank and its peers.
 ///
-/// gloo has no call for it: closing its connections leaves waiting threads asleep until their
-/// timeout. But a message that is not there in time makes it break the whole context, so this asks
-/// for one that nobody sends.
+/// gloo has no call for it: closing its connections leaves waiting threads asleep until their timeout.
+/// But a missing message makes it break the context at the deadline, so this receives one that is never
+/// sent.
 void break_context(c10d::ProcessGroupGloo& gloo) {
   for (int peer = 0; peer < gloo.getSize(); ++peer) {
     if (peer == gloo.getRank()) {
@@ -88,7 +88,7 @@ class GlooBackend : public Backend {
     }
     shared_->break_context = [gloo = gloo_.get()] { break_context(*gloo); };
     guard_gloo_thread(shared_);
-    // gloo may put off its last handshakes to the first operation, where they can outlast the deadline.
+    // gloo may defer its last handshakes to the first operation, where they can outlast the deadline.
     try {
       barrier()->wait();
     } catch (...) {
@@ -170,7 +170,7 @@ class GlooBackend : public Backend {
   }
 
   std::shared_ptr<Pending> barrier() override {
-    // Not gloo's own barrier: that one first waits for everything before it on a worker thread, without a deadline.
+    // Not gloo's own barrier: that first waits on a worker thread for all earlier operations, without a deadline.
     return all_reduce(at::zeros({1}, at::kByte), ReduceOp::max);
   }
 
@@ -216,7 +216,7 @@ class GlooBackend : public Backend {
     }
     {
       const std::lock_guard lock(shared_->mutex);
-      if (shared_->wedged) { // its locks are never given back
+      if (shared_->wedged) { // its locks are never released
         throw Trouble(Trouble::Kind::lost, "gloo's thread has ended with an error");
       }
     }

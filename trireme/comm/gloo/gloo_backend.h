@@ -12,7 +12,7 @@ namespace trireme::comm {
 /// temporary of P bytes, added in rank order, half and bfloat16 in float); all_gather and
 /// all_to_all P(N-1)/N; broadcast P for each child in a binomial tree, so P*ceil(log2 N) at
 /// the root; send P.
-/// Errors: Trouble when a member does not come within the time of the setup.
+/// Errors: Trouble when a member does not connect within the time of the setup.
 std::shared_ptr<Backend> connect_gloo(const GroupSetup& setup);
 
 } // namespace trireme::comm

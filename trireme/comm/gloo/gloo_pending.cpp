@@ -121,7 +121,7 @@ GlooMessage::~GlooMessage() {
     }
     wait();
   } catch (...) {
-    // No caller is left for the error; gloo has released the tensor, which is enough.
+    // No caller receives the error; gloo has released the tensor, which is enough.
   }
 }
 
@@ -170,7 +170,7 @@ void GlooMessage::wait() {
     finished_ = true;
     const std::lock_guard lock(shared_->mutex);
     if (shared_->wedged) {
-      work_.release(); // its destructor would wait for a lock that is never given back
+      work_.release(); // its destructor would wait for a lock that is never released
     }
   }
   if (error_) {

@@ -15,25 +15,25 @@ namespace trireme::comm {
 
 class GlooMessage;
 
-/// What the operations of one gloo group share.
+/// State shared by the operations of one gloo group.
 struct GlooShared : std::enable_shared_from_this<GlooShared> {
   std::mutex mutex;
   std::condition_variable changed;
   bool interrupted = false;
-  /// gloo's own thread died holding locks (see terminate_guard.h): touch nothing of gloo any more.
+  /// gloo's own thread died holding locks (terminate_guard.h): gloo must not be used any more.
   bool wedged = false;
-  /// Messages in someone's wait().
+  /// Messages in a thread's wait().
   std::set<GlooMessage*> waiting;
-  /// gloo's calls that end every operation in flight with an error. Empty when there is nothing to break (any more).
+  /// Calls of gloo that end every operation in flight with an error. Empty when there is nothing to break (any more).
   std::function<void()> break_context;
 
-  /// Calls break_context, once, and returns when it has, or when gloo's thread has died: its locks are never given back
-  /// then, so the calls run in a thread of their own, without the mutex. `lock` holds the mutex, before and after.
+  /// Calls break_context once, and returns when it is done or gloo's thread has died. In that case gloo's locks are
+  /// never released, so the calls run in their own thread, without the mutex. `lock` holds the mutex, before and after.
   void break_connections(std::unique_lock<std::mutex>& lock);
 
   /// Makes every wait() fail.
   void interrupt();
-  /// interrupt() for when gloo's thread has died.
+  /// interrupt() after the death of gloo's thread.
   void wedge();
 
  private:
@@ -47,7 +47,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// A collective that runs on gloo's worker threads.
 class GlooCollective : public Pending {
  public:
-  /// `after` runs on the worker thread when gloo is done, before anyone sees it as done.
+  /// `after` runs on the worker thread when gloo is done, before it counts as done.
   GlooCollective(const c10::intrusive_ptr<c10d::Work>& work, std::shared_ptr<GlooShared> shared, Deadline deadline,
                  std::function<void()> after);
   ~GlooCollective() override;
@@ -66,9 +66,9 @@ class GlooCollective : public Pending {
   bool gave_up_ = false;
 };
 
-/// A send or recv. Its time counts from when somebody waits for it: a receive may be posted long before
-/// the peer has anything to send. gloo completes it without a thread of ours but offers no way to ask whether
-/// it is done, so the first done() on it starts a thread that waits.
+/// A send or recv. Its time counts from the first wait, because a receive may be posted long before the peer has
+/// data. gloo completes it without our threads but cannot be polled: the first done() starts a thread that
+/// waits.
 class GlooMessage : public Pending {
  public:
   GlooMessage(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<GlooShared> shared,

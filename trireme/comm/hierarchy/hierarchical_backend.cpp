@@ -17,9 +17,9 @@
 namespace trireme::comm {
 namespace {
 
-/// Below this two short steps are faster than three with less traffic.
+/// Below this, two short steps are faster than three with less traffic.
 constexpr int64_t kSmallBytes = 16 << 10;
-/// What the link carries while the memory prepares the next.
+/// Bytes on the link while memory prepares the next chunk.
 constexpr int64_t kChunkBytes = 4 << 20;
 
 void finish(const std::shared_ptr<Pending>& pending) {
@@ -32,7 +32,7 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view(-1);
 }
 
-// On the caller's thread: an error in a task ends the group.
+// On the caller's thread, because an error in a task ends the group.
 void check_type(const at::Tensor& tensor, const char* op) {
   element_of(tensor.scalar_type(), op, "shared memory");
 }
@@ -78,7 +78,7 @@ class HierarchicalBackend : public Backend {
   std::shared_ptr<Pending> reduce_scatter(at::Tensor out, at::Tensor in, ReduceOp op) override {
     check_type(in, "reduce_scatter");
     return run([this, out = flat(out), in = flat(in), op] {
-      // For every host: what its l-th rank is to get, as far as this host knows it.
+      // For every host: this host's part for its l-th rank.
       const int64_t slice = out.numel();
       const int64_t block = slice * blocks_.per_host;
       at::Tensor sums = inner_->allocate(slice * blocks_.hosts, out.scalar_type());
@@ -248,7 +248,7 @@ std::shared_ptr<Backend> connect_hierarchy(const GroupSetup& group) {
   if (!hierarchy_suits(setup)) {
     throw InputError("comm",
                      concat("backend \"shm+gloo\" is for several hosts with equally many ranks, 2 to ", kMostShmRanks,
-                            ", on each; group \"", setup.name, "\" is not like that."),
+                            ", on each; group \"", setup.name, "\" has another layout."),
                      "Set the backend to \"auto\" or \"gloo\" (TRIREME_BACKEND or WorldOptions::backend).");
   }
   const HostBlocks blocks = *host_blocks(setup.hosts);

@@ -22,7 +22,7 @@ struct TaskThread::Shared {
   bool stopping = false;
 
   void work() {
-    omp_set_num_threads(1); // or every copy on this thread would start a second team of compute threads
+    omp_set_num_threads(1); // otherwise a copy on this thread would start a second team of threads
     std::unique_lock lock(mutex);
     while (true) {
       changed.wait(lock, [&] { return stopping || !queue.empty(); });
@@ -44,7 +44,7 @@ struct TaskThread::Shared {
         lock.lock();
         broken = error;
       }
-      task->run = nullptr; // lets go of the tensors
+      task->run = nullptr; // releases the tensors
       task->error = broken;
       task->done = true;
       queue.pop_front();

@@ -11,16 +11,16 @@
 
 namespace trireme::comm {
 
-/// Runs tasks one after the other on a thread of its own, each behind a Pending.
+/// Runs tasks in order on its own thread, each behind a Pending.
 ///
-/// The first task that throws ends the queue: those after it and to come fail with the same error, because their peers
-/// would wait for this rank in vain.
+/// The first task that throws ends the queue: all others fail with the same error, because their peers would wait for
+/// this rank forever.
 class TaskThread {
  public:
-  /// `interrupt` makes the task that runs end with an error. It is called when an operation is given up by an
-  /// exception: the peers wait for this rank in vain, and it must say so at once.
+  /// `interrupt` makes the current task end with an error. It is called when an exception gives up an operation: the
+  /// peers wait for this rank, which must report it at once.
   explicit TaskThread(std::function<void()> interrupt);
-  /// Tasks not begun fail; the one that runs is waited for (who calls makes it end).
+  /// Tasks not begun fail; the current one is waited for (the caller must make it end).
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;

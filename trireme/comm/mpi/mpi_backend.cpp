@@ -19,7 +19,7 @@ using namespace mpi;
 /// Every MPI has at least these.
 constexpr size_t kTags = 32767;
 
-/// Whether every member on this host can have a core. Counts the whole host's cores: mpirun binds each rank to one or
+/// True if every member on this host can have a core. Counts all cores of the host: mpirun binds each rank to one or
 /// two of them.
 bool fits(const GroupSetup& setup) {
   const int here = setup.hosts[static_cast<size_t>(setup.rank)];
@@ -216,7 +216,7 @@ class MpiBackend : public Backend {
   std::atomic<int64_t> bytes_sent_{0};
 };
 
-/// Each member's place in MPI_COMM_WORLD, which is usually, but not always, its world rank here.
+/// Each member's rank in MPI_COMM_WORLD, usually but not always its world rank here.
 std::vector<int> places(const GroupSetup& group) {
   GroupSetup setup = group;
   Runtime& runtime = Runtime::process();
@@ -243,7 +243,7 @@ std::shared_ptr<Backend> connect_mpi(const GroupSetup& setup) {
   Runtime& runtime = Runtime::process();
   runtime.start();
   const auto ranks = places(setup);
-  // The members share a tag, so that groups opened at the same time are not mixed up.
+  // The members share a tag, so that groups opened at the same time are not confused.
   const auto tag = static_cast<int>(std::hash<std::string>()(setup.store.prefix()) % kTags);
   Communicator communicator = nullptr;
   {

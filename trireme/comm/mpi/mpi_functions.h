@@ -4,37 +4,37 @@
 
 #include <cstdint>
 
-/// What Trireme needs of MPI, as plain functions.
+/// The part of MPI that Trireme uses, as plain functions.
 ///
-/// Open MPI and MPICH have different binary interfaces, and no program of ours shall need either to start. So the few
-/// lines that include <mpi.h> (mpi_module.cpp) are a shared module of their own, one per MPI, without libtorch
-/// in it; a process that asks for the backend loads the one of the mpirun that started it, and talks to it through this
+/// Open MPI and MPICH have different binary interfaces, and no program of ours may need either to start. So the
+/// few lines that include <mpi.h> (mpi_module.cpp) are a shared module, one per MPI, without libtorch. A
+/// process that uses the backend loads the module of the mpirun that started it, and calls it through this
 /// table.
 namespace trireme::comm::mpi {
 
-/// Changes when this file does.
+/// Increased with every change of this file.
 constexpr int kInterfaceVersion = 1;
 
 /// inout[i] = inout[i] op in[i].
 using CombineFunction = void (*)(const void* in, void* inout, int64_t count, kernels::Element element,
                                  kernels::Combine combine);
 
-/// A communicator and an operation under way.
+/// A communicator and an operation in progress.
 using Communicator = void*;
 using Operation = void*;
 
-/// Every function returns an MPI error code, 0 for success, unless it says otherwise. Counts are elements for
-/// reductions and bytes for the rest, and may exceed an int. One thread at a time may be inside any of them.
+/// Every function returns an MPI error code, 0 for success, unless noted. Counts are elements for reductions and bytes
+/// for the rest, and may exceed an int. One thread at a time may be inside any of them.
 struct Functions {
   int version;
   /// "Open MPI v4.1.4, ...".
   const char* (*library)();
 
-  /// Starts MPI for calls from any thread, one at a time, unless the program has done so. `combine` reduces what MPI
-  /// cannot, no single call of MPI gets more than `most` elements. Gives the place in MPI_COMM_WORLD; `threads` is 0
-  /// when MPI was started, but without support for calls from any thread.
+  /// Starts MPI for calls from any thread, one at a time, unless the program has done so. `combine` reduces types that
+  /// MPI cannot. No single call of MPI gets more than `most` elements. Returns the rank in MPI_COMM_WORLD; `threads` is
+  /// 0 if MPI was started without support for calls from any thread.
   int (*start)(CombineFunction combine, int64_t most, int* rank, int* size, int* threads);
-  /// Meets all ranks of MPI_COMM_WORLD; they are ready for finish() when it is done.
+  /// Synchronizes all ranks of MPI_COMM_WORLD; when done, they are ready for finish().
   int (*meet)(Operation* operation);
   /// Ends MPI, if start() started it.
   int (*finish)();
@@ -57,10 +57,10 @@ struct Functions {
   int (*recv)(Communicator communicator, void* data, int64_t bytes, int from, int tag, Operation* operation);
   int (*barrier)(Communicator communicator, Operation* operation);
 
-  /// Makes progress. When it sets `done` or returns an error, the operation is no more.
+  /// Makes progress. After it sets `done` or returns an error, the operation is invalid.
   int (*test)(Operation operation, int* done);
   int64_t (*largest_tag)();
-  /// Writes what an error code means.
+  /// Writes the meaning of an error code.
   void (*describe)(int code, char* text, int capacity);
 };
 

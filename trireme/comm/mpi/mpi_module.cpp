@@ -1,4 +1,4 @@
-// The only file that knows <mpi.h>; see mpi_functions.h.
+// The only file that includes <mpi.h>; see mpi_functions.h.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <trireme/comm/mpi/mpi_functions.h>
@@ -29,7 +29,7 @@ struct State {
   MPI_Comm meeting = MPI_COMM_NULL;
   MPI_Datatype half = MPI_DATATYPE_NULL;
   MPI_Datatype bfloat16 = MPI_DATATYPE_NULL;
-  /// By element and combine; MPI_OP_NULL where MPI's own does.
+  /// By element and combine; MPI_OP_NULL if MPI's own is used.
   std::array<std::array<MPI_Op, 3>, 4> own_ops{};
 };
 
@@ -42,7 +42,7 @@ MPI_Comm& comm_of(Communicator communicator) {
   return *static_cast<MPI_Comm*>(communicator);
 }
 
-/// Runs `call` with a place for each request it makes; hands over the operation when that went well.
+/// Runs `call` with storage for its requests; returns the operation on success.
 template <typename Call>
 int begin(Operation* operation, const Call& call) {
   auto* requests = new Requests;
@@ -60,8 +60,8 @@ MPI_Request* next(Requests& requests) {
   return &requests.all.back();
 }
 
-/// As many bytes as one element of a datatype, for counts that an int cannot hold or of which an MPI would add up
-/// several in an int.
+/// A datatype of this many bytes, for counts that overflow an int, or that an MPI would add up in an
+/// int.
 struct Bytes {
   int count = 0;
   MPI_Datatype type = MPI_BYTE;
@@ -94,7 +94,7 @@ struct Bytes {
   }
   ~Bytes() {
     if (own && type != MPI_BYTE && type != MPI_DATATYPE_NULL) {
-      MPI_Type_free(&type); // operations under way keep it
+      MPI_Type_free(&type); // operations in progress keep it
     }
   }
 };
@@ -153,7 +153,7 @@ int make_op() {
                        &state().own_ops[static_cast<size_t>(element)][static_cast<size_t>(combine)]);
 }
 
-/// MPI knows no 16-bit floats, and its MAX and MIN may lose a NaN.
+/// MPI has no 16-bit floats, and its MAX and MIN may lose a NaN.
 int make_ops() {
   static_assert(static_cast<int>(Element::f32) == 0 && static_cast<int>(Element::bf16) == 3 &&
                 static_cast<int>(Combine::sum) == 0);
@@ -278,7 +278,7 @@ int all_reduce(Communicator communicator, void* data, int64_t count, Element ele
   });
 }
 
-/// For more elements than one call takes: slices are not contiguous for every rank at once, so each is reduced to its
+/// For more elements than one call allows: slices are not contiguous for every rank at once, so each is reduced to its
 /// owner.
 int reduce_slices(MPI_Comm comm, const std::byte* in, void* out, int64_t count, Element element, Combine combine,
                   Requests& requests) {
@@ -312,7 +312,7 @@ int reduce_scatter(Communicator communicator, const void* in, void* out, int64_t
   });
 }
 
-/// Bytes of all ranks together.
+/// Sum of the bytes of all ranks.
 int64_t of_all(Communicator communicator, int64_t bytes) {
   int size = 0;
   MPI_Comm_size(comm_of(communicator), &size);
@@ -376,7 +376,7 @@ int barrier(Communicator communicator, Operation* operation) {
 int test(Operation operation, int* done) {
   auto* requests = static_cast<Requests*>(operation);
   *done = 0;
-  // One by one: the error of a request is then the return value, not a field of a status that may be left unset.
+  // One by one: a request's error is then the return value, not a status field that may be unset.
   while (!requests->all.empty()) {
     int one = 0;
     const int code = MPI_Test(&requests->all.back(), &one, MPI_STATUS_IGNORE);

@@ -28,12 +28,12 @@ MpiPending::~MpiPending() {
         MpiPending::wait();
       }
     } catch (...) {
-      // No caller is left for the error; wait() has dealt with the memory.
+      // No caller receives the error; wait() has kept the memory.
     }
   }
 }
 
-/// Asks MPI; true when the operation is over, well or not.
+/// Polls MPI; true when the operation is over, in success or error.
 bool MpiPending::look() {
   if (finished_) {
     return true;

@@ -14,17 +14,17 @@ struct Core {
   Core(std::chrono::milliseconds timeout, bool spins) : timeout(timeout), spins(spins) {}
   Communicator communicator = nullptr;
   const std::chrono::milliseconds timeout;
-  /// Every member on this host has a core.
+  /// Whether every member on this host has a core.
   const bool spins;
   std::atomic<bool> interrupted{false};
   std::atomic<int> under_way{0};
 };
 
-/// An operation of MPI under way. Its time counts from the first wait, and the waiting thread makes progress: MPI works
+/// An operation of MPI in progress. Its time counts from the first wait, and the waiting thread drives it: MPI works
 /// inside its calls only.
 class MpiPending : public Pending {
  public:
-  /// `memory` is what MPI reads and writes; `after` completes the result once MPI is done, on the thread that waits.
+  /// `memory` is read and written by MPI; `after` completes the result after MPI is done, on the waiting thread.
   MpiPending(std::shared_ptr<Core> core, Operation operation, std::vector<at::Tensor> memory,
              std::function<void()> after);
   ~MpiPending() override;

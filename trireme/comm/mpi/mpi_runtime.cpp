@@ -19,7 +19,7 @@ constexpr const char* kNext =
     "Start it with: mpirun -n RANKS PROGRAM, of the Open MPI or MPICH that Trireme was built with (TRIREME_MPI in "
     "CMake).";
 
-/// The MPIs that can be a rank of the mpirun (or srun) that started this process, the likelier first.
+/// The MPIs whose mpirun (or srun) may have started this process, the likelier first.
 std::vector<std::string> possible() {
   if (env::text("OMPI_COMM_WORLD_SIZE")) {
     return {"openmpi"};
@@ -30,7 +30,7 @@ std::vector<std::string> possible() {
   return env::text("PMIX_RANK") ? std::vector<std::string>{"openmpi", "mpich"} : std::vector<std::string>{};
 }
 
-/// Where a module may be; a relative folder is meant from the program's own.
+/// Paths of a module; a relative folder starts from the program's own.
 std::vector<std::string> candidates() {
   if (const auto given = env::text("TRIREME_MPI_MODULE")) {
     return {*given};
@@ -77,7 +77,7 @@ bool Runtime::load(std::string& why) {
   const auto paths = candidates();
   why_not_ = "no module for it is built or installed";
   for (const auto& path : paths) {
-    // Global: Open MPI's plugins look for its symbols in the whole process.
+    // Global: Open MPI's plugins need its symbols in the entire process.
     void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle == nullptr) {
       why_not_ = ::dlerror();
@@ -85,7 +85,7 @@ bool Runtime::load(std::string& why) {
     }
     const auto entry = reinterpret_cast<EntryPoint>(::dlsym(handle, kEntryPoint));
     if (entry == nullptr || entry()->version != kInterfaceVersion) {
-      why_not_ = path + " belongs to another version of Trireme";
+      why_not_ = path + " is from another version of Trireme";
       continue;
     }
     functions_ = entry();
@@ -106,7 +106,7 @@ void Runtime::start() {
   const std::lock_guard lock(mutex);
   if (finished_) {
     throw InputError("comm", "MPI has ended in this process and cannot be started again.",
-                     "Open one World a process with the backend \"mpi\".");
+                     "Open one World per process with the backend \"mpi\".");
   }
   if (started_) {
     return;
@@ -168,7 +168,7 @@ void Runtime::finish(std::chrono::milliseconds patience) {
     code = functions_->test(meeting, &done);
   }
   if (done == 0) {
-    log::warning("not all ranks came to the end of MPI, so this one ends without MPI_Finalize.");
+    log::warning("not all ranks reached the end of MPI, so this one ends without MPI_Finalize.");
     return;
   }
   const std::lock_guard lock(mutex);

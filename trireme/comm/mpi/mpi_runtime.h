@@ -12,12 +12,12 @@
 
 namespace trireme::comm::mpi {
 
-/// MPI in this process: the module, the one lock that all calls need, and when it begins and ends.
+/// MPI in this process: the module, the lock around all calls, and its start and end.
 class Runtime {
  public:
   static Runtime& process();
 
-  /// A module for the mpirun that started this process is there and loads.
+  /// True if a module for the mpirun that started this process loads.
   bool available();
   /// Loads the module and starts MPI, once. Errors: InputError when that is impossible.
   void start();
@@ -39,11 +39,11 @@ class Runtime {
   std::mutex mutex;
 
   void group_opened();
-  /// With the last group MPI ends too, when all ranks come to it within `patience` and no operation was given up:
-  /// MPI_Finalize waits for everybody and could not be stopped.
+  /// MPI ends with the last group if all ranks arrive within `patience` and no operation was given up: MPI_Finalize
+  /// waits for all ranks and cannot be interrupted.
   void group_closed(std::chrono::milliseconds patience);
 
-  /// An operation will not be waited for any more. MPI cannot be told to leave its memory alone, so that stays.
+  /// An operation was given up. MPI may still use its memory, which is therefore kept.
   void give_up(std::vector<at::Tensor> memory);
   /// This process will end without MPI_Finalize; mpirun then ends the other ranks.
   void give_up();

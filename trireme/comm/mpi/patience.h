@@ -7,10 +7,10 @@
 
 namespace trireme::comm::mpi {
 
-/// What to do between two looks at an operation that MPI only moves while it is looked at: look again at once for a
-/// moment where every rank has a core, then sleep as shortly as the system can, and longer when the operation takes
-/// longer than its bytes explain. Sleeping, not sched_yield(): a sleeper gets its core back at once, one that yields to
-/// a program that computes waits for that one's whole time slice.
+/// Pauses between two polls of an operation that MPI progresses only during polls. Polls again at once for a moment if
+/// every rank has a core, then sleeps as briefly as the system can. Sleeps longer once the operation takes longer than
+/// its bytes explain. Sleeps instead of sched_yield(): a sleeper gets its core back at once, a yielding thread waits
+/// for the full time slice of a computing program.
 class Patience {
  public:
   Patience(int64_t bytes, bool spins)
@@ -45,7 +45,7 @@ class Patience {
   Clock::time_point start_;
   std::chrono::nanoseconds spin_;
   std::chrono::nanoseconds short_;
-  /// Timer slack that the thread had before, in ns; the default of 50 us would be most of a short sleep.
+  /// Previous timer slack of the thread in ns; the default of 50 us would dominate a short sleep.
   int slack_ = 0;
 };
 

@@ -6,20 +6,20 @@
 
 namespace trireme::comm {
 
-/// A communicator of a group over NCCL, with a stream of its own: operations on one lane wait for each other, on two
-/// lanes they do not.
+/// A communicator of a group over NCCL, with its own stream: operations on one lane wait for each other, on two lanes
+/// they do not.
 ///
 /// Messages go up (rank to rank + 1, and last to first in a ring) or down, over an edge between two neighbours. Edges
-/// take lanes in turn, so that what a rank receives from one side and sends to the other does not share a stream. The
-/// edge between last and first closes a ring of odd length, which two turns do not colour: it has lanes of its own
-/// then.
+/// alternate between lanes, so that a rank's receives from one side and sends to the other do not share a stream. The
+/// edge between last and first closes a ring of odd length, which two colours cannot colour: then it has its own
+/// lanes.
 enum class Lane { collectives, up_even, up_odd, up_last, down_even, down_odd, down_last };
 constexpr std::array<const char*, 7> kLanes = {"collectives", "up_even",  "up_odd",   "up_last",
                                                "down_even",   "down_odd", "down_last"};
 
 /// The lane of messages from one rank to another in a group of `size`, the same on both ends. For neighbours, also
-/// around the end: no other message of either rank has it. For other pairs: one direction does not share it with the
-/// other.
+/// around the end, no other message of either rank uses it. For other pairs, the two directions do not share a
+/// lane.
 constexpr Lane lane_of(int from, int to, int size) {
   const int ahead = (to - from + size) % size;
   const bool up = 2 * ahead == size ? from < to : 2 * ahead < size;
@@ -33,8 +33,8 @@ constexpr Lane lane_of(int from, int to, int size) {
   return up ? Lane::up_odd : Lane::down_odd;
 }
 
-/// Who sends to whom in a pipeline: (from, to), up and down between neighbours; in a ring last and first are neighbours
-/// too.
+/// The pairs (from, to) of a pipeline's messages, up and down between neighbours; in a ring last and first are
+/// neighbours too.
 inline std::set<std::pair<int, int>> neighbours(int size, bool ring) {
   std::set<std::pair<int, int>> pairs;
   for (int rank = 0; rank + 1 < size; ++rank) {

@@ -25,24 +25,24 @@
 namespace trireme::comm {
 namespace {
 
-/// ErrorHandlingMode::CleanUpOnly of c10d: its watchdog ends a late operation on the card but not this process, whose
-/// error shall name the rank that is missing.
+/// ErrorHandlingMode::CleanUpOnly of c10d: its watchdog ends a late operation on the GPU but not this process, whose
+/// error must name the missing rank.
 constexpr const char* kCleanUpOnly = "2";
 
-/// libtorch's watchdog is the second to notice a hang: what it ends says nothing of who is missing.
+/// libtorch's watchdog must be second to notice a hang: its errors do not name the missing rank.
 constexpr std::chrono::seconds kAfterUs{30};
 
-/// Messages have lanes where the group was opened for them. To make one with the first message would keep the host of a
-/// sender until its receiver comes, which may be sending too.
+/// Messages have lanes if the group was opened for them. Creating one with the first message would block a sender's
+/// host until its receiver arrives, which may be sending too.
 ///
-/// Kernels of several communicators share a card, and where they do not fit beside each other they must be launched in
-/// one order on all ranks. That holds: collectives of all groups are begun by the program's order, which is the same on
-/// the ranks they share, and under one lock. A receive is launched when its header has come on the host (DeviceInbox),
-/// so after the sender has begun to send: it never holds a place for a send that comes behind a collective that waits
-/// for this rank.
+/// Kernels of several communicators share a GPU; if they do not fit beside each other, all ranks must launch them in
+/// one order. That holds: collectives of all groups begin in the program's order, which is the same on the ranks
+/// they share, and under one lock. A receive is launched when its header has arrived on the host (DeviceInbox), so
+/// after the sender began to send. It never occupies the GPU for a send behind a collective that waits for this
+/// rank.
 using Lanes = std::array<c10::intrusive_ptr<c10d::ProcessGroupNCCL>, kLanes.size()>;
 
-/// What the operations of one group share.
+/// State shared by the operations of one group.
 class Core {
  public:
   using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
@@ -61,7 +61,7 @@ class Core {
     close();
   }
 
-  /// Makes a communicator, unless it is there: in the same order on all ranks.
+  /// Creates a communicator unless it exists: in the same order on all ranks.
   void open(Lane lane) {
     check();
     if (handle(lane)) {
@@ -95,13 +95,13 @@ class Core {
   bool interrupted() const {
     return interrupted_;
   }
-  /// Where the group was opened. The thread's current card may be another: threads of autograd and of other groups
+  /// The GPU on which the group was opened. A thread's current GPU may differ: threads of autograd and of other groups
   /// begin operations too.
   at::Device device() const {
     return device_;
   }
 
-  /// Starts an operation, unless one before it has failed since somebody looked.
+  /// Starts an operation, unless an earlier one has failed since the last check.
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> start(Lane lane, const Start& begin) {
     check();
@@ -133,7 +133,7 @@ class Core {
     }
   }
 
-  /// Breaks the communicators, so that a host that waits for the card is freed. On a thread of its own: it takes
+  /// Aborts the communicators, so that a host that waits for the GPU is released. On its own thread, because it takes
   /// seconds.
   void interrupt() {
     if (interrupted_.exchange(true)) {
@@ -148,7 +148,7 @@ class Core {
               nccl->abort();
             }
           } catch (...) {
-            // The group has failed already; its errors say why.
+            // The group has failed already; its errors give the reason.
           }
         }
       });
@@ -170,7 +170,7 @@ class Core {
       for (const auto& nccl : lanes) {
         try {
           if (nccl && std::uncaught_exceptions() > 0) {
-            nccl->abort(); // a peer may be waiting in vain, and so would shutdown()
+            nccl->abort(); // a peer may wait forever, and so would shutdown()
           } else if (nccl) {
             nccl->shutdown();
           }
@@ -196,7 +196,7 @@ class Core {
   const c10::intrusive_ptr<c10d::Store> store_;
   const at::Device device_;
 
-  /// Held for a moment only: interrupt() must not wait for an operation that waits for a peer.
+  /// Held briefly: interrupt() must not wait for an operation that waits for a peer.
   std::mutex mutex_;
   Lanes lanes_;
   std::mutex starting_;
@@ -205,7 +205,7 @@ class Core {
   std::atomic<bool> interrupted_{false};
 };
 
-/// libtorch's own copy of an operation without its tensors, made for its watchdog: the event behind the operation.
+/// libtorch's copy of an operation without its tensors, made for its watchdog: the event after the operation.
 class NcclMark : public DeviceMark {
  public:
   NcclMark(const c10d::ProcessGroupNCCL::WorkNCCL& work, at::Device device, std::weak_ptr<Core> core)
@@ -215,7 +215,7 @@ class NcclMark : public DeviceMark {
     if (const auto core = core_.lock(); core && core->interrupted()) { // before anything that waits for an abort
       throw Trouble(Trouble::Kind::interrupted, "interrupted");
     }
-    const c10::DeviceGuard there(device_); // or CUDA makes a context on card 0 for the watch's thread
+    const c10::DeviceGuard there(device_); // otherwise CUDA creates a context on GPU 0 for the watch's thread
     return copy_.ended();
   }
 
@@ -223,12 +223,12 @@ class NcclMark : public DeviceMark {
   class Copy : public c10d::ProcessGroupNCCL::WorkNCCL {
    public:
     explicit Copy(const WorkNCCL& work) : WorkNCCL(work) {}
-    /// Whether the kernel has ended and not been ended.
+    /// True if the kernel has ended and was not aborted.
     bool ended() {
       if (!finishedGPUExecutionInternal()) {
         return false;
       }
-      if (ncclComm_ && checkForNCCLErrors()) { // also once it is aborted; NCCLComm::isAborted() is not exported
+      if (ncclComm_ && checkForNCCLErrors()) { // also after an abort; NCCLComm::isAborted() is not exported
         throw Trouble(Trouble::Kind::lost, "NCCL has given up the communicator");
       }
       return true;
@@ -249,9 +249,9 @@ class NcclPending : public Pending {
   }
   ~NcclPending() override {
     try {
-      NcclPending::wait(); // whatever uses the tensors from now on does so after this operation
+      NcclPending::wait(); // later uses of the tensors come after this operation
     } catch (...) {
-      // No caller is left for the error.
+      // No caller receives the error.
     }
   }
 
@@ -270,7 +270,7 @@ class NcclPending : public Pending {
     }
     waited_ = true;
   }
-  /// Whether the card has finished, not whether the operation is queued.
+  /// True if the GPU has finished, not only if the operation is queued.
   bool done() override {
     return core_->interrupted() || work_->isCompleted();
   }
@@ -289,8 +289,7 @@ class NcclBackend : public Backend {
  public:
   NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core)
       : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
-    barrier()
-        ->wait(); // uses the communicator now, where a card that cannot be reached is an error of opening the group
+    barrier()->wait(); // uses the communicator now: an unreachable GPU is then an error of opening the group
   }
   ~NcclBackend() override {
     NcclBackend::close();
@@ -360,8 +359,8 @@ class NcclBackend : public Backend {
     return start(0, [&](c10d::ProcessGroupNCCL& nccl) { return nccl.barrier(options); });
   }
 
-  /// One byte goes each way: NCCL connects two ranks with the first message, which keeps the hosts of both until both
-  /// have it.
+  /// Sends one byte in both directions: NCCL connects two ranks with the first message, which blocks both hosts until
+  /// both have it.
   void open_messages(Neighbours who) override {
     const bool ring = who == Neighbours::ring;
     const int64_t before = bytes_sent_;
@@ -400,7 +399,7 @@ class NcclBackend : public Backend {
   static at::Tensor flat(const at::Tensor& tensor) {
     return tensor.detach().view(-1);
   }
-  /// What is only moved may be of any type; NCCL has no int16.
+  /// Copied data may have any type; NCCL has no int16.
   static at::Tensor bytes_of(const at::Tensor& tensor) {
     return flat(tensor).view(at::kByte);
   }

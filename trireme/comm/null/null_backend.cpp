@@ -36,10 +36,10 @@ class NullBackend : public Backend {
     return copy(out, in);
   }
   std::shared_ptr<Pending> send(at::Tensor, int, int) override {
-    throw Error("comm", "a group of one rank has nobody to send to.");
+    throw Error("comm", "a group of one rank has no rank to send to.");
   }
   std::shared_ptr<Pending> recv(at::Tensor, int, int) override {
-    throw Error("comm", "a group of one rank has nobody to receive from.");
+    throw Error("comm", "a group of one rank has no rank to receive from.");
   }
   std::shared_ptr<Pending> barrier() override {
     return nullptr;

@@ -31,7 +31,7 @@ constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLarge = size_t{4} << 20;
-/// Addresses are plenty but not endless where many ranks map each other.
+/// Address space is large but finite when many ranks map each other.
 constexpr size_t kLargestArena = size_t{1} << 40;
 
 size_t round_up(size_t value, size_t step) {
@@ -56,7 +56,7 @@ std::byte* map_whole(int descriptor, size_t size) {
   if (memory == MAP_FAILED) {
     return nullptr;
   }
-  madvise(memory, size, MADV_HUGEPAGE); // advice: where the system gives shared memory none, nothing changes
+  madvise(memory, size, MADV_HUGEPAGE); // advice: without huge pages for shared memory nothing changes
   madvise(memory, size, MADV_DONTDUMP);
   return static_cast<std::byte*>(memory);
 }
@@ -70,12 +70,12 @@ std::string Arena::obstacle() {
   }
   close(descriptor);
   if (access("/proc/self/fd", R_OK | X_OK) != 0) {
-    return concat("/proc/self/fd is not to be seen (", std::strerror(errno), ")");
+    return concat("/proc/self/fd is not accessible (", std::strerror(errno), ")");
   }
   rlimit files{};
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < arena_size()) {
     return concat("no file may be larger than ", format_bytes(static_cast<double>(files.rlim_cur)),
-                  " here (ulimit -f), it needs ", format_bytes(static_cast<double>(arena_size())), " of room");
+                  " here (ulimit -f), but it needs ", format_bytes(static_cast<double>(arena_size())));
   }
   return "";
 }
@@ -87,7 +87,7 @@ std::atomic<int> the_arenas_descriptor = -1;
 } // namespace
 
 Arena& Arena::process() {
-  static Arena* const arena = new Arena(); // tensors may outlive everything
+  static Arena* const arena = new Arena(); // tensors may outlive statics
   return *arena;
 }
 
@@ -111,7 +111,7 @@ Arena::Arena() : nonce_(random_number()), size_(arena_size()) {
       close(descriptor_);
     }
     throw Error("comm", concat("cannot make shared memory: ", why, "."),
-                "Raise the limit, or set TRIREME_BACKEND=gloo to do without.");
+                "Raise the limit, or set TRIREME_BACKEND=gloo.");
   }
   new (base_) ArenaHeader();
   header().nonce = nonce_;
@@ -237,7 +237,7 @@ std::shared_ptr<PeerArena> PeerArena::map(const std::string& address) {
                                problem == ENOMEM ? " (ulimit -v?)" : ""));
   }
   if (!right_size || peer->header().nonce != nonce) {
-    throw Error("comm", concat("process ", peer->process_, " here is not the one that is meant (another container?)"));
+    throw Error("comm", concat("process ", peer->process_, " is not the announced one (another container?)"));
   }
   peer->watch_ = static_cast<int>(syscall(SYS_pidfd_open, peer->process_, 0));
   (*known)[address] = peer;
@@ -275,7 +275,7 @@ void PeerArena::ring() const {
 
 void ArenaHeader::note_core() {
   const auto now = static_cast<uint32_t>(1 + sched_getcpu());
-  if (core.load(std::memory_order_relaxed) != now) { // others have the line in their caches
+  if (core.load(std::memory_order_relaxed) != now) { // avoids a write to a line that others cache
     core.store(now, std::memory_order_relaxed);
   }
 }

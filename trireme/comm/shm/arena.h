@@ -12,7 +12,7 @@
 
 namespace trireme::comm::shm {
 
-/// At the beginning of every arena: how other ranks wake up the process it belongs to.
+/// At the start of every arena: lets other ranks wake its process.
 struct ArenaHeader {
   uint64_t nonce = 0;
   /// Counts rings; sleepers wait on it (futex).
@@ -22,29 +22,29 @@ struct ArenaHeader {
   /// 1 + the core on which the owner was last seen to communicate; 0: not seen yet.
   std::atomic<uint32_t> core{0};
 
-  /// The owner's: the calling thread runs here.
+  /// Called by the owner: records the calling thread's core.
   void note_core();
 };
 
-/// Memory of this process that the other ranks of its host map whole: flat buffers, staging areas, control blocks.
+/// Memory of this process that the other ranks of its host map entirely: flat buffers, staging areas, control blocks.
 ///
-/// One memory file a process (memfd): it has no name, so nothing is left behind however the process ends. It is as
-/// large as the machine's memory, but takes only what is written to. Never unmapped before the process ends.
+/// One memory file per process (memfd): it has no name, so nothing remains however the process ends. It is as large
+/// as the machine's memory, but uses only pages that are written. Never unmapped before the process ends.
 /// Thread-safe.
 class Arena {
  public:
-  /// Made by the first call. Errors: Error saying what obstacle() says, or that there are no addresses left (ulimit
+  /// Created by the first call. Errors: Error with obstacle()'s reason, or that no addresses are left (ulimit
   /// -v).
   static Arena& process();
-  /// Why this process cannot have one, "" where nothing is known to be in the way: no memory files, or a limit on the
-  /// size of files (ulimit -f) below the machine's memory, beyond which the system would end the process with SIGXFSZ.
+  /// The reason why this process cannot have one, "" if none is known: no memory files, or a limit on file sizes
+  /// (ulimit -f) below the machine's memory, beyond which SIGXFSZ would end the process.
   static std::string obstacle();
 
-  /// Uninitialised, aligned to 64 bytes, from 4 MiB on to 2 MiB. nullptr when the arena is full.
+  /// Uninitialised, aligned to 64 bytes, from 4 MiB to 2 MiB. nullptr when the arena is full.
   void* allocate(size_t bytes);
-  /// The same full of zeros. From 4 MiB on it takes memory only where it is touched.
+  /// The same, zeroed. From 4 MiB it takes only touched pages.
   void* allocate_zeros(size_t bytes);
-  /// From 4 MiB on, the memory goes back to the system.
+  /// From 4 MiB, returns the memory to the system.
   void release(void* memory);
   bool contains(const void* memory, size_t bytes) const;
   uint64_t offset_of(const void* memory) const {
@@ -56,17 +56,17 @@ class Arena {
   ArenaHeader& header() const {
     return *reinterpret_cast<ArenaHeader*>(base_);
   }
-  /// What another process of this host needs to map it.
+  /// The text from which another process of this host maps it.
   std::string address() const;
   uint64_t nonce() const {
     return nonce_;
   }
-  /// Bytes handed out and not released.
+  /// Bytes allocated and not released.
   size_t allocated();
-  /// Pages that this process's arena has taken from the system; 0 without one.
+  /// Bytes of this process's arena taken from the system; 0 without one.
   static int64_t bytes_in_use();
-  /// From now on released memory is not used again: a rank that was stopped in the middle of an operation may still
-  /// write to it.
+  /// Released memory is not reused from now on: a rank that was stopped during an operation may still write to
+  /// it.
   void stop_reuse();
 
  private:
@@ -82,11 +82,11 @@ class Arena {
   bool reuse_ = true;
 };
 
-/// Another process's arena in this one's addresses (or this one's own).
+/// Another process's arena (or this one's own) in this one's address space.
 class PeerArena {
  public:
-  /// Groups with the same peer share it. Errors: Error when the process is not to be found or not allowed to be looked
-  /// at.
+  /// Groups with the same peer share it. Errors: Error if the process is not found or may not be
+  /// inspected.
   static std::shared_ptr<PeerArena> map(const std::string& address);
   ~PeerArena();
   PeerArena(const PeerArena&) = delete;
@@ -104,9 +104,9 @@ class PeerArena {
   pid_t process() const {
     return process_;
   }
-  /// The process has ended (even if nobody has collected its exit status yet). Cost: a system call.
+  /// True if the process has ended, even if it is a zombie. Cost: a system call.
   bool ended() const;
-  /// Wakes up its sleeping threads. Cost where none sleeps: a fence and a load.
+  /// Wakes its sleeping threads. Cost if none sleeps: a fence and a load.
   void ring() const;
 
  private:
@@ -119,7 +119,7 @@ class PeerArena {
   bool own_ = false;
 };
 
-/// Sleeps until this process's door is rung after `seen`, or the time has passed.
+/// Sleeps until this process's door is rung after `seen`, or until the time is over.
 void sleep_at_door(ArenaHeader& header, uint32_t seen, int64_t microseconds);
 
 } // namespace trireme::comm::shm

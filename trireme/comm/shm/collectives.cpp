@@ -8,21 +8,21 @@
 namespace trireme::comm::shm {
 namespace {
 
-/// Bytes of one rank's tensor that a step moves at most.
+/// Most bytes of one rank's tensor per step.
 constexpr int64_t kStepBytes = 1 << 20;
-/// Steps of memory outside the arena that may be under way.
+/// Steps in progress with memory outside the arena.
 constexpr uint64_t kStagingSteps = 4;
-/// Bytes that a rank takes on at a time.
+/// Bytes of a piece, which a rank takes at a time.
 constexpr int64_t kPieceBytes = 64 << 10;
 /// Below this a second rank costs more than it helps.
 constexpr int64_t kSmallBytes = 16 << 10;
 /// Work up to this is done while posting.
 constexpr int64_t kInlineBytes = 64 << 10;
-/// Larger than the caches of a core: copies go past them.
+/// Larger than a core's caches: copies bypass them.
 constexpr int64_t kStreamBytes = 8 << 20;
 /// Cuts fall on cache lines.
 constexpr int64_t kCut = 64;
-/// Looks for which a rank leaves a small step to rank 0: about a microsecond.
+/// Polls for which a rank leaves a small step to rank 0: about a microsecond.
 constexpr int kLeaves = 4;
 
 int64_t divide_up(int64_t value, int64_t by) {
@@ -158,7 +158,7 @@ void Collectives::post(uint64_t op_number) {
     post.out_stride = op.out_shared ? whole : range;
     post.staged = op.out_shared ? 0 : 1;
   }
-  post.step.store(number); // sequentially consistent: of two that post at once, one must see both
+  post.step.store(number); // sequentially consistent: if two post at once, one must see both
   ++op.posted;
   ++next_;
   step.leaves = leaves_to_first(op, step) ? kLeaves : 0;
@@ -241,7 +241,7 @@ bool Collectives::work(uint64_t number) {
     if (piece >= part.pieces) {
       continue;
     }
-    // Only now is it certain that no rank has posted newer data in the same places.
+    // Only now is it certain that no rank has posted newer data in the same slots.
     if (!same_everywhere(step, number)) {
       mismatch_ = true;
       return false;

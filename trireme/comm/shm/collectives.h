@@ -20,11 +20,11 @@ struct Collective {
   kernels::Element element = kernels::Element::u8;
   kernels::Combine combine = kernels::Combine::sum;
   int root = 0;
-  /// The copying collectives need only bytes, but the ranks have to mean the same.
+  /// Type of the elements: copying collectives need only bytes, but the ranks must agree.
   at::ScalarType type = at::kByte;
   at::Tensor in;
   at::Tensor out;
-  /// Elements of one rank's slice; for all_reduce and broadcast, elements of the whole tensor.
+  /// Elements of one rank's slice; for all_reduce and broadcast, of the tensor.
   int64_t count = 0;
   int64_t element_bytes = 1;
 
@@ -43,45 +43,45 @@ struct Collective {
 
 /// The collectives of one group on this rank, in order.
 ///
-/// A collective is cut into steps of about 1 MiB a rank. Every rank posts where its part of a step lies; when all have,
-/// any rank that has time (it waits) takes pieces of the step, reads all ranks' memory and writes the results into all
-/// ranks' memory. So a rank that still computes is not needed, and all ranks get the same bits. What does not
-/// lie in an arena is copied into a staging area before the step and out of it after.
+/// A collective is cut into steps of about 1 MiB per rank. Every rank posts the addresses of its part of a step. When
+/// all have, any waiting rank takes pieces of the step, reads all ranks' memory and writes the results into all ranks'
+/// memory. So a rank that still computes is not needed, and all ranks get the same bits. Memory outside an arena is
+/// copied into a staging area before the step and out of it after.
 ///
-/// Small steps are done by the rank that comes last, at once. Small all-reduces of ranks on different cores are rank
-/// 0's while all are awake: their memory then stays in the caches of one core. The others leave it a moment's time, and
-/// take it over after that. Not thread-safe, but for stirs(): the caller holds the progress lock.
+/// Small steps are done at once by the last rank to arrive. If all ranks are awake on different cores, small
+/// all-reduces are left to rank 0, so that their memory stays in one core's caches; the others take over after a
+/// moment. Not thread-safe, except stirs(): the caller holds the progress lock.
 class Collectives {
  public:
   explicit Collectives(Members& members) : members_(members) {}
   ~Collectives();
 
-  /// Where to describe the next one.
+  /// The slot to describe the next collective.
   Collective& next();
-  /// Begins it, as far as there is room, and returns its number. Does small ones at once where all others have come.
+  /// Begins it, as far as there is room, and returns its number. Does small ones at once if all others have arrived.
   uint64_t start();
   bool finished(uint64_t op) const {
     return op < first_op_;
   }
-  /// Does a bounded piece of work, if there is any, and says whether it did.
+  /// Does a bounded piece of work; returns whether there was any.
   bool progress();
-  /// The next progress() does itself what it would leave to rank 0.
+  /// The next progress() does the work that it would leave to rank 0.
   void stop_leaving();
   bool pending() const {
     return first_op_ < next_op_;
   }
-  /// False: progress() would find nothing to do, as far as one look at the others shows. Any thread may ask, without
-  /// the lock.
+  /// False if progress() would find no work, judged by one look at the others. Thread-safe without the
+  /// lock.
   bool stirs() const;
   /// All members have posted the oldest step of ours.
   bool all_have_come() const {
     return first_ < next_ && ready(first_);
   }
-  /// Some member has posted something else than this rank. The group is broken then.
+  /// A member has posted something else than this rank. The group is broken then.
   bool mismatch() const {
     return mismatch_;
   }
-  /// Whether that member has posted the oldest step that this rank has posted and not finished.
+  /// True if that member has posted this rank's oldest unfinished posted step.
   bool has_come(int member) const;
 
  private:
@@ -91,9 +91,9 @@ class Collectives {
     int64_t begin = 0;
     int64_t end = 0;
     std::byte* staging = nullptr;
-    /// Of all ranks' parts.
+    /// Sum over all ranks' parts.
     uint64_t pieces = 0;
-    /// Times that this rank still finds the step ready and leaves it to rank 0.
+    /// Times that this rank will still find the step ready and leave it to rank 0.
     int leaves = 0;
   };
   struct Range {
@@ -133,7 +133,7 @@ class Collectives {
   }
 
   Members& members_;
-  /// Those that are not finished, at their number; grows where more are begun at once.
+  /// Unfinished operations, by number; grows if more are begun at once.
   std::vector<Collective> ops_ = std::vector<Collective>(16);
   /// Oldest operation not finished, oldest with steps to post, next to begin.
   uint64_t first_op_ = 1;
@@ -146,8 +146,8 @@ class Collectives {
   uint64_t next_ = 1;
   std::byte* staging_ = nullptr;
   bool mismatch_ = false;
-  /// What stirs() looks at: the oldest step, 0 where that is not all; the pieces that end it; whether it has pieces to
-  /// give out.
+  /// Read by stirs(): the oldest step, 0 if more is to check; the number of pieces that ends it; whether it has pieces
+  /// to give out.
   std::atomic<uint64_t> watched_{0};
   std::atomic<uint64_t> watched_pieces_{0};
   std::atomic<bool> watched_has_work_{false};

@@ -8,17 +8,17 @@
 
 namespace trireme::comm::shm {
 
-/// The control blocks in this process's arena, one for each group whose rank 0 it is.
+/// The control blocks in this process's arena, one per group whose rank 0 it is.
 ///
-/// A block is released when every member has left its group or has ended: until then a member may still look at it.
-/// Looked at whenever a block is made or given up. Thread-safe.
+/// A block is released when every member has left its group or has ended: until then a member may still read it.
+/// Checked whenever a block is created or given up. Thread-safe.
 class ControlBlocks {
  public:
   static ControlBlocks& process();
 
   /// A block of zeros for a group of `size`. Errors: Error when the arena is full.
   std::byte* make(int size);
-  /// This rank, rank 0 of the group, needs its block no longer.
+  /// Rank 0 of the group does not need its block any more.
   void give_up(const Members& members);
   /// Releases what can be released.
   void sweep();
@@ -30,7 +30,7 @@ class ControlBlocks {
   std::vector<Members> given_up_;
 };
 
-/// Leaves the group when it is destroyed. To stand behind `members`, before everything that looks at the control block.
+/// Leaves the group on destruction. Declare it after `members`, before all users of the control block.
 class Leaving {
  public:
   explicit Leaving(const Members& members) : members_(members) {}

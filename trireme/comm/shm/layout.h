@@ -4,29 +4,29 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the ranks of one group share, in the arena of its rank 0. Only numbers that grow: a rank that dies holds no
-// lock.
+// Memory shared by the ranks of one group, in the arena of its rank 0. It has only growing numbers: a rank that dies
+// holds no lock.
 namespace trireme::comm::shm {
 
 /// Steps of collectives that a rank may have announced and not finished.
 constexpr uint64_t kSteps = 64;
-/// Messages on their way from one rank to another whose receiver has not looked yet.
+/// Messages from one rank to another that the receiver has not read yet.
 constexpr uint64_t kLetters = 128;
 
-/// One rank's part in one step. Places are offsets in that rank's arena.
+/// One rank's part in one step. Addresses are offsets in that rank's arena.
 struct alignas(64) Post {
   std::atomic<uint64_t> step{0};
   uint64_t signature = 0;
   uint64_t in = 0;
   uint64_t out = 0;
-  /// Bytes from one rank's part to the next one's where a tensor has one for each.
+  /// Bytes from one rank's part to the next one's in a tensor that has one for each.
   uint64_t in_stride = 0;
   uint64_t out_stride = 0;
   /// `out` is a staging area, read again at once.
   uint64_t staged = 0;
 };
 
-/// `step << kShift | count`: counts begin anew with every step without anybody resetting them.
+/// `step << kShift | count`: counts restart with every step without a reset.
 struct alignas(64) Counter {
   static constexpr int kShift = 20;
   std::atomic<uint64_t> value{0};
@@ -35,7 +35,7 @@ struct alignas(64) Counter {
     const uint64_t now = value.load(std::memory_order_acquire);
     return now >> kShift == step ? now & ((uint64_t{1} << kShift) - 1) : 0;
   }
-  /// For who alone counts in this step: as good as take(), without a look at what others wrote.
+  /// If only one rank counts in this step: equals take(), without reading others' writes.
   void set(uint64_t step, uint64_t count) {
     value.store(step << kShift | count, std::memory_order_release);
   }
@@ -57,7 +57,7 @@ struct alignas(64) Counter {
   }
 };
 
-/// A message: what it is, where it lies in the sender's arena, and the word there that says "taken".
+/// A message: its type, its offset in the sender's arena, and the offset of the word there that marks it as taken.
 struct alignas(64) Letter {
   std::atomic<uint64_t> number{0};
   int64_t tag = 0;
@@ -83,29 +83,29 @@ class Control {
            n * n * sizeof(Mailbox);
   }
   Control() = default;
-  /// `memory`: of that many bytes, zeros before the first rank comes.
+  /// `memory`: that many bytes, zeros before the first rank uses it.
   Control(std::byte* memory, int size) : memory_(memory), size_(static_cast<size_t>(size)) {}
 
   std::byte* memory() const {
     return memory_;
   }
-  /// 0, or 1 + the rank that gave up: the group is of no use any more.
+  /// 0, or 1 + the rank that gave up: the group is unusable then.
   std::atomic<uint32_t>& broken() const {
     return reinterpret_cast<Head*>(memory_)->broken;
   }
-  /// 1 while that rank reads or writes the others' memory. It sets this first and looks at broken() then, so that
-  /// who has set broken() and sees 0 here knows that its memory is its own again.
+  /// 1 while that rank accesses the others' memory. It sets this before reading broken(): a rank that has set broken()
+  /// and reads 0 here owns its memory again.
   std::atomic<uint32_t>& busy(int rank) const {
     return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].value;
   }
-  /// 1 when that rank will not look at this block again.
+  /// 1 when that rank will not access this block again.
   std::atomic<uint32_t>& left(int rank) const {
     return reinterpret_cast<Busy*>(memory_ + sizeof(Head))[rank].left;
   }
   Post& post(int rank, uint64_t step) const {
     return reinterpret_cast<Post*>(posts())[static_cast<size_t>(rank) * kSteps + step % kSteps];
   }
-  /// Pieces of part `part` that somebody has taken on.
+  /// Pieces of part `part` that are taken.
   Counter& taken(uint64_t step, int part) const {
     return counters()[step % kSteps * (size_ + 1) + 1 + static_cast<size_t>(part)];
   }

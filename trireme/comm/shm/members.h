@@ -8,7 +8,7 @@
 
 namespace trireme::comm::shm {
 
-/// The ranks of one group and what they share.
+/// The ranks of one group and their shared memory.
 struct Members {
   int rank = 0;
   int size = 1;
@@ -25,7 +25,7 @@ struct Members {
       }
     }
   }
-  /// Whether a thread of another rank sleeps at its door.
+  /// True if a thread of another rank sleeps at its door.
   bool others_sleep() const {
     for (int member = 0; member < size; ++member) {
       if (member != rank && arenas[static_cast<size_t>(member)]->header().sleepers.load() != 0) {
@@ -34,7 +34,7 @@ struct Members {
     }
     return false;
   }
-  /// Whether another rank was last seen on the core of this one: it cannot run while this one is awake.
+  /// True if another rank was last seen on this one's core: it cannot run while this one is awake.
   bool shares_core() const {
     const uint32_t own = arenas[static_cast<size_t>(rank)]->header().core.load(std::memory_order_relaxed);
     for (int member = 0; member < size; ++member) {
@@ -49,7 +49,7 @@ struct Members {
   }
 };
 
-/// Announces that this rank touches the others' memory now; false: it must not, the group is broken.
+/// Announces that this rank accesses the others' memory now; false: it must not, the group is broken.
 class Touch {
  public:
   explicit Touch(const Members& members) : busy_(members.control.busy(members.rank)) {

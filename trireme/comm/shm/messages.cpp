@@ -162,7 +162,7 @@ bool Messages::take(Parcel& parcel) {
 
 bool Messages::deliver() {
   bool did = false;
-  // Handles all messages before any receive: a message between two receives with its tag would go to the second.
+  // Handles all messages before any receive: one between two receives with its tag would go to the second.
   for (const auto& parcel : expected_) {
     did = look(parcel->peer) || did;
   }

@@ -20,7 +20,7 @@ struct Parcel {
   uint64_t bytes = 0;
   at::ScalarType type = at::kByte;
   bool done = false;
-  /// What was wrong with the message that came, "" when nothing.
+  /// Error of the received message, "" for none.
   std::string error;
 
   // For a send: the word that the receiver sets, followed by a copy of the tensor if the sender made one.
@@ -31,10 +31,10 @@ struct Parcel {
 
 /// The messages of one group on this rank.
 ///
-/// A letter in the pair's mailbox says where the message lies in the sender's arena; the receiver copies it from
-/// there. Up to 16 KiB, and from memory outside the arena, the sender copies first; a small send is then done as soon
-/// as its letter is in the mailbox, a large one when the receiver has it. Receivers keep letters that nobody has asked
-/// for yet, so a sender may be any number of messages ahead. Not thread-safe: the caller holds the progress lock.
+/// A letter in the pair's mailbox gives the message's offset in the sender's arena; the receiver copies it from there.
+/// The sender copies first up to 16 KiB, and from memory outside the arena. A small send is done once its letter is in
+/// the mailbox, a large one when the receiver has it. Receivers keep letters without a receive, so a sender may be any
+/// number of messages ahead. Not thread-safe: the caller holds the progress lock.
 class Messages {
  public:
   explicit Messages(Members& members)
@@ -42,14 +42,14 @@ class Messages {
 
   void send(const std::shared_ptr<Parcel>& parcel);
   void recv(const std::shared_ptr<Parcel>& parcel);
-  /// Empties the mailboxes, also of what nobody has asked for yet, so that no sender waits for room.
+  /// Empties the mailboxes, also of letters without a receive, so that no sender waits for room.
   void fetch();
-  /// Does what there is to do and says whether it was anything.
+  /// Does all pending work; returns whether there was any.
   bool progress();
   bool pending() const {
     return waiting_sends_ != 0 || !sent_.empty() || !expected_.empty();
   }
-  /// Someone still needs this rank, or this rank someone; small messages on their way do not count.
+  /// A send or receive is unfinished on either side; small messages in transit do not count.
   bool unfinished() const;
 
  private:
@@ -68,7 +68,7 @@ class Messages {
   bool take(Parcel& parcel);
 
   Members& members_;
-  /// Sends whose letters do not fit the mailbox yet, for every receiver.
+  /// Sends whose letters do not fit into the mailbox yet, by receiver.
   std::vector<std::deque<std::shared_ptr<Parcel>>> outgoing_;
   size_t waiting_sends_ = 0;
   /// Number of the last letter to each receiver.
@@ -76,7 +76,7 @@ class Messages {
   /// In a mailbox, not taken yet.
   std::list<std::shared_ptr<Parcel>> sent_;
   std::list<std::shared_ptr<Parcel>> expected_;
-  /// Letters seen but not asked for, from every sender.
+  /// Letters read without a receive, by sender.
   std::vector<std::deque<Arrived>> letters_;
 };
 

@@ -11,16 +11,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a rank that waits stays awake, and how long after a sleep that was over within kShortSleep: otherwise ranks
-/// that wait for each other in turn would sleep each time, for a wake-up takes longer than what they wait for.
+/// Time that a waiting rank stays awake, also after a sleep that was over within kShortSleep. Otherwise ranks that wait
+/// for each other in turn would sleep each time, and a wake-up takes longer than their wait.
 constexpr std::chrono::microseconds kAwake{20};
 constexpr std::chrono::microseconds kLongAwake{100};
 constexpr std::chrono::microseconds kShortSleep{200};
-/// Glances between two looks at all groups, and how many come before, without a pause: as long as a small operation of
-/// ranks that are all there.
+/// Glances between two checks of all groups, and how many come first without a pause: the duration of a small operation
+/// of ranks that are all present.
 constexpr int kGlances = 16;
 constexpr int kFirstGlances = 64;
-/// Rings cannot be missed; this is for what rings nobody: peers that die, interruptions, deadlines.
+/// Rings cannot be missed; this is for events that do not ring: dying peers, interruptions, deadlines.
 constexpr int64_t kSleepMicroseconds = 20'000;
 
 void pause() {
@@ -63,12 +63,12 @@ void ProgressRoom::remove(Worker* worker) {
 
 namespace {
 
-/// Glances until something stirs, so many times at most.
+/// Glances until something stirs, at most this many times.
 template <typename Pause>
 void glance(const Goal& goal, int times, const Pause& pause) {
   bool stirs = false;
   for (int time = 0; time < times && !stirs; ++time) {
-    pause(); // before each: a thread that always finds something to look at leaves the lock to others meanwhile
+    pause(); // before each one: a thread that always finds work leaves the lock to others meanwhile
     stirs = goal.stirs();
   }
 }
@@ -111,7 +111,7 @@ void ProgressRoom::wait(Worker& own, Goal& goal) {
   while (go_on(false)) {
     header.note_core();
     const bool yields = goal.shares_core();
-    if (!yields && !glanced) { // once a wait: a goal that always stirs must come to its deadline
+    if (!yields && !glanced) { // once per wait: a goal that always stirs must reach its deadline
       glanced = true;
       glance(goal, kFirstGlances, [] {});
       continue;

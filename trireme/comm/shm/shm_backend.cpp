@@ -23,10 +23,10 @@ namespace {
 using namespace shm;
 using Clock = std::chrono::steady_clock;
 
-/// How long a rank that gives up waits for others to let go of its memory.
+/// Time that a rank that gives up waits for others to release its memory.
 constexpr std::chrono::milliseconds kPatienceForPiece{500};
 
-/// What the Pendings of one group share; lives until the last of them is gone.
+/// State shared by the Pendings of one group; lives until the last of them is gone.
 class Core : public Worker {
  public:
   Core(Members members, std::chrono::milliseconds timeout)
@@ -47,7 +47,7 @@ class Core : public Worker {
     return collectives_.pending() || messages_.pending();
   }
 
-  /// Begins what `describe` makes of a new Collective. Returns its number, 0 when it is done already.
+  /// Begins the new Collective that `describe` fills in. Returns its number, 0 if it is done already.
   template <typename Describe>
   uint64_t start(const Describe& describe) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
@@ -56,7 +56,7 @@ class Core : public Worker {
     const uint64_t number = collectives_.start();
     return collectives_.finished(number) ? 0 : number;
   }
-  /// These two: true when it is done already.
+  /// Both return true if it is done already.
   bool send(const std::shared_ptr<Parcel>& parcel) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     check_open();
@@ -84,7 +84,7 @@ class Core : public Worker {
     return true;
   }
 
-  /// Waits for an operation, which only waits for `peer` where there is one. Throws Trouble.
+  /// Waits for an operation, on `peer` only if one is given. Throws Trouble.
   template <typename Op>
   void wait(const Op& op, int peer) {
     try {
@@ -100,13 +100,13 @@ class Core : public Worker {
   bool poll(const Op& op) {
     const std::lock_guard lock(ProgressRoom::process().mutex);
     if (!reached(op)) {
-      collectives_.stop_leaving(); // nobody may come back to it
+      collectives_.stop_leaving(); // no rank may return to it
       progress();
     }
     return reached(op) || trouble();
   }
 
-  /// Ends the group for all its ranks, and returns when nobody uses this rank's memory any more.
+  /// Ends the group for all its ranks, and returns when no rank uses this rank's memory any more.
   void give_up() {
     uint32_t nobody = 0;
     members_.control.broken().compare_exchange_strong(nobody, static_cast<uint32_t>(members_.rank + 1));
@@ -173,7 +173,7 @@ class Core : public Worker {
       }
       core_.messages_.fetch();
       core_.look_for_lost(peer_);
-      // Few waits come to this, and the time before is short.
+      // Few waits get here, and the time before is short.
       const auto now = Clock::now();
       deadline_ = deadline_ == Clock::time_point() ? now + core_.timeout_ : deadline_;
       if (now >= deadline_) {
@@ -207,7 +207,7 @@ class Core : public Worker {
     }
   }
 
-  /// A rank that has ended may have done its part before.
+  /// A rank that has ended may have done its part first.
   void look_for_lost(int peer) const {
     for (int member = 0; member < members_.size; ++member) {
       const bool needed = peer < 0 ? !collectives_.has_come(member) || collectives_.all_have_come() : member == peer;
@@ -224,7 +224,7 @@ class Core : public Worker {
   Collectives collectives_;
   Messages messages_;
   std::atomic<bool> interrupted_{false};
-  /// There were messages under way at the last look.
+  /// Messages were in progress at the last check.
   std::atomic<bool> messages_wait_{false};
 };
 
@@ -246,7 +246,7 @@ class ShmPending : public Pending {
         ShmPending::wait();
       }
     } catch (...) {
-      // No caller is left for the error; the other ranks have released the tensor, which is enough.
+      // No caller receives the error; the other ranks have released the tensor, which is enough.
     }
   }
 
@@ -368,7 +368,7 @@ class ShmBackend : public Backend {
     parcel->type = tensor.scalar_type();
     return parcel;
   }
-  /// `out` is left out where it is `in`.
+  /// `out` is omitted if it is `in`.
   std::shared_ptr<Pending> collective(Kind kind, at::Tensor in, at::Tensor out, int64_t count, int root = 0,
                                       kernels::Element element = kernels::Element::u8,
                                       kernels::Combine combine = kernels::Combine::sum) {

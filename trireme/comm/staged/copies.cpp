@@ -13,11 +13,11 @@
 namespace trireme::comm::staged {
 namespace {
 
-/// A copy takes tens of microseconds and more; the thread leaves its core to those that compute.
+/// A copy takes tens of microseconds or more; the thread yields its core to those that compute.
 constexpr std::chrono::microseconds kPollPause{20};
 constexpr int kPollsBeforePause = 100;
 
-// Copies are raw transfers: autograd and version counters have no part in them, as with every other backend.
+// Copies are raw transfers: autograd and version counters are not involved, as with every other backend.
 using Raw = at::AutoDispatchBelowADInplaceOrView;
 
 template <typename Copy>
@@ -69,7 +69,7 @@ bool Course::finished() {
   if (!launched_) {
     return false;
   }
-  // The watch's thread has no current device of its own, and CUDA would make a context on device 0 for it.
+  // The watch's thread has no current device, and CUDA would create a context on device 0 for it.
   std::optional<c10::DeviceGuard> there;
   if (!device_.is_cpu()) {
     there.emplace(device_);
@@ -130,7 +130,7 @@ void Collective::begin() {
   course_->step();
 }
 
-// The host has seen the piece arrive, which comes after what was on the stream at the start: so does the copy back.
+// The host has seen the piece arrive, which is after the earlier work on the stream: so is the copy back.
 void Collective::finish() {
   Piece& piece = under_way_.front();
   staged::finish(piece.pending);
@@ -177,12 +177,12 @@ Receive::Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int f
 
 Receive::~Receive() {
   if (launched_ || std::uncaught_exceptions() > 0) {
-    return; // the host's operations end as they do without their results
+    return; // the host's operations end without their results
   }
   try {
     Receive::wait();
   } catch (...) {
-    // No caller is left for the error.
+    // No caller receives the error.
   }
 }
 
@@ -221,7 +221,7 @@ bool Receive::done() {
     try {
       copy_arrived();
     } catch (const Trouble&) {
-      return true; // wait() meets it again: the host's backend stays broken
+      return true; // wait() gets it again: the host's backend stays broken
     }
   }
   return course_->event().done();

@@ -10,11 +10,11 @@
 
 namespace trireme::comm::staged {
 
-/// Rows of equal length of a flat tensor, of which a piece takes the same columns of each.
+/// Rows of equal length of a flat tensor; a piece is the same columns of each.
 struct Rows {
   at::Tensor flat; ///< undefined: nothing is copied
   int64_t rows = 0;
-  int64_t first = 0; ///< where they lie among the rows of the host's buffer
+  int64_t first = 0; ///< index of the first one in the host's buffer
 };
 
 /// Copies columns [begin, begin + count) of `rows`, of `columns` each, to a buffer of rows of `count`, or back, on the
@@ -22,12 +22,12 @@ struct Rows {
 void copy_to_host(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
 void copy_back(const Rows& rows, int64_t columns, int64_t begin, int64_t count, const at::Tensor& buffer);
 
-/// What the operations of one staged backend share. Lives until the last of them is gone.
+/// State shared by the operations of one staged backend. Lives until the last of them is gone.
 struct Shared {
   Shared(std::shared_ptr<Backend> host, at::DeviceType type)
       : host(std::move(host)), pool(std::make_shared<PinnedPool>(type)) {}
 
-  /// Waits until the device has come to the mark. Errors: Trouble once interrupted.
+  /// Waits until the device has reached the mark. Errors: Trouble once interrupted.
   void await(const device::Event& event) const;
 
   const std::shared_ptr<Backend> host;
@@ -37,7 +37,7 @@ struct Shared {
   std::atomic<bool> interrupted{false};
 };
 
-/// How far the device is with one operation, for the watch.
+/// The device's progress in one operation, for the watch.
 class Course : public DeviceMark {
  public:
   explicit Course(at::Device device) : device_(device), end_(device.type()) {}
@@ -45,12 +45,12 @@ class Course : public DeviceMark {
   void step() {
     ++steps_;
   }
-  /// All of it is launched: it ends where the stream is now.
+  /// All of it is launched: it ends at the stream's current position.
   void end(const c10::Stream& stream) {
     end_.record(stream);
     end();
   }
-  /// Nothing of it is on the device any more.
+  /// Nothing of it is left on the device.
   void end() {
     launched_ = true;
   }
@@ -69,10 +69,10 @@ class Course : public DeviceMark {
   std::atomic<int64_t> steps_{0};
 };
 
-/// One collective: pieces that are copied to the host, go through the host's backend and are copied back.
+/// One collective: pieces are copied to the host, sent by the host's backend and copied back.
 class Collective {
  public:
-  /// What the host does with a piece: `in` and `out` are the buffers, [rows * count] each, the same one unless `apart`.
+  /// The host's operation on a piece: `in` and `out` are the buffers, [rows * count] each, the same one unless `apart`.
   struct Steps {
     Rows in;
     Rows out;
@@ -82,7 +82,7 @@ class Collective {
     std::function<std::shared_ptr<Pending>(const at::Tensor& out, const at::Tensor& in)> on_host = nullptr;
   };
 
-  /// Marks the current stream of the calling thread: what is on it comes before. `piece` columns go at once.
+  /// Marks the calling thread's current stream: work on it comes first. `piece` columns are sent at once.
   Collective(std::shared_ptr<Shared> shared, at::Device device, at::ScalarType type, Steps steps, int64_t piece);
 
   bool all_launched() const {
@@ -94,14 +94,14 @@ class Collective {
   void begin();
   /// Waits for the oldest operation that was begun and launches the copy back. Errors: as of the host's backend.
   void finish();
-  /// Marks the end of the copies back and lets go of the tensors.
+  /// Marks the end of the copies back and releases the tensors.
   void end();
 
   int64_t pieces() const;
   at::Device device() const {
     return device_;
   }
-  /// Lets the current stream of the calling thread wait for the results.
+  /// Makes the calling thread's current stream wait for the results.
   void order_current_stream() const;
   bool done() const {
     return course_->event().done();
@@ -135,14 +135,14 @@ class Collective {
   std::vector<Piece> under_way_; // those launched and not finished
 };
 
-/// One incoming message: the host's receives are posted at once, and who waits launches the copies.
+/// One incoming message: the host's receives are posted at once, and the waiting thread launches the copies.
 class Receive : public Pending {
  public:
   Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int from, int tag, int64_t piece);
   ~Receive() override;
   void wait() override;
   bool done() override;
-  /// None before something is launched: until then it waits on the host, for as long as nobody waits for it.
+  /// None until something is launched: before that it waits on the host, for as long as no thread waits for it.
   std::shared_ptr<DeviceMark> mark() override {
     return launched_ ? course_ : nullptr;
   }
@@ -155,7 +155,7 @@ class Receive : public Pending {
     at::Tensor buffer;
     std::shared_ptr<Pending> pending;
   };
-  /// Launches the copies of what has come.
+  /// Launches the copies of arrived pieces.
   void copy_arrived();
 
   std::shared_ptr<Shared> shared_;
@@ -167,14 +167,14 @@ class Receive : public Pending {
   bool launched_ = false;
 };
 
-/// One outgoing message: copies are launched at once, post() gives what has been copied to the host's backend.
+/// One outgoing message: copies are launched at once, post() passes copied pieces to the host's backend.
 class Send {
  public:
   Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t piece);
   /// Waits for the copies and begins the host's sends, on a thread of the backend.
   void post(int to, int tag);
-  /// Waits for the host's sends and lets the current stream wait for the copies, so that it may write the tensor; only
-  /// after post().
+  /// Waits for the host's sends, and makes the current stream wait for the copies, so that it may overwrite the tensor.
+  /// Only after post().
   void wait();
   bool done() const;
   const std::shared_ptr<Course>& course() const {

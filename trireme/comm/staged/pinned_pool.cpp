@@ -6,7 +6,7 @@
 namespace trireme::comm {
 namespace {
 
-/// Sizes are rounded up to powers of two from here on, so that buffers fit more than one tensor.
+/// Sizes are rounded up to powers of two from this one on, so that buffers fit several tensors.
 constexpr int64_t kSmallestBuffer = 4096;
 
 } // namespace
@@ -31,7 +31,7 @@ void PinnedPool::Loan::give_back() noexcept {
       const std::lock_guard lock(pool_->mutex_);
       pool_->free_.push_back({std::move(buffer_), std::move(last_use_)});
     } catch (...) {
-      // No memory for the list: the buffer is freed by its allocator, which knows the copies too.
+      // No memory for the list: the buffer is freed by its allocator, which tracks the copies too.
     }
   }
   pool_.reset();

@@ -8,13 +8,13 @@
 
 namespace trireme::comm {
 
-/// Host memory of one backend for copies from and to devices. Buffers go back when their Loan ends and are lent again
-/// once the device has done the last copy that uses them. Any thread may call it.
+/// Pinned host memory of one backend for copies from and to devices. Buffers return when their Loan ends, and are
+/// reused once the device has done the last copy that uses them. Thread-safe.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
   explicit PinnedPool(at::DeviceType device) : device_(device) {}
 
-  /// A buffer that is lent.
+  /// A buffer in use.
   class Loan {
    public:
     Loan() = default;
@@ -25,7 +25,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
 
     /// The first `numel` elements of that type.
     at::Tensor view(int64_t numel, at::ScalarType type) const;
-    /// Names the copy after which the memory is free.
+    /// Sets the copy after which the memory is free.
     void used_until(std::shared_ptr<device::Event> event) {
       last_use_ = std::move(event);
     }
@@ -39,7 +39,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   };
   Loan take(int64_t bytes);
 
-  /// Buffers that were ever made.
+  /// Number of buffers created so far.
   int64_t made() const;
 
  private:

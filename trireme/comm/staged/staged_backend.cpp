@@ -17,14 +17,15 @@ namespace trireme::comm {
 namespace staged {
 namespace {
 
-/// Pieces are whole numbers of these for every rank, so that the shares of ranks and of vectors are as in the whole.
+/// Pieces are multiples of this for every rank, so that the parts of ranks and of vectors equal those of the full
+/// tensor.
 constexpr int64_t kCut = 64;
 
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.detach().view(-1);
 }
 
-/// The collectives that have not ended, in order. Copies to the host run ahead of the host's operations, into the next
+/// The unfinished collectives, in order. Copies to the host run ahead of the host's operations, into the next
 /// collectives too.
 class Queue {
  public:
@@ -74,7 +75,7 @@ class Queue {
     const std::lock_guard lock(mutex_);
     for (const auto& op : ops_) {
       for (; !op->all_launched(); ++launched_) {
-        if (launched_ >= ahead_ + 2) { // two are in the host's hands
+        if (launched_ >= ahead_ + 2) { // the host has two
           return;
         }
         op->launch();
@@ -88,7 +89,7 @@ class Queue {
   std::deque<std::shared_ptr<Collective>> ops_;
 };
 
-/// Turns what goes wrong on this rank alone (memory, the device) into what the other ranks are told of.
+/// Turns a failure of this rank only (memory, the device) into one that the other ranks get too.
 template <typename F>
 void ending_the_group(const F& f) {
   try {
@@ -109,9 +110,9 @@ class CollectivePending : public Pending {
       return; // on_thread_ ends the operation
     }
     try {
-      CollectivePending::wait(); // whatever uses the tensors from now on comes after this operation
+      CollectivePending::wait(); // later uses of the tensors come after this operation
     } catch (...) {
-      // No caller is left for the error.
+      // No caller receives the error.
     }
   }
   void wait() override {
@@ -148,7 +149,7 @@ class SendPending : public Pending {
   }
 
  private:
-  std::shared_ptr<Send> op_; // its host operations end after the thread has let go of it
+  std::shared_ptr<Send> op_; // its host operations end after the thread has released it
   std::shared_ptr<Pending> on_thread_;
 };
 
@@ -275,7 +276,7 @@ class StagedBackend : public Backend {
   }
 
  private:
-  /// On the caller's thread: an error on the backend's would end the group.
+  /// On the caller's thread: on the backend's an error would end the group.
   static void check_type(const at::Tensor& tensor, const char* op) {
     element_of(tensor.scalar_type(), op, "the host");
   }

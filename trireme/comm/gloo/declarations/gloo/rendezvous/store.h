@@ -6,8 +6,8 @@
 
 namespace gloo::rendezvous {
 
-/// Only a base to override from: c10d derives GlooStore from it in a header, and
-/// libtorch, not we, makes objects of that class.
+/// Only a base class: c10d derives GlooStore from it in a header, and only libtorch creates objects of that
+/// class.
 class Store {
  public:
   virtual ~Store() = default;
