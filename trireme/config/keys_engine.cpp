@@ -36,7 +36,7 @@ Section top_level() {
     {"torch_autocast", H, "object", "null", "Automatic mixed precision by operation."},
     {"amp", R, "object", "null", "NVIDIA apex."},
     {"pipeline", H, "object", "null", "Pipeline stages."},
-    {"activation_checkpointing", H, "object", "null", "What becomes of activations between forward and backward: kept, recomputed, moved to the host or to files."},
+    {"activation_checkpointing", H, "object", "null", "Activations between forward and backward: kept, recomputed, moved to the host or to files."},
     {"sparse_attention", L, "object", "null", "attention is dense."},
     {"aio", H, "object", "null", "How files of offload are read and written."},
     {"flops_profiler", L, "object", "null", "Count floating-point operations by layer."},
@@ -113,14 +113,14 @@ std::vector<Section> engine_sections() {
     monitor("engine.csv_monitor", "Metrics as CSV files."),
     monitor("engine.tensorboard", "Metrics as TensorBoard event files."),
     {"engine.checkpoint", "", "Checkpoints. Every one can be read by any number of ranks.", false, {
-      {"tag_validation", H, "choice", "\"Warn\"", "What happens when the ranks do not save under the same tag."},
+      {"tag_validation", H, "choice", "\"Warn\"", "Action when ranks save under different tags."},
       {"load_universal", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"checkpoint_serialization", N, "bool", "true", "tensors are written as safetensors in any case."},
       {"use_node_local_storage", L, "bool|auto", "false", "all ranks write to one folder they share.", R"(["auto"])"},
       {"parallel_write", N, "object", "null", "Who writes."},
       {"writer", L, "object", "null", "files are written by the rank that holds the data, before the next step."},
     }},
-    {"engine.checkpoint.tag_validation", "", "What happens when the ranks do not save under the same tag.", false, {
+    {"engine.checkpoint.tag_validation", "", "Action when ranks save under different tags.", false, {
       {"Ignore", H, "", "", "Rank 0's tag is taken."},
       {"Warn", H, "", "", "Rank 0's tag is taken, with a warning."},
       {"Fail", H, "", "", "Nothing is saved, every rank gets the error."},

@@ -28,8 +28,8 @@ std::vector<Section> zero_sections() {
       {"load_from_fp32_weights", N, "bool", "true", "there is one set of weights."},
       {"elastic_checkpoint", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
-      {"offload_param", H, "object", "null", "Where parameters are while no layer uses them. docs/offload.md."},
-      {"offload_optimizer", H, "object", "null", "Where masters and optimizer states are between steps. docs/offload.md."},
+      {"offload_param", H, "object", "null", "Place of parameters while no layer uses them. docs/offload.md."},
+      {"offload_optimizer", H, "object", "null", "Place of masters and optimizer states between steps. docs/offload.md."},
       {"sub_group_size", N, "int >= 0", "1000000000", "the optimizer steps, and offload moves, bucket by bucket: reduce_bucket_size bounds one, at stage 3 a unit's parameters do."},
       {"stage3_prefetch_bucket_size", H, "int|auto >= 0", "null", "Stage 3: elements that may be gathered ahead of their use. By default the next unit is, of any size; 0 gathers nothing ahead. \"auto\": 0.9 x the width squared."},
       {"prefetch_bucket_size", H, "int|auto >= 0", "null", "Another name of stage3_prefetch_bucket_size."},
@@ -68,7 +68,7 @@ std::vector<Section> zero_sections() {
       {"save_muon_momentum_buffer_in_memory", R, "bool", "false", "there is no Muon. Leave it out."},
       {"zenflow", R, "object", "null", "ZenFlow is not part of this engine. Leave it out."},
     }},
-    {"engine.zero_optimization.offload_param", "", "Where a rank's parts of the parameters are while no layer uses them, at stage 3. Rajbhandari et al. 2021, arXiv:2104.07857.", true, {
+    {"engine.zero_optimization.offload_param", "", "Place of a rank's parameter shards while no layer uses them, at stage 3. Rajbhandari et al. 2021, arXiv:2104.07857.", true, {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the model is. cpu: in the host's memory. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
       {"buffer_count", H, "int >= 1", "5", "nvme: buckets that have memory on the host at a time, at least 3: all but one may be read ahead of use."},
@@ -76,7 +76,7 @@ std::vector<Section> zero_sections() {
       {"max_in_cpu", H, "int >= 0", "1000000000", "nvme: this number of a rank's elements, the first units, stays in the host's memory."},
       {"pin_memory", H, "bool", "true", kPinned},
     }},
-    {"engine.zero_optimization.offload_optimizer", "", "Where masters and optimizer states are between steps, and gradients of a model on a device. Ren et al. 2021, arXiv:2101.06840.", true, {
+    {"engine.zero_optimization.offload_optimizer", "", "Place of masters and optimizer states between steps, and of gradients of a model on a GPU. Ren et al. 2021, arXiv:2101.06840.", true, {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the parameters are. cpu: in the host's memory, where the CPU steps them. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
       {"buffer_count", H, "int >= 1", "4", "nvme: buckets that have memory on the host at a time, at least 3: one is read and one written while one is stepped."},
