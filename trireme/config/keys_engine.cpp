@@ -12,7 +12,7 @@ Section top_level() {
     {"gradient_clipping", H, "real|auto >= 0", "1.0", "Largest global gradient norm; 0 turns clipping off."},
     {"optimizer", H, "object", "null", "The optimizer; without it AdamW with its defaults, and a line in the log that says so."},
     {"scheduler", H, "object", "null", "The learning-rate schedule; without it the rate is constant."},
-    {"zero_optimization", H, "object", "null", "What is sharded over the data ranks."},
+    {"zero_optimization", H, "object", "null", "Sharding of model states over the data ranks."},
     {"steps_per_print", H, "int >= 1", "null", "Steps between two progress reports."},
     {"wall_clock_breakdown", H, "bool", "false", "Time forward, backward, communication and step one by one."},
     {"memory_breakdown", H, "bool", "false", "Report the memory in use at each report."},
@@ -97,7 +97,7 @@ std::vector<Section> engine_sections() {
     top_level(),
     {"engine.parameter_averaging", "", "Replicas step alone and average their parameters every few steps: local SGD (Stich 2018, arXiv:1805.09767), SlowMo and DiLoCo. Ours; docs/parameter_averaging.md.", false, {
       {"every", H, "int >= 1", "required", "Parameters are averaged after each step whose number is a multiple of this. In other steps replicas send each other nothing."},
-      {"outer_optimizer", H, "word none|slowmo|nesterov", "\"none\"", "What is done with the mean. none: it is the model; slowmo: slow momentum (Wang et al. 2019, arXiv:1910.00643); nesterov: SGD with Nesterov's momentum, the mean's change as its gradient (DiLoCo, Douillard et al. 2023, arXiv:2311.08105)."},
+      {"outer_optimizer", H, "word none|slowmo|nesterov", "\"none\"", "Update from the mean. none: the mean is the model; slowmo: slow momentum (Wang et al. 2019, arXiv:1910.00643); nesterov: SGD with Nesterov's momentum, the mean's change as its gradient (DiLoCo, Douillard et al. 2023, arXiv:2311.08105)."},
       {"outer_lr", H, "real > 0", "null", "Outer learning rate: slowmo's alpha, by default 1; nesterov's, by default 0.7."},
       {"outer_momentum", H, "real 0..<1", "null", "Outer momentum: slowmo's beta, by default 0.5; nesterov's, by default 0.9."},
       {"states", H, "word maintain|average|reset", "\"maintain\"", "Optimizer states at an averaging step: each replica keeps its own, all take the mean, or they are reset."},

@@ -113,7 +113,7 @@ std::vector<Section> run_sections() {
   out.push_back({"training", "", "How long, and what happens on the way.", false, {
     {"steps", H, "int >= 1", "required", "Optimizer steps of the whole run."},
     {"seed", H, "int >= 0", "1234", "Decides initial weights, order of the data and dropout."},
-    {"device", H, "text", "\"auto\"", "Where the ranks compute: \"cpu\", \"cuda\" (each rank the GPU with its number on the host), \"cuda:0\" (this one), or \"auto\": cuda where there are GPUs, else cpu."},
+    {"device", H, "text", "\"auto\"", "Device of the ranks: \"cpu\", \"cuda\" (each rank the GPU with its number on the host), \"cuda:0\" (this one), or \"auto\": cuda where there are GPUs, else cpu."},
     {"eval_every", H, "int >= 0", "0", "Steps between two evaluations; 0: only at the end."},
     {"eval_batches", H, "int >= 0", "0", "Micro-batches of each rank in one evaluation; 0: all validation data."},
     {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},
