@@ -200,17 +200,17 @@ TEST(DeepSpeedJsonTest, ValuesOfTheWrongKindOrRangeAreRefused) {
 TEST(DeepSpeedJsonTest, ActivationsThatDoNotGoTogetherAreRefused) {
   expect_errors({
       {R"({"activation_checkpointing": {"policy": "disk"}})", "1:41: activation_checkpointing.policy:", "not one of the choices", "recompute_nvme"},
-      {R"({"activation_checkpointing": {"policy": "auto"}})", "1:30: activation_checkpointing:", "there is none", "\"memory_budget\": \"2GB\""},
-      {R"({"activation_checkpointing": {"memory_budget": "2GB"}})", "1:48: activation_checkpointing.memory_budget:", "nothing is", "\"auto\""},
-      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "2 gigs"}})", "1:66: activation_checkpointing.memory_budget:", "\"2 gigs\" is no number of bytes", "1.5GiB"},
-      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "0"}})", "1:66: activation_checkpointing.memory_budget:", "is no number of bytes", ""},
-      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": -5}})", "1:66: activation_checkpointing.memory_budget:", "-5 is no number of bytes", "\"2GB\""},
+      {R"({"activation_checkpointing": {"policy": "auto"}})", "1:30: activation_checkpointing:", "needs a memory_budget", "\"memory_budget\": \"2GB\""},
+      {R"({"activation_checkpointing": {"memory_budget": "2GB"}})", "1:48: activation_checkpointing.memory_budget:", "has no effect without policy auto", "\"auto\""},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "2 gigs"}})", "1:66: activation_checkpointing.memory_budget:", "expected a number of bytes, got \"2 gigs\"", "1.5GiB"},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": "0"}})", "1:66: activation_checkpointing.memory_budget:", "expected a number of bytes", ""},
+      {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": -5}})", "1:66: activation_checkpointing.memory_budget:", "expected a number of bytes, got -5", "\"2GB\""},
       {R"({"activation_checkpointing": {"policy": "auto", "memory_budget": 1.5}})", "1:66: activation_checkpointing.memory_budget:", "must be a whole number", ""},
       {R"({"activation_checkpointing": {"policy": "nvme"}})", "1:30: activation_checkpointing:", "there is no nvme_path", "\"nvme_path\": "},
       {R"({"activation_checkpointing": {"choices": ["keep", "recompute_nvme"]}})", "1:30: activation_checkpointing:", "there is no nvme_path", ""},
       {R"({"activation_checkpointing": {"choices": ["keep", "2 * keep"]}})", "1:42: activation_checkpointing.choices:", "\"2 * keep\" says no way", "4*nvme"},
       {R"({"activation_checkpointing": {"choices": []}})", "1:42: activation_checkpointing.choices:", "is empty", ""},
-      {R"({"activation_checkpointing": {"policy": "keep", "choices": ["keep"]}})", "1:60: activation_checkpointing.choices:", "so does policy", ""},
+      {R"({"activation_checkpointing": {"policy": "keep", "choices": ["keep"]}})", "1:60: activation_checkpointing.choices:", "both set the policy", ""},
       {R"({"activation_checkpointing": {"policy": "keep", "layers": "("}})", "1:59: activation_checkpointing.layers:", "the regular expression is wrong", ""},
   });
 }

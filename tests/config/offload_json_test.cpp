@@ -131,7 +131,7 @@ TEST(OffloadJsonTest, WhatCannotBeIsOneSentence) {
            {at_stage(R"("offload_param": {"device": "nvme", "nvme_path": "auto"})"),
             "offload_param.nvme_path: \"auto\" is a placeholder", "which disk", "Write the folder."},
            {at_stage(R"("offload_param": {"device": "cpu"})", 2),
-            "zero_optimization.offload_param: offload_param with ZeRO stage 2", "uses whole parameters",
+            "zero_optimization.offload_param: offload_param with ZeRO stage 2", "holds all parameters",
             "Use \"stage\": 3"},
            {at_stage(concat(R"("offload_optimizer": {)", nvme, R"("buffer_count": 2})")),
             "zero_optimization.offload_optimizer.buffer_count: one bucket is read", "at least 3 buffers, found 2",

@@ -272,7 +272,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"parallel", R"({"tensor": 3})", {"parallel.tensor: 3 tensor ranks cannot share "}},
       {"parallel",
        R"({"context": 3})",
-       {"parallel.context: the 6 pieces of 3 context ranks, two each in a ring, cannot share ",
+       {"parallel.context: the 6 chunks of 3 context ranks, two each in a ring, cannot share ",
         "or a model.sequence_length that 6 divides"}},
       {"parallel", R"({"context": 3, "context_kind": "ulysses"})", {"parallel.context: 3 context ranks cannot share "}},
       {"parallel", R"({"context": 8, "context_kind": "ulysses"})", {"parallel.context: 8 context ranks cannot share "}},
@@ -312,8 +312,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"engine", R"({"train_batch_size": 8, "parameter_averaging": {"outer_optimizer": "slowmo"}})", {"every"}},
       {"engine",
        R"({"train_batch_size": 8, "optimizer": {"type": "ZeroOneAdam", "params": {"var_freeze_step": 2, "local_step_scaler": 2, "local_step_clipper": 4}}})",
-       {"training.steps: step 10 is between two meetings of ranks that step by themselves, engine.optimizer at",
-        "They meet in step 12; every 4 steps there."}},
+       {"training.steps: step 10 is between averaging steps, engine.optimizer at",
+        "The next averaging step is 12; every 4 steps there."}},
       {"engine", R"({"optimizer": {"type": "AdamW"}})", {"no batch size: neither train_batch_size"}},
       {"engine", R"({"train_batch_size": 8, "sparse_gradients": true})", {"engine.sparse_gradients: not yet: "}},
       {"engine",
@@ -387,8 +387,7 @@ TEST_F(RunFileTest, AModelIsSplitInOnePlace) {
   EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}),
               HasSubstr("engine.tensor_parallel.tp_size: tensor_parallel with a gpt"));
   EXPECT_THAT(error_of(kMinimal, {splits("autotp_size")}),
-              AllOf(HasSubstr("tensor_parallel with a gpt"),
-                    HasSubstr("say in parallel.tensor how many ranks share each layer")));
+              AllOf(HasSubstr("tensor_parallel with a gpt"), HasSubstr("set parallel.tensor to the number of ranks")));
   EXPECT_THAT(
       error_of(
           R"({"model": {"type": "cnn"}, "data": {"type": "images", "train": "images", "train_labels": "labels"}, "training": {"steps": 1}, "engine": {"train_batch_size": 8}})",

@@ -247,7 +247,7 @@ TEST_F(ElasticTrainTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(train("elastic.json", "b", 2, "--set parallel.pipe=2").output,
               HasSubstr("with a replica of 2 ranks: a replica that comes and goes is one process"));
   EXPECT_THAT(train("elastic.json", "c", 2, "--set parallel.sync.kind=server").output,
-              HasSubstr("it is of the kind \"local_sgd\", and the kind is \"server\""));
+              HasSubstr("needs kind \"local_sgd\", but the kind is \"server\""));
   EXPECT_THAT(
       sh(concat("RANK=0 WORLD_SIZE=2 ", kTrireme, " train ", path("elastic.json"), " --out ", path("d"))).output,
       HasSubstr("replicas that come and go (\"elastic\") live by themselves"));

@@ -183,7 +183,7 @@ TEST_F(ServersTrainTest, WithoutTheModuleGrpcIsRefused) {
   EXPECT_THAT(run.output, AllOf(HasSubstr("/nowhere/libtrireme_grpc.so"), HasSubstr("apt-get install libgrpc++-dev")));
   write_servers(R"({"kind": "all_reduce", "transport": "grpc"})", 5);
   EXPECT_THAT(train("servers.json", "other").output,
-              HasSubstr("it is of the kind \"server\", and the kind is \"all_reduce\""));
+              HasSubstr("needs kind \"server\", but the kind is \"all_reduce\""));
 }
 
 // Each worker is rank 0 of its own world.
@@ -200,10 +200,9 @@ TEST_F(ServersTrainTest, AFaultStrikesTheWorkerOfItsNumber) {
 
 TEST_F(ServersTrainTest, WhatDoesNotGoTogetherIsRefused) {
   write_servers(R"({"kind": "server", "servers": 1, "mode": "async", "staleness": 2})", 30);
-  EXPECT_THAT(train("servers.json", "a").output, HasSubstr("it is of the mode \"stale\", and the mode is \"async\""));
+  EXPECT_THAT(train("servers.json", "a").output, HasSubstr("needs mode \"stale\", but the mode is \"async\""));
   write_servers(R"({"kind": "local_sgd", "servers": 1, "every": 5})", 30);
-  EXPECT_THAT(train("servers.json", "b").output,
-              HasSubstr("it is of the kind \"server\", and the kind is \"local_sgd\""));
+  EXPECT_THAT(train("servers.json", "b").output, HasSubstr("needs kind \"server\", but the kind is \"local_sgd\""));
   write_servers(R"({"kind": "local_sgd"})", 30);
   EXPECT_THAT(train("servers.json", "c").output, HasSubstr("30 is not a multiple of 50"));
   write_servers(R"({"kind": "server"})", 30);

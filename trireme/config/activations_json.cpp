@@ -22,7 +22,7 @@ int64_t read_bytes(const JsonNode& node) {
   if (node.kind() != JsonNode::Kind::string) {
     const int64_t bytes = node.as_integer();
     if (bytes < 1) {
-      node.fail(concat(bytes, " is no number of bytes"), kNext);
+      node.fail(concat("expected a number of bytes, got ", bytes), kNext);
     }
     return bytes;
   }
@@ -47,7 +47,7 @@ int64_t read_bytes(const JsonNode& node) {
       return static_cast<int64_t>(std::llround(number * bytes));
     }
   }
-  node.fail(concat("\"", text, "\" is no number of bytes"), kNext);
+  node.fail(concat("expected a number of bytes, got \"", text, '"'), kNext);
 }
 
 } // namespace
@@ -63,7 +63,7 @@ activations::Options read_activations(const Values& values) {
   }
   if (const JsonNode* const choices = values.find("choices")) {
     if (out.policy || out.automatic) {
-      choices->fail("says what becomes of each part, and so does policy", "Leave one of them out.");
+      choices->fail("choices and policy both set the policy of each part", "Leave one of them out.");
     }
     try {
       out.choices = activations::from_words(values.get<std::vector<std::string>>("choices", {}));
@@ -71,18 +71,18 @@ activations::Options read_activations(const Values& values) {
       choices->fail(error.what());
     }
     if (out.choices.empty()) {
-      choices->fail("is empty", "Give every part a way, or leave it out.");
+      choices->fail("is empty", "List a policy for every part, or leave it out.");
     }
   }
   const JsonNode* const budget = values.find("memory_budget");
   if (budget != nullptr) {
     if (!out.automatic) {
-      budget->fail("limits what is chosen, and nothing is", "Write \"policy\": \"auto\", or leave it out.");
+      budget->fail("has no effect without policy auto", "Write \"policy\": \"auto\", or leave it out.");
     }
     out.memory_budget = read_bytes(*budget);
   } else if (out.automatic) {
-    values.node().fail("policy auto chooses within a memory_budget, and there is none",
-                       "Say what the activations of a rank may take: \"memory_budget\": \"2GB\".");
+    values.node().fail("policy auto needs a memory_budget",
+                       "Write the most that activations of a rank may take: \"memory_budget\": \"2GB\".");
   }
   out.layers = values.get("layers", out.layers);
   if (const JsonNode* const layers = values.find("layers")) {
@@ -98,7 +98,7 @@ activations::Options read_activations(const Values& values) {
   }
   out.nvme_path = values.get("nvme_path", out.nvme_path);
   if (out.nvme_path.empty() && out.uses_nvme()) {
-    values.node().fail("activations are to go to files, and there is no nvme_path",
+    values.node().fail("activations in files need an nvme_path",
                        "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   out.inputs_to_host = values.get("cpu_checkpointing", out.inputs_to_host);

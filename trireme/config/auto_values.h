@@ -11,7 +11,7 @@ class JsonNode;
 
 namespace trireme::config {
 
-/// What a program knows and a configuration leaves open with "auto", as Hugging Face's Trainer fills it in from its
+/// A program's values for "auto" in a configuration, as Hugging Face's Trainer fills them in from its
 /// arguments. The defaults are the Trainer's.
 struct AutoValues {
   /// train_micro_batch_size_per_gpu, where the file has no batch size at all.
@@ -27,7 +27,7 @@ struct AutoValues {
   std::optional<int64_t> hidden = std::nullopt;
 };
 
-/// Replaces each "auto" whose value is known, and says in one sentence of `notes` what each became. The others stay;
+/// Replaces each "auto" whose value is known, and lists the values in one sentence of `notes`. The others stay;
 /// that of bf16.enabled is resolved by the engine, which measures. Errors: InputError for total_num_steps without
 /// AutoValues::steps.
 void fill_auto(JsonNode& engine, const AutoValues& known, std::vector<std::string>& notes);

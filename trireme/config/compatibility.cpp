@@ -9,14 +9,15 @@
 namespace trireme::config {
 namespace {
 
-constexpr std::string_view kHead = R"(# What goes together
+constexpr std::string_view kHead = R"(# Conflicting settings
 
 Each row names features that cannot be used together, why not, and what to do instead. A run file is refused at the line and
-column of the first, and `trireme estimate`, `trireme plan` and `initialize()` refuse the same. What is in no row goes together.
+column of the first, and `trireme estimate`, `trireme plan` and `initialize()` refuse the same. Settings in no row can be
+combined.
 
 This page is written from the table that they all use (`trireme/config/compatibility_table.cpp`); a test compares them. After a
-change: `TRIREME_WRITE_DOCS=1 build/release/tests/config/config_test`. Numbers that have to divide each other are no rows: errors
-of [configuration](configuration.md) name them.
+change: `TRIREME_WRITE_DOCS=1 build/release/tests/config/config_test`. The table does not list
+numbers that must divide each other: errors of [configuration](configuration.md) name them.
 
 | this | not with | why not | instead |
 |---|---|---|---|

@@ -15,7 +15,7 @@ namespace trireme::config {
 struct EngineConfig;
 struct RunConfig;
 
-/// What a C++ program gives initialize() beside the configuration, as InitializeOptions names it.
+/// Arguments of initialize() that bear on compatibility, under the names of InitializeOptions.
 struct ProgramOptions {
   bool pipeline = false; // a PipelineModule; else a model in one piece
   bool optimizer = false;
@@ -28,7 +28,7 @@ struct ProgramOptions {
   bool server_worker = false;
 };
 
-/// What decides whether the parts of a run go together. Without `run` and `program`: an engine section by itself.
+/// The settings of a run that the table checks. Without `run` and `program`: an engine section alone.
 /// References must outlive it.
 struct Setting {
   const EngineConfig& engine;
@@ -36,7 +36,7 @@ struct Setting {
   const RunConfig* run = nullptr;
   /// Absent for a run file.
   std::optional<ProgramOptions> program = std::nullopt;
-  /// What ranks train on, such as "cuda:0"; empty: the CPU, or not known before ranks start.
+  /// Device of the ranks, such as "cuda:0"; empty: the CPU, or not known before ranks start.
   std::string device = {};
   int64_t pipe = 1;
   int64_t context = 1;
@@ -49,21 +49,21 @@ struct Setting {
 /// The setting of a run file, which must outlive it.
 Setting setting_of(const RunConfig& run);
 
-/// One thing that a run can ask for.
+/// One feature that a run can use.
 struct Feature {
-  /// What the page calls it.
+  /// Its name on the page.
   std::string_view name;
-  /// Where a run file asks for it, the first path that is there: "parallel.sync engine.parameter_averaging".
+  /// Its keys in a run file, of which the first that exists is named: "parallel.sync engine.parameter_averaging".
   /// Empty: only programs do.
   std::string_view keys;
   bool (*is_on)(const Setting&);
-  /// What errors call it, such as "ZeRO stage 2". Null: its name.
+  /// Its name in errors, such as "ZeRO stage 2". Null: its name on the page.
   std::string (*said)(const Setting&) = nullptr;
 
   std::string text(const Setting& setting) const;
 };
 
-/// None of `these` goes with any of `those`.
+/// None of `these` can be combined with any of `those`.
 struct Incompatible {
   std::vector<Feature> these;
   std::vector<Feature> those;
@@ -75,7 +75,7 @@ struct Incompatible {
 /// The table. Run files, initialize(), estimates and plans check it; docs/compatibility.md is printed from it.
 const std::vector<Incompatible>& incompatible_features();
 
-/// Two things of a setting that do not go together.
+/// Two features of a setting that conflict.
 struct Conflict {
   Feature feature;
   Feature with;

@@ -21,7 +21,7 @@ std::string replica_ranks(const Setting& s) {
   return concat("a replica of ", s.replica_ranks, " ranks");
 }
 
-// Masters and states that leave a GPU. A program's own state_store may do what ours do not.
+// Masters and states that leave a GPU. A program's own state_store may support more than ours.
 bool leaves_gpu(const Setting& s) {
   return !s.device.empty() && !(s.program && s.program->state_store);
 }
@@ -34,7 +34,7 @@ bool is_data(const Setting& s, bool images) {
   return s.run != nullptr && (s.run->data.kind == data::DataOptions::Kind::images) == images;
 }
 
-// Ways to agree on one model.
+// How ranks synchronize one model.
 constexpr Feature kAveraging{"parameter_averaging", "parallel.sync engine.parameter_averaging",
                              [](const Setting& s) { return s.engine.averaging.on(); }};
 constexpr Feature kElastic{"elastic parameter_averaging", "parallel.sync.elastic engine.parameter_averaging.elastic",
@@ -244,7 +244,7 @@ constexpr std::string_view kLeaveOut = "Leave one of them out.";
 
 const std::vector<Incompatible>& incompatible_features() {
   static const std::vector<Feature> compressing = {kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression};
-  static const std::vector<Feature> alone = {kAveraging, kServers, kLocalSteps}; // replicas that step by themselves
+  static const std::vector<Feature> alone = {kAveraging, kServers, kLocalSteps}; // replicas that step alone
   static const std::vector<Incompatible> table = {
       // The model and its data.
       {{kCnn}, {kTokens}, "it learns from images", "Use data of type \"images\"."},
@@ -252,7 +252,7 @@ const std::vector<Incompatible>& incompatible_features() {
       {{kTensorParallel},
        {kGpt},
        "it splits a C++ program's own model; a run file's gpt splits its layers itself",
-       "Leave engine.tensor_parallel out, and say in parallel.tensor how many ranks share each layer."},
+       "Leave engine.tensor_parallel out, and set parallel.tensor to the number of ranks that share each layer."},
       {{kTensorParallel}, {kCnn}, "it splits a C++ program's own model", "Leave engine.tensor_parallel out."},
       {{kTensor, kContext}, {kCnn}, "its layers cannot be split", "Use a gpt, or leave the key out."},
       {{kCnn},
@@ -269,12 +269,13 @@ const std::vector<Incompatible>& incompatible_features() {
        {kNoValidation},
        "there is nothing to evaluate on",
        "Write \"validation\" in \"data\", or leave eval_every out."},
-      {{kValidationFraction}, {kValidation}, "both say what to evaluate on", "Keep one of the two."},
+      {{kValidationFraction}, {kValidation}, "both choose the validation data", "Keep one of the two."},
       {{kModelInOnePiece},
        {kPipelineKeys},
        "only a list of layers has stages and layers to seed or recompute one by one",
-       "Give initialize() a PipelineModule, or leave the key out. To recompute the blocks of a model in one piece, say "
-       "\"activation_checkpointing\": {\"policy\": \"recompute\"}; its forward() calls them as zero::Sharded or with "
+       "Give initialize() a PipelineModule, or leave the key out. To recompute the blocks of a model in one piece, "
+       "write \"activation_checkpointing\": {\"policy\": \"recompute\"}; its forward() calls them as zero::Sharded or "
+       "with "
        "trireme::activations::call(part, f, x)."},
       {{kTensorParallel},
        {kPipelineModule},
@@ -285,14 +286,15 @@ const std::vector<Incompatible>& incompatible_features() {
        "the split model keeps its sequences whole, and gradients that are the same on all tensor ranks would be added "
        "up",
        "Leave sequence_parallel out."},
-      {{kTensorParallel}, {kPlacement}, "both say where parameters lie", kLeaveOut},
+      {{kTensorParallel}, {kPlacement}, "both place parameters", kLeaveOut},
       // The optimizer.
-      {{kTorchOptimizer}, {kOptimizer, kParameterGroups}, "both say how parameters are stepped", kLeaveOut},
+      {{kTorchOptimizer}, {kOptimizer, kParameterGroups}, "both step the parameters", kLeaveOut},
       {{kTorchOptimizer},
        {kPipelineModule},
        "a pipeline's parameters do not exist before initialize() builds it",
-       "Say \"optimizer\" in the configuration, and InitializeOptions::parameter_groups where parameters differ."},
-      {{kLr}, {kScheduler, kTorchOptimizer}, "both say the learning rate", kLeaveOut},
+       "Write \"optimizer\" in the configuration, and set InitializeOptions::parameter_groups for parameters that "
+       "differ."},
+      {{kLr}, {kScheduler, kTorchOptimizer}, "both set the learning rate", kLeaveOut},
       {{kLamb},
        {kSplitLayers},
        "it needs the norm of each whole parameter, and each tensor rank has a part of it",
@@ -301,27 +303,30 @@ const std::vector<Incompatible>& incompatible_features() {
        {kSmallMoments},
        "the ranks agree on moments in fp32",
        "Leave state_dtype at fp32."},
-      {{kCompression}, {kOneBitAdam, kOneBitLamb, kZeroOneAdam}, "that optimizer compresses by itself", kLeaveOut},
-      // Ways to agree.
+      {{kCompression},
+       {kOneBitAdam, kOneBitLamb, kZeroOneAdam},
+       "that optimizer already compresses gradients",
+       kLeaveOut},
+      // How ranks synchronize.
       {{kElastic},
        {kNoReplica},
-       "it has to know which replica it is",
+       "it needs its replica number",
        "`trireme train` starts such replicas; a program of yours sets InitializeOptions::sync to "
        "parallel::replica_sync()."},
       {{kElastic},
        {kReplicaRanks},
-       "a replica that comes and goes is one process, a world of its own",
+       "an elastic replica is one process with its own world",
        "Leave pipe, tensor and context at 1."},
       {{kServers},
        {kNoWorker},
-       "it has to know which worker it is",
+       "it needs its worker number",
        "`trireme train` starts servers and workers; a program of yours sets InitializeOptions::sync to "
        "parallel::server::worker_sync()."},
       {{kServers}, {kReplicaRanks}, "a worker is one process", "Leave pipe, tensor and context at 1."},
-      {{kAveraging}, {kOwnSync}, "both say how ranks agree", kLeaveOut},
+      {{kAveraging}, {kOwnSync}, "both define how ranks synchronize", kLeaveOut},
       {{kAveraging},
        {kOneBitAdam, kOneBitLamb, kZeroOneAdam},
-       "that optimizer has its own way to agree",
+       "that optimizer synchronizes ranks itself",
        "Use AdamW, or leave parameter_averaging out."},
       {{kAveraging}, {kCompression}, "no gradients are sent", kLeaveOut},
       {{kAveraging},
@@ -335,7 +340,7 @@ const std::vector<Incompatible>& incompatible_features() {
        "Leave communication_data_type out."},
       {{kServers},
        {kOwnSync, kAveraging, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression},
-       "both say how ranks agree",
+       "both define how ranks synchronize",
        kLeaveOut},
       {{kServers}, {kStepInBackward, kStateStore}, "masters and states are on the servers", kLeaveOut},
       {{kServers}, {kInt8States}, "servers have states in fp32 or bf16", "Use fp32 or bf16 states."},
@@ -343,7 +348,7 @@ const std::vector<Incompatible>& incompatible_features() {
       {{kOffloadOptimizer, kOffloadParam, kDelayed}, {kServers}, "masters and states are on the servers", kLeaveOut},
       {alone,
        {kZero},
-       "ZeRO shards what replicas that step by themselves have whole",
+       "ZeRO shards states of which every replica needs a full copy to step alone",
        "Use \"stage\": 0, or agree in every step (0/1 Adam: \"local_step_clipper\": 1)."},
       {alone,
        {kSyncBatchNorm},
@@ -355,43 +360,40 @@ const std::vector<Incompatible>& incompatible_features() {
        "Leave them out, or agree in every step (0/1 Adam: \"local_step_clipper\": 1)."},
       {{kAveraging, kLocalSteps},
        {kContext},
-       "they share the tokens of a sample and so step together",
+       "they share the tokens of a sample and must step in sync",
        "Use one context rank, or agree in every step (0/1 Adam: \"local_step_clipper\": 1)."},
       {{kAveraging, kLocalSteps},
        {kSequenceParallel},
-       "gradients of what tensor ranks have whole are added up in every step",
+       "gradients of unsharded parameters are summed over tensor ranks in every step",
        "Switch sequence_parallel off, or agree in every step (0/1 Adam: \"local_step_clipper\": 1)."},
-      {alone, {kOtherSums}, "they are about gradients that all ranks add up in every step", "Leave them out."},
-      {compressing, {kOwnSync}, "both say how ranks agree", kLeaveOut},
-      {compressing,
-       {kZero2},
-       "no rank has its own gradients at the step",
-       "Use \"stage\": 1, or send gradients as they are."},
-      {compressing, {kShardSize}, "all data ranks hold one copy of what is sharded", kLeaveOut},
+      {alone, {kOtherSums}, "they configure sums of gradients over all ranks in every step", "Leave them out."},
+      {compressing, {kOwnSync}, "both define how ranks synchronize", kLeaveOut},
+      {compressing, {kZero2}, "no rank has its own gradients at the step", "Use \"stage\": 1, or no compression."},
+      {compressing, {kShardSize}, "it needs one sharded copy over all data ranks", kLeaveOut},
       {{kAlgorithm}, {kZero}, "gradients are reduced to shards", "Leave it out: the backend has its own."},
       {{kAlgorithm},
        {kAveraging, kServers, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression, kOwnSync},
-       "they reduce gradients in another way, or none",
+       "they do not all-reduce gradients",
        "Leave it out: the backend has its own."},
-      {{kAlgorithm}, {kGpu}, "its messages are of the host's memory", "Leave it out: the backend has its own."},
-      {{kTensor}, {kOwnSync}, "it would not know which parameters the tensor ranks have whole", kLeaveOut},
-      {{kZero}, {kOwnSync}, "ZeRO shards what it expects whole", "Use \"stage\": 0."},
+      {{kAlgorithm}, {kGpu}, "it sends from host memory only", "Leave it out: the backend has its own."},
+      {{kTensor}, {kOwnSync}, "it cannot tell sharded parameters from unsharded ones", kLeaveOut},
+      {{kZero}, {kOwnSync}, "it needs unsharded parameters and states", "Use \"stage\": 0."},
       // Memory and the step.
       {{kOffloadParam},
        {kBelowZero3},
-       "every rank uses whole parameters all the time",
+       "every rank holds all parameters at all times",
        "Use \"stage\": 3, or leave offload_param out."},
       {{kStatesLeaveGpu},
        {kAveraging, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression, kOwnSync},
-       "it works on masters and states where the gradients are",
+       "it needs masters and states on the GPU, beside the gradients",
        kLeaveOut},
-      {{kDelayedOnGpu}, {kStatesStay}, "there is no time of the host to hide", kLeaveOut},
+      {{kDelayedOnGpu}, {kStatesStay}, "the host steps nothing that a delay could hide", kLeaveOut},
       {{kDelayedOnGpu}, {kRatio}, "one part would be a step ahead of the other", kLeaveOut},
       {{kDelayedOnGpu}, {kStepInBackward}, "that steps at once", kLeaveOut},
       {{kDelayedOnGpu}, {kParametersLeaveGpu}, "shards would change while they are gathered", kLeaveOut},
       {{kDelayedOnGpu},
        {kLamb},
-       "it needs all gradients first, and the device would wait",
+       "it needs all gradients first, and the GPU would wait",
        "Use AdamW, or no delayed_update."},
       {{kRatio},
        {kLamb},

@@ -163,7 +163,8 @@ compress::GradientCompressionOptions read_compression(const Values& values) {
   out.rank = values.get("rank", out.rank);
   out.ratio = values.get("ratio", out.ratio);
   if (out.ratio > 1) {
-    values.find("ratio")->fail(concat("is ", out.ratio, ": more than all elements"), "Say a share, from above 0 to 1.");
+    values.find("ratio")->fail(concat("is ", out.ratio, ": more than all elements"),
+                               "Write a share, from above 0 to 1.");
   }
   out.start_step = values.get("start_step", out.start_step);
   return out;
@@ -189,7 +190,7 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   }
   for (const char* key : {"outer_lr", "outer_momentum"}) {
     if (const JsonNode* found = values.find(key); found != nullptr && out.outer == Options::Outer::none) {
-      found->fail("there is no outer optimizer that it could be of",
+      found->fail("has no effect without an outer optimizer",
                   "Write \"outer_optimizer\": \"nesterov\" or \"slowmo\", or leave it out.");
     }
   }
@@ -199,8 +200,8 @@ parallel::AveragingOptions read_averaging(const Values& values) {
   out.elastic = values.get("elastic", out.elastic);
   if (out.elastic && out.start_step > 0) {
     values.find("start_step")
-        ->fail(concat("is ", out.start_step, ", with \"elastic\": replicas that come and go never add up gradients"),
-               "Leave it out; a run without the section can make the first steps, and this one resume from its "
+        ->fail(concat("is ", out.start_step, ", with \"elastic\": elastic replicas never add up gradients"),
+               "Leave it out, or train the first steps without the section and resume from that run's "
                "checkpoint.");
   }
   const auto states = values.get<std::string>("states", "maintain");
@@ -222,11 +223,11 @@ std::optional<int64_t> read_shard_size(const Values& zero, int stage) {
   }
   const JsonNode& node = *zero.find("mics_shard_size");
   if (size < 2) {
-    node.fail(concat("so many ranks hold one copy together: at least 2, found ", size),
+    node.fail(concat("at least 2 ranks share one copy, found ", size),
               "Leave it out (-1) to shard among all ranks; \"stage\": 0 shards nothing.");
   }
   if (stage == 0) {
-    node.fail("nothing is sharded with \"stage\": 0", "Say a stage from 1 to 3, or leave it out.");
+    node.fail("nothing is sharded with \"stage\": 0", "Write a stage from 1 to 3, or leave it out.");
   }
   return size;
 }

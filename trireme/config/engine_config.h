@@ -52,17 +52,18 @@ struct EngineConfig {
   /// Kind `constant` when the JSON has no scheduler.
   optim::ScheduleOptions schedule;
   parallel::DataParallelOptions data_parallel;
-  /// Replicas that step by themselves and meet every few steps.
+  /// Replicas that step alone and average every few steps.
   parallel::AveragingOptions averaging;
   /// Parameter servers instead of ranks that exchange gradients. Not in the JSON; a run file sets it from
   /// parallel.sync.
   parallel::ServerOptions server;
-  /// The mean of gradients by compressed messages, whatever the optimizer.
+  /// The mean of gradients by compressed messages, for any optimizer.
   compress::GradientCompressionOptions compression;
   zero::ZeroOptions zero;
-  /// What is in cheaper memory between uses: "offload_optimizer" and "offload_param" of "zero_optimization", and "aio".
+  /// Data kept in cheaper memory between uses: "offload_optimizer" and "offload_param" of "zero_optimization", and
+  /// "aio".
   offload::Options offload;
-  /// What becomes of activations between forward and backward: "activation_checkpointing".
+  /// Policies of activations between forward and backward: "activation_checkpointing".
   activations::Options activations;
   /// Whether a rank keeps anything in files while it trains.
   bool uses_files() const {
@@ -76,7 +77,7 @@ struct EngineConfig {
   /// For a model that is a list of layers: replaces the options of its PipelineModule.
   pipeline::PipelineKeys pipeline;
 
-  /// For a model in one piece whose layers know nothing of ranks: initialize() splits it.
+  /// For a model in one piece, written for one process: initialize() splits it.
   tensor::TensorParallelKeys tensor_parallel;
 
   bool dataloader_drop_last = false;

@@ -33,7 +33,7 @@ void check_number(const JsonNode& node, const ValueType& type) {
   }
 }
 
-// Names the accepted values; for a known value that is not accepted it says why.
+// Names the accepted values; for a known value that is not accepted, the reason.
 void check_choice(const JsonNode& node, std::string_view path) {
   const Section& section = *find_section(path, "");
   const std::string& name = node.as_string();
@@ -63,8 +63,8 @@ void check_choice(const JsonNode& node, std::string_view path) {
 void check_auto(const JsonNode& node, const ValueType& type, Verdict verdict) {
   if (!type.or_auto && verdict != Verdict::no_effect) {
     node.fail(
-        "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing knows "
-        "what it stands for",
+        "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; it has no "
+        "value for this key",
         concat("Write ", type.describe(), ", or leave the key out."));
   }
 }
@@ -75,7 +75,7 @@ bool holds_text(const ValueType& type) {
          type.kind == Type::bytes;
 }
 
-// What a value of type "objects" holds.
+// The elements of a value of type "objects".
 std::vector<const JsonNode*> objects_of(const JsonNode& node) {
   std::vector<const JsonNode*> out;
   if (node.is_object()) {

@@ -40,8 +40,8 @@ class Values {
     const JsonNode* found = find(key);
     return found == nullptr ? std::nullopt : std::optional<T>(convert(found, T{}));
   }
-  /// Regular expressions (ECMAScript); none where the key is absent. Errors: InputError with the place, for texts that
-  /// are none.
+  /// Regular expressions (ECMAScript); none where the key is absent. Errors: InputError with the place, for invalid
+  /// ones.
   std::vector<std::string> patterns(const std::string& key) const;
   /// The value's node; nullptr when it is absent or null. std::logic_error when the table has no such key.
   const JsonNode* find(const std::string& key) const;

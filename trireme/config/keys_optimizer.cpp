@@ -18,7 +18,7 @@ const Key kAmsgrad = {"amsgrad", R, "bool", "false", "it is not implemented. Lea
 const Key kEpsInside = {"eps_inside_sqrt", R, "bool", "false", "it is not implemented. Leave it out."};
 const Key kFp32Moments = {"state_dtype", R, "text", "\"fp32\"", "the ranks agree on moments in fp32."};
 const Key kStateType = {"state_dtype", H, "word fp32|bf16|int8", "\"fp32\"",
-                        "What the optimizer's states are kept in: 4, 2 or 1 bytes an element (int8: blocks of 256 with a scale each). Ours."};
+                        "Type of the optimizer's states: 4, 2 or 1 bytes an element (int8: blocks of 256 with a scale each). Ours."};
 const Key kLastBatch = {"last_batch_iteration", R, "int", "-1", "a checkpoint brings its position along. Leave it out and resume."};
 const Key kWarmupMin = {"warmup_min_lr", H, "real|auto >= 0", "0", "Rate at the start. As in DeepSpeed the first two steps run at it."};
 const Key kWarmupSteps = {"warmup_num_steps", H, "int|auto >= 0", "1000", "Steps until the largest rate is reached. \"auto\": 0, as Hugging Face's Trainer."};
@@ -50,7 +50,7 @@ std::vector<Section> optimizer_sections() {
       {"RMSprop", H, "", "", "As in torch.optim.RMSprop. Tieleman & Hinton 2012."},
       {"OneBitAdam", H, "", "", "AdamW until the second moment has settled; then the data ranks exchange momenta of one bit an element. Tang et al. 2021."},
       {"OneBitLamb", H, "", "", "LAMB until the second moment has settled; then the data ranks exchange momenta of one bit an element, and trust ratios follow from those of before. Li et al. 2021."},
-      {"ZeroOneAdam", H, "", "", "AdamW whose second moment moves ever more rarely, while the data ranks exchange gradients of one bit an element; later they step by themselves and meet. Lu et al. 2022."},
+      {"ZeroOneAdam", H, "", "", "AdamW whose second moment moves ever more rarely, while the data ranks exchange gradients of one bit an element; later they step alone and average. Lu et al. 2022."},
       {"Muon", R, "", "", "use AdamW."},
       {"MuAdam", R, "", "", "muP is not part of this engine; use AdamW."},
       {"MuAdamW", R, "", "", "muP is not part of this engine; use AdamW."},
@@ -87,10 +87,10 @@ std::vector<Section> optimizer_sections() {
     }},
     {"engine.optimizer.params", "ZeroOneAdam", "", false, {
       kLr, kBetas, kEps, kWeightDecay, kDecayRule, kOneBitCorrection,
-      {"var_freeze_step", H, "int >= 1", "100000", "Steps after which the second moment stays as it is, and ranks step by themselves."},
+      {"var_freeze_step", H, "int >= 1", "100000", "Steps after which the second moment stays fixed and ranks step alone."},
       {"var_update_scaler", H, "int >= 1", "16", "Moves of the second moment before their interval doubles, which is 1 at first."},
-      {"local_step_scaler", H, "int >= 1", "32678", "Steps after var_freeze_step before the interval of the ranks' meetings doubles, which is 1 at first. The number is DeepSpeed's."},
-      {"local_step_clipper", H, "int >= 1", "16", "Longest interval of meetings. 1: the ranks meet in every step, as ZeRO stage 1 needs."},
+      {"local_step_scaler", H, "int >= 1", "32678", "Steps after var_freeze_step before the interval of averaging steps doubles, which is 1 at first. The number is DeepSpeed's."},
+      {"local_step_clipper", H, "int >= 1", "16", "Longest interval of averaging steps. 1: the ranks average in every step, as ZeRO stage 1 needs."},
       kCommBackend, kCudaAware, kAmsgrad, kEpsInside, kMaxGradNorm, kFp32Moments,
     }},
     {"engine.optimizer.params", "SGD", "", false, {
@@ -109,7 +109,7 @@ std::vector<Section> optimizer_sections() {
       {"max_coeff", H, "real >= 0", "10.0", "Largest trust ratio |weight| / |update|."},
       {"min_coeff", H, "real >= 0", "0.01", "Smallest trust ratio."},
       {"eps_inside_sqrt", H, "bool", "false", "Add eps before the root is taken."},
-      {"state_dtype", H, "word fp32|bf16", "\"fp32\"", "What the optimizer's states are kept in. Ours."},
+      {"state_dtype", H, "word fp32|bf16", "\"fp32\"", "Type of the optimizer's states. Ours."},
       {"amsgrad", R, "bool", "false", "it is not implemented. Leave it out."},
       kMaxGradNorm,
     }},
@@ -123,7 +123,7 @@ std::vector<Section> optimizer_sections() {
       {"lr_decay", H, "real >= 0", "0", "The rate of step t is lr / (1 + (t - 1) lr_decay)."},
       {"eps", H, "real|auto >= 0", "1e-10", "Added to the root of the sum of squares."},
       kWeightDecay, kDecayRule,
-      {"initial_accumulator_value", H, "real >= 0", "0", "What the sum of squares begins with."},
+      {"initial_accumulator_value", H, "real >= 0", "0", "First value of the sum of squares."},
       kStateType, kMaxGradNorm,
     }},
     {"engine.optimizer.params", "RMSprop", "", false, {

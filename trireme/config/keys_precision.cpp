@@ -39,7 +39,7 @@ std::vector<Section> precision_sections() {
     {"engine.torch_autocast", "", "Automatic mixed precision by operation: parameters stay fp32.", true, {
       {"enabled", H, "bool", "false", "Run forward under autocast; with fp16 the loss is scaled as in \"fp16\"."},
       {"dtype", H, "word fp16|float16|half|torch.float16|bf16|bfloat16|torch.bfloat16", "\"bfloat16\"", "The lower type."},
-      {"lower_precision_safe_modules", L, "texts", "null", "gradients travel in their own type whatever module they belong to."},
+      {"lower_precision_safe_modules", L, "texts", "null", "gradients of every module are sent in their own type."},
     }},
     {"engine.amp", "", "NVIDIA apex.", true, {
       {"enabled", R, "bool", "false", kAmp},

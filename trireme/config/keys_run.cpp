@@ -72,9 +72,9 @@ std::vector<Section> data() {
 
 std::vector<Section> run_sections() {
   std::vector<Section> out = {
-    {"", "", "A run file: what \"trireme train\" does.", false, {
+    {"", "", "A run file of \"trireme train\".", false, {
       {"model", H, "object", "required", "The model."},
-      {"data", H, "object", "required", "What it learns from."},
+      {"data", H, "object", "required", "The training data."},
       {"parallel", H, "object", "null", "How the ranks are used."},
       {"training", H, "object", "required", "How long, and what happens on the way."},
       {"engine", H, "object_or_path", "required", "A DeepSpeed configuration, or the path of a file that holds one."},
@@ -85,35 +85,35 @@ std::vector<Section> run_sections() {
   for (Section& section : data()) {
     out.push_back(std::move(section));
   }
-  out.push_back({"parallel", "", "How the ranks are used: pipe x data x context x tensor of them, the ranks of an axis nearer to the end lying nearer to each other.", false, {
+  out.push_back({"parallel", "", "How the ranks are used: pipe x data x context x tensor of them. Ranks of a later axis are nearer to each other.", false, {
     {"pipe", H, "int 1..4096", "1", "Pipeline stages that the model's layers are spread over."},
     {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt."},
     {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt."},
-    {"sequence_parallel", H, "bool", "false", "Between the split layers each tensor rank has a part of the tokens: less memory for activations. Korthikanti et al. 2022, arXiv:2205.05198."},
-    {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention sees the tokens of other context ranks: keys and values go round, or each rank gets all tokens of some heads."},
+    {"sequence_parallel", H, "bool", "false", "Between the split layers each tensor rank has a part of the tokens, which saves activation memory. Korthikanti et al. 2022, arXiv:2205.05198."},
+    {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention gets the tokens of other context ranks: keys and values circulate (ring), or each rank gets all tokens of some heads (ulysses)."},
     {"expert", L, "int >= 1", "1", "there is no mixture of experts."},
     {"data", H, "int|auto >= 1", "\"auto\"", "Data-parallel replicas; \"auto\": as many as there are ranks for."},
     {"sync", H, "object", "null", "How the data ranks agree on one model."},
     {"schedule", H, "word naive|gpipe|1f1b|interleaved|zero-bubble", "\"1f1b\"", "Order of the micro-batches in the pipeline: docs/schedules.md."},
-    {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, which takes 2 by itself."},
+    {"chunks", H, "int 1..4096", "null", "Parts of the model that each stage holds: more than 1 makes 1f1b interleaved, whose default is 2."},
   }});
-  out.push_back({"parallel.sync", "", "How the data ranks agree on one model: by sums of gradients in every step, by averages of parameters now and then (docs/parameter_averaging.md), or over parameter servers (docs/parameter_server.md).", false, {
+  out.push_back({"parallel.sync", "", "How the data ranks agree on one model: by sums of gradients in every step, by averages of parameters every few steps (docs/parameter_averaging.md), or over parameter servers (docs/parameter_server.md).", false, {
     {"kind", H, "word all_reduce|server|local_sgd", "\"all_reduce\"", "all_reduce: gradients in every step. local_sgd: engine.parameter_averaging in short. server: the ranks are workers of parameter servers."},
-    {"every", H, "int >= 1", "null", "local_sgd: steps between two meetings; 50 unless said."},
-    {"outer", H, "word nesterov|average", "null", "local_sgd: what is done with the mean; \"average\" unless said."},
-    {"elastic", H, "bool", "null", "local_sgd: a replica that is lost changes the mean and not the run, and one that comes begins with the mean; false unless said."},
-    {"servers", H, "int 1..4096", "null", "server: processes that hold the parameters; 1 unless said."},
-    {"mode", H, "word sync|async|stale|hybrid", "null", "server: who waits for whom; \"sync\" unless said."},
-    {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, unless said, is sync."},
-    {"timeout_s", H, "real > 0", "null", "server, hybrid: seconds that a step waits for workers after the first; 1 unless said."},
-    {"snapshot_every", H, "int >= 0", "null", "server: updates after which a server writes its part, to go on from when it is started again; 100 unless said, 0: never."},
-    {"transport", H, "word grpc|grpcs|tcp", "null", "server: what servers and workers speak; grpc and grpcs (with TLS) for workers in other languages and encryption, slower (docs/grpc.md); \"tcp\" unless said."},
-    {"sparse_rows", H, "texts", "null", "server: regular expressions that match from the beginning of a parameter's name (transformer.wte); of these parameters, embeddings as a rule, only the rows that have a gradient travel and are stepped."},
+    {"every", H, "int >= 1", "null", "local_sgd: steps between averaging steps; by default 50."},
+    {"outer", H, "word nesterov|average", "null", "local_sgd: what is done with the mean; by default \"average\"."},
+    {"elastic", H, "bool", "null", "local_sgd: a lost replica only changes the mean, and a joining one begins with the mean; by default false."},
+    {"servers", H, "int 1..4096", "null", "server: processes that hold the parameters; by default 1."},
+    {"mode", H, "word sync|async|stale|hybrid", "null", "server: which workers wait for others; by default \"sync\"."},
+    {"staleness", H, "int >= 0", "null", "server, stale: steps that a worker may be ahead of the slowest; 0, the default, is sync."},
+    {"timeout_s", H, "real > 0", "null", "server, hybrid: seconds that a step waits for workers after the first; by default 1."},
+    {"snapshot_every", H, "int >= 0", "null", "server: updates between two snapshots that a server writes of its rows, to continue from after a restart; by default 100, 0: never."},
+    {"transport", H, "word grpc|grpcs|tcp", "null", "server: protocol of servers and workers; grpc and grpcs (with TLS) for workers in other languages and encryption, slower (docs/grpc.md); by default \"tcp\"."},
+    {"sparse_rows", H, "texts", "null", "server: regular expressions that match from the beginning of a parameter's name (transformer.wte). These parameters, usually embeddings, send and step only rows that have a gradient."},
   }});
   out.push_back({"training", "", "How long, and what happens on the way.", false, {
     {"steps", H, "int >= 1", "required", "Optimizer steps of the whole run."},
     {"seed", H, "int >= 0", "1234", "Decides initial weights, order of the data and dropout."},
-    {"device", H, "text", "\"auto\"", "Where the ranks compute: \"cpu\", \"cuda\" (each rank the GPU with its number on the host), \"cuda:0\" (this one), or \"auto\": cuda where there are GPUs, else cpu."},
+    {"device", H, "text", "\"auto\"", "Device of the ranks: \"cpu\", \"cuda\" (each rank the GPU with its number on the host), \"cuda:0\" (this one), or \"auto\": cuda where there are GPUs, else cpu."},
     {"eval_every", H, "int >= 0", "0", "Steps between two evaluations; 0: only at the end."},
     {"eval_batches", H, "int >= 0", "0", "Micro-batches of each rank in one evaluation; 0: all validation data."},
     {"checkpoint_every", H, "int >= 0", "0", "Steps between two checkpoints; 0: only at the end."},

@@ -9,17 +9,17 @@ constexpr std::string_view kMics = "parameters are gathered within \"mics_shard_
 constexpr std::string_view kOptimizerPlace = "write \"offload_optimizer\": {\"device\": \"cpu\"} instead.";
 constexpr std::string_view kParameterPlace = "write \"offload_param\": {\"device\": \"cpu\"} instead.";
 constexpr std::string_view kFolder = "nvme: the folder of the files, on a disk of the host; each rank makes a folder of its own in it.";
-constexpr std::string_view kPinned = "For a model on a device: memory of the host is page-locked, so that the device copies by itself.";
+constexpr std::string_view kPinned = "For a model on a GPU: host memory is pinned, so that copies are asynchronous.";
 
 } // namespace
 
 std::vector<Section> zero_sections() {
   return {
-    {"engine.zero_optimization", "", "What the data ranks share among them. Rajbhandari et al. 2020, arXiv:1910.02054.", false, {
+    {"engine.zero_optimization", "", "Model states sharded over the data ranks. Rajbhandari et al. 2020, arXiv:1910.02054.", false, {
       {"stage", H, "int 0..3", "0", "Shared among the data ranks: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."},
       {"reduce_bucket_size", H, "int|auto >= 0", "null", "Largest number of elements one gradient collective moves; 0: one parameter. Without it buckets hold 25 MiB. \"auto\": the model's width squared, where it is known."},
       {"allgather_bucket_size", N, "int >= 1", "500000000", "parameters are gathered in the buckets of their gradients."},
-      {"overlap_comm", N, "bool", "null", "gradients always travel during the backward pass."},
+      {"overlap_comm", N, "bool", "null", "gradients are always sent during the backward pass."},
       {"contiguous_gradients", N, "bool", "true", "gradients always lie in flat buffers."},
       {"reduce_scatter", N, "bool", "true", "from stage 1 on gradients are always reduce-scattered."},
       {"allgather_partitions", N, "bool", "true", "from stage 1 on parameters are always all-gathered."},
@@ -28,10 +28,10 @@ std::vector<Section> zero_sections() {
       {"load_from_fp32_weights", N, "bool", "true", "there is one set of weights."},
       {"elastic_checkpoint", N, "bool", "false", "every checkpoint fits any number of ranks."},
       {"ignore_unused_parameters", N, "bool", "true", "a parameter without a gradient is always allowed."},
-      {"offload_param", H, "object", "null", "Where parameters are while no layer uses them. docs/offload.md."},
-      {"offload_optimizer", H, "object", "null", "Where masters and optimizer states are between steps. docs/offload.md."},
+      {"offload_param", H, "object", "null", "Place of parameters while no layer uses them. docs/offload.md."},
+      {"offload_optimizer", H, "object", "null", "Place of masters and optimizer states between steps. docs/offload.md."},
       {"sub_group_size", N, "int >= 0", "1000000000", "the optimizer steps, and offload moves, bucket by bucket: reduce_bucket_size bounds one, at stage 3 a unit's parameters do."},
-      {"stage3_prefetch_bucket_size", H, "int|auto >= 0", "null", "Stage 3: elements that may be gathered ahead of their use. Without it the next unit is, whatever its size; 0 gathers nothing ahead. \"auto\": 0.9 x the width squared."},
+      {"stage3_prefetch_bucket_size", H, "int|auto >= 0", "null", "Stage 3: elements that may be gathered ahead of their use. By default the next unit is, of any size; 0 gathers nothing ahead. \"auto\": 0.9 x the width squared."},
       {"prefetch_bucket_size", H, "int|auto >= 0", "null", "Another name of stage3_prefetch_bucket_size."},
       {"stage3_param_persistence_threshold", H, "int|auto >= 0", "100000", "Stage 3: parameters with fewer elements stay whole on every rank. \"auto\": 10 x the width."},
       {"param_persistence_threshold", H, "int|auto >= 0", "100000", "Another name of stage3_param_persistence_threshold."},
@@ -63,20 +63,20 @@ std::vector<Section> zero_sections() {
       {"zero_quantized_nontrainable_weights", R, "bool", "false", kPlusPlus},
       {"zero_quantized_gradients", R, "bool", "false", kPlusPlus},
       {"zeropp_loco_param", R, "object", "null", kPlusPlus},
-      {"mics_shard_size", H, "int >= -1", "-1", "Stages 1 to 3: so many neighbouring data ranks hold one copy of what is sharded, and the others hold copies of it; -1: all ranks hold one copy together. Zhang et al. 2022, arXiv:2205.00119."},
+      {"mics_shard_size", H, "int >= -1", "-1", "Stages 1 to 3: this number of neighbouring data ranks shards one copy; other such groups hold copies of it. -1: all ranks share one copy. Zhang et al. 2022, arXiv:2205.00119."},
       {"mics_hierarchical_params_gather", R, "bool", "false", kMics},
       {"save_muon_momentum_buffer_in_memory", R, "bool", "false", "there is no Muon. Leave it out."},
       {"zenflow", R, "object", "null", "ZenFlow is not part of this engine. Leave it out."},
     }},
-    {"engine.zero_optimization.offload_param", "", "Where a rank's parts of the parameters are while no layer uses them, at stage 3. Rajbhandari et al. 2021, arXiv:2104.07857.", true, {
+    {"engine.zero_optimization.offload_param", "", "Place of a rank's parameter shards while no layer uses them, at stage 3. Rajbhandari et al. 2021, arXiv:2104.07857.", true, {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the model is. cpu: in the host's memory. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
       {"buffer_count", H, "int >= 1", "5", "nvme: buckets that have memory on the host at a time, at least 3: all but one may be read ahead of use."},
       {"buffer_size", N, "int >= 1", "100000000", "buffers are as large as the largest buckets that are in files."},
-      {"max_in_cpu", H, "int >= 0", "1000000000", "nvme: so many elements of a rank stay in the host's memory all the same, the first units."},
+      {"max_in_cpu", H, "int >= 0", "1000000000", "nvme: this number of a rank's elements, the first units, stays in the host's memory."},
       {"pin_memory", H, "bool", "true", kPinned},
     }},
-    {"engine.zero_optimization.offload_optimizer", "", "Where masters and optimizer states are between steps, and gradients of a model on a device. Ren et al. 2021, arXiv:2101.06840.", true, {
+    {"engine.zero_optimization.offload_optimizer", "", "Place of masters and optimizer states between steps, and of gradients of a model on a GPU. Ren et al. 2021, arXiv:2101.06840.", true, {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the parameters are. cpu: in the host's memory, where the CPU steps them. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
       {"buffer_count", H, "int >= 1", "4", "nvme: buckets that have memory on the host at a time, at least 3: one is read and one written while one is stepped."},

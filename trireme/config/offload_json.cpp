@@ -33,8 +33,8 @@ std::string folder_of(const Values& section, Place place) {
   if (folder == "auto") {
     section.find("nvme_path")
         ->fail(
-            "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; here nothing "
-            "knows which disk is meant",
+            "\"auto\" is a placeholder that Hugging Face's Trainer fills in before DeepSpeed sees it; it does not "
+            "say which disk is meant",
             "Write the folder.");
   }
   return folder;
@@ -51,7 +51,7 @@ int64_t buffers_of(const Values& section, Place place, int64_t usual) {
   return count;
 }
 
-// What only files have, where the section asks for memory.
+// Notes keys that only files use if the section asks for memory.
 void note_what_files_need(const Values& section, Place place, std::initializer_list<const char*> keys,
                           std::vector<std::string>& notes) {
   std::vector<std::string> found;

@@ -25,10 +25,8 @@ The last two are errors only when the value asks for something: the default and 
 an error with the nearest known one. `null` counts as absent. Keys that begin with `x_` or `_comment` are notes to
 oneself; `//` and `/* */` comments are allowed.
 
-- **Switched off**: a section that says so (`"enabled": false`, `"device": "none"`) is never an error, whatever else is in it;
-  unknown keys and wrong values in it are named in the log.
-- **`"auto"`**, as configurations for Hugging Face's Trainer have it, is replaced where it is listed below by what the run or the program
-  knows (`config::AutoValues`, the second argument of `read_config()`), else by the Trainer's default: 8 samples a micro-batch, accumulation 1,
+- **Switched off**: a section that says so (`"enabled": false`, `"device": "none"`) is never an error, with any content; unknown keys and wrong values in it are named in the log.
+- **`"auto"`**, as configurations for Hugging Face's Trainer have it, is replaced for the keys that list it below. The value comes from the run or the program (`config::AutoValues`, the second argument of `read_config()`), else it is the Trainer's default: 8 samples a micro-batch, accumulation 1,
   lr 5e-5, no warm-up, clipping at 1. A line in the log says what each became. Keys without effect may be "auto"; for all others it is an error.
   `"auto"` for `fp16.enabled` means false; for `bf16.enabled` a measurement at the start decides.
 - **No `optimizer`**: AdamW with its defaults, which a line in the log says.
@@ -42,7 +40,7 @@ oneself; `//` and `/* */` comments are allowed.
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage
   (DeepSpeed's ZeRO steps them with a gradient of zero, and so does `step_in_backward` here). Bias correction counts the
   optimizer's steps, not each parameter's.
-- **What does not go together** is refused; [one table](compatibility.md) has all of it, with what to do instead.
+- **Conflicting settings** are refused; [one table](compatibility.md) lists them, with what to do instead.
 - **Overrides**: `--set training.steps=500 --set engine.optimizer.params.lr=1e-4`; the value is JSON, or else a string.
 - **Paths** in a run file start at its folder; what is not there is looked up in the working directory.
 - **Editors**: write `"$schema": "path/to/docs/run.schema.json"` at the top of a run file to get completion and checks.

@@ -31,7 +31,7 @@ std::string named(const JsonNode& node) {
   return concat(node.path(), " at ", node.where());
 }
 
-// Beyond these a number is a slip, and what is computed from it is no number any more.
+// Larger numbers are typing errors, and results computed from them overflow.
 void check_size(const JsonNode& root, const models::GptOptions& gpt) {
   constexpr int64_t kMostLayers = 100'000;
   constexpr double kMostNumbers = 1e15; // in all parameters, or of a sample in one tensor
@@ -89,12 +89,12 @@ void check_gpt(const JsonNode& root, RunConfig& run) {
   }
 }
 
-// Of a gpt: what ranks share must divide among them.
+// For a gpt: its sizes must be multiples of the numbers of ranks.
 void check_split(const JsonNode& root, RunConfig& run) {
   const models::GptOptions& gpt = run.model.gpt;
   const ParallelConfig& parallel = run.parallel;
   const bool ring = parallel.context_kind == context::Kind::ring;
-  // `parts`: who or what shares the model's.
+  // `parts`: the ranks or chunks that share the model's size.
   const auto divides = [&](const char* axis, int64_t divisor, const std::string& parts, const char* what,
                            int64_t size) {
     if (size % divisor != 0) {
@@ -114,9 +114,9 @@ void check_split(const JsonNode& root, RunConfig& run) {
         .fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size),
               "Choose fewer tensor ranks.");
   }
-  if (parallel.context > 1 && ring) { // zig-zag: a piece from the front and one from the end
+  if (parallel.context > 1 && ring) { // zig-zag: a chunk from the front and one from the end
     divides("context", 2 * parallel.context,
-            concat("the ", 2 * parallel.context, " pieces of ", context_ranks, ", two each in a ring,"),
+            concat("the ", 2 * parallel.context, " chunks of ", context_ranks, ", two each in a ring,"),
             "sequence_length", gpt.sequence_length);
   } else if (parallel.context > 1) {
     divides("context", parallel.context, context_ranks, "sequence_length", gpt.sequence_length);
@@ -144,19 +144,19 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
     if (steps % every != 0) {
       place(root, "training", name)
           .fail(concat(steps, " is not a multiple of ", every, ", ", named(key),
-                       ": between two meetings replicas differ, and there is no one model to save or evaluate"),
+                       ": between averaging steps replicas differ and cannot be saved or evaluated"),
                 concat("Write ", steps > every ? concat(steps / every * every, " or ") : "",
                        (steps / every + 1) * every, '.'));
     }
   };
   meets("steps", run.training.steps);
   meets("checkpoint_every", run.training.checkpoint_every);
-  if (run.engine.averaging.elastic) { // between two meetings a replica knows nothing of the others
+  if (run.engine.averaging.elastic) { // between averaging steps replicas do not communicate
     meets("eval_every", run.training.eval_every);
   }
 }
 
-// The same of ranks that step by themselves with 0/1 Adam.
+// The same for ranks that step alone with 0/1 Adam.
 void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const auto* const adam =
       run.engine.optimizer ? std::get_if<optim::ZeroOneAdamOptions>(&run.engine.optimizer->rule) : nullptr;
@@ -173,10 +173,10 @@ void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfi
       ++next;
     }
     place(root, "training", name)
-        .fail(concat("step ", step, " is between two meetings of ranks that step by themselves, ", named(key),
-                     ": they differ and cannot be saved"),
-              concat("They meet in step ", next, "; every ", adam->local_interval(step),
-                     " steps there. \"local_step_clipper\": 1 lets them meet in every step."));
+        .fail(concat("step ", step, " is between averaging steps, ", named(key),
+                     ": ranks differ there and cannot be saved"),
+              concat("The next averaging step is ", next, "; every ", adam->local_interval(step),
+                     " steps there. With \"local_step_clipper\": 1 every step averages."));
   };
   meets("steps", run.training.steps);
   for (int64_t step = run.training.checkpoint_every; run.training.checkpoint_every > 0 && step < run.training.steps;

@@ -48,8 +48,8 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
 void note_compression(const EngineConfig& engine, RunEstimate& out) {
   if (std::holds_alternative<optim::ZeroOneAdamOptions>(engine.optimizer_or_adamw().rule)) {
     out.notes.push_back(
-        "ZeroOneAdam: most steps up to var_freeze_step are compressed ones; in steps after it in which ranks do not "
-        "meet nothing is sent");
+        "ZeroOneAdam: most steps up to var_freeze_step are compressed ones; after it only averaging steps send "
+        "anything");
   }
 }
 
@@ -106,15 +106,14 @@ void set_offload(const RunConfig& run, RunEstimate& out) {
   const auto note = [&](const char* section, offload::Place place) {
     if (place == offload::Place::host && !out.run.on_device) {
       out.notes.push_back(
-          concat(section,
-                 " to the host changes nothing for ranks that train on the CPU; of a GPU: --set training.device=cuda"));
+          concat(section, " to the host changes nothing for ranks on the CPU; for a GPU: --set training.device=cuda"));
     }
   };
   note("offload_optimizer", run.engine.offload.optimizer.place);
   note("offload_param", run.engine.offload.parameters.place);
 }
 
-// What ranks would refuse, and what a default keeps out of files.
+// Checks of the ranks, and defaults that keep data out of files.
 void check_offload(const RunConfig& run, RunEstimate& out) {
   const Run& e = out.run;
   offload::Setting setting = estimate::setting_of(e);
@@ -154,7 +153,7 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-// Texts lie in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped:
+// Texts are in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped:
 // their pages are the system's.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   const int64_t batches = run.data.prefetch + 2;
@@ -171,17 +170,17 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
   return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
-// As ranks find in their first steps.
+// As ranks check in their first steps.
 void check_choices(const Run& e) {
   if (const std::string why = estimate::why_other_parts(e); !why.empty()) {
     throw InputError("activations", why,
                      e.activations.choices.empty()
                          ? "Name one of them, or leave layers out, so that all are parts."
-                         : "Give every one a way, as a run with \"policy\": \"auto\" prints them.");
+                         : "List a policy for every part, as a run with \"policy\": \"auto\" prints them.");
   }
 }
 
-// In bf16 where that may be taken: it needs less.
+// In bf16 if allowed: it needs less.
 void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
   if (e.activations.automatic && run.engine.precision.bf16_if_faster) {
     RunConfig in_bf16 = run;

@@ -15,8 +15,8 @@ struct RunEstimate {
   std::vector<std::string> notes;
 };
 
-/// What an engine's configuration alone decides of a run: types, optimizer, ZeRO, buckets, offload. A model's shape and
-/// the ranks are the caller's.
+/// The part of a run that follows from an engine's configuration: types, optimizer, ZeRO, buckets, offload. A model's
+/// shape and the ranks are the caller's.
 void set_engine(const EngineConfig& engine, estimate::Run& out);
 
 /// A note on data files that do not exist and would count in an estimate (Files::may_be_absent); empty: there are none.

@@ -17,7 +17,7 @@ constexpr const char* kBytes = "bytes";
 // Turns the paths of a run file into absolute ones.
 class Paths {
  public:
-  /// `absent`: takes the files that do not exist; nullptr: all must.
+  /// `absent`: collects files that do not exist; nullptr: all must.
   Paths(fs::path folder, std::vector<fs::path>* absent) : folder_(std::move(folder)), absent_(absent) {}
 
   fs::path find(const JsonNode& node, const std::string& text) const {
@@ -134,7 +134,7 @@ SyncConfig read_sync(const Values& values) {
     for (const char* key : keys) {
       if (const JsonNode* found = values.find(key);
           found != nullptr && found->kind() != JsonNode::Kind::null && out.kind != kind) {
-        found->fail(concat("it is of the kind \"", kind, "\", and the kind is \"", out.kind, '"'),
+        found->fail(concat("needs kind \"", kind, "\", but the kind is \"", out.kind, '"'),
                     "Leave it out, or choose that kind.");
       }
     }
@@ -160,9 +160,8 @@ SyncConfig read_sync(const Values& values) {
     const auto only_in = [&](const char* key, Mode wanted) {
       if (const JsonNode* found = values.find(key);
           found != nullptr && found->kind() != JsonNode::Kind::null && server.mode != wanted) {
-        found->fail(
-            concat("it is of the mode \"", parallel::ServerOptions::name(wanted), "\", and the mode is \"", mode, '"'),
-            "Leave it out, or choose that mode.");
+        found->fail(concat("needs mode \"", parallel::ServerOptions::name(wanted), "\", but the mode is \"", mode, '"'),
+                    "Leave it out, or choose that mode.");
       }
     };
     only_in("staleness", Mode::stale);
@@ -171,7 +170,7 @@ SyncConfig read_sync(const Values& values) {
   return out;
 }
 
-// Puts into the engine's options what parallel.sync says.
+// Writes the options of parallel.sync into the engine's.
 void resolve_sync(const JsonNode& engine, RunConfig& out) {
   const SyncConfig& sync = out.parallel.sync;
   if (sync.kind == "all_reduce") {
@@ -281,7 +280,7 @@ void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& o
     throw InputError(
         "config",
         concat(stages->where(), ": ", stages->path(), " is ", pipeline.stages, " but parallel.pipe is ", parallel.pipe),
-        "Leave one of the two away.");
+        "Leave one of the two out.");
   }
   parallel.pipe = said ? parallel.pipe : pipeline.stages;
   pipeline.stages = static_cast<int>(parallel.pipe);
@@ -335,10 +334,10 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;
   for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path,
                               &out.engine.activations.nvme_path}) {
-    *folder =
-        folder->empty()
-            ? *folder
-            : fs::absolute(*folder).lexically_normal().string(); // from the working directory on, once for all ranks
+    *folder = folder->empty() ? *folder
+                              : fs::absolute(*folder)
+                                    .lexically_normal()
+                                    .string(); // relative to the working directory, once for all ranks
   }
   out.resolved = write_out(out);
   return out;

@@ -24,7 +24,7 @@ struct ModelConfig {
   models::CnnOptions cnn;
 };
 
-/// How the data ranks agree on one model: "parallel.sync". What it says is in RunConfig::engine, averaging and server.
+/// How the data ranks agree on one model: "parallel.sync". Its values are in RunConfig::engine, averaging and server.
 struct SyncConfig {
   static constexpr int64_t kEvery = 50;
   std::string kind = "all_reduce";
@@ -32,8 +32,8 @@ struct SyncConfig {
   std::optional<std::string> outer;
   std::optional<bool> elastic;
   parallel::ServerOptions server;
-  /// What servers and workers speak: what stands before "://" in the addresses of the servers that trireme train starts
-  /// ("tcp", "grpc", "grpcs").
+  /// Protocol of servers and workers: the scheme of the addresses of servers that trireme train starts ("tcp",
+  /// "grpc", "grpcs").
   std::string transport = "tcp";
 };
 

@@ -79,7 +79,7 @@ ordered_json type_schema(const ValueType& type, const std::string& path) {
                                                                          : ordered_json{{"type", "object"}};
     case Kind::objects:
       return {{"anyOf", {object_schema(path), {{"type", "array"}, {"items", object_schema(path)}}}}};
-    case Kind::object_or_path: // what is said of objects does not concern strings
+    case Kind::object_or_path: // the description of objects does not apply to strings
       out = object_schema(path);
       out["type"] = {"object", "string"};
       return out;

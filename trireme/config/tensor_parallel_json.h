@@ -5,8 +5,8 @@
 
 namespace trireme::config {
 
-/// Reads engine.tensor_parallel. Errors: InputError with the place, for what does not go together and for patterns that
-/// are no expressions.
+/// Reads engine.tensor_parallel. Errors: InputError with the place, for conflicting keys and for invalid
+/// regular expressions.
 tensor::TensorParallelKeys read_tensor_parallel(const Values& values);
 
 } // namespace trireme::config
