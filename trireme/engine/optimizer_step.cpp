@@ -268,7 +268,8 @@ void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unus
     parts_.stepper.optimizer->leave_out(static_cast<int64_t>(b), unused[b]);
   }
   parts_.agreement.sync->step_exchange().begin_step();
-  if (parts_.stepper.optimizer->needs_norms() && parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
+  if (parts_.stepper.optimizer->needs_norms() &&
+      parts_.agreement.sync->remote_states() == nullptr) { // servers have the states
     parts_.buffers.reducer->finish();
     parts_.stepper.optimizer->prepare();
   }
