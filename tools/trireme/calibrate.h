@@ -5,8 +5,8 @@
 
 namespace trireme::tools {
 
-/// Measures this machine for a model: matrix products and attention at the model's sizes, passes over memory, while as
-/// many ranks as there are cores (at most `ranks`) do the same; then collectives of `ranks` ranks over each backend,
+/// Measures this machine for a model: matrix products and attention at the model's sizes and passes over memory, on as
+/// many ranks at a time as there are cores (at most `ranks`); then collectives of `ranks` ranks over each backend,
 /// fitted as latency + bytes / bandwidth. Takes some seconds. Errors: Error when the ranks fail.
 plan::Cluster calibrate(const plan::Job& job, int ranks);
 

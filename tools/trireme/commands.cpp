@@ -17,7 +17,7 @@
 namespace trireme::tools {
 namespace {
 
-// Adds one sub-command whose parsing fills `command` and makes it the result.
+// Adds a sub-command; its parsing fills `command`, which becomes the result.
 template <typename T>
 CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, const char* name, const char* what,
               const std::string& example) {
@@ -27,19 +27,19 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   return app;
 }
 
-/// A number from `least` to `most`. CLI11's own checks name the largest number there is, and count 0 as positive.
+/// A number from `least` to `most`. CLI11's own checks name the largest representable number, and accept 0 as positive.
 CLI::Validator at_least(int64_t least, double most = 1e15) {
   const auto check = [least, most](const std::string& text) -> std::string {
     double number = 0;
     if (!CLI::detail::lexical_cast(text, number) || !(number >= static_cast<double>(least))) {
-      return concat("\"", text, "\" is no number of at least ", least);
+      return concat("expected a number >= ", least, ", got \"", text, '"');
     }
-    return number <= most ? "" : concat("\"", text, "\" is too large a number");
+    return number <= most ? "" : concat("\"", text, "\" is too large");
   };
   return CLI::Validator(check, concat(">= ", least));
 }
 
-/// Ranks, hosts or restarts: an int.
+/// Number of ranks, hosts or restarts: an int.
 CLI::Validator count_from(int64_t least) {
   return at_least(least, 1e6);
 }
@@ -363,7 +363,7 @@ struct Parser {
     return std::ranges::find(names, name) != names.end();
   }
 
-  // CLI11 says "The following argument was not expected: trian"; the message should name the nearest command.
+  // CLI11 says "The following argument was not expected: trian"; this names the nearest command.
   std::string hint(const std::vector<std::string>& words) const {
     if (words.empty()) {
       return "Try: trireme --help";
@@ -378,7 +378,7 @@ void list_commands(const CLI::App& app, const std::string& prefix, std::vector<C
     const std::string name = prefix + command->get_name();
     list_commands(*command, name + " ", out);
     if (!command->get_subcommands([](const CLI::App*) { return true; }).empty()) {
-      continue; // "data" alone does nothing
+      continue; // "data" alone is not a command
     }
     CommandEntry entry{name, {}};
     for (const CLI::Option* option : command->get_options()) {
@@ -418,7 +418,7 @@ int report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int status = ours != nullptr ? ours->exit_code() : 1;
   log::write(status == 0 ? log::Level::info : log::Level::error,
-             error.what()); // 0: the end of one that had nothing left to do
+             error.what()); // 0: the process had nothing left to do
   return status;
 }
 
