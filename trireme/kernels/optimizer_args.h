@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// What the optimizer kernels are given: plain structs only (see kernels.h). Arrays of one call have the same length; a
-// kernel works on [begin, end) of all of them.
+// Arguments of the optimizer kernels: plain structs only (see kernels.h). Arrays of one call have the same length; a
+// kernel processes [begin, end) of all of them.
 
 namespace trireme::kernels {
 
@@ -31,29 +31,29 @@ inline constexpr uint32_t kToNearest = 0;
 struct StateArray {
   void* values = nullptr;
   Element type = Element::f32;
-  /// u8: one for each block of 256.
+  /// u8: one per block of 256.
   float* scales = nullptr;
 };
 
-/// What every optimizer steps over.
+/// Arguments of every optimizer.
 struct StepArgs {
   /// The parameters, or their fp32 masters.
   float* param = nullptr;
   const void* grad = nullptr;
   /// f32, bf16 or f16.
   Element grad_type = Element::f32;
-  /// nullptr, or where the new parameters are also written, rounded: bf16 or f16.
+  /// Copy of the new parameters, rounded to bf16 or f16; nullptr: none.
   void* param_copy = nullptr;
   Element copy_type = Element::bf16;
-  /// Multiplied into each gradient as it is read.
+  /// Factor of each gradient, applied as it is read.
   float grad_scale = 1;
-  /// Where the factor is when only the device knows it: one number in the memory of the arrays, in place of grad_scale.
-  /// NaN there: the call changes nothing, because gradients were not finite.
+  /// Replaces grad_scale if only the GPU knows the factor: one number in GPU memory. NaN: the call changes nothing,
+  /// because gradients were not finite.
   const float* device_grad_scale = nullptr;
-  /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step;
-  /// or kToNearest, which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot
-  /// fall at beta2 = 0.999). The random bits are a hash of the seed and of the number that is rounded, so neither cuts
-  /// nor places matter.
+  /// Rounding of bf16 and 8-bit states: stochastic with random bits from this seed, which differs in each step; or
+  /// kToNearest, which loses a step of less than half a unit in the last place (in bf16 a second moment cannot decrease
+  /// at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges or
+  /// shards.
   uint32_t seed = kToNearest;
 };
 
@@ -71,7 +71,7 @@ struct AdamArgs : StepArgs {
   StateArray exp_avg;
   /// Unsigned.
   StateArray exp_avg_sq;
-  /// Not decoupled: added to the gradient. Decoupled: 0 here, and param_scale = 1 - lr * weight_decay.
+  /// Not decoupled: added to the gradient. Decoupled: must be 0, with param_scale = 1 - lr * weight_decay.
   float weight_decay = 0;
   float param_scale = 1;
   float one_minus_beta1 = 0;
@@ -99,7 +99,7 @@ struct SgdArgs : StepArgs {
   float momentum = 0;
   float one_minus_dampening = 1;
   bool nesterov = false;
-  /// The first step: what the buffer holds does not count.
+  /// First step: ignores the buffer's content.
   bool first = false;
 };
 
@@ -160,16 +160,16 @@ struct RmspropArgs : StepArgs {
   float eps = 0;
 };
 
-/// LAMB over [begin, end), in two phases, because a parameter's step needs norms of all of it.
+/// LAMB over [begin, end), in two phases, because a parameter's step needs norms of all its elements.
 ///
 ///   g = grad * grad_scale
 ///   m, v as in Adam                                             phase 1: lamb_moments()
 ///   u = m / (sqrt(v) + eps) + weight_decay * param              or sqrt(v + eps), when eps is inside the root
 ///   param = param - step_size * u                               phase 2: lamb_apply()
 ///
-/// Phase 2 computes u again from the states, which costs no more traffic than keeping it and no memory.
-/// Cost in fp32: 24 bytes an element for phase 1, 16 for phase 2.
-/// Source: You et al. 2020, arXiv:1904.00962, with the bias correction in step_size, as DeepSpeed has it.
+/// Phase 2 computes u again from the states, which needs no more traffic than reading a stored u, and no memory. Cost
+/// in fp32: 24 bytes per element for phase 1, 16 for phase 2. Source: You et al. 2020, arXiv:1904.00962, with the bias
+/// correction in step_size, as in DeepSpeed.
 struct LambArgs : StepArgs {
   StateArray exp_avg;
   /// Unsigned.
@@ -184,8 +184,8 @@ struct LambArgs : StepArgs {
   float step_size = 0;
 };
 
-/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio, |param| / |u| kept
-/// within the limits, or 1 where either is 0. In double, rounded once.
+/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio |param| / |u| clamped
+/// to the limits, or 1 if either is 0. In double, rounded once.
 struct LambScale {
   double lr_times_correction = 0;
   double min_coeff = 0;
