@@ -43,7 +43,7 @@ std::vector<double> match_costs(const LayerList& layers, const std::string& text
   return costs;
 }
 
-// "1 234 567": five digits and more are hard to read otherwise.
+// "1 234 567": groups the digits of numbers with five or more.
 std::string grouped(int64_t number) {
   std::string digits = std::to_string(number);
   for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
