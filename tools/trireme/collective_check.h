@@ -20,8 +20,8 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
 /// "cuda" (the GPU with the rank's number) or "cuda:K".
 int check_collectives_as_rank(const std::string& device);
 
-/// Runs the check in separate jobs, one for each backend of this machine: two ranks on the CPU over shared memory, gloo
-/// and, if mpirun is installed, MPI; one rank per GPU over NCCL; two ranks on the first GPU over staged. Returns one
+/// Runs the check in separate jobs, one for each backend of this machine. Two ranks on the CPU use shared memory, gloo
+/// and, if mpirun is installed, MPI. One rank per GPU uses NCCL. Two ranks on the first GPU use staged. Returns one
 /// finding per operation, and one per failed job. Cost: seconds, mostly to load libtorch in each rank. A job that does
 /// not end is killed.
 std::vector<DeviceFinding> check_all_collectives(int cards);

@@ -11,7 +11,7 @@
 // `trireme-rank` for the rest.
 namespace trireme::tools {
 
-/// Where ranks run and how failures are handled: the same for train and launch.
+/// Options for hosts and for failures: the same for train and launch.
 struct PlacesCommand {
   std::filesystem::path hostfile;
   std::string rsh;
@@ -83,7 +83,7 @@ struct InspectCommand {
 
 struct ScheduleCommand {
   std::string kind;
-  int64_t stages = 0; ///< 0: not said, as below
+  int64_t stages = 0; ///< 0: absent, as below
   int64_t micro_batches = 0;
   int64_t chunks = 0;
   std::filesystem::path svg;

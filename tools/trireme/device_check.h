@@ -19,8 +19,8 @@ struct DeviceFinding {
 DeviceFinding check_bf16(c10::Device device);
 
 /// Copies a batch to the device and back, sums squares of each type, and compares steps of each optimizer with the
-/// CPU's: in fp32, with 16-bit gradients and masters, with bf16 states and, on devices with our own kernels, with 8-bit
-/// states.
+/// CPU's. Steps run in fp32, with 16-bit gradients and masters, with bf16 states and, on devices with our own kernels,
+/// with 8-bit states.
 std::vector<DeviceFinding> check_device(c10::Device device);
 
 } // namespace trireme::tools

@@ -8,7 +8,7 @@ namespace trireme::tools {
 /// data ranks, or of workers).
 bool is_evaluator();
 
-/// Waits for checkpoints in the run folder and evaluates each newest one once, as the run itself does: the same
+/// Waits for checkpoints in the run folder and evaluates each newest one once, like the run itself. Uses the same
 /// validation data, and as many micro-batches as all its data ranks, or as its first worker alone. Each adds a line
 /// with step, val_loss and val_accuracy to metrics.evaluator.jsonl in the run folder; a restarted process continues it.
 /// Ends after the checkpoint of the run's last step; if the run never reaches it, waits until this process is ended.

@@ -20,10 +20,10 @@ struct Fitting {
   int64_t peak_of_all = 0; ///< bytes, estimated
 };
 
-/// Searches the nearest configuration whose estimated peak fits `memory`. Prefers fewer changes, and then those
-/// that keep results and speed: a higher ZeRO stage, smaller micro-batches with more accumulation, bf16, more
-/// pipeline stages with recomputation, fewer ranks, states and parameters in files of the working directory. For
-/// ranks on GPUs, with too little host memory, files come before those, activations are recomputed instead of
+/// Searches the nearest configuration whose estimated peak fits `memory`. Prefers fewer changes, and then those that
+/// keep results and speed. In this order: a higher ZeRO stage, smaller micro-batches with more accumulation, bf16,
+/// more pipeline stages with recomputation, fewer ranks, states and parameters in files of the working directory.
+/// For ranks on GPUs, with too little host memory, files come before those, activations are recomputed instead of
 /// moved, and the number of ranks stays. Without arguments: none of those tried fits, and the peak is their
 /// smallest.
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,

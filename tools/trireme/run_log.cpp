@@ -66,8 +66,8 @@ int64_t replicas_of(const engine::Engine& engine) {
 // "4 replicas that average every 50 steps": separate processes.
 std::string describe_replicas(const engine::Engine& engine, int64_t every) {
   const int64_t replicas = replicas_of(engine);
-  return concat(replicas, replicas == 1 ? " replica that meets others every " : " replicas that meet every ", every,
-                every == 1 ? " step" : " steps");
+  return concat(replicas, replicas == 1 ? " replica that averages with others every " : " replicas that average every ",
+                every, every == 1 ? " step" : " steps");
 }
 
 // "2 workers of 3 parameter servers (sync)"
@@ -123,7 +123,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
             served    ? " workers"
             : elastic ? " replicas"
                       : " ranks",
-            served && !run.engine.server.together() ? ", each of which steps by itself" : "");
+            served && !run.engine.server.together() ? ", each of which steps separately" : "");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;
@@ -160,7 +160,7 @@ bool RunLog::write(const std::function<void()>& action) {
     throw;
   } catch (const Error& error) {
     if (!complained_) {
-      log::error("what the run writes about itself is incomplete, training goes on: ", error.what());
+      log::error("the files of this run are incomplete, training goes on: ", error.what());
     }
     complained_ = true;
   }

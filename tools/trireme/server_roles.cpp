@@ -99,9 +99,8 @@ int serve_parameters(const TrainCommand& command) {
   const auto [place, servers] = *env::place("TRIREME_SERVER");
   if (run.engine.server.servers != servers) {
     throw InputError("train",
-                     concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ",
-                            run.engine.server.servers),
-                     "trireme train sets it as the run file says.");
+                     concat("TRIREME_SERVER has ", servers, " servers, but parallel.sync ", run.engine.server.servers),
+                     "trireme train sets it from the run file.");
   }
   std::signal(SIGTERM, [](int) { asked_to_stop = true; });
   std::signal(SIGUSR1, SIG_IGN);

@@ -360,13 +360,13 @@ void print_rest(const Shown& shown) {
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank",
             shown.estimated_peak(), shown.measured_peak());
     if (!measured.device_peak_bytes && deviation(shown.estimated_peak(), shown.measured_peak()) < -kKeptPercent) {
-      std::cout << "malloc keeps for later what is freed: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
+      std::cout << "malloc keeps freed memory: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
                    "ranks have allocated (docs/memory.md)\n";
     }
     if (measured.comm_bytes) {
       compare("sent by rank 0 in a step", shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     } else {
-      std::cout << concat("not measured: what is sent in a step, because replicas meet every ",
+      std::cout << concat("not measured: what is sent in a step, because replicas average every ",
                           steps_of_round(shown.run), " steps\n");
     }
   }

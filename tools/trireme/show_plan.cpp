@@ -351,17 +351,16 @@ int show_plan(const PlanCommand& command) {
               ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they "
               "measure (activation_checkpointing.policy \"auto\")");
   } else if (wanted.policy || !wanted.choices.empty()) {
-    log::info(command.run_file.string(),
-              ": the activations of all layouts go the way that activation_checkpointing says");
+    log::info(command.run_file.string(), ": activation_checkpointing decides about the activations of all layouts");
   }
   if (run.engine.offload.optimizer.place != offload::Place::device ||
       run.engine.offload.parameters.place != offload::Place::device) {
     log::info(command.run_file.string(),
-              ": the places of offload_optimizer and offload_param are left out: layouts that do not fit try all "
+              ": the places of offload_optimizer and offload_param are ignored: layouts that do not fit try all "
               "places; its \"delayed_update\" and \"ratio\" stay");
   }
   if (run.engine.zero.shard_size) {
-    log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");
+    log::info(command.run_file.string(), ": mics_shard_size is ignored: the plan shards over all data ranks");
   }
   if (const std::string note = config::note_on_absent_data(run); cluster.on_host && !note.empty()) {
     log::info(command.run_file.string(), ": ", note);

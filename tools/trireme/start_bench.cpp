@@ -79,7 +79,7 @@ int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
   const int status = run_program(words, variables);
   if (status == 127) {
     throw InputError("bench comm", "mpirun is not installed, so the backend \"mpi\" cannot be measured.",
-                     "Install Open MPI or MPICH, or leave mpi out of --backends.");
+                     "Install Open MPI or MPICH, or remove mpi from --backends.");
   }
   return status;
 }

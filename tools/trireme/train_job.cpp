@@ -289,7 +289,7 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
       monitor::end_report(out / "report.html", status); // rank 0 may have been killed
     }
   } catch (const Error& error) {
-    log::warning("how the run went is not recorded: ", error.what());
+    log::warning("the end of the run is not recorded: ", error.what());
   }
 }
 

@@ -259,7 +259,7 @@ void TrainRun::resume() {
     last_saved_ =
         start_->elsewhere ? -1 : *resumed_step_; // the newest checkpoint of the run folder is another one, or missing
     if (*resumed_step_ >= run_.training.steps) {
-      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to go on");
+      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to continue");
     }
   } else if (start_->elsewhere) {
     throw InputError("train", concat("there is no checkpoint in ", start_->from.string()),

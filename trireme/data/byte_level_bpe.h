@@ -47,7 +47,7 @@ struct ByteLevelBpeModel {
 ///
 /// encode: any bytes; text that is not UTF-8 is encoded too. Cost: about 0.05 s a MB of prose; words
 ///   seen before in the same call cost a look-up; a word of n bytes n log n. InputError for a byte without a
-///   token when there is no unknown token (Hugging Face drops it without a word), and for a word of 2^31 bytes or more.
+///   token when there is no unknown token (Hugging Face drops it silently), and for a word of 2^31 bytes or more.
 /// decode: the exact inverse unless spaces were added or stripped; added tokens appear with their content.
 class ByteLevelBpe final : public Tokenizer {
  public:

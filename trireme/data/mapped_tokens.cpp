@@ -100,7 +100,7 @@ MappedTokens::~MappedTokens() {
 
 void MappedTokens::refuse_other_formats() const {
   constexpr size_t kLooked = 1 << 20;
-  constexpr const char* kGoOn = " If these are 16-bit tokens all the same, set data.token_bytes to 2.";
+  constexpr const char* kGoOn = " If these are 16-bit tokens anyway, set data.token_bytes to 2.";
   const std::string_view head(reinterpret_cast<const char*>(data_), std::min<size_t>(bytes_, 16));
   if (const std::string_view packing = packing_of(head); !packing.empty()) {
     fail(-1, concat("it is packed with ", packing), concat("Unpack it; files of tokens are memory-mapped.", kGoOn));

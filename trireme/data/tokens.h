@@ -22,14 +22,14 @@ struct Share {
 ///
 /// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later. Memory: none of its
 /// own; pages are read when touched and shared between ranks of a host. Errors: InputError for a file that is missing,
-/// empty or without an integer number of tokens, and for fewer than L + 1 tokens. `get` throws InputError naming file,
-/// position and value for a token >= vocab_size (0: not checked). A file must not be shortened while in use: the system
-/// then ends the program.
+/// empty or without an integer number of tokens, and for fewer than L + 1 tokens. Reading throws InputError naming
+/// file, position and value for a token >= vocab_size (0: not checked). A file must not be shortened while in use: the
+/// system then ends the program.
 class TokensDataset : public Dataset {
  public:
-  /// `token_bytes` is 2 or 4. 0: 2, with an InputError for what cannot be 16-bit tokens: a vocabulary above 65,536, or
-  /// a file that seems to hold wider ones (suggested_token_bytes() of its first MiB), is packed, or was written by
-  /// np.save.
+  /// `token_bytes` is 2 or 4. 0: 2, with an InputError for what cannot be 16-bit tokens. That is a vocabulary above
+  /// 65,536, or a file that is packed, was written by np.save, or seems to hold wider ones (suggested_token_bytes() of
+  /// its first MiB).
   TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0,
                 int64_t token_bytes = 0);
   ~TokensDataset() override;

@@ -42,8 +42,8 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 /// x + residual + bias [C]; nothing is kept. x, residual as above.
 at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias);
 
-/// softmax(causal mask(Q K^T / sqrt(D))) V of all heads. qkv [B, T, 3 A D] is the output of one projection:
-/// queries, keys, values side by side, A heads in each. bias [3 A D] is added to it, or undefined. Returns [B, T, A
+/// softmax(causal mask(Q K^T / sqrt(D))) V of all heads. Input qkv [B, T, 3 A D] is the output of one projection:
+/// queries, keys, values side by side, A heads in each. The bias [3 A D] is added to it, or undefined. Returns [B, T, A
 /// D].
 ///
 /// Kept for backward: qkv and one float per query and head; the probabilities are computed again. Scratch memory

@@ -8,10 +8,10 @@
 
 /// Loops over raw arrays: one pass over memory, one thread, no allocation.
 ///
-/// Every instruction set runs the same correctly rounded operations (fused multiply-add, square
-/// root, division) in the same order for each element, so results agree bit for bit between
-/// scalar, AVX2 and AVX-512, at any alignment and however a range is cut. The scalar version calls
-/// the C library's fma() where the build's baseline lacks the instruction: exact but slow.
+/// Every instruction set runs the same correctly rounded operations (fused multiply-add, square root, division) in the
+/// same order for each element. So results agree bit for bit between scalar, AVX2 and AVX-512, at any alignment and
+/// however a range is cut. The scalar version calls the C library's fma() where the build's baseline lacks the
+/// instruction: exact but slow.
 ///
 /// This header is included by files compiled for one instruction set, so it holds plain structs
 /// only: an inline function here could be linked in a version that older processors cannot run.

@@ -20,8 +20,8 @@ inline constexpr uint32_t kToNearest = 0;
 
 /// An optimizer state: f32, bf16, or u8 for block-wise 8 bits.
 ///
-/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and
-/// value() is a dynamic tree map from [0, 255] to [0, 1], or with a sign to [-1, 1]: the smaller a value, the fewer
+/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block. The
+/// dynamic tree map value() goes from [0, 255] to [0, 1], or with a sign to [-1, 1]. The smaller a value, the fewer
 /// bits its fraction has. Levels differ by 8 instead of the paper's 10, which makes every value() exact in fp32, so
 /// that encoding a decoded block gives the same codes. Unsigned: 128 steps from 1/8 to 1, then 64 from 1/64 to 1/8,
 /// down to 8^-7; what is above 0 never becomes 0, so that a second moment stays a divisor. Signed: half as many steps,
@@ -51,9 +51,9 @@ struct StepArgs {
   /// because gradients were not finite.
   const float* device_grad_scale = nullptr;
   /// Rounding of bf16 and 8-bit states: stochastic with random bits from this seed, which differs in each step; or
-  /// kToNearest, which loses a step of less than half a unit in the last place (in bf16 a second moment cannot decrease
-  /// at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges or
-  /// shards.
+  /// kToNearest. The latter loses a step of less than half a unit in the last place (in bf16 a second moment cannot
+  /// decrease at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges
+  /// or shards.
   uint32_t seed = kToNearest;
 };
 

@@ -9,7 +9,7 @@ namespace trireme::models {
 ///
 /// Layers, order and parameter names ("features.0.weight", "classifier.1.weight") are torchvision's. Returns
 /// logits [B, classes]. The first convolutions shrink an image 32 times, so images of 32 or 28 pixels (CIFAR-10,
-/// Fashion-MNIST) need AlexNetOptions::resize, a layer that enlarges them bilinearly. 224 is the network's
+/// Fashion-MNIST) need AlexNetOptions::resize, a layer that enlarges them bilinearly. Size 224 is the network's
 /// original size; 64 keeps it trainable at about an eighth of the arithmetic. Initial values depend on `seed` and
 /// name only. Errors: InputError for a resize from 1 to 62; an exception of libtorch's pooling for images below
 /// 63.

@@ -13,8 +13,8 @@ inline constexpr int64_t kIgnoredTarget = -100;
 
 /// Makes BERT with its masked-language-model head as a list of layers.
 ///
-/// Takes tokens [B, T] (int64), a mask [B, T] (bool, true for real tokens), and optionally segments [B, T] (int64);
-/// returns logits [B, T, V] of this rank's part of the vocabulary and of its tokens. Every block takes and returns
+/// Takes tokens [B, T] (int64), a mask [B, T] (bool, true for real tokens), and optionally segments [B, T] (int64).
+/// Returns logits [B, T, V] of this rank's part of the vocabulary and of its tokens. Every block takes and returns
 /// (hidden, mask). The decoder is a TiedLayerSpec on the word embedding. Parameters have Hugging Face's names
 /// ("bert.encoder.layer.0.attention.self.query.weight", "cls.predictions.transform.dense.weight"); initial values
 /// depend on `seed` and name only. Source: Devlin et al. 2018, arXiv:1810.04805. Errors: InputError for heads that do

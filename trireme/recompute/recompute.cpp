@@ -20,7 +20,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Where an output of f comes from.
+// The source of an output of f.
 struct Source {
   enum Kind { undefined, input, plain, differentiable } kind;
   int64_t index = 0; // of the input, or among the differentiable outputs

@@ -13,7 +13,7 @@ class Module;
 namespace trireme::zero {
 
 /// Shards the parameters of a module as soon as it is built, so that a model larger than a rank's memory can be
-/// built module by module. zero::Init uses it for modules that are Sharded, and the engine for the layers of a
+/// built module by module. Class zero::Init uses it for modules that are Sharded, and the engine for the layers of a
 /// list.
 ///
 /// Broadcasts rank 0's values. Collective, as gather() is. The shards are in `store`, or on the module's

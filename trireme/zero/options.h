@@ -6,7 +6,7 @@
 
 namespace trireme::zero {
 
-/// What the data-parallel ranks shard instead of replicating. Source: Rajbhandari et al. 2020,
+/// Options of what the data-parallel ranks shard instead of replicating. Source: Rajbhandari et al. 2020,
 /// arXiv:1910.02054.
 struct ZeroOptions {
   /// 0: nothing; 1: optimizer states; 2: gradients too; 3: parameters too.

@@ -14,9 +14,9 @@ struct AttentionOptions {
   double dropout = 0;
 };
 
-/// softmax(Q K^T / sqrt(D)) V over the full sequence, whose tokens are split among the ranks as in sequence.h. q [B, A,
-/// t, D], k and v [B, K, t, D], where K divides A (grouped queries) and t = T/N is this rank's number of tokens.
-/// Returns [B, A, t, D]. Collective: every rank of the group calls it with the same shapes and options, and its
+/// softmax(Q K^T / sqrt(D)) V over the full sequence, whose tokens are split among the ranks as in sequence.h. Inputs
+/// are q [B, A, t, D], k and v [B, K, t, D], where K divides A (grouped queries) and t = T/N is this rank's number of
+/// tokens. Returns [B, A, t, D]. Collective: every rank of the group calls it with the same shapes and options, and its
 /// backward too. Any strides. On the CPU without dropout, the result's memory layout is [B, t, A, D], as the next
 /// projection needs it. On a GPU the group must have been opened for messages (Group::open with Neighbours::ring).
 ///
@@ -33,11 +33,11 @@ struct AttentionOptions {
 /// from the default generator, which must differ between the ranks. Bytes sent: closed_forms.h. A group of one computes
 /// alone.
 ///
-/// Blocks are computed by fused/'s kernels (CPU, fp32 and bf16, no key padding); else by ATen's flash kernels where
-/// this device and type have some; else, and with dropout, by matrix products over at most 4 Mi scores at a time. No T
-/// x T matrix is ever made. Forward may run again (recomputation). Errors: InputError for shapes or types that do not
-/// fit; Error for double backward (create_graph). Sources: Liu et al. 2023, arXiv:2310.01889 (ring); Jacobs et al.
-/// 2023, arXiv:2309.14509 (Ulysses); Milakov & Gimelshein 2018, arXiv:1805.02867 (merging softmax).
+/// Blocks are computed by fused/'s kernels (CPU, fp32 and bf16, no key padding), else by ATen's flash kernels where
+/// this device and type have some. Otherwise, and with dropout, they are matrix products over at most 4 Mi scores at a
+/// time. No T x T matrix is ever made. Forward may run again (recomputation). Errors: InputError for shapes or types
+/// that do not fit; Error for double backward (create_graph). Sources: Liu et al. 2023, arXiv:2310.01889 (ring); Jacobs
+/// et al. 2023, arXiv:2309.14509 (Ulysses); Milakov & Gimelshein 2018, arXiv:1805.02867 (merging softmax).
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks,
                      const AttentionOptions& options, const at::Tensor& key_padding = {});
 

@@ -26,8 +26,9 @@ struct Block {
   uint64_t seed = 0;
 };
 
-/// Softmax over this block's keys alone. out [B, A, t, D] in q's type or the type of sums (fp32, fp64 for double). lse
-/// [B, A, t] in the type of sums: log sum exp of the scores, -inf if a query sees no key (then out is 0).
+/// Softmax over this block's keys alone. Result out [B, A, t, D] is in q's type or the type of sums (fp32, fp64 for
+/// double). Result lse [B, A, t] is in the type of sums: log sum exp of the scores, -inf if a query sees no key (then
+/// out is 0).
 struct BlockResult {
   at::Tensor out, lse;
 };

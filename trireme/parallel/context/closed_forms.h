@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-// What context parallelism costs, as formulas; no torch.
+// The cost of context parallelism, as formulas; no torch.
 
 namespace trireme::context {
 

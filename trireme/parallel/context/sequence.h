@@ -9,10 +9,10 @@
 
 /// Splits the tokens of a sequence among ranks.
 ///
-/// T tokens, N ranks. Kind::ring cuts the sequence into 2N chunks; rank r has chunks r and 2N-1-r, so that causal
-/// attention is equal work on each rank (zig-zag; idea of Brandon et al. 2023, arXiv:2311.09431). Kind::ulysses cuts it
-/// into N chunks; rank r has chunk r. A group of one has all tokens. Errors of all functions: InputError when 2N (ring)
-/// or N (ulysses) does not divide T.
+/// T tokens, N ranks. Kind::ring cuts the sequence into 2N chunks; rank r has chunks r and 2N-1-r. So causal attention
+/// is equal work on each rank (zig-zag; idea of Brandon et al. 2023, arXiv:2311.09431). Kind::ulysses cuts it into N
+/// chunks; rank r has chunk r. A group of one has all tokens. Errors of all functions: InputError when 2N (ring) or N
+/// (ulysses) does not divide T.
 namespace trireme::context {
 
 /// This rank's tokens along `dim` of `x`, which is the same on all ranks: [.., T, ..] -> [.., T/N, ..], contiguous.

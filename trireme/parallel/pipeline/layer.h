@@ -32,8 +32,8 @@ struct Tie {
 /// Describes how to make one layer and how to call it. Copies are cheap.
 ///
 /// Made from a module holder (`torch::nn::Linear(3, 4)`), a shared pointer to a module class, `torch::nn::AnyModule`,
-/// or any callable. forward() and callables take 1 to 8 tensors (all outputs of the layer before) or a vector of them,
-/// and return a tensor, a vector, or a pair or tuple of tensors.
+/// or any callable. A forward() or callable takes 1 to 8 tensors (all outputs of the layer before) or a vector of them,
+/// and returns a tensor, a vector, or a pair or tuple of tensors.
 class Layer {
  public:
   /// Errors: InputError for a holder or pointer without a module.

@@ -6,9 +6,9 @@
 
 namespace trireme::pipeline {
 
-/// Draws one row per stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)`
-/// its backward, `[3]` its input gradient, `w3` its weight gradient, a letter after the number the chunk, dots
-/// idle time. Cells too narrow for that become = # < w, and a line explains it. A legend and the figures
+/// Draws one row per stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)` its
+/// backward, `[3]` its input gradient, `w3` its weight gradient. A letter after the number is the chunk; dots
+/// are idle time. Cells too narrow for that become = # < w, and a line explains it. A legend and the figures
 /// follow.
 std::string draw_text(const Timeline& timeline, int columns = 120);
 

@@ -106,7 +106,7 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
     cannot(p, rule, "an embedding is split by vocabulary");
   }
   if (embedding != nullptr && (embedding->options.max_norm() || embedding->options.scale_grad_by_freq())) {
-    cannot(p, rule, "max_norm and scale_grad_by_freq need the whole embedding");
+    cannot(p, rule, "max_norm and scale_grad_by_freq need the full embedding");
   }
   if (p.parameter.grad().defined() || !p.parameter.is_leaf() ||
       torch::autograd::impl::try_get_grad_accumulator(p.parameter)) {

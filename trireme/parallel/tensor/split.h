@@ -51,9 +51,9 @@ class SplitModel {
   /// Splits the model in place. Collective over `ranks`: all have built the same model; the values are rank 0's. Call
   /// it before the parameters are in an optimizer, a hook or a backward pass. A group of one changes nothing. Cost: a
   /// broadcast of each parameter and buffer; memory for one more parameter. Errors: InputError, on all ranks, for
-  /// models or rules that differ between ranks; a rule that matches nothing or only after earlier rules; a parameter
-  /// that cannot be split so (shape, max_norm, fewer rows than ranks); one tensor that two rules split differently;
-  /// columns that no row rule sums up.
+  /// models or rules that differ between ranks, and a rule that matches nothing or only after earlier rules. InputError
+  /// also for a parameter that cannot be split so (shape, max_norm, fewer rows than ranks), one tensor that two rules
+  /// split differently, and columns that no row rule sums up.
   static SplitModel split(torch::nn::Module& model, const std::vector<SplitRule>& rules, const comm::Group& ranks);
 
   SplitModel(SplitModel&&) noexcept;
