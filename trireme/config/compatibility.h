@@ -87,8 +87,8 @@ struct Conflict {
 /// The first row of the table that the setting breaks.
 std::optional<Conflict> find_conflict(const Setting& setting);
 
-/// The same for a run file, or for its engine section alone (`root` is then that too). Errors: InputError at the line and
-/// column of one key, naming the other's.
+/// The same for a run file, or for its engine section alone (`root` is then that too). Errors: InputError at the line
+/// and column of one key, naming the other's.
 void check_compatibility(const JsonNode& root, const JsonNode& engine, const Setting& setting);
 
 /// docs/compatibility.md.

@@ -41,17 +41,19 @@ constexpr Feature kElastic{"elastic parameter_averaging", "parallel.sync.elastic
                            [](const Setting& s) { return s.engine.averaging.on() && s.engine.averaging.elastic; }};
 constexpr Feature kServers{"parameter servers", "parallel.sync.kind",
                            [](const Setting& s) { return s.engine.server.on(); }};
-constexpr Feature kSparseRows{"sparse_rows", "parallel.sync.sparse_rows",
-                              [](const Setting& s) { return s.engine.server.on() && !s.engine.server.sparse_rows.empty(); }};
+constexpr Feature kSparseRows{"sparse_rows", "parallel.sync.sparse_rows", [](const Setting& s) {
+                                return s.engine.server.on() && !s.engine.server.sparse_rows.empty();
+                              }};
 constexpr Feature kOneBitAdam{"OneBitAdam", "engine.optimizer.type", uses<optim::OneBitAdamOptions>};
 constexpr Feature kOneBitLamb{"OneBitLamb", "engine.optimizer.type", uses<optim::OneBitLambOptions>};
 constexpr Feature kZeroOneAdam{"ZeroOneAdam", "engine.optimizer.type", uses<optim::ZeroOneAdamOptions>};
-constexpr Feature kLocalSteps{"ZeroOneAdam with local_step_clipper above 1",
-                              "engine.optimizer.params.local_step_clipper engine.optimizer", [](const Setting& s) {
-                                return uses<optim::ZeroOneAdamOptions>(s) &&
-                                       std::get<optim::ZeroOneAdamOptions>(s.engine.optimizer->rule).local_step_clipper > 1;
-                              },
-                              [](const Setting&) -> std::string { return "ZeroOneAdam"; }};
+constexpr Feature kLocalSteps{
+    "ZeroOneAdam with local_step_clipper above 1", "engine.optimizer.params.local_step_clipper engine.optimizer",
+    [](const Setting& s) {
+      return uses<optim::ZeroOneAdamOptions>(s) &&
+             std::get<optim::ZeroOneAdamOptions>(s.engine.optimizer->rule).local_step_clipper > 1;
+    },
+    [](const Setting&) -> std::string { return "ZeroOneAdam"; }};
 constexpr Feature kCompression{"gradient_compression", "engine.gradient_compression",
                                [](const Setting& s) { return s.engine.compression.on(); }};
 constexpr Feature kOwnSync{"InitializeOptions::gradient_sync", "",
@@ -70,13 +72,13 @@ constexpr Feature kAlgorithm{"gradient_allreduce_algorithm", "engine.gradient_al
                                return concat("gradient_allreduce_algorithm \"",
                                              parallel::DataParallelOptions::kAlgorithmNames[algorithm], '"');
                              }};
-constexpr Feature kOtherSums{
-    "gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
-    "engine.gradient_allreduce_op engine.prescale_gradients engine.gradient_predivide_factor", [](const Setting& s) {
-      const parallel::DataParallelOptions& data = s.engine.data_parallel;
-      return data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients ||
-             data.gradient_predivide_factor != 1;
-    }};
+constexpr Feature kOtherSums{"gradient_allreduce_op, prescale_gradients or gradient_predivide_factor",
+                             "engine.gradient_allreduce_op engine.prescale_gradients engine.gradient_predivide_factor",
+                             [](const Setting& s) {
+                               const parallel::DataParallelOptions& data = s.engine.data_parallel;
+                               return data.op != parallel::DataParallelOptions::Op::mean || data.prescale_gradients ||
+                                      data.gradient_predivide_factor != 1;
+                             }};
 constexpr Feature kCommunicationType{"communication_data_type", "engine.communication_data_type",
                                      [](const Setting& s) { return s.engine.precision.communication.has_value(); }};
 constexpr Feature kSyncBatchNorm{"sync_batch_norm", "engine.sync_batch_norm",
@@ -100,9 +102,8 @@ constexpr Feature kOffloadOptimizer{"offload_optimizer", "engine.zero_optimizati
 constexpr Feature kStatesLeaveGpu{"offload_optimizer on a GPU", kOffloadOptimizer.keys,
                                   [](const Setting& s) { return leaves_gpu(s) && kOffloadOptimizer.is_on(s); },
                                   [](const Setting& s) { return concat("offload_optimizer on ", s.device); }};
-constexpr Feature kStatesStay{"optimizer states on the GPU", kOffloadOptimizer.keys, [](const Setting& s) {
-                                return leaves_gpu(s) && !kOffloadOptimizer.is_on(s);
-                              }};
+constexpr Feature kStatesStay{"optimizer states on the GPU", kOffloadOptimizer.keys,
+                              [](const Setting& s) { return leaves_gpu(s) && !kOffloadOptimizer.is_on(s); }};
 constexpr Feature kParametersLeaveGpu{"offload_param on a GPU", kOffloadParam.keys,
                                       [](const Setting& s) { return leaves_gpu(s) && kOffloadParam.is_on(s); },
                                       [](const Setting&) -> std::string { return "offload_param"; }};
@@ -111,10 +112,10 @@ constexpr Feature kDelayed{"delayed_update", "engine.zero_optimization.offload_o
 constexpr Feature kDelayedOnGpu{"delayed_update on a GPU", kDelayed.keys,
                                 [](const Setting& s) { return leaves_gpu(s) && kDelayed.is_on(s); },
                                 [](const Setting&) -> std::string { return "delayed_update"; }};
-constexpr Feature kRatio{"an offload_optimizer.ratio below 1 on a GPU",
-                         "engine.zero_optimization.offload_optimizer.ratio",
-                         [](const Setting& s) { return kStatesLeaveGpu.is_on(s) && s.engine.offload.optimizer.ratio < 1; },
-                         [](const Setting&) -> std::string { return "a ratio below 1"; }};
+constexpr Feature kRatio{
+    "an offload_optimizer.ratio below 1 on a GPU", "engine.zero_optimization.offload_optimizer.ratio",
+    [](const Setting& s) { return kStatesLeaveGpu.is_on(s) && s.engine.offload.optimizer.ratio < 1; },
+    [](const Setting&) -> std::string { return "a ratio below 1"; }};
 constexpr Feature kStateStore{"InitializeOptions::state_store", "",
                               [](const Setting& s) { return s.program && s.program->state_store; },
                               [](const Setting&) -> std::string { return "a state_store"; }};
@@ -132,16 +133,16 @@ constexpr Feature kInt8States{"8-bit optimizer states", "engine.optimizer.params
 constexpr Feature kStepInBackward{"step_in_backward", "engine.step_in_backward",
                                   [](const Setting& s) { return s.engine.step_in_backward; }};
 constexpr Feature kClipping{"gradient_clipping", "engine.gradient_clipping", [](const Setting& s) {
-                              const bool has_default = s.run != nullptr || s.program; // a torch optimizer is not clipped
+                              const bool has_default =
+                                  s.run != nullptr || s.program; // a torch optimizer is not clipped
                               return s.engine.gradient_clipping.value_or(has_default ? s.engine.clipping() : 0) > 0;
                             }};
-constexpr Feature kOverflow{"the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)",
-                            "engine.bf16.check_grad_overflow engine.fp16.enabled engine.bf16.enabled",
-                            [](const Setting& s) {
-                              const precision::PrecisionOptions& precision = s.engine.precision;
-                              return precision.scales_loss() || (precision.compute == precision::Type::bf16 &&
-                                                                 precision.check_grad_overflow);
-                            }};
+constexpr Feature kOverflow{
+    "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)",
+    "engine.bf16.check_grad_overflow engine.fp16.enabled engine.bf16.enabled", [](const Setting& s) {
+      const precision::PrecisionOptions& precision = s.engine.precision;
+      return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+    }};
 constexpr Feature kFp16{"fp16", "engine.fp16.enabled engine.torch_autocast.dtype",
                         [](const Setting& s) { return s.engine.precision.scales_loss(); }};
 constexpr Feature kScheduler{"scheduler", "engine.scheduler", [](const Setting& s) {
@@ -165,11 +166,10 @@ constexpr Feature kSequenceParallel{"sequence_parallel", "parallel.sequence_para
                                     [](const Setting& s) { return s.sequence_parallel && s.tensor > 1; }};
 constexpr Feature kTensor{"tensor ranks", "parallel.tensor", [](const Setting& s) { return s.tensor > 1; },
                           [](const Setting& s) { return concat(s.tensor, " tensor ranks"); }};
-constexpr Feature kSplitLayers{"layers split among tensor ranks", "parallel.tensor engine.tensor_parallel",
-                               [](const Setting& s) {
-                                 return s.engine.tensor_parallel.size > 1 || (s.run != nullptr && s.tensor > 1);
-                               },
-                               kTensor.said};
+constexpr Feature kSplitLayers{
+    "layers split among tensor ranks", "parallel.tensor engine.tensor_parallel",
+    [](const Setting& s) { return s.engine.tensor_parallel.size > 1 || (s.run != nullptr && s.tensor > 1); },
+    kTensor.said};
 constexpr Feature kStages{"pipeline stages", "parallel.pipe engine.pipeline.stages",
                           [](const Setting& s) { return s.pipe > 1; },
                           [](const Setting& s) { return concat("a pipeline of ", s.pipe, " stages"); }};
@@ -189,19 +189,20 @@ constexpr Feature kWholeSequences{"InitializeOptions::sequence_parallel", "",
                                   [](const Setting& s) { return s.program && s.sequence_parallel; }};
 constexpr Feature kModelInOnePiece{"a model in one piece", "",
                                    [](const Setting& s) { return s.program && !s.program->pipeline; }};
-constexpr Feature kPipelineKeys{
-    "pipeline.stages, activation_checkpoint_interval or seed_layers", "engine.pipeline",
-    [](const Setting& s) {
-      const pipeline::PipelineKeys& keys = s.engine.pipeline;
-      return keys.stages.value_or(1) > 1 || keys.activation_checkpoint_interval.value_or(0) > 0 ||
-             keys.seed_layers.value_or(false);
-    },
-    [](const Setting& s) -> std::string {
-      const pipeline::PipelineKeys& keys = s.engine.pipeline;
-      return keys.stages.value_or(1) > 1                           ? "\"pipeline\": {\"stages\"}"
-             : keys.activation_checkpoint_interval.value_or(0) > 0 ? "\"pipeline\": {\"activation_checkpoint_interval\"}"
-                                                                   : "\"pipeline\": {\"seed_layers\"}";
-    }};
+constexpr Feature kPipelineKeys{"pipeline.stages, activation_checkpoint_interval or seed_layers", "engine.pipeline",
+                                [](const Setting& s) {
+                                  const pipeline::PipelineKeys& keys = s.engine.pipeline;
+                                  return keys.stages.value_or(1) > 1 ||
+                                         keys.activation_checkpoint_interval.value_or(0) > 0 ||
+                                         keys.seed_layers.value_or(false);
+                                },
+                                [](const Setting& s) -> std::string {
+                                  const pipeline::PipelineKeys& keys = s.engine.pipeline;
+                                  return keys.stages.value_or(1) > 1 ? "\"pipeline\": {\"stages\"}"
+                                         : keys.activation_checkpoint_interval.value_or(0) > 0
+                                             ? "\"pipeline\": {\"activation_checkpoint_interval\"}"
+                                             : "\"pipeline\": {\"seed_layers\"}";
+                                }};
 
 // A run file's model and data.
 constexpr Feature kGpt{"a run file's gpt", "model.type",
@@ -211,7 +212,8 @@ constexpr Feature kCnn{"a run file's cnn", "model.type",
                        [](const Setting& s) { return is_model(s, ModelConfig::Kind::cnn); },
                        [](const Setting&) -> std::string { return "a cnn"; }};
 constexpr Feature kImages{"data of type images", "data.type", [](const Setting& s) { return is_data(s, true); }};
-constexpr Feature kTokens{"data of type tokens or text", "data.type", [](const Setting& s) { return is_data(s, false); }};
+constexpr Feature kTokens{"data of type tokens or text", "data.type",
+                          [](const Setting& s) { return is_data(s, false); }};
 constexpr Feature kLayerKeys{"seed_layers or activation_checkpoint_interval", "engine.pipeline", [](const Setting& s) {
                                return s.run != nullptr && s.run->builds_layers() && s.pipe == 1;
                              }};
@@ -228,10 +230,10 @@ constexpr Feature kNoValidation{"no validation data", "data", [](const Setting& 
                                   return s.run != nullptr && s.run->data.validation.empty() &&
                                          s.run->data.validation_fraction == 0;
                                 }};
-constexpr Feature kValidationFraction{"data.validation_fraction", "data.validation_fraction", [](const Setting& s) {
-                                        return s.run != nullptr && s.run->data.validation_fraction > 0;
-                                      },
-                                      [](const Setting&) -> std::string { return "a validation_fraction"; }};
+constexpr Feature kValidationFraction{
+    "data.validation_fraction", "data.validation_fraction",
+    [](const Setting& s) { return s.run != nullptr && s.run->data.validation_fraction > 0; },
+    [](const Setting&) -> std::string { return "a validation_fraction"; }};
 constexpr Feature kValidation{"data.validation", "data.validation",
                               [](const Setting& s) { return s.run != nullptr && !s.run->data.validation.empty(); },
                               [](const Setting&) -> std::string { return "validation files"; }};
@@ -280,7 +282,8 @@ const std::vector<Incompatible>& incompatible_features() {
        "Write the layers with tensor::ColumnParallelLinear and the like, or leave autotp_size out."},
       {{kTensorParallel},
        {kWholeSequences},
-       "the split model keeps its sequences whole, and gradients that are the same on all tensor ranks would be added up",
+       "the split model keeps its sequences whole, and gradients that are the same on all tensor ranks would be added "
+       "up",
        "Leave sequence_parallel out."},
       {{kTensorParallel}, {kPlacement}, "both say where parameters lie", kLeaveOut},
       // The optimizer.
@@ -294,11 +297,11 @@ const std::vector<Incompatible>& incompatible_features() {
        {kSplitLayers},
        "it needs the norm of each whole parameter, and each tensor rank has a part of it",
        "Use AdamW, or no tensor ranks."},
-      {{kOneBitAdam, kOneBitLamb, kZeroOneAdam}, {kSmallMoments}, "the ranks agree on moments in fp32", "Leave state_dtype at fp32."},
-      {{kCompression},
-       {kOneBitAdam, kOneBitLamb, kZeroOneAdam},
-       "that optimizer compresses by itself",
-       kLeaveOut},
+      {{kOneBitAdam, kOneBitLamb, kZeroOneAdam},
+       {kSmallMoments},
+       "the ranks agree on moments in fp32",
+       "Leave state_dtype at fp32."},
+      {{kCompression}, {kOneBitAdam, kOneBitLamb, kZeroOneAdam}, "that optimizer compresses by itself", kLeaveOut},
       // Ways to agree.
       {{kElastic},
        {kNoReplica},
@@ -328,14 +331,13 @@ const std::vector<Incompatible>& incompatible_features() {
        {kCommunicationType},
        "gradients are sent in the type of the parameters",
        "Leave communication_data_type out."},
-      {{kServers}, {kOwnSync, kAveraging, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression}, "both say how ranks agree",
+      {{kServers},
+       {kOwnSync, kAveraging, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression},
+       "both say how ranks agree",
        kLeaveOut},
       {{kServers}, {kStepInBackward, kStateStore}, "masters and states are on the servers", kLeaveOut},
       {{kServers}, {kInt8States}, "servers have states in fp32 or bf16", "Use fp32 or bf16 states."},
-      {{kSparseRows},
-       {kLamb},
-       "it needs the norms of whole parameters",
-       "Leave sparse_rows out, or use AdamW."},
+      {{kSparseRows}, {kLamb}, "it needs the norms of whole parameters", "Leave sparse_rows out, or use AdamW."},
       {{kOffloadOptimizer, kOffloadParam, kDelayed}, {kServers}, "masters and states are on the servers", kLeaveOut},
       {alone,
        {kZero},
@@ -394,7 +396,8 @@ const std::vector<Incompatible>& incompatible_features() {
        "it needs the norms of whole parameters in one place",
        "Let all of them be stepped on the host (\"ratio\": 1)."},
       {{kStepInBackward},
-       {kAveraging, kOwnSync, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression, kClipping, kOverflow, kLamb, kStages},
+       {kAveraging, kOwnSync, kOneBitAdam, kOneBitLamb, kZeroOneAdam, kCompression, kClipping, kOverflow, kLamb,
+        kStages},
        "it needs all gradients before the first parameter is stepped",
        "Switch one of them off (\"gradient_clipping\": 0)."},
   };

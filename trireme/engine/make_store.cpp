@@ -22,22 +22,22 @@ std::string key_of(const std::string& nvme_path) {
 // One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one
 // than the others.
 void open_folder(Parts& parts, const std::string& nvme_path) {
-  std::shared_ptr<offload::RankFolder>& folder = parts.offload_folders[key_of(nvme_path)];
+  std::shared_ptr<offload::RankFolder>& folder = parts.ranks.offload_folders[key_of(nvme_path)];
   if (!folder) {
-    folder =
-        offload::RankFolder::open(nvme_path, parts.worker * parts.everyone.size() +
-                                                 parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
+    folder = offload::RankFolder::open(
+        nvme_path, parts.ranks.worker * parts.ranks.everyone.size() +
+                       parts.ranks.everyone.members()[static_cast<size_t>(parts.ranks.everyone.rank())]);
   }
-  if (!parts.offloaded) {
-    parts.offloaded = std::make_shared<offload::Traffic>();
+  if (!parts.ranks.offloaded) {
+    parts.ranks.offloaded = std::make_shared<offload::Traffic>();
   }
 }
 
 std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk,
                                          const aio::Options& aio) {
   disk.aio = aio;
-  return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk),
-                                              parts.offloaded);
+  return std::make_unique<offload::DiskStore>(parts.ranks.offload_folders.at(key_of(nvme_path)), std::move(disk),
+                                              parts.ranks.offloaded);
 }
 
 // The rest stays on the device.
@@ -49,7 +49,7 @@ std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> 
 
 // Several ranks have the same shard, and add up their gradients where they lie.
 bool has_copies(const Parts& parts) {
-  const parallel::ReduceGroups& groups = parts.sync->groups();
+  const parallel::ReduceGroups& groups = parts.agreement.sync->groups();
   for (int group = 0; group < static_cast<int>(groups.all().size()); ++group) {
     if (groups.replicas(group).size() > 1) {
       return true;
@@ -91,9 +91,10 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   }
   if (parameters.place == Place::host) {
     log::info("offload_param", kThereAlready,
-              parts.group.size() > 1 ? "changes nothing"
-                                     : "moves nothing. A data rank alone shards its parameters by it as several do, so "
-                                       "that norms may differ in the last digit");
+              parts.ranks.group.size() > 1
+                  ? "changes nothing"
+                  : "moves nothing. A data rank alone shards its parameters by it as several do, so "
+                    "that norms may differ in the last digit");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
     const char* const keys = states.ratio == 1       ? "delayed_update is"
