@@ -17,7 +17,7 @@
 
 namespace trireme::data {
 
-/// DistributedSampler for a torch::data loader: use it in place of a RandomSampler.
+/// DistributedSampler for a torch::data loader: use it instead of a RandomSampler.
 ///
 ///   trireme::TorchSampler sampler(train_size, world);
 ///   auto loader = torch::data::make_data_loader(std::move(train), sampler, 64);

@@ -64,7 +64,7 @@ struct StepArgs {
 ///   v = beta2 v + (1 - beta2) g^2
 ///   param = param * param_scale - step_size * m / (sqrt(v) * root_scale + eps)
 ///
-/// Cost: 28 bytes of memory traffic an element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16
+/// Cost: 28 bytes of memory traffic per element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16
 /// states besides, 16 with 8-bit states. Source: Kingma & Ba 2015, arXiv:1412.6980; Loshchilov & Hutter 2019,
 /// arXiv:1711.05101.
 struct AdamArgs : StepArgs {
@@ -90,7 +90,7 @@ struct AdamArgs : StepArgs {
 ///   buffer = first ? g : momentum * buffer + one_minus_dampening * g
 ///   param = param - lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Cost in fp32: 20 bytes an element with momentum, 12 without.
+/// Cost in fp32: 20 bytes per element with momentum, 12 without.
 struct SgdArgs : StepArgs {
   /// Without values: no momentum, param = param - lr * g.
   StateArray momentum_buffer;
@@ -109,7 +109,7 @@ struct SgdArgs : StepArgs {
 ///   param = param * param_scale - lr * sign(m + (1 - beta1) (g - m))       sign(0) = 0
 ///   m = m + (1 - beta2) (g - m)
 ///
-/// Cost in fp32: 20 bytes an element. Source: Chen et al. 2023, arXiv:2302.06675.
+/// Cost in fp32: 20 bytes per element. Source: Chen et al. 2023, arXiv:2302.06675.
 struct LionArgs : StepArgs {
   StateArray exp_avg;
   /// 1 - lr * weight_decay.
@@ -125,7 +125,7 @@ struct LionArgs : StepArgs {
 ///   sum = sum + g^2
 ///   param = param - lr * g / (sqrt(sum) + eps)
 ///
-/// Cost in fp32: 20 bytes an element. Source: Duchi et al. 2011, JMLR 12.
+/// Cost in fp32: 20 bytes per element. Source: Duchi et al. 2011, JMLR 12.
 struct AdagradArgs : StepArgs {
   /// Unsigned.
   StateArray sum;
@@ -143,7 +143,7 @@ struct AdagradArgs : StepArgs {
 ///   b = momentum * b + d                                         with momentum
 ///   param = param - lr * (with momentum ? b : d)
 ///
-/// Cost in fp32: 20 bytes an element, 8 more for each of the other states.
+/// Cost in fp32: 20 bytes per element, 8 more for each of the other states.
 /// Source: Tieleman & Hinton 2012, lecture 6.5; Graves 2013, arXiv:1308.0850 (centered).
 struct RmspropArgs : StepArgs {
   /// Unsigned.

@@ -14,7 +14,7 @@ struct PipelineOptions {
   /// Number of pipeline stages. The number of data-parallel replicas is ranks / stages.
   int stages = 1;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  /// A custom schedule in place of `schedule`; it is checked before step 0 like the built-in ones.
+  /// A custom schedule instead of `schedule`; it is checked before step 0 like the built-in ones.
   ScheduleFunction custom_schedule;
   /// Parts that each stage holds of the model (virtual stages); more than 1 for `interleaved`.
   int chunks = 1;
