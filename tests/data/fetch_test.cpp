@@ -156,16 +156,16 @@ TEST(RdbTest, RefusesWhatItDoesNotUnderstand) {
   EXPECT_THAT(complaint(block(strsxp({text}, 19))), HasSubstr("type 19"));
   EXPECT_THAT(complaint(block(strsxp({text}, 16 | 0x200))), HasSubstr("with attributes"));
   EXPECT_THAT(complaint(block(strsxp({text}) + "more")), HasSubstr("4 bytes follow"));
-  EXPECT_THAT(complaint(block(strsxp({charsxp("a", 0x2009)}))), HasSubstr("a string is expected"));
-  EXPECT_THAT(complaint(block(strsxp({charsxp("a", 16)}))), HasSubstr("a string is expected"));
+  EXPECT_THAT(complaint(block(strsxp({charsxp("a", 0x2009)}))), HasSubstr("expected a string"));
+  EXPECT_THAT(complaint(block(strsxp({charsxp("a", 16)}))), HasSubstr("expected a string"));
   EXPECT_THAT(complaint(block("A\n" + strsxp({text}).substr(2))), HasSubstr("XDR"));
   EXPECT_THAT(complaint(block("X\n" + be32(9) + strsxp({text}).substr(6))), HasSubstr("version 9"));
   EXPECT_THAT(complaint(block(strsxp({text}), 5)), HasSubstr("more than the 5 bytes"));
-  EXPECT_THAT(complaint(block(strsxp({text}), 0xffffffff)), HasSubstr("its head says 4294967295"));
+  EXPECT_THAT(complaint(block(strsxp({text}), 0xffffffff)), HasSubstr("its header states 4294967295"));
   EXPECT_THAT(complaint(block(strsxp({text})) + block("")), HasSubstr("block 2"));
   const std::string head = strsxp({}).substr(0, strsxp({}).size() - 4);
   EXPECT_THAT(complaint(block(head + be32(0x7fffffff) + text)),
-              HasSubstr("claims 2147483647 strings, there is room for 1"));
+              HasSubstr("claims 2147483647 strings, but has room for 1"));
   EXPECT_THAT(complaint(block(head + be32(1) + be32(kAscii) + be32(0x7fffffff) + "a")),
               HasSubstr("2147483647 bytes needed, 1 left"));
 }

@@ -63,7 +63,7 @@ TEST(FromTorchTest, WithoutASizeItIsRefused) {
     from_torch(Endless());
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("does not know its size"));
+    EXPECT_THAT(error.what(), HasSubstr("a dataset without a size"));
   }
 }
 

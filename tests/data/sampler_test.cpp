@@ -281,7 +281,7 @@ TEST(OwnOrderTest, IsSharedOutAndResumedByAnyNumberOfRanks) {
               HasSubstr("order: the program's own, this run has the sampler's"));
   EXPECT_EQ(alone.state(), before);
   EXPECT_THAT(input_error([&] { alone.start_epoch(10); }),
-              HasSubstr("the own order of epoch 10 has sample 10 at place 4"));
+              HasSubstr("the program's own order of epoch 10 has sample 10 at index 4"));
   EXPECT_EQ(alone.state(), before);
 }
 

@@ -103,14 +103,14 @@ TEST_F(TokenWidthTest, AFileThatIsNot16BitIsRefusedWithWhatToDo) {
               AllOf(HasSubstr("header of a .npy file"), HasSubstr("tofile")));
   EXPECT_THAT(refused(pack(tokens_of(tokens, 2)), 0), AllOf(HasSubstr("packed with gzip"), HasSubstr("Unpack it")));
   EXPECT_THAT(refused(tokens_of(tokens, 4) + "ab", 64), HasSubstr("32-bit")) << "cut off";
-  EXPECT_THAT(refused(tokens_of(tokens, 4) + "ab", 64, 4), HasSubstr("1606 bytes long, no multiple of 4"));
+  EXPECT_THAT(refused(tokens_of(tokens, 4) + "ab", 64, 4), HasSubstr("1606 bytes long, not a multiple of 4"));
   // Said, it is not guessed.
   EXPECT_EQ(refused(tokens_of(tokens, 4), 64, 2), "");
   EXPECT_EQ(refused(tokens_of(tokens, 4), 64, 4), "");
   EXPECT_EQ(refused(tokens_of(tokens, 8), 64, 4), "");
-  EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 4), HasSubstr("802 bytes long, no multiple of 4"))
+  EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 4), HasSubstr("802 bytes long, not a multiple of 4"))
       << "401 tokens of 2 bytes";
-  EXPECT_THAT(refused(tokens_of(random_tokens(400, 64), 2), 64, 4), HasSubstr("leave data.token_bytes out"));
+  EXPECT_THAT(refused(tokens_of(random_tokens(400, 64), 2), 64, 4), HasSubstr("remove data.token_bytes"));
   EXPECT_THAT(refused(tokens_of(tokens, 2), 64, 3), HasSubstr("must be 2 or 4"));
 }
 
@@ -238,7 +238,7 @@ TEST_F(TokenWidthTest, TrainingTokensAreCheckedBeforeTheFirstStep) {
   EXPECT_THAT(input_error([&] { make_datasets(options); }),
               HasSubstr("train.bin: token 998 is 50, the vocabulary has 50 (0 to 49)"));
   options.token_bytes = 4;
-  EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("leave data.token_bytes out"));
+  EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("remove data.token_bytes"));
   options.vocab_size = 100000;
   options.token_bytes = 0;
   EXPECT_THAT(input_error([&] { make_datasets(options); }), HasSubstr("has 100000"));

@@ -97,7 +97,7 @@ TEST_F(TokensTest, UnusableFilesAreTheUsersInput) {
   EXPECT_THAT(refused({good, write("odd.bin", "abcde")}),
               AllOf(HasSubstr("odd.bin"), HasSubstr("5 bytes"), HasSubstr("uint16")));
   EXPECT_THAT(refused({good}, 5), AllOf(HasSubstr("good.bin has 5 tokens"), HasSubstr("sequence_length 5")));
-  EXPECT_THAT(refused({good, good}, 10), HasSubstr("2 files together has 10 tokens"));
+  EXPECT_THAT(refused({good, good}, 10), HasSubstr("the data in 2 files has 10 tokens"));
   EXPECT_THAT(refused({good}, 0), HasSubstr("at least 1"));
   EXPECT_THAT(refused({good}, INT64_MAX), HasSubstr("good.bin has 5 tokens"));
 }

@@ -108,11 +108,11 @@ TEST(OwnDataTest, AnOrderThatNoCheckpointCouldGoOnWithIsRefused) {
                           };
                           EXPECT_THAT(
                               refusal([calls = 0](int64_t) mutable { return data::permutation(192, ++calls, 0); }),
-                              HasSubstr("another one each time"));
+                              HasSubstr("differs between two calls"));
                           EXPECT_THAT(refusal([&](int64_t) { return data::permutation(192, world.rank(), 0); }),
                                       HasSubstr("the ranks have different orders"));
                           EXPECT_THAT(refusal([](int64_t) { return std::vector<int64_t>{3, 192}; }),
-                                      HasSubstr("has sample 192 at place 1"));
+                                      HasSubstr("has sample 192 at index 1"));
                         }),
               IsEmpty());
 }

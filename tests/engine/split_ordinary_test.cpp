@@ -112,9 +112,9 @@ TEST(OrdinarySplit, WholeParametersOnSplitFeaturesAreFound) {
                   });
                   const at::Tensor x =
                       torch::sin(torch::arange(kSplitBatch * 8).to(torch::kFloat32)).reshape({kSplitBatch, 8});
-                  EXPECT_THAT([&] { run.engine().train_batch([&] { return data::Batch{{x}, {x}, kSplitBatch}; }); },
-                              ThrowsMessage<InputError>(
-                                  HasSubstr("the gradients of act.weight, which every rank has whole, differ")));
+                  EXPECT_THAT(
+                      [&] { run.engine().train_batch([&] { return data::Batch{{x}, {x}, kSplitBatch}; }); },
+                      ThrowsMessage<InputError>(HasSubstr("the gradients of act.weight, which is not split, differ")));
                 }),
       IsEmpty());
 }

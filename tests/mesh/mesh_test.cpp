@@ -173,7 +173,7 @@ TEST(MeshTest, AxesTogetherHaveAGroupAndAStageAMeshOfItsOwn) {
             EXPECT_EQ(mesh.group({Axis::tensor, Axis::data}).name(), mesh.group(Axis::data).name()) << "tensor is 1";
             EXPECT_EQ(mesh.group({Axis::tensor}).size(), 1);
             EXPECT_THAT(error_of([&] { mesh.group({Axis::pipe, Axis::data}); }),
-                        HasSubstr("no group of axes pipe, data together"));
+                        HasSubstr("no group over the axes pipe, data"));
             EXPECT_THAT(error_of([&] { mesh.group("depth"); }), HasSubstr("no axis \"depth\""));
 
             // Two stages of four ranks: each has a mesh of its own, with groups that no other stage takes part in.

@@ -133,7 +133,7 @@ TEST(GradScalerTest, CallsInTheWrongOrderSayWhatToDo) {
   const at::Tensor weight = torch::ones({2}, torch::requires_grad());
   torch::optim::SGD optimizer({weight}, 0.5);
   EXPECT_THAT(error_of([&] { scaler.step(optimizer); }),
-              HasSubstr("nothing was ever scaled. Write scaler.scale(loss).backward()"));
+              HasSubstr("before scale(). Call scaler.scale(loss).backward() first"));
   EXPECT_THAT(error_of([&] { scaler.update(); }), HasSubstr("update() without unscale_() or step()"));
   const at::Tensor scaled = scaler.scale(weight.sum());
   EXPECT_THAT(error_of([&] { scaler.step(optimizer); }),

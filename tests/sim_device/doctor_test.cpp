@@ -111,7 +111,7 @@ TEST(SimDeviceDoctor, AKernelThatIsWrongIsNamedWithTheType) {
                 AllOf(HasSubstr("states in bf16: differs from the CPU by "), HasSubstr(" on average")));
     EXPECT_THAT(found["lion on sim:0"].found, HasSubstr("bf16 with masters: differs from the CPU by "));
     EXPECT_THAT(found["rmsprop on sim:0"].found,
-                HasSubstr("bf16 with masters: the copy of the parameters is not what its masters round to"));
+                HasSubstr("bf16 with masters: the copy of the parameters differs from the rounded masters"));
     EXPECT_THAT(found["adamw on sim:0"].found,
                 AllOf(HasSubstr("states in 8 bits: "), HasSubstr("no such kernel image")));
     EXPECT_THAT(found["norm on sim:0"].found, HasSubstr("of type Half"));

@@ -48,7 +48,7 @@ TEST_F(BadInputTest, BatchSizesThatDoNotFitTheRanks) {
 }
 
 TEST_F(BadInputTest, ZeroRanks) {
-  expect_refused(train("-n 0"), "\"0\" is no number of at least 1");
+  expect_refused(train("-n 0"), "expected a number >= 1, got \"0\"");
 }
 
 TEST_F(BadInputTest, AMissingDataFile) {

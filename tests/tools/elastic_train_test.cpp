@@ -66,7 +66,7 @@ TEST_F(ElasticTrainTest, WithNobodyLostHasTheLossesOfOneWorld) {
   const Finished elastic = train("elastic.json", "elastic", 2, "", same);
   ASSERT_EQ(elastic.status, 0) << elastic.output;
   EXPECT_THAT(elastic.output,
-              AllOf(HasSubstr("averaging: 2 of 2 replicas begin"), HasSubstr("2 replicas that meet every 10 steps"),
+              AllOf(HasSubstr("averaging: 2 of 2 replicas begin"), HasSubstr("2 replicas that average every 10 steps"),
                     HasSubstr("batch 12 = 6 x 1 accumulated x 2 replicas")));
   const auto expected = rows("world");
   const auto found = rows("elastic");

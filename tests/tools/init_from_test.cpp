@@ -136,9 +136,8 @@ TEST_F(InitFromTest, WeightsOfACheckpointOfAnotherModel) {
                               EXPECT_THAT(error.what(), HasSubstr(words));
                             }
                           };
-                          refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.");
-                          refused({{"layers", 1}}, before, "the model has no place for parameter \"transformer.h.1.",
-                                  2);
+                          refused({{"layers", 1}}, before, "the model has no parameter \"transformer.h.1.");
+                          refused({{"layers", 1}}, before, "the model has no parameter \"transformer.h.1.", 2);
                           refused({{"layers", 3}}, before, "has no parameter \"transformer.h.2.");
                           refused({{"hidden", 32}}, before, "the model needs [");
                           refused(json::object(), before / "checkpoints/global_step2/rank00000.safetensors",

@@ -87,7 +87,7 @@ TEST(ScheduleCommandTest, RefusesWhatMakesNoSense) {
   refused("--kind zero-bubble --stages 4096 --micro-batches 4096", "forwards in a step");
   refused("--kind 1f1b --stages 2 --micro-batches 8 --chunks 2", "Use interleaved");
   refused("--trace /nowhere/trace.json", "/nowhere/trace.json");
-  refused("--trace /nowhere/trace.json --stages 2", "Leave --stages");
+  refused("--trace /nowhere/trace.json --stages 2", "Remove --stages");
   refused("--trace /nowhere/trace.json --micro-batchs 2", "--micro-batchs");
 }
 

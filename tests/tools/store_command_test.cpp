@@ -41,7 +41,7 @@ TEST(StoreCommandTest, RefusesToRunWithoutASecretAndOnNoAddress) {
   EXPECT_THAT(open.output, HasSubstr("anybody could join the job"));
   const Finished nowhere = sh(concat(kTrireme, " store --listen here"), 20);
   EXPECT_EQ(nowhere.status, 2);
-  EXPECT_THAT(nowhere.output, HasSubstr("--listen here is no HOST:PORT"));
+  EXPECT_THAT(nowhere.output, HasSubstr("--listen here is not HOST:PORT"));
 }
 
 } // namespace

@@ -69,7 +69,7 @@ wait; exit $status
       concat(R"(TF_CONFIG='{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}' )",
              kTrireme, " train ", path("run.json"), " --out ", path("no"), '\n'));
   EXPECT_THAT(sh(concat("bash ", path("wrong.sh"))).output,
-              HasSubstr("makes this process a parameter server, and the run file has none"));
+              HasSubstr("makes this process a parameter server, but the run file has none"));
 }
 
 // Of ranks that evaluate together as much is read as all of them read. It waits for the first checkpoint, and goes on
@@ -112,7 +112,7 @@ TEST_F(TfConfigTrainTest, AnEvaluatorOfDataParallelRanksSaysWhatTheyHaveSaid) {
       sh(concat("bash ", path("evaluator.sh"),
                 " --set data.validation=null --set training.eval_every=0 --set training.eval_batches=0"));
   EXPECT_EQ(nothing.status, 2);
-  EXPECT_THAT(nothing.output, HasSubstr("the run has nothing to evaluate on"));
+  EXPECT_THAT(nothing.output, HasSubstr("the run has no validation data"));
 }
 
 // Of a training that has ended early there is no last checkpoint to wait for.

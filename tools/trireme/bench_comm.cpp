@@ -21,11 +21,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Shorter measurements are repeated within one.
+/// Calls shorter than this are repeated within one measurement.
 constexpr double kWorthTiming = 2e-3;
 constexpr int kMostRounds = 2000;
 
-/// The operation on tensors that lie where its backend likes them.
+/// The operation, on tensors in memory that its backend prefers.
 struct Bench {
   comm::Group group;
   std::string op;
@@ -55,7 +55,7 @@ struct Bench {
       group.all_to_all(other, whole).wait();
     } else if (op == "barrier") {
       group.barrier().wait();
-    } else { // around the ring: everybody sends one and receives one
+    } else { // around the ring: each rank sends one and receives one
       auto sent = group.send(whole, (group.rank() + 1) % group.size());
       group.recv(other, (group.rank() + group.size() - 1) % group.size()).wait();
       sent.wait();
@@ -65,7 +65,7 @@ struct Bench {
   int64_t bytes() const {
     return static_cast<int64_t>(whole.nbytes());
   }
-  /// What a rank copies for the limit.
+  /// Bytes that a rank copies for the limit.
   int64_t copied_bytes() const {
     const int64_t ranks = group.size();
     if (op == "reduce_scatter") {
@@ -98,7 +98,7 @@ double measure(const comm::Group& group, const std::function<void()>& call, int 
   return of_all(group, std::chrono::duration<double>(Clock::now() - start).count(), comm::ReduceOp::max) / rounds;
 }
 
-/// One of the things that are measured in turns.
+/// One of the alternatives that are measured in turns.
 struct Contestant {
   std::string name;
   std::function<void()> call;
@@ -130,7 +130,7 @@ void run_in_turns(const comm::Group& group, std::vector<Contestant>& contestants
   }
 }
 
-/// The two ways of copying, last of all contestants.
+/// Adds the two kinds of copies, after all other contestants.
 void add_copies(const Bench& bench, std::vector<Contestant>& contestants) {
   const int64_t bytes = bench.copied_bytes();
   const at::Tensor from = at::ones({std::max<int64_t>(1, bytes)}, at::kByte);

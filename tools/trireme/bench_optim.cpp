@@ -28,7 +28,7 @@ struct Impl {
   /// Gradient and copy out in bf16, norm and clip.
   bool mixed;
   StateType state_type;
-  /// Memory traffic a parameter.
+  /// Bytes of memory traffic per parameter.
   double bytes;
 };
 
@@ -51,7 +51,7 @@ struct Arrays {
   at::Tensor param, grad, exp_avg, exp_avg_sq;
 };
 
-/// A flat fp32 array of `value`, touched by the threads that will use it.
+/// A flat fp32 array of `value`, first touched by the threads that will use it.
 at::Tensor flat(int64_t n, float value, bool huge_pages) {
   constexpr size_t kHugePage = size_t{2} << 20;
   const size_t bytes = (static_cast<size_t>(n) * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
@@ -59,12 +59,12 @@ at::Tensor flat(int64_t n, float value, bool huge_pages) {
   if (memory == nullptr) {
     throw Error("bench", concat("Out of memory for ", n, " parameters."), "Pass a smaller --params.");
   }
-  ::madvise(memory, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // advice: failing changes nothing but speed
+  ::madvise(memory, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // advice only: a failure just costs speed
   at::Tensor tensor = at::from_blob(memory, {n}, [](void* p) { std::free(p); }, at::kFloat);
   return tensor.fill_(value);
 }
 
-// The widest instructions that the machine has, chosen when the program is loaded: before ThreadSanitizer is there.
+// The widest instructions of the machine, chosen when the program is loaded: too early for ThreadSanitizer.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
 #endif
@@ -126,7 +126,7 @@ void print(const Row& row, bool json, std::ostream& out) {
   out.flush();
 }
 
-/// One optimizer and what it steps.
+/// One optimizer and the arrays that it steps.
 class Stepped {
  public:
   Stepped(const Impl& impl, int64_t n, bool huge_pages) : impl_(impl) {

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// Starts ranks that measure what `spec` says and returns what rank 0 found.
+// Starts ranks that take the measurements of `spec` and returns rank 0's results.
 json measured(const json& spec, int ranks, const std::vector<std::pair<std::string, std::string>>& variables) {
   const ScratchFolder scratch(make_scratch_folder("trireme-plan"));
   const std::filesystem::path file = scratch.path / "measure.json";
@@ -37,7 +37,7 @@ json measured(const json& spec, int ranks, const std::vector<std::pair<std::stri
   return json::parse(read_file(std::filesystem::path(file) += ".result"));
 }
 
-// Points that are near each other become one; sizes grow.
+// Merges points that are near each other; sizes increase.
 plan::SpeedCurve curve_of(const json& points) {
   std::vector<plan::SpeedCurve::Point> sorted;
   for (const json& point : points) {
@@ -57,8 +57,8 @@ plan::SpeedCurve curve_of(const json& points) {
   return curve;
 }
 
-// latency and 1 / bandwidth that make the relative errors of a gather's steps latency + share bytes / bandwidth least
-// in square.
+// Fits latency and 1 / bandwidth, minimizing the squared relative errors of the gathers' times steps latency + share
+// bytes / bandwidth.
 plan::Level fitted(const json& rows, int ranks, const std::string& name) {
   const double steps = std::bit_width(static_cast<unsigned>(ranks - 1));
   const double share = 1 - 1.0 / ranks;
@@ -93,7 +93,7 @@ plan::BlockTime block_time(const json& row) {
   return {row.at(0), row.at(1), row.at(2)};
 }
 
-// Of the working directory; none where files would be in memory.
+// The working directory's disk; none if its files are in memory.
 plan::Disk measured_disk() {
   const std::string filesystem = aio::filesystem_of(".");
   if (filesystem.empty() || aio::is_memory(filesystem)) {
@@ -128,7 +128,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   out.ranks_per_host = ranks;
   out.processors = processors;
   out.on_host = true;
-  out.overlap = 0; // ranks that wait do the work, on the cores that compute
+  out.overlap = 0; // waiting ranks do the work, on the cores that compute
   const estimate::MemoryAtHand memory = estimate::memory_at_hand();
   out.memory_bytes = std::min(memory.bytes == estimate::MemoryAtHand::kUnlimited ? memory.bytes : memory.bytes / ranks,
                               memory.process_bytes);
@@ -140,11 +140,11 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const double element = job.base.parameter_bytes();
   const auto length = static_cast<double>(gpt.sequence_length);
   const double stream = length * static_cast<double>(gpt.hidden);
-  // Passes as plan::layer_costs() counts them: 17 forward and 34 backward here, 4 and 8 in attention beside its
-  // products.
+  // Passes as plan::layer_costs() counts them: 17 forward and 34 backward in these operations; in attention 4 and 8
+  // beside its products.
   out.pass_bandwidth = 51 * element * stream / compute.at("passes_s").get<double>();
   const bool matrix = gpt.dropout > 0;
-  const double products = matrix ? 6 : 3.5; // of 2 L^2 H each, the half below the diagonal counting half
+  const double products = matrix ? 6 : 3.5; // products of 2 L^2 H, with half weight below the diagonal
   const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(gpt.heads) : 0)) * element /
                         out.pass_bandwidth;
   const double attention =
@@ -154,7 +154,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   const json& blocks = compute.at("blocks");
   plan::fit_block({block_time(blocks.at(0)), block_time(blocks.at(1)), block_time(blocks.at(2))}, job, out);
   if (ranks > 1) {
-    for (const char* backend : {"gloo", "shm"}) { // shared memory is what ranks of one host use: it stays
+    for (const char* backend : {"gloo", "shm"}) { // shared memory comes last: ranks of one host use it
       const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks,
                                  {{"TRIREME_BACKEND", backend}})
                             .at("collectives");

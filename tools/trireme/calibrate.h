@@ -5,9 +5,9 @@
 
 namespace trireme::tools {
 
-/// Measures this machine for a model: matrix products and attention at the model's sizes, passes over memory, while as
-/// many ranks as there are cores (at most `ranks`) do the same; then collectives of `ranks` ranks over each backend,
-/// fitted as latency + bytes / bandwidth. Takes some seconds. Errors: Error when the ranks fail.
+/// Measures this machine for a model: matrix products and attention at the model's sizes and passes over memory, on one
+/// rank per core (at most `ranks`). Then measures collectives of `ranks` ranks over each backend, fitted as latency +
+/// bytes / bandwidth. Takes some seconds. Errors: Error when the ranks fail.
 plan::Cluster calibrate(const plan::Job& job, int ranks);
 
 } // namespace trireme::tools

@@ -7,7 +7,7 @@
 
 namespace trireme::tools {
 
-/// What rank 0's clock says, asked several times by one rank after the other; empty on rank 0. Collective.
+/// Samples of rank 0's clock, which each rank takes in turn, several times; empty on rank 0. Collective.
 std::vector<monitor::ClockSample> ask_clock_of_rank_0(const comm::Group& group);
 
 } // namespace trireme::tools

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kEach = 1003;
 constexpr std::chrono::seconds kTimeout{20};
 
-/// What rank `rank` contributes: whole numbers, so that sums are exact in any order.
+/// Rank `rank`'s input: integers, so that sums are exact in any order.
 at::Tensor numbers(int rank, int64_t numel) {
   return ((torch::arange(numel) * 7 + 13 * rank) % 101).to(at::kFloat);
 }
@@ -36,7 +36,7 @@ at::Tensor slice(const at::Tensor& whole, int part) {
   return whole.narrow(0, part * kEach, kEach);
 }
 
-/// Whether each operation gave this rank what it should, in the order of checked_collectives().
+/// Whether each operation gave this rank the expected result, in the order of checked_collectives().
 std::vector<bool> run_each(const comm::Group& group, at::Device device) {
   const int rank = group.rank();
   const int size = group.size();
@@ -118,8 +118,7 @@ std::vector<DeviceFinding> check_collectives(const comm::Group& group, c10::Devi
         wrong.push_back(std::to_string(rank));
       }
     }
-    const std::string who =
-        concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "), " got other numbers than the formula's");
+    const std::string who = concat(wrong.size() == 1 ? "rank " : "ranks ", join(wrong, ", "), " got wrong numbers");
     findings.push_back(
         {checked_collectives()[static_cast<size_t>(i)], wrong.empty() ? "as computed" : who, wrong.empty()});
   }

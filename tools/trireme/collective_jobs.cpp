@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Longer than the ranks' own deadline and a report of theirs take.
+/// Longer than the ranks' own deadline and the time of their report.
 constexpr std::chrono::seconds kDeadline{90};
 constexpr size_t kQuoted = 400;
 
@@ -35,8 +35,8 @@ struct Setup {
     const std::string counted = concat(ranks, ranks == 1 ? " rank" : " ranks");
     return concat(ranks == 1 ? "null" : backend, " (", counted,
                   device == "cpu"    ? ")"
-                  : device == "cuda" ? ", a card each)"
-                                     : " on one card)");
+                  : device == "cuda" ? ", a GPU each)"
+                                     : " on one GPU)");
   }
 };
 
@@ -60,8 +60,7 @@ std::vector<Setup> setups(int cards) {
       found.push_back({backend, "cpu"});
     }
   }
-  if (!is_there("mpi") &&
-      in_path("mpirun")) { // where it is there, this is a process of mpirun's already, and cannot start another
+  if (!is_there("mpi") && in_path("mpirun")) { // inside of mpirun another one cannot start
     found.push_back({"mpi", "cpu"});
   }
   if (cards > 0) {
@@ -84,7 +83,7 @@ JobResult start(const Setup& setup, const fs::path& folder) {
   return run_job(words, variables, kDeadline);
 }
 
-/// What a job that did not end well says: the error that a rank ended with, or its first, or its last line.
+/// Describes a failed job: the error that a rank ended with, or its first, or its last line.
 std::string sentence(const JobResult& result) {
   if (result.killed) {
     return concat("the ranks did not end within ", kDeadline.count(), " s");

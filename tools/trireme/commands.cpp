@@ -17,7 +17,7 @@
 namespace trireme::tools {
 namespace {
 
-// Adds one sub-command whose parsing fills `command` and makes it the result.
+// Adds a sub-command; its parsing fills `command`, which becomes the result.
 template <typename T>
 CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, const char* name, const char* what,
               const std::string& example) {
@@ -27,19 +27,19 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   return app;
 }
 
-/// A number from `least` to `most`. CLI11's own checks name the largest number there is, and count 0 as positive.
+/// A number from `least` to `most`. CLI11's own checks name the largest representable number, and accept 0 as positive.
 CLI::Validator at_least(int64_t least, double most = 1e15) {
   const auto check = [least, most](const std::string& text) -> std::string {
     double number = 0;
     if (!CLI::detail::lexical_cast(text, number) || !(number >= static_cast<double>(least))) {
-      return concat("\"", text, "\" is no number of at least ", least);
+      return concat("expected a number >= ", least, ", got \"", text, '"');
     }
-    return number <= most ? "" : concat("\"", text, "\" is too large a number");
+    return number <= most ? "" : concat("\"", text, "\" is too large");
   };
   return CLI::Validator(check, concat(">= ", least));
 }
 
-/// Ranks, hosts or restarts: an int.
+/// Number of ranks, hosts or restarts: an int.
 CLI::Validator count_from(int64_t least) {
   return at_least(least, 1e6);
 }
@@ -83,13 +83,13 @@ struct Parser {
                   "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")
         ->type_name("FILE");
     c->add_option("--rsh", places.rsh,
-                  "Command that starts a program on another host, in place of ssh (also TRIREME_RSH)")
+                  "Command that starts a program on another host, instead of ssh (also TRIREME_RSH)")
         ->type_name("COMMAND");
     c->add_option("--min-nodes", places.min_nodes,
-                  "Go on with so few hosts when others are lost (default: --max-nodes)")
+                  "Fewest hosts to continue with when others are lost (default: --max-nodes)")
         ->check(count_from(1));
     c->add_option("--max-nodes", places.max_nodes,
-                  "Use so many hosts, the others of the file are spares (default: all)")
+                  "Most hosts to use; the others in the file are spares (default: all)")
         ->check(count_from(1));
     c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")
         ->check(CLI::Range(1.0, 1e6))
@@ -131,20 +131,20 @@ struct Parser {
         ->take_last();
     c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
     c->add_option("--trace", train.trace_steps,
-                  "Record the first so many steps of every rank into trace.json (opens in ui.perfetto.dev)")
+                  "Record this many first steps of every rank in trace.json (opens in ui.perfetto.dev)")
         ->type_name("STEPS")
         ->check(at_least(0));
-    c->add_option("--stopped-status", train.stopped_status,
-                  "Exit status after a signal that saved (0), for schedulers that take 0 for done: 75, say")
+    c->add_option(
+         "--stopped-status", train.stopped_status,
+         "Exit status after a stop by a signal with a checkpoint (0), for schedulers that take 0 for done: 75, say")
         ->type_name("STATUS")
         ->check(CLI::Range(int64_t{0}, int64_t{255}));
     c->add_option(
          "--failed-status", train.failed_status,
-         "Exit status of a failure that is not the input's (1), for schedulers that try again by exit status: 200, say")
+         "Exit status of a failure other than of the input (1), for schedulers that retry by exit status: 200, say")
         ->type_name("STATUS")
         ->check(CLI::Range(int64_t{1}, int64_t{255}));
-    c->add_flag("!--no-memory-check", train.memory_check,
-                "Start even when the estimate says that it cannot fit in memory");
+    c->add_flag("!--no-memory-check", train.memory_check, "Start even if the estimate does not fit in memory");
     c->callback([this, c] {
       train.resume = c->count("--resume") > 0;
       if (train.resume_from.empty()) { // --resume without a value
@@ -156,7 +156,7 @@ struct Parser {
 
   void add_estimate() {
     CLI::App* c =
-        add(app, result, estimate, "estimate", "Say what memory and traffic a run needs, as formulas and numbers",
+        add(app, result, estimate, "estimate", "Estimate the memory and traffic of a run, as formulas and numbers",
             "trireme estimate examples/austen/run.json -n 2 --measure 10");
     c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
     c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(count_from(1));
@@ -165,10 +165,10 @@ struct Parser {
         ->take_all()
         ->allow_extra_args(false);
     c->add_option("--measure", estimate.measured_steps,
-                  "Also run so many steps (at least 2) in a scratch folder, and print what they needed")
+                  "Also run this many steps (at least 2) in a scratch folder, and print their memory and traffic")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
-    c->add_flag("--probe", estimate.probe, "Also measure the disks that files of offload are on");
+    c->add_flag("--probe", estimate.probe, "Also measure the disks of offloaded files");
     c->add_flag("--json", estimate.json, "One JSON object instead of tables");
   }
 
@@ -207,8 +207,8 @@ struct Parser {
         ->check(count_from(1));
     add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
     c->add_option("--servers", launch.servers,
-                  "Start so many servers beside the ranks, which are workers then: each lives by itself and is started "
-                  "again alone (--max-restarts: of all together; by default 3 for each server)")
+                  "Number of servers beside the ranks, which become workers: each is a separate process and restarted "
+                  "alone (--max-restarts: of all in total; by default 3 for each server)")
         ->check(count_from(0));
     c->add_option("--log-dir", launch.log_dir,
                   "Folder for the output of every rank (default: a new one under the temporary folder)")
@@ -228,7 +228,7 @@ struct Parser {
   }
 
   void add_generate() {
-    CLI::App* c = add(app, result, generate, "generate", "Let a trained GPT write",
+    CLI::App* c = add(app, result, generate, "generate", "Generate text with a trained GPT",
                       "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
     c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
     c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
@@ -246,7 +246,7 @@ struct Parser {
   void add_store() {
     CLI::App* c = add(
         app, result, store, "store",
-        "Run the meeting point of ranks that come and go (with the secret in TRIREME_SECRET_FILE), until it is stopped",
+        "Run the rendezvous of ranks that join and leave (with the secret in TRIREME_SECRET_FILE), until it is stopped",
         "trireme store --listen 127.0.0.1:29600");
     c->add_option("--listen", store.listen,
                   "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")
@@ -254,12 +254,11 @@ struct Parser {
   }
 
   void add_schedule() {
-    CLI::App* c =
-        add(app, result, schedule, "schedule", "Draw who computes what when in a pipeline, planned or measured",
-            "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
+    CLI::App* c = add(app, result, schedule, "schedule", "Draw the timeline of a pipeline, planned or measured",
+                      "trireme schedule --kind 1f1b --stages 4 --micro-batches 8 --svg 1f1b.svg");
     c->add_option("--kind", schedule.kind, "naive, gpipe, 1f1b, interleaved, zero-bubble or forward-only");
     c->add_option("--stages", schedule.stages, "Pipeline stages")->check(at_least(1));
-    c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches of a step")->check(at_least(1));
+    c->add_option("--micro-batches", schedule.micro_batches, "Micro-batches per step")->check(at_least(1));
     c->add_option("--chunks", schedule.chunks, "Parts of the model on each stage (default: interleaved 2, others 1)")
         ->check(at_least(1));
     c->add_option("--svg", schedule.svg, "Write an image as well")->type_name("FILE");
@@ -280,7 +279,7 @@ struct Parser {
         ->required();
     c->add_flag("--json", inspect.json, "One JSON object instead of a table");
 
-    c = add(app, result, doctor, "doctor", "Say what this machine and this build can do", "trireme doctor");
+    c = add(app, result, doctor, "doctor", "Check what this machine and this build can do", "trireme doctor");
     c->add_flag("--json", doctor.json, "One JSON object instead of text");
 
     CLI::App* data = app.add_subcommand("data", "Get data sets");
@@ -312,11 +311,9 @@ struct Parser {
     c = add(*bench, result, bench_kernels, "kernels",
             "The fused operations of a transformer, forward and backward, against ATen's",
             "trireme bench kernels --hidden 768 --heads 12 --length 512 --json");
-    c->add_option("--batch", bench_kernels.batch, "Samples of a micro-batch")
-        ->check(at_least(1))
-        ->capture_default_str();
-    c->add_option("--length", bench_kernels.length, "Tokens of a sample")->check(at_least(1))->capture_default_str();
-    c->add_option("--hidden", bench_kernels.hidden, "Numbers of a token")->check(at_least(1))->capture_default_str();
+    c->add_option("--batch", bench_kernels.batch, "Samples per micro-batch")->check(at_least(1))->capture_default_str();
+    c->add_option("--length", bench_kernels.length, "Tokens per sample")->check(at_least(1))->capture_default_str();
+    c->add_option("--hidden", bench_kernels.hidden, "Numbers per token")->check(at_least(1))->capture_default_str();
     c->add_option("--heads", bench_kernels.heads, "Attention heads")->check(at_least(1))->capture_default_str();
     c->add_option("--vocab", bench_kernels.vocab, "Classes of the cross-entropy")
         ->check(at_least(1))
@@ -336,7 +333,7 @@ struct Parser {
             CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "barrier"}))
         ->capture_default_str();
     c->add_option("--ranks", bench_comm.ranks, "Numbers of ranks")->delimiter(',')->check(CLI::Range(2, 64));
-    c->add_option("--bytes", bench_comm.bytes, "Sizes of the whole tensor")->delimiter(',')->check(at_least(1));
+    c->add_option("--bytes", bench_comm.bytes, "Sizes of the full tensor in bytes")->delimiter(',')->check(at_least(1));
     c->add_option("--backends", bench_comm.backends, "Backends to compare: shm, gloo, mpi (started with mpirun)")
         ->delimiter(',');
     c->add_option("--algorithm", bench_comm.algorithms,
@@ -363,7 +360,7 @@ struct Parser {
     return std::ranges::find(names, name) != names.end();
   }
 
-  // CLI11 says "The following argument was not expected: trian"; the message should name the nearest command.
+  // CLI11 says "The following argument was not expected: trian"; this names the nearest command.
   std::string hint(const std::vector<std::string>& words) const {
     if (words.empty()) {
       return "Try: trireme --help";
@@ -378,7 +375,7 @@ void list_commands(const CLI::App& app, const std::string& prefix, std::vector<C
     const std::string name = prefix + command->get_name();
     list_commands(*command, name + " ", out);
     if (!command->get_subcommands([](const CLI::App*) { return true; }).empty()) {
-      continue; // "data" alone does nothing
+      continue; // "data" alone is not a command
     }
     CommandEntry entry{name, {}};
     for (const CLI::Option* option : command->get_options()) {
@@ -418,7 +415,7 @@ int report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int status = ours != nullptr ? ours->exit_code() : 1;
   log::write(status == 0 ? log::Level::info : log::Level::error,
-             error.what()); // 0: the end of one that had nothing left to do
+             error.what()); // 0: the process had nothing left to do
   return status;
 }
 

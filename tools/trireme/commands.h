@@ -7,11 +7,11 @@
 #include <variant>
 #include <vector>
 
-// The command line as data. Both programs read it with the same parser: `trireme`, which
-// has no libtorch in it and does what needs none, and `trireme-rank`, which it starts for the rest.
+// The command line as data. Both programs parse it alike: `trireme`, without libtorch, does what needs none, and starts
+// `trireme-rank` for the rest.
 namespace trireme::tools {
 
-/// Where ranks run and what is done when they fail: the same for train and launch.
+/// Options for hosts and for failures: the same for train and launch.
 struct PlacesCommand {
   std::filesystem::path hostfile;
   std::string rsh;
@@ -83,7 +83,7 @@ struct InspectCommand {
 
 struct ScheduleCommand {
   std::string kind;
-  int64_t stages = 0; ///< 0: not said, as below
+  int64_t stages = 0; ///< 0: absent, as below
   int64_t micro_batches = 0;
   int64_t chunks = 0;
   std::filesystem::path svg;
@@ -140,8 +140,8 @@ using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, Gener
                              DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
                              ScheduleCommand, PlanCommand, StoreCommand>;
 
-/// What the arguments ask for. Help and version are printed here and end in ExitNow(0).
-/// Errors: InputError with the words that were wrong and what would be right.
+/// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
+/// what to write.
 Command parse(int argc, char** argv);
 
 /// A command by its full name ("data fetch") and its options, with their dashes ("-n", "--ranks").
@@ -150,20 +150,21 @@ struct CommandEntry {
   std::vector<std::string> options;
 };
 
-/// What parse() understands, for those who check what texts say of it.
+/// All commands that parse() accepts, for tests of documentation.
 std::vector<CommandEntry> all_commands();
 
-/// `status`; but 1, with a message, if what was printed could not be written (a full disk, say). At the end of main().
+/// Returns `status`; but 1, with a message, if output could not be written (a full disk, say). Call it at the end of
+/// main().
 int with_output_written(int status);
 
-/// Says what ended the program. Returns its exit status.
+/// Reports the error that ended the program. Returns its exit status.
 int report_failure(const std::exception& error);
 
-/// What becomes of 1 in ended_with(): TrainCommand::failed_status, once a program knows it.
+/// Sets what ended_with() replaces 1 by: TrainCommand::failed_status, once it is parsed.
 void set_failed_status(const TrainCommand& command);
 int ended_with(int status);
 
-/// Thrown by parse() when everything has been said.
+/// Thrown by parse() after it has printed everything.
 struct ExitNow {
   int code;
 };

@@ -22,13 +22,13 @@ constexpr int64_t kNumel = 1000;
 constexpr int64_t kNormNumel = 3 * optim::kBlock + 17;
 constexpr int kSteps = 3;
 constexpr double kLr = 0.01;
-constexpr double kTolerance = 1e-5; // of the parameter that is farthest off, after kSteps
-// bf16 and 8-bit states are rounded with random bits that come from the number itself: of two numbers that are an ulp
-// apart, one may be rounded up and the other down. On average over all parameters that is a small part of a step; a
-// step left out is more than kLr.
+constexpr double kTolerance = 1e-5; // of the parameter with the largest error, after kSteps
+// Rounding of bf16 and 8-bit states uses random bits from the number itself. Of two numbers one ulp apart, one may be
+// rounded up and the other down. Averaged over all parameters that is a small part of a step; a missing step is more
+// than kLr.
 constexpr double kRoundedTolerance = kLr / 50;
 
-/// In which types an optimizer steps.
+/// The types with which an optimizer steps.
 struct Types {
   const char* name;
   at::ScalarType grad; ///< and of the copy of the parameters, if it is not fp32
@@ -50,7 +50,7 @@ struct Stepped {
   at::Tensor copy; ///< undefined with gradients in fp32
 };
 
-// The parameters after some steps, on the CPU.
+// The parameters after some steps, copied to the CPU.
 Stepped stepped(const optim::Optimizer& rule, at::ScalarType grad, at::Device device) {
   const std::vector<optim::Segment> segments = {{0, kNumel, 0}};
   optim::ShardStep shard;
@@ -81,7 +81,7 @@ Stepped stepped(const optim::Optimizer& rule, at::ScalarType grad, at::Device de
   return {shard.param.cpu(), shard.param_copy.defined() ? shard.param_copy.cpu() : at::Tensor()};
 }
 
-/// What is wrong; "" where nothing is.
+/// Describes the first difference; "" if there is none.
 std::string difference(const optim::Optimizer& rule, at::ScalarType grad, at::Device device) {
   const Stepped there = stepped(rule, grad, device);
   const at::Tensor off = (there.param - stepped(rule, grad, at::kCPU).param).abs();
@@ -91,7 +91,7 @@ std::string difference(const optim::Optimizer& rule, at::ScalarType grad, at::De
     return concat("differs from the CPU by ", found, rounds ? " on average" : "");
   }
   return there.copy.defined() && !there.copy.equal(there.param.to(grad))
-             ? "the copy of the parameters is not what its masters round to"
+             ? "the copy of the parameters differs from the rounded masters"
              : "";
 }
 
@@ -104,7 +104,7 @@ DeviceFinding check_rule(const decltype(optim::OptimizerOptions::rule)& options,
       now = types.name;
       const bool aten = &optim::kernels_for(torch::empty({0}, at::TensorOptions(device))) == &optim::kAtenKernels;
       if (types.states == optim::StateType::int8 && (aten || std::holds_alternative<optim::LambOptions>(options))) {
-        continue; // refused there
+        continue; // not supported on the device
       }
       const auto rule = optim::make_optimizer({.rule = options, .state_type = types.states});
       if (const std::string wrong = difference(*rule, types.grad, device); !wrong.empty()) {
@@ -140,7 +140,7 @@ DeviceFinding check_norm(at::Device device) {
                 false};
       }
       if (std::isfinite(norm_on(device, true))) {
-        return {what, concat("does not see an infinite number of type ", type), false};
+        return {what, concat("does not detect an infinite number of type ", type), false};
       }
     }
     return {what, "as on the CPU: fp32, bf16, fp16", true};

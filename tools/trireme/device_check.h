@@ -7,20 +7,20 @@
 
 namespace trireme::tools {
 
-/// What `trireme doctor` found out about one thing on a GPU.
+/// A finding of `trireme doctor` on a GPU.
 struct DeviceFinding {
   std::string what;
   std::string found;
   bool good = true;
 };
 
-/// What "bf16": {"enabled": "auto"} would choose there, with this process's threads. A device that fails is a finding,
-/// as everywhere here.
+/// The choice of "bf16": {"enabled": "auto"} on the device, with this process's threads. A failure of the device is a
+/// finding, as in the functions below.
 DeviceFinding check_bf16(c10::Device device);
 
-/// Copies a batch to the device and back, adds up squares of each type, and steps each optimizer there and on the CPU
-/// with the same numbers: in fp32, with 16-bit gradients and masters, with bf16 states and, where the device has
-/// kernels of our own, with 8-bit states.
+/// Copies a batch to the device and back, sums squares of each type, and compares steps of each optimizer with the
+/// CPU's. Steps run in fp32, with 16-bit gradients and masters, with bf16 states and, on devices with our own kernels,
+/// with 8-bit states.
 std::vector<DeviceFinding> check_device(c10::Device device);
 
 } // namespace trireme::tools

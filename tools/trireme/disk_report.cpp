@@ -10,13 +10,13 @@ namespace trireme::tools {
 namespace {
 
 struct Host {
-  bool speaks;   // this rank, for all of the host
-  int64_t first; // rank
+  bool speaks;   // whether this rank reports for the host
+  int64_t first; // first rank
   int64_t ranks;
 };
 
-// A worker or replica that is a world of its own has as much as each of the others: the host's are counted from the
-// first.
+// All workers and replicas that are separate worlds keep equal amounts in files: the host's are counted from
+// 0.
 Host host_of(const comm::World& world) {
   const auto worker = env::place("TRIREME_LOCAL_WORKER");
   return worker ? Host{worker->first == 0, 0, worker->second}

@@ -5,10 +5,10 @@
 
 namespace trireme::tools {
 
-/// Before ranks put states or parameters into files: what their disk is capable of, and what a step makes of it, logged
-/// once by each host, for all ranks on it. Of workers and replicas that are worlds of their own the first of a host
-/// does so, and the others do not wait for it. Nothing without files, or when the ranks are started again. Collective.
-/// Errors: InputError where files have no room.
+/// Logs, before ranks put states or parameters into files, the speed of their disk and what it means for a step: once
+/// per host, for all its ranks. If workers and replicas are separate worlds, the first of a host does so, and the
+/// others do not wait. Does nothing without files, or at a restart. Collective. Errors: InputError if the disk has too
+/// little free space.
 void report_disks(const estimate::Run& run, comm::World& world);
 
 } // namespace trireme::tools

@@ -55,7 +55,7 @@ int64_t total_memory() {
   return kilobytes * 1024;
 }
 
-// A product of ones: whether libtorch computes at all.
+// True if libtorch computes a product of ones correctly.
 bool libtorch_works() {
   return torch::ones({64, 64}).matmul(torch::ones({64, 64})).eq(64).all().item<bool>();
 }
@@ -66,7 +66,7 @@ Line line(const DeviceFinding& found) {
 
 void add_cards(std::vector<Line>& lines) {
   const device::Cards found = device::cuda_cards();
-  const char* const none = device::knows_cuda() ? "none that CUDA finds" : "none: this build is without CUDA";
+  const char* const none = device::knows_cuda() ? "none found by CUDA" : "none: this build has no CUDA";
   lines.push_back(
       {"gpu driver", found.driver.empty() ? none : found.driver, found.driver.empty() ? Mark::absent : Mark::ok});
   for (size_t index = 0; index < found.cards.size(); ++index) {
@@ -91,11 +91,11 @@ std::vector<Line> examine() {
   const int count = gpus ? device::count(*gpus) : 0;
   lines.push_back({"gpus",
                    gpus ? concat(count, count == 1 ? " device of " : " devices of ", c10::DeviceTypeName(*gpus))
-                        : "none that libtorch sees",
+                        : "none found by libtorch",
                    gpus ? Mark::ok : Mark::absent});
   add_cards(lines);
   lines.push_back(
-      line(check_bf16(gpus ? at::Device(*gpus, 0) : at::Device(at::kCPU)))); // a card that fails is in the list by now
+      line(check_bf16(gpus ? at::Device(*gpus, 0) : at::Device(at::kCPU)))); // the list already has a GPU that fails
   for (int index = 0; index < count; ++index) {
     for (const DeviceFinding& found : check_device({*gpus, static_cast<c10::DeviceIndex>(index)})) {
       lines.push_back(line(found));

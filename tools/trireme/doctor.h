@@ -4,7 +4,7 @@
 
 namespace trireme::tools {
 
-/// Says what this machine and this build can do; status 1 when something is broken.
+/// Prints the capabilities of this machine and this build; returns 1 if something is broken.
 int doctor(const DoctorCommand& command);
 
 } // namespace trireme::tools

@@ -18,7 +18,7 @@ Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& l
     return evaluated;
   }
   device::Uploader uploader(engine.device());
-  at::Tensor right; // on the device, until all batches are through
+  at::Tensor right; // on the device, until all batches are done
   int64_t samples = 0;
   loader.start_epoch(0);
   const int64_t most = batches == 0 ? std::numeric_limits<int64_t>::max() : batches;

@@ -15,8 +15,8 @@ struct Evaluated {
   std::optional<double> accuracy; ///< 0..1, of classifiers
 };
 
-/// Evaluates the engine's model, which is the task's, on at most `batches` micro-batches a rank (0: all that the loader
-/// has). Collective over `everyone`.
+/// Evaluates the engine's model, which is the task's, on at most `batches` micro-batches per rank (0: all of the
+/// loader). Collective over `everyone`.
 Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches,
                    const comm::Group& everyone);
 

@@ -40,20 +40,20 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kBetweenLooks{500};
-constexpr int kTimeouts = 5; // of TRIREME_TIMEOUT: a training that is started again has so long
+constexpr int kTimeouts = 5; // times TRIREME_TIMEOUT: the time for a training to be restarted
 constexpr double kDefaultTimeout = 60;
 
-/// What a training leaves in its run folder while it lives: the lock of its launcher or of rank 0, and lines and
+/// Traces of a running training in its run folder: the lock of its launcher or of rank 0, new lines and
 /// checkpoints.
 class SignsOfLife {
  public:
   explicit SignsOfLife(const fs::path& run)
       : lock_(run / "logs" / "lock"), written_{run / "metrics.jsonl", run / "checkpoints"} {
-    const auto timeout = env::text("TRIREME_TIMEOUT"); // World::connect() has refused what is no number
+    const auto timeout = env::text("TRIREME_TIMEOUT"); // World::connect() has checked that it is a number
     patience_ = std::chrono::duration<double>(kTimeouts * (timeout ? std::stod(*timeout) : kDefaultTimeout));
   }
-  /// Whether there was a training, and for how long there is none: no lock, and nothing new. Where files have no locks,
-  /// a training may always live.
+  /// True if there was a training, and there has been no lock and nothing new for that time. Without file locks a
+  /// training may always be running.
   bool have_ended() {
     std::vector<fs::file_time_type> times;
     std::error_code none;
@@ -86,7 +86,7 @@ class SignsOfLife {
   bool seen_ = false;
 };
 
-/// The run's model in one piece on one rank.
+/// The run's full model on one rank.
 class Evaluator {
  public:
   Evaluator(const TrainCommand& command, int64_t data_ranks)
@@ -97,8 +97,8 @@ class Evaluator {
         signs_(command.out) {
     datasets_ = data::make_datasets(run_.data);
     if (!datasets_.validation) {
-      throw InputError("train", "this process is the evaluator, and the run has nothing to evaluate on",
-                       "Name data.validation, or start no evaluator.");
+      throw InputError("train", "this process is the evaluator, but the run has no validation data",
+                       "Set data.validation, or start no evaluator.");
     }
     micro_batch_ = run_.engine.batch_for(data_ranks).micro;
   }
@@ -107,7 +107,7 @@ class Evaluator {
     const fs::path first = next(-1);
     build(first);
     monitor::MetricsWriter writer(metrics,
-                                  checkpoint::step_of(first.filename().string())); // of a run that was here before
+                                  checkpoint::step_of(first.filename().string())); // of an earlier run in this folder
     while (writer.last_step() < run_.training.steps) {
       const fs::path folder = next(writer.last_step());
       if (const auto evaluated = evaluate(folder)) {
@@ -127,8 +127,7 @@ class Evaluator {
   // Waits for a checkpoint of a later step.
   fs::path next(int64_t step) {
     for (bool said = false;; said = true) {
-      const bool have_ended =
-          signs_.have_ended(); // before the look: the last thing that a training does is a checkpoint
+      const bool have_ended = signs_.have_ended(); // before looking: the last action of a training is a checkpoint
       if (const auto newest = checkpoint::find_newest(checkpoints_);
           newest && checkpoint::step_of(newest->filename().string()) > step) {
         return *newest;
@@ -141,7 +140,7 @@ class Evaluator {
                            ", and seems to have ended: for ", format_seconds(signs_.patience()),
                            " no process has held the lock ", (run_folder_ / "logs" / "lock").string(),
                            ", and neither metrics.jsonl nor checkpoints has changed in ", run_folder_.string()),
-                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator beside it "
+                    "Look at the output of its ranks. Continue it with --resume, and start the evaluator "
                     "again. It waits for five times TRIREME_TIMEOUT seconds: raise that if a step takes longer.");
       }
       if (!said) {
@@ -172,10 +171,10 @@ class Evaluator {
     engine_ = engine::initialize(world_, options).engine;
     loader_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation, micro_batch_));
     batches_ = run_.training.eval_batches *
-               (run_.engine.server.on() ? 1 : data_ranks_); // of workers the first evaluates alone
+               (run_.engine.server.on() ? 1 : data_ranks_); // with workers only the first one evaluates
   }
 
-  // Nothing where the checkpoint has been removed meanwhile: the run keeps so many.
+  // Returns nothing if the checkpoint was removed meanwhile: the run keeps a limited number.
   std::optional<Evaluated> evaluate(const fs::path& folder) {
     try {
       const torch::NoGradGuard no_grad;

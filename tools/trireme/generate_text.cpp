@@ -20,7 +20,7 @@ int generate_text(const GenerateCommand& command) {
   std::vector<int32_t> prompt;
   if (trained.tokenizer) {
     prompt = trained.tokenizer->encode(command.prompt);
-  } else { // trained on raw tokens: the prompt is token numbers
+  } else { // trained on raw tokens: the prompt is token ids
     for (const std::string& word : split(command.prompt, ' ')) {
       try {
         if (!word.empty()) {

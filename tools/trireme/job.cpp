@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kGrace{2};
-/// What a program says beyond it is read and not kept.
+/// Output beyond this size is read and dropped.
 constexpr size_t kMostText = 1 << 20;
 
 class Pipe {
@@ -76,7 +76,7 @@ class Pipe {
   ::_exit(127);
 }
 
-/// Reads what is there; false at the end.
+/// Reads what is available; false at the end.
 bool read_some(int from, std::string& text) {
   std::array<char, 4096> buffer;
   const ssize_t got = ::read(from, buffer.data(), buffer.size());
@@ -108,7 +108,7 @@ JobResult run_job(const std::vector<std::string>& words, const Variables& variab
   bool last_signal = false;
   while (true) {
     std::array<pollfd, 2> ready = {pollfd{out[0], POLLIN, 0}, pollfd{err[0], POLLIN, 0}};
-    ::poll(ready.data(), ready.size(), ended ? 0 : 20); // one that is closed has the number -1 and is left out
+    ::poll(ready.data(), ready.size(), ended ? 0 : 20); // a closed one is -1, which poll() ignores
     bool any = false;
     for (int stream = 0; stream < 2; ++stream) {
       if (ready[static_cast<size_t>(stream)].revents != 0) {
@@ -119,7 +119,7 @@ JobResult run_job(const std::vector<std::string>& words, const Variables& variab
         }
       }
     }
-    if (ended && !any) { // what a process that outlives it may still write does not count
+    if (ended && !any) { // ignores output of a process that outlives it
       break;
     }
     ended = ended || ::waitpid(child, &status, WNOHANG) == child;

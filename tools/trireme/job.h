@@ -9,11 +9,11 @@ namespace trireme::tools {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// What a program left behind that run_job() has started.
+/// The result of a program that run_job() has started.
 struct JobResult {
-  /// The exit status; 128 + signal where one ended it; 127 where it could not be started.
+  /// The exit status; 128 + signal if one ended it; 127 if it could not be started.
   int status = 0;
-  /// It ran longer than it may, and was told to end.
+  /// It exceeded the deadline and was asked to end.
   bool killed = false;
   std::string output;
   std::string errors;
@@ -24,8 +24,8 @@ struct JobResult {
 JobResult run_job(const std::vector<std::string>& words, const Variables& variables,
                   std::chrono::milliseconds deadline);
 
-/// Variables for mpirun that let it start more ranks than cores, and as root in a container; other MPIs than Open MPI
-/// ignore them.
+/// Variables for mpirun that allow more ranks than cores, and root in a container; other MPIs than Open MPI ignore
+/// them.
 const Variables& under_mpirun();
 
 } // namespace trireme::tools

@@ -14,7 +14,7 @@
 
 namespace trireme::tools {
 
-// Collectives come from the recorder, which always runs.
+// Collectives come from the recorder, which is always on.
 void join_traces(comm::World& world, const std::filesystem::path& folder) {
   for (const comm::Record& record : comm::Recorder::process().records()) {
     if (record.finished_us > 0) {

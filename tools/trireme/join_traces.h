@@ -6,8 +6,8 @@
 
 namespace trireme::tools {
 
-/// Ends tracing, and joins what every rank has recorded in `folder`/trace.json. Collective. A trace that cannot be
-/// written is only a warning.
+/// Ends tracing, and joins the traces of all ranks in `folder`/trace.json. Collective. Warns if a trace cannot be
+/// written.
 void join_traces(comm::World& world, const std::filesystem::path& folder);
 
 } // namespace trireme::tools

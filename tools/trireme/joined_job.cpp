@@ -17,7 +17,7 @@ int64_t number(const char* name) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
     throw InputError("trireme",
-                     concat("the environment variable ", name, " must be a whole number, it is \"", text, "\""),
+                     concat("the environment variable ", name, " must be a whole number, got \"", text, "\""),
                      "Correct it, or unset it.");
   }
   return value;
@@ -29,7 +29,7 @@ struct Names {
   const char* rank;
 };
 
-// The order of comm/environment.h, which says more about each.
+// In the order of comm/environment.h, which describes each.
 constexpr Names kLaunchers[] = {{"torchrun or another launcher", "WORLD_SIZE", "RANK"},
                                 {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
                                 {"mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
@@ -46,23 +46,22 @@ std::optional<JoinedJob> joined_job() {
       continue;
     }
     if (std::string(names.launcher) == "srun" && slurm != SlurmPlace::task) {
-      continue; // a batch script runs once, what is typed in a shell too, and both have the number of the tasks
+      continue; // in batch scripts and interactive shells these are the allocation's
     }
     if (std::string(names.ranks) == "PMI_SIZE" && slurm == SlurmPlace::shell && !env::text("MPI_LOCALNRANKS")) {
-      continue; // srun's too, for the shell
+      continue; // set by srun, too, for the shell
     }
     if (std::string(names.launcher) == "Kubeflow" && env::text(names.ranks)->find(':') != std::string::npos) {
       throw InputError(
           "trireme",
-          concat("PET_NNODES=", *env::text(names.ranks), " lets the number of hosts change, which torchrun can do"),
+          concat("PET_NNODES=", *env::text(names.ranks), " allows the number of hosts to change, which needs torchrun"),
           "Type: torchrun --no-python trireme train RUN.json --resume   or give one number.");
     }
     const JoinedJob job{names.launcher, number(names.ranks), number(names.rank)};
     return job.ranks > 1 ? std::optional(job) : std::nullopt;
   }
   if (const auto config = tf_config()) {
-    const bool serves =
-        config->task == TfConfig::Task::server; // each server is the first of its kind: it writes nothing of the run
+    const bool serves = config->task == TfConfig::Task::server; // servers write nothing of the run
     return JoinedJob{kTfConfig, std::ssize(config->workers), serves ? std::ssize(config->workers) : config->index};
   }
   return std::nullopt;
@@ -73,7 +72,7 @@ void check_joined(const TrainCommand& command, const JoinedJob& job) {
     throw InputError("trireme",
                      concat("-n asks for ", command.ranks, command.ranks == 1 ? " rank" : " ranks", ", but ",
                             job.launcher, " has started ", job.ranks),
-                     concat("Leave -n away under ", job.launcher, ", or start the command once, without it."));
+                     concat("Remove -n under ", job.launcher, ", or start the command once, without it."));
   }
   const PlacesCommand& places = command.places;
   const char* const refused = !places.hostfile.empty()              ? "--hostfile"

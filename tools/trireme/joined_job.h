@@ -7,19 +7,19 @@
 
 namespace trireme::tools {
 
-/// A job whose ranks another launcher starts: each of its processes is this command.
+/// A job that another launcher starts: each of its processes runs this command.
 struct JoinedJob {
   std::string launcher;
   int64_t ranks = 0;
   int64_t rank = 0;
 };
 
-/// Says by the environment whether srun, mpirun, torchrun or Kubeflow's operator has started this process as one of
-/// several ranks. A batch script of Slurm is none, and neither is a job of one rank: there `trireme train` starts ranks
-/// itself. Errors: InputError where a number is none.
+/// Detects by the environment whether srun, mpirun, torchrun or Kubeflow's operator has started this process as one of
+/// several ranks. Returns nothing in a batch script of Slurm and in a job of one rank: there `trireme train` starts
+/// ranks itself. Errors: InputError for a variable that is not a number.
 std::optional<JoinedJob> joined_job();
 
-/// Refuses what only a launcher can do. Errors: InputError with the launcher's own way to do it.
+/// Refuses options that only trireme's launcher supports. Errors: InputError with the equivalent of the other launcher.
 void check_joined(const TrainCommand& command, const JoinedJob& job);
 
 } // namespace trireme::tools

@@ -12,7 +12,7 @@ launch::LaunchOptions launch_options(const PlacesCommand& command) {
   if (!command.hostfile.empty()) {
     options.hosts = launch::read_hostfile(command.hostfile);
   } else if (command.min_nodes > 0 || command.max_nodes > 0 || !command.rsh.empty()) {
-    throw InputError("trireme", "--rsh, --min-nodes and --max-nodes are about several hosts",
+    throw InputError("trireme", "--rsh, --min-nodes and --max-nodes need several hosts",
                      "Name them in a file and give it with --hostfile.");
   }
   for (const std::string& word : split(command.rsh, ' ')) {
@@ -40,7 +40,7 @@ fs::path rank_program() {
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "trireme-rank";
   if (!fs::exists(program)) {
     throw Error("trireme", concat(program.string(), " is missing"),
-                "It belongs beside trireme; build or install both.");
+                "It must be in the same folder as trireme; build or install both.");
   }
   return program;
 }

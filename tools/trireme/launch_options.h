@@ -6,10 +6,10 @@
 
 namespace trireme::tools {
 
-/// For each of a job's servers, for all tasks together, unless --max-restarts says another number.
+/// Restarts per server of a job, for all tasks in total, unless --max-restarts is given.
 inline constexpr int kRestartsOfAServer = 3;
 
-/// What the options say that train and launch share. Errors: InputError for the hostfile and for --env.
+/// Converts the options that train and launch share. Errors: InputError for the hostfile and for --env.
 launch::LaunchOptions launch_options(const PlacesCommand& command);
 
 /// trireme-rank beside this program. Errors: Error when it is missing.

@@ -1,5 +1,5 @@
-// `trireme`: the program people type. It has no libtorch in it, so it starts in
-// milliseconds; what needs libtorch is done by `trireme-rank` beside it.
+// `trireme`: the program that users run. Without libtorch it starts in milliseconds; it starts `trireme-rank` for
+// commands that need libtorch.
 #include "commands.h"
 #include "fetch_data.h"
 #include "launch_options.h"
@@ -28,7 +28,7 @@
 namespace trireme::tools {
 namespace {
 
-// Becomes trireme-rank with the same arguments.
+// Replaces this process by trireme-rank, with the same arguments.
 [[noreturn]] void hand_over(char** argv) {
   const std::string program = rank_program().string();
   argv[0] = const_cast<char*>(program.c_str());
@@ -53,7 +53,7 @@ int launch_program(const LaunchCommand& command) {
 }
 
 int run(int argc, char** argv) {
-  if (argc == 2 && std::string_view(argv[1]) == "agent") { // not for people: a launcher on another host starts it
+  if (argc == 2 && std::string_view(argv[1]) == "agent") { // internal: a launcher on another host starts it
     return launch::run_agent();
   }
   const Command command = parse(argc, argv);

@@ -26,25 +26,25 @@ namespace {
 
 using nlohmann::json;
 
-// What is done in a block is measured in three sweeps, seconds apart, of 7 repeats each, and of fewer where one takes
+// Measures the operations of a block in three sweeps, seconds apart, of 7 repeats each, or fewer if one takes
 // long.
 constexpr int kSweeps = 3;
 constexpr int kRepeats = 7;
 constexpr double kLongEnough = 5e-3;
 constexpr double kTooLong = 0.15;
 constexpr double kEps = 1e-5;
-constexpr int64_t kTensorRanks = 4; // that share a block, where its heads divide
+constexpr int64_t kTensorRanks = 4; // ranks that split a block, if they divide its heads
 
 /// Times calls while all ranks of the job make the same one.
 class Timer {
  public:
   explicit Timer(const comm::Group& group) : group_(group) {}
 
-  /// Least seconds of one call here, after a first one: other programs only make it longer. Every measurement begins on
-  /// all ranks together.
+  /// Least seconds of one call on this rank, after a first one: other programs can only slow it down. All ranks begin
+  /// every measurement at the same time.
   double seconds(const std::function<void()>& call) const {
     call();
-    const double about = std::max(1e-7, seconds_of_the_slowest(call)); // the same on all ranks, which meet as often
+    const double about = std::max(1e-7, seconds_of_the_slowest(call)); // the same on all ranks
     const int rounds = std::max(1, static_cast<int>(kLongEnough / about));
     const int repeats = std::clamp(static_cast<int>(kTooLong / (rounds * about)), 1, kRepeats);
     double least = std::numeric_limits<double>::infinity();
@@ -55,7 +55,7 @@ class Timer {
     return least;
   }
 
-  /// Seconds of one call which ranks begin together, until the slowest is done, as in training.
+  /// Seconds of one call which all ranks begin at once, until the slowest is done, as in training.
   double seconds_of_the_slowest(const std::function<void()>& call) const {
     group_.barrier().wait();
     at::Tensor slowest = at::full({1}, once(call, 1), at::kDouble);
@@ -98,7 +98,7 @@ Shape shape_of(const json& spec) {
   return shape;
 }
 
-// Leaves of a block what one of `tensor` ranks has.
+// Keeps the part of a block that one of `tensor` ranks has.
 void keep_share(models::GptBlock& block, int64_t tensor) {
   const auto keep = [&](at::Tensor& parameter, int64_t dim) {
     parameter.set_data(parameter.narrow(dim, 0, parameter.size(dim) / tensor).contiguous());
@@ -112,9 +112,9 @@ void keep_share(models::GptBlock& block, int64_t tensor) {
   keep(block->mlp->c_proj->weight, 1);
 }
 
-/// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's share of it. They
-/// are measured in turns, many times between the other measurements: what disturbs the machine for a second changes
-/// neither these times nor, which is worse, their difference.
+/// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's part of it. They
+/// are measured in turns, many times between the other measurements. So a short disturbance of the machine changes
+/// neither these times nor, more important, their differences.
 class Blocks {
  public:
   Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
@@ -137,7 +137,7 @@ class Blocks {
       once_ += least;
     }
   }
-  /// Between two other measurements; where blocks take long not always.
+  /// Called between two other measurements; if blocks take long, it skips some.
   void measure() {
     constexpr double kEnough = 0.08;
     due_ += std::min(1.0, kEnough / once_);
@@ -145,15 +145,14 @@ class Blocks {
       return;
     }
     due_ -= 1;
-    if (once_ <
-        kTooLong) { // brings their code and some of their memory back into the caches, as a layer before them does
+    if (once_ < kTooLong) { // warms the caches, as a layer before them does
       std::for_each(blocks_.begin(), blocks_.end(), [](Block& block) { block.call(); });
     }
     for (Block& block : blocks_) {
       block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
     }
   }
-  /// Samples, tensor ranks and seconds of each: the lower quartile, because other programs only make it longer.
+  /// Samples, tensor ranks and seconds of each: the lower quartile, because other programs can only slow it down.
   json quartiles() {
     json out = json::array();
     for (Block& block : blocks_) {
@@ -183,8 +182,8 @@ struct Product {
   double seconds;
 };
 
-// One sweep; the same products in the same order each time. Those that take seconds are left out, but for the first,
-// the smallest.
+// One sweep of the same products in the same order. Skips those that take seconds, except for the first, the
+// smallest.
 std::vector<Product> products(const Timer& clock, const Shape& shape, Blocks& blocks) {
   constexpr double kMostMultiplications = 5e9;
   const int64_t h = shape.gpt.hidden;
@@ -224,7 +223,7 @@ double both_ways(const Timer& clock, const std::vector<at::Tensor>& inputs,
   return clock.seconds([&] { torch::autograd::grad(forward(), inputs, grads); });
 }
 
-/// Seconds of a block's operations that are no matrix products.
+/// Seconds of a block's operations other than matrix products.
 struct BetweenProducts {
   double passes;
   double attention;
@@ -254,7 +253,7 @@ BetweenProducts between_products(const Timer& clock, const Shape& s) {
           })};
 }
 
-// What is between products, products, and blocks, each the best of all sweeps.
+// Operations between products, products, and blocks, each the best of all sweeps.
 json of_a_block(const Timer& clock, const Shape& shape) {
   Blocks blocks(clock, shape);
   BetweenProducts between = between_products(clock, shape);
@@ -277,7 +276,7 @@ json of_a_block(const Timer& clock, const Shape& shape) {
           {"blocks", blocks.quartiles()}};
 }
 
-// Bytes a second of the optimizer's pass.
+// Bytes per second of the optimizer's pass.
 double optimizer(const comm::Group& group, const json& spec) {
   BenchOptimArgs args;
   args.params = {spec.at("parameters").get<int64_t>()};
@@ -294,7 +293,7 @@ double optimizer(const comm::Group& group, const json& spec) {
 }
 
 // Bytes, and seconds on the slowest rank of a gather (the mean of all-gather and reduce-scatter) and of an all-reduce.
-// In training every collective has other memory than the one before; so has it here.
+// In training every collective uses other memory than the one before, so this does too.
 json collectives(const comm::Group& group, const json& spec) {
   constexpr int64_t kOtherMemory = 48 << 20, kMostPlaces = 16;
   constexpr double kEnough = 0.5;

@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostOutput = 4000;
 
-// Exit status of `words`, whose output goes to a file. Passes signals on to it; it ends with this process.
+// Runs `words` with its output in a file and returns its exit status. Passes signals on to it; it ends with this
+// process.
 int run_quietly(std::vector<std::string> words, const fs::path& output) {
   std::vector<char*> arguments;
   for (auto& word : words) {
@@ -100,7 +101,7 @@ MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks, int64_t r
     if (step.device_peak_bytes) {
       measured.device_peak_bytes = std::max(measured.device_peak_bytes.value_or(0), *step.device_peak_bytes);
     }
-    if (step.step == 1) { // a pipeline announces shapes; caches are cold
+    if (step.step == 1) { // a pipeline announces shapes, and caches are cold
       continue;
     }
     sent.push_back(step.comm_bytes.value_or(0));

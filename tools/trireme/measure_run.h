@@ -7,7 +7,7 @@
 
 namespace trireme::tools {
 
-/// What some steps of a run needed.
+/// Measurements of some steps of a run.
 struct MeasuredRun {
   int64_t steps = 0;
   int64_t peak_rss_bytes = 0;               ///< of the largest rank
@@ -17,8 +17,8 @@ struct MeasuredRun {
   double step_ms = 0; ///< median
 };
 
-/// Trains for so many steps in a scratch folder, without sample and intermediate checkpoints, and reads the run's
-/// metrics. `round`: steps after which what is sent repeats. Errors: what the run says when it fails, with its exit
+/// Trains that many steps in a scratch folder, without sample and intermediate checkpoints, and reads the
+/// run's metrics. `round`: steps after which the traffic repeats. Errors: those of the run, with its exit
 /// status.
 MeasuredRun measure_run(const EstimateCommand& command, int64_t ranks, int64_t round);
 

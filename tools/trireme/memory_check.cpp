@@ -30,12 +30,12 @@ std::vector<Change> zero_changes(const config::RunConfig& run, int64_t ranks) {
   return changes;
 }
 
-// Devices have the memory for as much as they have been given, and nobody knows for how much more.
+// GPUs are known to have memory for their present share, but not for more.
 bool on_device(const config::RunConfig& run) {
   return run.training.device.starts_with("cuda");
 }
 
-// Keeps the samples of a step.
+// Changes that keep the samples per step.
 std::vector<Change> batch_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const config::BatchTriple batch = run.engine.batch_for(ranks / ranks_of_replica(run));
@@ -64,7 +64,7 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
   const activations::Options& activations = run.engine.activations;
   if (activations.on() && !on_device(run) &&
-      !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval makes no difference
+      !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval has no effect
     changes.push_back({{kRecompute}, ranks});
   }
   if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
@@ -84,8 +84,8 @@ std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) 
   return changes;
 }
 
-// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Activations that a device would move
-// to its host are recomputed before that.
+// States, and at stage 3 parameters, in files of this folder, if it is on a disk. Before that, recomputes activations
+// that a GPU would move to its host.
 std::vector<Change> file_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
   const activations::Options& activations = run.engine.activations;
@@ -172,7 +172,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     const auto stages = zero_changes(*laid_out, count);
     const auto files = file_changes(*laid_out, count);
     const auto consider = [&](size_t p, size_t b, size_t z, size_t f) {
-      // Fewest kinds of change first, then the gentlest: stages, batches, types, layouts, files.
+      // Prefers fewer kinds of change, then the mildest: stages, batches, types, layouts, files.
       const size_t kinds = (l > 0) + (p > 0) + (b > 0) + (z > 0) + (f > 0);
       const size_t cost = kinds * 1'000'000 + f * of_files + l * 10'000 + p * 5'000 + b * 10 + z;
       if (kinds > kMostChanges || cost >= found_cost) {
@@ -233,7 +233,7 @@ void check_memory(const estimate::Run& described, const std::filesystem::path& r
                    concat("this run cannot fit: ", why, ", and the estimate allows for an error of ",
                           static_cast<int>(100 * (estimate::kMargin - 1) + 0.5), " %"),
                    concat(next, " `trireme estimate ", join(shown, " "),
-                          "` shows what needs what; --no-memory-check starts the run all the same."));
+                          "` shows the details; --no-memory-check starts the run anyway."));
 }
 
 } // namespace trireme::tools

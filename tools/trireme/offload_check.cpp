@@ -103,7 +103,7 @@ void check_files(const estimate::Run& run) {
   const estimate::StageLayouts layouts(run);
   const std::vector<StageMoves> moves = estimate::moves_of(layouts);
   const std::vector<estimate::StageMemory> memory = estimate::memory_of(layouts);
-  int64_t needed = 0;   // in any case
+  int64_t needed = 0;   // always
   int64_t at_start = 0; // before there are states
   for (const StageMoves& of : moves) {
     const estimate::StageMemory& stage = memory[static_cast<size_t>(of.stage)];
@@ -119,7 +119,7 @@ std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, 
   std::vector<std::string> lines;
   const std::vector<offload::FolderUse> folders = folder_uses(run, estimate::moves_of(run), first, count);
   offload::check_room(folders, run.offload, std::nullopt,
-                      run.on_device); // of memory nobody has asked, or only the host that starts the ranks
+                      run.on_device); // its memory is unknown, or only known to the host that starts the ranks
   for (const offload::Preflight& disk : offload::preflight(folders, run.offload)) {
     lines.insert(lines.end(), disk.lines.begin(), disk.lines.end());
   }

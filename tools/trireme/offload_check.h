@@ -11,27 +11,27 @@
 
 namespace trireme::tools {
 
-/// What ranks [first, first + count) of a run have in files, by folder: those of a host.
+/// File use of ranks [first, first + count) of a run, those of a host, by folder.
 std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves,
                                             int64_t first, int64_t count);
-/// Of all ranks.
+/// File use of all ranks.
 std::vector<offload::FolderUse> folder_uses(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves);
 
-/// Whether it keeps anything in files: offload, or activations.
+/// True if it keeps anything in files: offload, or activations.
 bool uses_files(const estimate::Run& run);
 
-/// Refuses a run whose files do not fit, before it starts: all its ranks are on this host. Errors: InputError with the
+/// Refuses, before it starts, a run whose files do not fit; all its ranks are on this host. Errors: InputError with the
 /// nearest configuration that does.
 void check_files(const estimate::Run& run);
 
-/// What the disks of this host make of a step of ranks [first, first + count), each disk in a few lines. Errors:
-/// InputError where they have no room.
+/// Predicts, in a few lines per disk, what this host's disks mean for a step of ranks [first, first + count). Errors:
+/// InputError if a disk has too little free space.
 std::vector<std::string> look_at_disks(const estimate::Run& run, int64_t first, int64_t count);
 
-/// What a disk showed as lines, and for programs.
+/// A disk's measurements as JSON.
 nlohmann::ordered_json disk_json(const offload::Preflight& preflight);
 
-/// The part of `trireme estimate` about what is moved: tables on stdout, or added to a stage's object.
+/// The part of `trireme estimate` about moved data: tables on stdout, or added to a stage's object.
 void print_offload(const estimate::Run& run, const std::vector<estimate::StageMoves>& moves);
 void add_offload(nlohmann::ordered_json& stage, const estimate::StageMoves& moves);
 

@@ -1,5 +1,5 @@
-// `trireme-rank`: the part of the command line that has libtorch in it. `trireme` starts
-// it as the ranks of a training, or becomes it for generate, inspect, bench and doctor.
+// `trireme-rank`: the part of the command line with libtorch. `trireme` starts it as the ranks of a training, or
+// becomes it for generate, inspect, bench and doctor.
 #include "bench_comm.h"
 #include "bench_kernels.h"
 #include "bench_optim.h"
@@ -30,14 +30,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether the run went on after the hang and saved a checkpoint.
+/// True if the run continued after the hang and saved a checkpoint.
 bool saved_since(const fs::path& hang_dump, const fs::path& run) {
   std::error_code error;
   const auto saved = fs::last_write_time(checkpoint::checkpoints_of(run) / checkpoint::kLatestName, error);
   return !error && saved > fs::last_write_time(hang_dump, error);
 }
 
-// In ASCII: what a file holds may be control characters of a terminal.
+// In ASCII, because a file may hold control characters of a terminal.
 template <class Json>
 std::string as_line(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
@@ -122,10 +122,10 @@ struct Run {
 };
 
 int run(int argc, char** argv) {
-  if (argc == 3 && std::string_view(argv[1]) == "check-collectives") { // not for people: doctor starts it
+  if (argc == 3 && std::string_view(argv[1]) == "check-collectives") { // internal: doctor starts it
     return check_collectives_as_rank(argv[2]);
   }
-  if (argc == 3 && std::string_view(argv[1]) == "measure-machine") { // plan --calibrate starts it
+  if (argc == 3 && std::string_view(argv[1]) == "measure-machine") { // internal: plan --calibrate starts it
     return measure_machine_as_rank(argv[2]);
   }
   return std::visit(Run(), parse(argc, argv));
@@ -141,11 +141,11 @@ int main(int argc, char** argv) {
     return trireme::tools::with_output_written(done.code);
   } catch (const trireme::PeerError& error) {
     trireme::log::error(error.what());
-    // The rank that failed first shall also be the first to end, so that the launcher names it and
-    // not one that only missed it. The launcher's SIGTERM cuts this short.
+    // The rank that failed first must also end first, so that the launcher names it and not one that only lost it. The
+    // launcher's SIGTERM ends this sleep.
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
     return trireme::tools::ended_with(error.exit_code());
-  } catch (const c10::Error& error) { // without the C++ stack that what() carries
+  } catch (const c10::Error& error) { // without what()'s C++ stack
     trireme::log::error(error.what_without_backtrace());
     return trireme::tools::ended_with(1);
   } catch (const std::exception& error) {

@@ -43,7 +43,7 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
     throw InputError("trireme",
                      concat("-n ", ranks, " does not fit \"parallel\" in ", run_file,
                             ": pipe * data * context * tensor = ", per_replica * *run.parallel.data),
-                     R"(Leave -n away, or set parallel.data to "auto".)");
+                     R"(Remove -n, or set parallel.data to "auto".)");
   }
   return ranks;
 }
@@ -53,10 +53,10 @@ config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
       run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
   if (asks &&
       std::find(run.absent_files.begin(), run.absent_files.end(), run.data.tokenizer) != run.absent_files.end()) {
-    throw InputError("estimate",
-                     concat("there is no file ", run.data.tokenizer,
-                            " (data.tokenizer), and the model takes the size of its vocabulary from it"),
-                     "Give the size: --set model.vocab_size=50257");
+    throw InputError(
+        "estimate",
+        concat("there is no file ", run.data.tokenizer, " (data.tokenizer), which determines the model's vocab_size"),
+        "Set the size: --set model.vocab_size=50257");
   }
   return config::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
 }

@@ -58,16 +58,16 @@ std::string describe_split(const engine::Engine& engine, const config::RunConfig
   return text;
 }
 
-// Data-parallel ranks, or workers of parameter servers, each of which is a world of its own.
+// Data-parallel ranks, or workers of parameter servers, each a separate world.
 int64_t replicas_of(const engine::Engine& engine) {
   return engine.train_batch_size() / (engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps());
 }
 
-// "4 replicas that meet every 50 steps": processes that live by themselves.
+// "4 replicas that average every 50 steps": separate processes.
 std::string describe_replicas(const engine::Engine& engine, int64_t every) {
   const int64_t replicas = replicas_of(engine);
-  return concat(replicas, replicas == 1 ? " replica that meets others every " : " replicas that meet every ", every,
-                every == 1 ? " step" : " steps");
+  return concat(replicas, replicas == 1 ? " replica that averages with others every " : " replicas that average every ",
+                every, every == 1 ? " step" : " steps");
 }
 
 // "2 workers of 3 parameter servers (sync)"
@@ -99,7 +99,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
   const bool served = run.engine.server.on();
   const bool elastic = run.engine.averaging.elastic;
   for (const char* file : {"report.html", "run.json"}) {
-    // Rank 0 is their only writer; another worker or replica may be writing them while this one takes over.
+    // Rank 0 is their only writer; another worker or replica may still be writing while this one takes over.
     remove_unfinished(folder / file, served || elastic ? kLongestWrite : std::chrono::seconds(0));
   }
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
@@ -123,7 +123,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
             served    ? " workers"
             : elastic ? " replicas"
                       : " ranks",
-            served && !run.engine.server.together() ? ", each of which steps by itself" : "");
+            served && !run.engine.server.together() ? ", each of which steps separately" : "");
   tensorboard_.text("config", "```json\n" + run.resolved.dump(2) + "\n```", resumed_step.value_or(0));
   monitor::ProgressOptions options;
   options.total_steps = run.training.steps;
@@ -135,12 +135,12 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
 RunLog::~RunLog() {
   try {
     token_.check();
-  } catch (const Error&) { // what ends this training may not have been said here
+  } catch (const Error&) { // reported elsewhere if it ends this training
     tensorboard_.discard();
   }
 }
 
-// Before anything is written.
+// Called before anything is written.
 void RunLog::check_token() {
   try {
     token_.check();
@@ -160,7 +160,7 @@ bool RunLog::write(const std::function<void()>& action) {
     throw;
   } catch (const Error& error) {
     if (!complained_) {
-      log::error("what the run writes about itself is incomplete, training goes on: ", error.what());
+      log::error("the files of this run are incomplete, training goes on: ", error.what());
     }
     complained_ = true;
   }
@@ -193,7 +193,7 @@ void RunLog::status(const char* text) {
 void RunLog::write_report(const std::string& status, const std::string& sample) {
   const auto steps = monitor::read_metrics(folder_ / "metrics.jsonl");
   for (auto step = steps.rbegin(); step != steps.rend() && !last_.val_loss;
-       ++step) { // a resumed run that had nothing left to do
+       ++step) { // a resumed run without steps left
     last_.val_loss = step->val_loss;
     last_.val_accuracy = step->val_accuracy;
     last_.loss = last_.loss ? last_.loss : step->loss;

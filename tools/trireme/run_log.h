@@ -18,11 +18,11 @@
 
 namespace trireme::tools {
 
-/// What rank 0 shows and writes while training: the progress line, metrics.jsonl,
-/// TensorBoard events, run.json and report.html. A file that cannot be
-/// written (a full disk) is complained about once and does not end the training.
-/// Errors of all functions: ReplacedError when a later training has claimed the run folder (`token`); nothing is
-/// written then.
+/// Rank 0's output while training: the progress line, metrics.jsonl, TensorBoard
+/// events, run.json and report.html. A file that cannot be written (a full disk) is
+/// reported once and does not end the training. Errors of all functions: ReplacedError
+/// when a later training has claimed the run folder (`token`); nothing is written
+/// then.
 class RunLog {
  public:
   RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine,
@@ -33,15 +33,15 @@ class RunLog {
   void status(const char* text);
   /// Ends the progress line, writes the report and prints the result with `sample`.
   void finish(const std::string& sample);
-  /// Writes the report of a run that goes on: what stays of it if nothing else comes; seldom where
-  /// that takes long. step() does it too, every ten seconds.
+  /// Writes the report of a running run, in case nothing follows; seldom if that takes long. step() calls it too, every
+  /// ten seconds.
   void running(int64_t step);
-  /// Ends the progress line and writes the report of a run that goes on another time.
+  /// Ends the progress line and writes the report of a run that will continue later.
   void interrupted(const std::string& status);
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// Returns whether all of it was written.
+  /// Returns whether everything was written.
   bool write(const std::function<void()>& action);
   void check_token();
   void write_report(const std::string& status, const std::string& sample);

@@ -22,7 +22,7 @@ store::Endpoint endpoint_of(const std::string& text) {
     port = error == std::errc() && end == text.data() + text.size() ? port : -1;
   }
   if (port < 0 || port > 65535) {
-    throw InputError("store", concat("--listen ", text, " is no HOST:PORT"),
+    throw InputError("store", concat("--listen ", text, " is not HOST:PORT"),
                      "Give the address under which the ranks reach this host, for example 127.0.0.1:29600.");
   }
   return {text.substr(0, colon), port};
@@ -42,7 +42,7 @@ int run_store(const StoreCommand& command) {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     sigaddset(&ends, number);
   }
-  pthread_sigmask(SIG_BLOCK, &ends, nullptr); // the server's thread too
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr); // also in the server's thread
   const int listening = store::listen_on(endpoint);
   endpoint.port = store::bound_port(listening);
   const store::Server server(listening, {.secret = secret, .job = env::text("TRIREME_RUN_ID").value_or("")});

@@ -4,7 +4,7 @@
 
 namespace trireme::tools {
 
-/// `trireme store`: the meeting point of ranks that come and go. Ends with 0 after SIGTERM, SIGINT or SIGHUP.
+/// `trireme store`: rendezvous of ranks that join and leave. Returns 0 after SIGTERM, SIGINT or SIGHUP.
 int run_store(const StoreCommand& command);
 
 } // namespace trireme::tools

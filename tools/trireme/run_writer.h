@@ -15,10 +15,10 @@
 
 namespace trireme::tools {
 
-/// Says where the training can be gone on with once its last checkpoint can be saved.
+/// Tells how to continue the training once its last checkpoint can be saved.
 class NotSavedError : public Error {
  public:
-  /// `is_worker`: one of several worlds, each of which ends by itself.
+  /// `is_worker`: one of several worlds, each of which ends separately.
   NotSavedError(const std::string& why, const std::string& next, bool is_worker)
       : Error("train", concat("training is done but the last checkpoint could not be saved: ", why), next),
         is_worker_(is_worker) {}
@@ -30,13 +30,13 @@ class NotSavedError : public Error {
   bool is_worker_;
 };
 
-/// A process's part in writing the run folder: nothing, or all of it, once it has claimed the folder
+/// A process's role in writing the run folder: none, or the writer, once it has claimed the folder
 /// (base/run_token.h).
 ///
-/// In a world of ranks rank 0 writes from the start to the end. Of workers and replicas, each a world of its own, the
-/// first one writes; another one may take over
-/// before this one has seen that it is not the first any more: then it stops, and the training goes on.
-/// Errors: ReplacedError once another training has claimed the folder.
+/// In a world of ranks rank 0 writes from start to end. Of workers and replicas, each a separate world, the
+/// first one writes. Another one may take over before this one knows that it is not first any more: then it
+/// stops writing, and the training continues. Errors: ReplacedError once another training has claimed the
+/// folder.
 class RunWriter {
  public:
   /// `worker`: the number of this worker or replica.
@@ -51,15 +51,15 @@ class RunWriter {
   bool writes() const {
     return log_.has_value();
   }
-  /// Another worker has taken over, and this one has not been seen to be second since.
+  /// Another worker has taken over, and this one has not seen itself second since.
   bool handed_over() const {
     return handed_over_;
   }
-  /// `is_sure`: where this one is still, or again, the first, the other one is lost. begin() may follow then.
+  /// `is_sure`: if this one is still, or again, first, the other one is lost, and begin() may follow.
   void note_first(bool is_first, bool is_sure) {
     handed_over_ = handed_over_ && is_first && !is_sure;
   }
-  /// From now on this process writes. A worker claims the folder here.
+  /// Makes this process the writer. A worker claims the folder.
   void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
              std::optional<int64_t> resumed_step) {
     write([&] {
@@ -73,7 +73,7 @@ class RunWriter {
     log_.reset();
   }
 
-  /// Does what writes, a save for instance.
+  /// Runs an action that writes, a save for instance.
   template <typename Action>
   void write(const Action& action) {
     try {
@@ -87,7 +87,7 @@ class RunWriter {
       log::info("worker ", *worker_, " leaves reports and checkpoints to another one, which has taken over");
     }
   }
-  /// With the log, if this process has one.
+  /// Calls the action with the log, if this process has one.
   template <typename Action>
   void with_log(const Action& action) {
     if (log_) {

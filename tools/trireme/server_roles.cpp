@@ -29,7 +29,7 @@ rpc::Access access_of_job() {
           .job = env::text("TRIREME_RUN_ID").value_or("")};
 }
 
-// The meeting point of replicas that come and go. What it knows ends with it.
+// Runs the rendezvous of replicas that join and leave. Its state ends with it.
 int keep_store() {
   const auto listening = env::integer("TRIREME_LISTEN_FD");
   if (!listening) {
@@ -49,7 +49,7 @@ int keep_store() {
   return 0;
 }
 
-// Where server `place` listens: at its address, or on the launcher's socket, where it speaks what its address says.
+// Server `place`'s socket: its address, or the launcher's socket with the address's transport.
 std::string socket_of(int64_t place) {
   const std::string address = split(env::text("TRIREME_SERVERS").value_or(""), ',').at(static_cast<size_t>(place));
   const auto given = env::text("TRIREME_LISTEN_FD");
@@ -67,7 +67,7 @@ parallel::ReplicaOptions replica_of(const parallel::server::WorkerOptions& worke
   options.store = rpc::tcp::parse_address(worker.addresses.empty() ? "" : worker.addresses.front());
   options.secret = store::Secret::from_environment();
   options.job = env::text("TRIREME_RUN_ID").value_or("");
-  if (const auto seconds = env::text("TRIREME_TIMEOUT")) { // World::connect() has refused what is no number
+  if (const auto seconds = env::text("TRIREME_TIMEOUT")) { // World::connect() has checked that it is a number
     options.patience = std::chrono::milliseconds(static_cast<int64_t>(std::strtod(seconds->c_str(), nullptr) * 1000));
   }
   return options;
@@ -99,9 +99,8 @@ int serve_parameters(const TrainCommand& command) {
   const auto [place, servers] = *env::place("TRIREME_SERVER");
   if (run.engine.server.servers != servers) {
     throw InputError("train",
-                     concat("TRIREME_SERVER says that there are ", servers, " servers, and parallel.sync ",
-                            run.engine.server.servers),
-                     "trireme train sets it as the run file says.");
+                     concat("TRIREME_SERVER has ", servers, " servers, but parallel.sync ", run.engine.server.servers),
+                     "trireme train sets it from the run file.");
   }
   std::signal(SIGTERM, [](int) { asked_to_stop = true; });
   std::signal(SIGUSR1, SIG_IGN);
@@ -112,7 +111,7 @@ int serve_parameters(const TrainCommand& command) {
   options.check_claim = [token = RunToken::of_environment(command.out / "logs")] { token.check_job(); };
   options.stop = &asked_to_stop;
   options.until_stopped =
-      env::text("TRIREME_LISTEN_FD").has_value(); // the launcher says when no worker will come any more
+      env::text("TRIREME_LISTEN_FD").has_value(); // the launcher tells when no further worker can join
   std::error_code error;
   if (!env::flag("TRIREME_RESTART")) {
     std::filesystem::remove(parallel::server::snapshot_file(options.folder, place), error); // of an earlier run

@@ -26,7 +26,7 @@ using estimate::StageMemory;
 using estimate::StageTraffic;
 using nlohmann::ordered_json;
 
-/// A run and all that is said about it.
+/// A run and all results about it.
 struct Shown {
   config::RunConfig config;
   int64_t ranks = 0;
@@ -37,14 +37,14 @@ struct Shown {
   std::vector<estimate::StageMoves> moves; ///< by stage
   std::vector<offload::Preflight> disks;   ///< where --probe asked
   std::vector<StageTraffic> compressed;    // of the steps that compress; empty: none does
-  /// Of the first steps of a run, which are measured.
+  /// Traffic of a run's first steps, which are measured.
   const std::vector<StageTraffic>& of_first_steps() const {
     return run.compression.on() && run.compression.start_step == 0 ? compressed : traffic;
   }
   estimate::MemoryAtHand at_hand;
   std::optional<MeasuredRun> measured;
 
-  /// Of the whole model, of which run.model is one tensor rank's.
+  /// Parameters of the full model; run.model is one tensor rank's.
   int64_t parameters() const {
     return run.tensor_ranks > 1 ? estimate::gpt(config.model.gpt, {}).parameters() : run.model.parameters();
   }
@@ -55,12 +55,12 @@ struct Shown {
     return *std::max_element(memory.begin(), memory.end(),
                              [](const auto& a, const auto& b) { return a.peak() < b.peak(); });
   }
-  /// Of hosts.
+  /// Memory need of the hosts.
   estimate::Need need() const {
     return run.on_device ? estimate::host_need_of(memory, moves, run.ranks_of_stage())
                          : estimate::need_of(memory, run.ranks_of_stage());
   }
-  /// Of the largest rank: the device's memory where the measured run trained on one, else the host's.
+  /// Peak of the largest rank: GPU memory if the measured run trained on one, else host memory.
   int64_t measured_peak() const {
     return measured->device_peak_bytes.value_or(measured->peak_rss_bytes);
   }
@@ -77,9 +77,9 @@ std::string bytes(int64_t number) {
   return format_bytes(static_cast<double>(number));
 }
 
-constexpr double kKeptPercent = 8; // beyond that a reader asks why
+constexpr double kKeptPercent = 8; // a larger share needs an explanation
 
-// Deviation of an estimate, in percent of what was measured.
+// Deviation of an estimate, in percent of the measurement.
 double deviation(int64_t estimated, int64_t measured) {
   return measured == 0
              ? 0
@@ -87,7 +87,7 @@ double deviation(int64_t estimated, int64_t measured) {
                    0.0; // no -0
 }
 
-// Ranks of a stage: replicas follow each other.
+// Ranks of a stage: replicas are consecutive.
 std::vector<int64_t> ranks_of_stage(const Shown& shown, int64_t stage) {
   std::vector<int64_t> ranks;
   for (int64_t replica = 0; replica < shown.run.ranks_of_stage(); ++replica) {
@@ -199,14 +199,14 @@ ordered_json as_json(const Shown& shown) {
   return object;
 }
 
-// After which what is sent repeats.
+// Steps after which the traffic repeats.
 int64_t steps_of_round(const estimate::Run& run) {
   return run.averages() ? run.averaging.every : 1;
 }
 
 using Row = std::vector<std::string>;
 
-// Columns before `left` to the right, the others as text.
+// Aligns columns [first_number, last_number) right, the others left.
 void print(const std::vector<Row>& rows, size_t first_number, size_t last_number) {
   std::vector<size_t> widths;
   for (const Row& row : rows) {
@@ -255,13 +255,13 @@ void print_heading(const Shown& shown) {
   std::cout << "\n\n";
 }
 
-// Of a rank on a device these are its host's.
+// True for categories of host memory of a rank on a GPU.
 bool is_of_host(const Shown& shown, size_t category) {
   return shown.run.on_device &&
          (estimate::kCategories[category] == Category::data || estimate::kCategories[category] == Category::baseline);
 }
 
-// Prints one column for each stage that differs from the one before.
+// Prints one column per stage that differs from the one before.
 void print_memory(const Shown& shown) {
   std::vector<const StageMemory*> columns;
   for (const StageMemory& memory : shown.memory) {
@@ -362,13 +362,13 @@ void print_rest(const Shown& shown) {
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank",
             shown.estimated_peak(), shown.measured_peak());
     if (!measured.device_peak_bytes && deviation(shown.estimated_peak(), shown.measured_peak()) < -kKeptPercent) {
-      std::cout << "malloc keeps for later what is freed: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
+      std::cout << "malloc keeps freed memory: with MALLOC_MMAP_THRESHOLD_=131072 the peak is what the "
                    "ranks have allocated (docs/memory.md)\n";
     }
     if (measured.comm_bytes) {
       compare("sent by rank 0 in a step", shown.of_first_steps().front().bytes(), *measured.comm_bytes);
     } else {
-      std::cout << concat("not measured: what is sent in a step, because replicas meet every ",
+      std::cout << concat("not measured: what is sent in a step, because replicas average every ",
                           steps_of_round(shown.run), " steps\n");
     }
   }

@@ -35,8 +35,8 @@ std::string size_text(int64_t number) {
 // The run without its layout.
 plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ranks) {
   if (run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("plan", concat(run_file, " describes a model that is no gpt"),
-                     "The plan knows the layers of \"type\": \"gpt\".");
+    throw InputError("plan", concat(run_file, " describes a model other than gpt"),
+                     "Only \"type\": \"gpt\" can be planned.");
   }
   plan::Job job;
   const int64_t of_replica = ranks_of_replica(run);
@@ -51,12 +51,12 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.pipeline.chunks = 1;
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
   activations::Options wanted =
-      std::exchange(run.engine.activations, {}); // a layout at a time is asked whether it has such parts
+      std::exchange(run.engine.activations, {}); // each layout decides whether it has such parts
   config::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
   job.base.activations = std::move(wanted);
   job.gpt = run.model.gpt;
-  if (job.gpt.vocab_size == 0) { // the tokenizer's: the embedding says how many
+  if (job.gpt.vocab_size == 0) { // the tokenizer's: taken from the embedding
     job.gpt.vocab_size = job.base.model.layers.front().parameters.front().numel / job.gpt.hidden;
   }
   return job;
@@ -66,7 +66,7 @@ double tokens_per_second(const plan::Job& job, const Prediction& prediction) {
   return static_cast<double>(job.batch * job.gpt.sequence_length) / prediction.step_seconds;
 }
 
-// Operations of the model, without recomputation, that a rank does in a second.
+// Operations of the model per second and rank, without recomputation.
 double model_flops(const plan::Job& job, const plan::Cluster& cluster, const Prediction& prediction) {
   double sum = 0;
   for (const plan::LayerCost& layer : plan::layer_costs(cluster, job, prediction.layout)) {
@@ -77,7 +77,7 @@ double model_flops(const plan::Job& job, const plan::Cluster& cluster, const Pre
          prediction.step_seconds;
 }
 
-// The sections of zero_optimization that ask for it, but for nvme_path, which only the hosts know. null: nothing is
+// The sections of zero_optimization for these moves, without nvme_path, which only the hosts know. null: nothing is
 // moved.
 ordered_json offload_json(const plan::Job& job, const plan::Layout& layout) {
   if (layout.moves_nothing()) {
@@ -102,7 +102,7 @@ ordered_json offload_json(const plan::Job& job, const plan::Layout& layout) {
   return out;
 }
 
-// Of the layouts that fit, the one with the fewest other axes; the fastest of those.
+// Among the layouts that fit, those with the fewest different axes; the fastest of them.
 const Prediction* nearest(const plan::Plan& found, const Prediction& refused) {
   const auto differences = [&](const Prediction& other) {
     const plan::Layout& a = refused.layout;
@@ -211,7 +211,7 @@ void print_item(const estimate::Item& item) {
             << "  " << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
 }
 
-// What the first has elsewhere.
+// Prints the moved data of the first layout.
 void print_moves(const Prediction& first) {
   if (first.moves_nothing()) {
     return;
@@ -315,7 +315,7 @@ void print_refused(const plan::Job& job, const plan::Cluster& cluster, const pla
   }
 }
 
-// Measuring takes a minute.
+// Checks before measuring, which takes a minute.
 void check_description(const PlanCommand& command) {
   std::error_code absent;
   if (std::filesystem::equivalent(command.cluster, command.run_file, absent)) {
@@ -350,17 +350,16 @@ int show_plan(const PlanCommand& command) {
               ": what becomes of activations is chosen for each layout as ranks choose it, by planned costs where they "
               "measure (activation_checkpointing.policy \"auto\")");
   } else if (wanted.policy || !wanted.choices.empty()) {
-    log::info(command.run_file.string(),
-              ": the activations of all layouts go the way that activation_checkpointing says");
+    log::info(command.run_file.string(), ": activation_checkpointing decides about the activations of all layouts");
   }
   if (run.engine.offload.optimizer.place != offload::Place::device ||
       run.engine.offload.parameters.place != offload::Place::device) {
     log::info(command.run_file.string(),
-              ": the places of offload_optimizer and offload_param are left out: layouts that do not fit try all "
+              ": the places of offload_optimizer and offload_param are ignored: layouts that do not fit try all "
               "places; its \"delayed_update\" and \"ratio\" stay");
   }
   if (run.engine.zero.shard_size) {
-    log::info(command.run_file.string(), ": mics_shard_size is left out: the plan shards over all data ranks");
+    log::info(command.run_file.string(), ": mics_shard_size is ignored: the plan shards over all data ranks");
   }
   if (const std::string note = config::note_on_absent_data(run); cluster.on_host && !note.empty()) {
     log::info(command.run_file.string(), ": ", note);

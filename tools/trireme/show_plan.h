@@ -5,8 +5,8 @@
 namespace trireme::tools {
 
 /// Prints the best layouts of a run on a described cluster, or on this machine after measuring it. Returns the exit
-/// status: 1 when no layout fits. Errors: InputError for a run file or a description that is wrong, and for models
-/// other than gpt.
+/// status: 1 when no layout fits. Errors: InputError for a wrong run file or description, and for models other than
+/// gpt.
 int show_plan(const PlanCommand& command);
 
 } // namespace trireme::tools

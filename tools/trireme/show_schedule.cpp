@@ -54,8 +54,8 @@ std::string size_text(const ScheduleShape& shape) {
 
 ShownSchedule measured(const ScheduleCommand& command) {
   if (command.stages > 0 || command.micro_batches > 0 || command.chunks > 0) {
-    throw InputError("schedule", "--trace tells stages, micro-batches and chunks itself",
-                     "Leave --stages, --micro-batches and --chunks away.");
+    throw InputError("schedule", "--trace already contains stages, micro-batches and chunks",
+                     "Remove --stages, --micro-batches and --chunks.");
   }
   ShownSchedule shown;
   shown.timeline = from_trace(command.trace);

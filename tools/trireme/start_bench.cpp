@@ -79,7 +79,7 @@ int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
   const int status = run_program(words, variables);
   if (status == 127) {
     throw InputError("bench comm", "mpirun is not installed, so the backend \"mpi\" cannot be measured.",
-                     "Install Open MPI or MPICH, or leave mpi out of --backends.");
+                     "Install Open MPI or MPICH, or remove mpi from --backends.");
   }
   return status;
 }
@@ -89,7 +89,7 @@ int run_under_mpi(int64_t ranks, const std::vector<std::string>& program) {
 int start_bench_comm(const BenchCommCommand& command, const std::filesystem::path& rank_program) {
   if (command.op != "all_reduce" && command.algorithms != std::vector<std::string>{"backend"}) {
     throw InputError("bench comm", concat("--algorithm is for all_reduce, not for ", command.op, "."),
-                     "Leave --algorithm away.");
+                     "Remove --algorithm.");
   }
   if (!command.json) {
     std::cout << "backend algorithm         ranks       bytes         us     us_min     GB/s  of_limit";

@@ -29,7 +29,7 @@ Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets, cons
   if (run.builds_layers()) {
     task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks),
                                                                models::gpt_loss(options, ranks), run.pipeline);
-    const std::vector<int64_t> one = {0}; // to measure layers with, if the partition asks for it
+    const std::vector<int64_t> one = {0}; // sample inputs, if the partition measures layers
     task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
     return task;
   }
@@ -97,7 +97,7 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
       throw InputError("train",
                        concat("the ", images, " are ", at::IntArrayRef(there),
                               " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),
-                       "Set model.channels and model.side to what the images have.");
+                       "Set model.channels and model.side to those of the images.");
     }
   }
 }

@@ -12,32 +12,32 @@
 
 namespace trireme::tools {
 
-/// A model with what a run needs to know about its losses.
+/// A model and how to interpret its losses.
 struct Task {
   std::shared_ptr<torch::nn::Module> model;
-  /// In place of model and loss where the run builds a list of layers.
+  /// Instead of model and loss if the run builds a list of layers.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   engine::LossFunction loss;
-  /// Tokens of one sample; 0 where samples are counted.
+  /// Tokens per sample; 0 if samples are counted.
   int64_t tokens_per_sample = 0;
-  /// Divides a loss to express it in nats a byte (text), else 1.
+  /// Divides a loss to convert it to nats per byte (text), else 1.
   double loss_divisor = 1;
   /// Set when the model is a GPT in one piece.
   models::Gpt gpt{nullptr};
   std::optional<models::GptOptions> gpt_options;
-  /// Set for classifiers: how many of the batch's real rows are right.
-  /// [], int64, where the batch and the model are.
+  /// Set for classifiers: number of the batch's real rows that are right. [], int64, on the device of batch and
+  /// model.
   std::function<at::Tensor(const data::Batch&)> count_right;
 };
 
-/// Builds the model of `run`, from its init_from file where one is named.
+/// Builds the model of `run`, with the weights of its init_from, if set.
 Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks = {});
 
-/// The data of `run`; the ranks of a host divide the check of its tokens. Collective. Errors: InputError on every rank
-/// for what one cannot read.
+/// Opens the data of `run`; the ranks of a host divide the check of its tokens. Collective. Errors: InputError on every
+/// rank if one cannot read its files.
 data::Datasets open_data(const config::RunConfig& run, comm::World& world);
 
-/// Errors: InputError when the model does not take what the data has.
+/// Errors: InputError when the data's samples do not fit the model.
 void check_samples(const config::RunConfig& run, const data::Datasets& datasets);
 
 } // namespace trireme::tools

@@ -61,15 +61,15 @@ std::optional<TfConfig> tf_config() {
       out.task = TfConfig::Task::evaluator;
     }
     if (!found) {
-      refuse(concat("says that this is ", type, ' ', index, ", and the cluster has no such task"));
+      refuse(concat("says that this is ", type, ' ', index, ", but the cluster has no such task"));
     }
   } catch (const nlohmann::json::exception&) {
-    refuse(concat("cannot be understood: ", *text));
+    refuse(concat("is not valid: ", *text));
   } catch (const std::logic_error&) { // stoi's
-    refuse("has a task index that is no number");
+    refuse("has a task index that is not a number");
   }
   if (out.workers.empty()) {
-    refuse("names no chief and no worker");
+    refuse("names neither a chief nor a worker");
   }
   return out;
 }
@@ -83,7 +83,7 @@ void become_task(const TfConfig& config, const std::string& transport) {
   ::setenv("TRIREME_SERVERS", addresses.c_str(), 1);
   ::setenv(serves ? "TRIREME_SERVER" : "TRIREME_WORKER",
            concat(config.index, '/', serves ? config.servers.size() : config.workers.size()).c_str(), 1);
-  ::unsetenv("TF_CONFIG"); // a worker is a world of its own
+  ::unsetenv("TF_CONFIG"); // a worker is a separate world
 }
 
 void become_evaluator(int64_t data_ranks) {

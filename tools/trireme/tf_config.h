@@ -10,24 +10,24 @@ namespace trireme::tools {
 /// JoinedJob::launcher of its tasks.
 inline constexpr const char* kTfConfig = "TF_CONFIG";
 
-/// What TensorFlow's TF_CONFIG says of a job and of this process.
+/// A job and this process's task in it, as in TensorFlow's TF_CONFIG.
 struct TfConfig {
   enum class Task { worker, server, evaluator };
   Task task = Task::worker;
   int index = 0; ///< among the workers, the chief first, or among the servers ("ps")
-  /// "host:port" of each; the chief is the first worker.
+  /// "host:port" each; the chief is the first worker.
   std::vector<std::string> workers;
   std::vector<std::string> servers;
 };
 
-/// Reads TF_CONFIG; nothing where it is not set, or names no cluster. Errors: InputError for text that is none, or a
-/// task that the cluster lacks.
+/// Reads TF_CONFIG; nothing if it is not set, or names no cluster. Errors: InputError for malformed text, or a task
+/// that the cluster lacks.
 std::optional<TfConfig> tf_config();
 
-/// Gives a task of a job with parameter servers, which speak `transport` ("tcp"), the variables that trireme's launcher
-/// would set (TRIREME_SERVERS, TRIREME_WORKER or TRIREME_SERVER), and removes TF_CONFIG.
+/// Sets the variables of trireme's launcher for a task of a job with parameter servers over `transport` ("tcp"):
+/// TRIREME_SERVERS, TRIREME_WORKER or TRIREME_SERVER. Removes TF_CONFIG.
 void become_task(const TfConfig& config, const std::string& transport);
-/// The same for the task that evaluates checkpoints of a run with so many data ranks or workers (TRIREME_EVALUATOR).
+/// The same for the evaluator of a run with this many data ranks or workers (TRIREME_EVALUATOR).
 void become_evaluator(int64_t data_ranks);
 
 } // namespace trireme::tools

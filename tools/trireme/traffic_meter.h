@@ -9,19 +9,19 @@
 
 namespace trireme::tools {
 
-/// What rank 0 has sent, and moved from and to files, since it was asked last.
+/// Bytes that rank 0 has sent, and moved from and to files, since the last call.
 class TrafficMeter {
  public:
-  /// Forgets what was moved between steps: for an evaluation.
+  /// Skips traffic between steps: of an evaluation.
   void skip(const engine::Engine& engine) {
     sent_ = engine.bytes_sent_by_axes();
     skip_files(engine);
   }
-  /// The same of files only: a checkpoint reads all states.
+  /// The same for files only: a checkpoint reads all states.
   void skip_files(const engine::Engine& engine) {
     files_ = engine.offload_traffic().value_or(offload::Traffic());
   }
-  /// Notes a step's in its metrics.
+  /// Adds a step's traffic to its metrics.
   void measure(const engine::Engine& engine, monitor::StepMetrics& step) {
     step.comm_bytes = 0;
     for (const auto& [axes, sent] : engine.bytes_sent_by_axes()) {

@@ -42,7 +42,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As kRestartsOfAServer, of a replica that comes and goes.
+// Like kRestartsOfAServer, for a replica that may join and leave.
 constexpr int kRestartsOfAReplica = 3;
 
 fs::path default_out(const TrainCommand& command) {
@@ -64,7 +64,7 @@ int64_t ranks_on(const TrainCommand& command, const config::RunConfig& run, int6
   return ranks;
 }
 
-// Never overwrites an earlier run's files unless asked.
+// Never overwrites an earlier run's files unless asked to.
 void check_out(const TrainCommand& command) {
   if (!command.resume && fs::exists(command.out / "checkpoints") && !fs::is_empty(command.out / "checkpoints")) {
     throw InputError("trireme", concat(command.out.string(), " already holds a run with checkpoints"),
@@ -72,8 +72,8 @@ void check_out(const TrainCommand& command) {
   }
 }
 
-/// Held for as long as the launcher of a job that writes into the run folder lives. The next one waits a little for a
-/// job that is just ending. File systems without locks do without.
+/// Held while the launcher of a job that writes into the run folder is alive. The next one waits a little for a job
+/// that is just ending. Has no effect on file systems without locks.
 class RunLock {
  public:
   explicit RunLock(const fs::path& folder)
@@ -86,7 +86,7 @@ class RunLock {
       ::usleep(100'000);
     }
   }
-  /// For the program that this process becomes.
+  /// Passes the lock to the program that replaces this process.
   void keep_in_next_program() {
     if (file_) {
       ::fcntl(file_.release(), F_SETFD, 0);
@@ -97,13 +97,13 @@ class RunLock {
   Descriptor file_;
 };
 
-/// Why this job must not start its ranks again: a later one has claimed the run folder. "": it has not.
+/// The reason not to restart this job's ranks: a later job has claimed the run folder. "": none.
 std::string superseded(const RunToken& token, const std::string& run_id, const fs::path& folder) {
   std::optional<RunToken::Holder> newest;
   try {
     newest = RunToken::newest(folder);
   } catch (const Error&) {
-    return ""; // the ranks cannot write there either, and say so
+    return ""; // the ranks cannot write there either, and report it
   }
   if (!newest || newest->attempt <= token.attempt() || newest->job == run_id) {
     return "";
@@ -126,7 +126,7 @@ std::vector<std::string> rank_command(const TrainCommand& command) {
   return words;
 }
 
-/// Decides what runs on the hosts that are left: the samples of a step stay as they were with all of them.
+/// Chooses what runs on the remaining hosts; the samples per step stay the same.
 class Shrinking {
  public:
   Shrinking(const config::RunConfig& run, int64_t full_ranks, std::vector<std::string> command)
@@ -185,7 +185,7 @@ class Shrinking {
   std::vector<std::string> command_;
 };
 
-// Reads the end of the file only: it may have thousands of steps.
+// Reads only the end of the file, which may have thousands of steps.
 std::string last_part(const fs::path& path, std::streamoff most) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
@@ -203,7 +203,7 @@ std::string tag_in(const fs::path& latest) {
   return tag;
 }
 
-/// The step that a restart goes on from.
+/// The step that a restart continues from.
 class SavedStep {
  public:
   explicit SavedStep(const TrainCommand& command) : latest_(command.out / "checkpoints" / "latest") {
@@ -233,7 +233,7 @@ class SavedStep {
   }
 
   fs::path latest_;
-  std::optional<int64_t> began_at_; // of --resume PATH, as long as the job has saved nothing
+  std::optional<int64_t> began_at_; // of --resume PATH, until the job has saved
   std::array<int64_t, 3> before_{};
 };
 
@@ -289,11 +289,11 @@ void write_report(const fs::path& out, const launch::JobReport& report) {
       monitor::end_report(out / "report.html", status); // rank 0 may have been killed
     }
   } catch (const Error& error) {
-    log::warning("how the run went is not recorded: ", error.what());
+    log::warning("the end of the run is not recorded: ", error.what());
   }
 }
 
-// Where memory is short. Ranks with files or sharded parameters do so by themselves.
+// Used if memory is short. Ranks with files or sharded parameters do it themselves.
 void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHand& at_hand,
                             launch::LaunchOptions& options) {
   constexpr const char* kThreshold = "MALLOC_MMAP_THRESHOLD_";
@@ -310,7 +310,7 @@ void give_back_freed_memory(const estimate::Run& run, const estimate::MemoryAtHa
             "): malloc gives back at once what they free, which makes steps slower");
 }
 
-// Each thread's own arena of malloc takes address space, and threads of transfers have one too.
+// malloc's arena per thread takes address space, and threads of transfers have one too.
 void limit_arenas(const estimate::MemoryAtHand& at_hand, launch::LaunchOptions& options) {
   constexpr const char* kArenas = "MALLOC_ARENA_MAX";
   if (at_hand.process_bytes < estimate::MemoryAtHand::kUnlimited && !env::text(kArenas)) {
@@ -344,17 +344,17 @@ void warn_of_long_warm_up(const config::RunConfig& run) {
   }
 }
 
-// Whether the run file asks for the servers that TF_CONFIG names.
+// Checks that the run file configures the servers that TF_CONFIG names.
 void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   const auto servers = std::ssize(tasks.servers);
   if (!run.engine.server.on() && tasks.task == TfConfig::Task::server) {
-    throw InputError("trireme", "TF_CONFIG makes this process a parameter server, and the run file has none",
+    throw InputError("trireme", "TF_CONFIG makes this process a parameter server, but the run file has none",
                      R"(Set "parallel": {"sync": {"kind": "server", "servers": N}}, or start no ps tasks.)");
   }
   if (run.engine.server.on() && run.engine.server.servers != servers) {
     throw InputError("trireme",
                      concat("TF_CONFIG names ", servers, servers == 1 ? " ps task" : " ps tasks",
-                            ", and parallel.sync.servers is ", run.engine.server.servers),
+                            ", but parallel.sync.servers is ", run.engine.server.servers),
                      "Make them equal.");
   }
 }
@@ -387,7 +387,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   const launch::LaunchOptions options = launch_options(command.places);
   make_run_folder(command);
   if (!evaluates) {
-    check_out(command); // nothing is saved before all ranks have met, so what is there is an earlier run's
+    check_out(command); // nothing is saved before all ranks have connected: these are an earlier run's
   }
   if (job.rank == 0 && !evaluates) {
     RunLock(command.out).keep_in_next_program();
@@ -417,7 +417,7 @@ int train_job(TrainCommand command) {
   if (const auto job = joined_job()) {
     become_rank(std::move(command), *job);
   }
-  launch::SignalWatch signals; // a request to stop that comes from now on finds a job that can answer it
+  launch::SignalWatch signals; // from now on the job can answer a request to stop
   const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
   warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
@@ -427,8 +427,8 @@ int train_job(TrainCommand command) {
     slots += options.hosts[i].slots;
   }
   const int64_t ranks = ranks_on(command, run, slots);
-  run.engine.batch_for(ranks / ranks_of_replica(run)); // complain before anything starts
-  if (command.memory_check && slots == 0) { // of other hosts only their agents know, of a GPU's own memory only ranks
+  run.engine.batch_for(ranks / ranks_of_replica(run)); // report errors before anything starts
+  if (command.memory_check && slots == 0) {            // of hosts only agents know, of GPU memory only ranks
     std::vector<std::string> overrides = command.overrides;
     const estimate::Run described = describe_run(with_device(run, command.run_file, overrides), ranks).run;
     const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
@@ -461,7 +461,7 @@ int train_job(TrainCommand command) {
   const bool elastic = run.engine.averaging.elastic;
   options.servers = elastic ? 1 : static_cast<int>(run.engine.server.servers);
   options.server_scheme = run.parallel.sync.transport;
-  if (options.servers > 0) { // workers are dropped and servers started again: no attempt of all
+  if (options.servers > 0) { // workers are dropped and servers restarted separately: no attempts of all
     if (!command.places.max_restarts) {
       options.max_restarts = elastic ? kRestartsOfAReplica * options.ranks : kRestartsOfAServer * options.servers;
     }

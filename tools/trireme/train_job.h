@@ -4,8 +4,8 @@
 
 namespace trireme::tools {
 
-/// `trireme train`: starts trireme-rank as the ranks of a training, again after failures, on fewer hosts with the same
-/// samples a step if it must. Writes launch.json into the run folder. Returns the exit code.
+/// `trireme train`: starts trireme-rank as the ranks of a training, restarts them after failures, if necessary on fewer
+/// hosts with the same samples per step. Writes launch.json into the run folder. Returns the exit code.
 int train_job(TrainCommand command);
 
 } // namespace trireme::tools

@@ -49,9 +49,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// While modules are built and sharded or put into files one by one, all that one leaves goes back: malloc fills the
-// place of an aligned block with no other of its size, so that a model of many layers left as much as it has
-// parameters.
+// malloc threshold while modules are built and sharded or put into files one by one: memory freed by one goes back to
+// the system. malloc cannot reuse the place of an aligned block for another size, so a model of many layers left as
+// much as its parameters.
 constexpr int64_t kBlocksOfModules = 128 << 10;
 
 class TrainRun {
@@ -71,7 +71,7 @@ class TrainRun {
     options.loss = task_.loss;
     options.pipeline = task_.pipeline;
     options.config = run_.engine;
-    options.config.notes = run_.notes; // those of the engine are among them
+    options.config.notes = run_.notes; // with the engine's
     options.device = device_;
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
@@ -91,7 +91,7 @@ class TrainRun {
     if (returned_blocks_ > 0) {
       return_blocks_of(returned_blocks_);
     }
-    if (datasets_.validation) { // who is silent may have to speak later
+    if (datasets_.validation) { // a silent worker may have to report later
       validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation,
                                             engine_->train_micro_batch_size_per_gpu(), engine_->group().rank(),
                                             engine_->group().size()));
@@ -105,23 +105,23 @@ class TrainRun {
   int train();
 
  private:
-  /// Workers of parameter servers are worlds of their own, of which the first alone evaluates, saves and writes: of
-  /// those that are there the one with the lowest number; of replicas that come and go the one that has been there for
-  /// longest.
+  /// True for all but one worker. Workers of parameter servers are separate worlds, and only the first of them
+  /// evaluates, saves and writes: the present one with the lowest number; for replicas that join and leave the longest
+  /// present one.
   bool is_silent() const {
     return worker_ && (!engine_->workers()->is_first() || others_are_done_ || writer_.handed_over());
   }
-  /// The rank that writes.
+  /// True for the rank that writes.
   bool is_first() const {
     return world_.rank() == 0 && !is_silent();
   }
-  /// Whether this is a replica of several that may be lost and come.
+  /// True for one of several replicas that may be lost and join.
   bool comes_and_goes() const {
     return worker_ && run_.engine.averaging.elastic;
   }
   bool is_done_by_others() const;
   void share_duties(bool at_the_end = false);
-  /// All of them, those of other workers and replicas too: a step's samples are divided among all.
+  /// Number of all ranks, including those of other workers and replicas: they divide the samples of a step.
   int64_t ranks_of_run() const {
     return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
   }
@@ -144,7 +144,7 @@ class TrainRun {
   std::string write_sample();
   std::string next_run() const;
   int leave();
-  // After steps (before, step].
+  // True if `every` divides one of the steps (before, step].
   static bool due(int64_t before, int64_t step, int64_t every) {
     return every > 0 && step / every > before / every;
   }
@@ -155,7 +155,7 @@ class TrainRun {
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;
-  int64_t returned_blocks_ = 0; // while it trains; 0: as malloc likes
+  int64_t returned_blocks_ = 0; // while it trains; 0: malloc's default
   mesh::Mesh mesh_;
   RunWriter writer_;
   std::optional<RunStart> start_; // absent: from the beginning
@@ -165,14 +165,14 @@ class TrainRun {
   std::optional<data::DataLoader> validation_;
   std::optional<int64_t> resumed_step_;
   int64_t last_saved_ = -1;
-  bool others_are_done_ = false; // the worker before this one has reported and saved the last step, and left
+  bool others_are_done_ = false; // the previous worker has reported and saved the last step, and left
   TrafficMeter traffic_;
   int64_t peak_rss_ = 0;
   std::optional<int64_t> device_peak_;
   std::optional<std::string> failed_save_;
 };
 
-// A rank whose host lacks a GPU ends all of them.
+// If the host of one rank lacks a GPU, all ranks end.
 at::Device TrainRun::choose_device() {
   at::Device device = at::kCPU;
   engine::check_together(
@@ -190,7 +190,7 @@ mesh::Mesh TrainRun::make_mesh() {
                               .tensor = static_cast<int>(parallel.tensor)});
 }
 
-// Before modules are built, into files perhaps.
+// Called before modules are built, perhaps into files.
 void TrainRun::prepare_room() {
   if (!run_.engine.uses_files() && !shards_parameters()) {
     return;
@@ -212,7 +212,7 @@ Task TrainRun::build_task() {
                      world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
   prepare_room();
   std::optional<zero::Init> init;
-  if (shards_parameters() && !run_.builds_layers()) { // a list of layers is sharded as initialize() builds it
+  if (shards_parameters() && !run_.builds_layers()) { // initialize() shards a list of layers as it builds it
     std::shared_ptr<bucket::StateStore> store;
     engine::check_together(world_.group(), [&] { store = engine::make_building_store(run_.engine, world_.rank()); });
     init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_, store);
@@ -220,7 +220,7 @@ Task TrainRun::build_task() {
   for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
     if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
       *from = checkpoint::Checkpoint::open(*from, "", world_.group())
-                  .folder(); // a run may be saving there: the same one for all
+                  .folder(); // a run may be saving there: use the same for all
     }
   }
   check_samples(run_, datasets_);
@@ -231,7 +231,7 @@ Task TrainRun::build_task() {
   return make_task(run_, datasets_, ranks);
 }
 
-// The run folder is claimed before anything is read: a training that lives on elsewhere saves no more.
+// Claims the run folder before reading anything, so that a training still running elsewhere stops saving.
 std::optional<RunStart> TrainRun::begin() const {
   engine::check_together(world_.group(), [&] {
     if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
@@ -249,7 +249,7 @@ void TrainRun::resume() {
   }
   const int64_t step = worker_ ? engine_->workers()->step() : 0;
   if (worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) {
-    // The others have gone on: so does a worker that is started again, or comes late.
+    // The others have continued; so does a worker that is restarted or joins late.
     engine_->workers()->begin_at(step);
     resumed_step_ = step;
     log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
@@ -261,9 +261,9 @@ void TrainRun::resume() {
   if (engine_->load_checkpoint(start_->from)) {
     resumed_step_ = engine_->global_steps();
     last_saved_ =
-        start_->elsewhere ? -1 : *resumed_step_; // the newest of the run folder is another one, or there is none
+        start_->elsewhere ? -1 : *resumed_step_; // the newest checkpoint of the run folder is another one, or missing
     if (*resumed_step_ >= run_.training.steps) {
-      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to go on");
+      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to continue");
     }
   } else if (start_->elsewhere) {
     throw InputError("train", concat("there is no checkpoint in ", start_->from.string()),
@@ -356,7 +356,7 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
 
 std::string TrainRun::write_sample() {
   const bool has_all = task_.gpt && !shards_parameters() && run_.parallel.tensor <= 1 &&
-                       run_.parallel.context <= 1; // else the last checkpoint has
+                       run_.parallel.context <= 1; // otherwise the last checkpoint has them
   if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
     return "";
   }
@@ -364,16 +364,16 @@ std::string TrainRun::write_sample() {
                    has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
-// Retries a save that failed.
+// Retries a failed save.
 std::string TrainRun::next_run() const {
-  return last_saved_ < 0 ? "Mend that and run again."
-                         : concat("Mend that and continue from step ", last_saved_, " with --resume.");
+  return last_saved_ < 0 ? "Fix that and run again."
+                         : concat("Fix that and continue from step ", last_saved_, " with --resume.");
 }
 
-// The ranks were asked to stop and agree on the step. Other work due at this step waits for the next run; the
-// checkpoint does not.
+// The ranks were asked to stop and agree on the step. Saves the checkpoint; other work due at this step waits for the
+// next run.
 int TrainRun::leave() {
-  save(); // first: there is not much time
+  save(); // first, because there is little time
   if (monitor::tracer().on()) {
     join_traces(world_, command_.out);
   }
@@ -389,7 +389,7 @@ int TrainRun::leave() {
   return static_cast<int>(command_.stopped_status);
 }
 
-// Workers that do not wait for each other may be the first because the one before them has come to its end.
+// Workers that do not wait for each other may become first because the previous one has finished.
 bool TrainRun::is_done_by_others() const {
   if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->workers()->is_first()) {
     return false;
@@ -398,10 +398,11 @@ bool TrainRun::is_done_by_others() const {
   return saved && checkpoint::Checkpoint::open(*saved, "", world_.group()).step() >= run_.training.steps;
 }
 
-// Another one may have become the first: at a meeting of replicas, or because a worker with a lower number is gone, or
-// back.
+// Another worker may have become first: at an averaging step of replicas, or because a worker with a lower number has
+// left or joined.
 void TrainRun::share_duties(bool at_the_end) {
-  // Servers name the first worker in every step, replicas agree on theirs at meetings, the last of which decides.
+  // Servers name the first worker in every step; replicas agree on theirs at averaging steps, the last of which
+  // decides.
   writer_.note_first(!worker_ || engine_->workers()->is_first(), at_the_end || !comes_and_goes());
   if (!worker_ || is_first() == writer_.writes()) {
     return;
@@ -409,7 +410,7 @@ void TrainRun::share_duties(bool at_the_end) {
   if (!writer_.writes() && (others_are_done_ = is_done_by_others())) {
     return;
   }
-  // A worker with a lower number is back, or this one was so late that the others have gone on without it.
+  // A worker with a lower number has joined again, or this one was so late that the others continued without it.
   if (writer_.writes()) {
     writer_.stop();
     return;
@@ -443,7 +444,7 @@ int TrainRun::train() {
       m.device_peak_bytes = device_peak_;
     }
     writer_.with_log([&](RunLog& log) { log.step(m); });
-    if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one comes below
+    if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one follows the loop
       save();
     }
     if (monitor::tracer().on() && step >= first + command_.trace_steps && step < steps) {
@@ -454,7 +455,7 @@ int TrainRun::train() {
   share_duties(true);
   while (true) {
     if (!is_silent()) {
-      save(); // before what could go wrong
+      save(); // before anything can fail
       if (monitor::tracer().on()) {
         writer_.token()->check();
         join_traces(world_, command_.out);
@@ -464,10 +465,10 @@ int TrainRun::train() {
         throw NotSavedError(*failed_save_, next_run(), worker_.has_value());
       }
     }
-    if (!worker_ || engine_->workers()->finish(!writer_.handed_over())) { // all is saved: who waits to take part ends
+    if (!worker_ || engine_->workers()->finish(!writer_.handed_over())) { // all is saved: joining replicas may end
       return 0;
     }
-    share_duties(true); // who should have saved is lost since the last meeting: this one has the same model
+    share_duties(true); // the writer was lost since the last averaging step; this one has the same model
     monitor::StepMetrics m = metrics();
     evaluate(m);
     writer_.with_log([&](RunLog& log) { log.step(m); });
@@ -483,13 +484,13 @@ int train(const TrainCommand& command) {
   if (is_evaluator()) {
     return evaluate_checkpoints(command);
   }
-  const engine::Preemption preemption; // from the start: a signal while ranks connect is answered after the first step
+  const engine::Preemption preemption; // early: a signal while ranks connect is handled after the first step
   comm::World world = comm::World::connect();
   return train(command, world);
 }
 
 int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
-  fault::set_step(0); // what ranks exchange before the first step is no part of one
+  fault::set_step(0); // exchanges before the first step do not belong to it
   return TrainRun(command, world, device).train();
 }
 

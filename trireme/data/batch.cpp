@@ -9,7 +9,7 @@
 namespace trireme::data {
 namespace {
 
-// Four independent chains of FNV-1a's step on 8 bytes, so that a core is not waiting for its multiplier.
+// Four independent chains of FNV-1a's step on 8 bytes, to hide the latency of the multiplication.
 uint64_t hash_bytes(const char* bytes, size_t count, uint64_t seed) {
   std::array<uint64_t, 4> lanes = {seed, seed + kMixStep, seed + 2 * kMixStep, seed + 3 * kMixStep};
   const auto step = [](uint64_t lane, uint64_t word) { return std::rotl(lane ^ word, 29) * kMixStep; };
@@ -30,7 +30,7 @@ uint64_t hash_bytes(const char* bytes, size_t count, uint64_t seed) {
   return hash;
 }
 
-// Never 0 where there is something to compare.
+// Never 0 if there is something to compare.
 uint32_t hash_of(const std::vector<at::Tensor>& tensors) {
   uint64_t hash = kFnv1aStart;
   bool any = false;

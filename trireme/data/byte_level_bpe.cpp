@@ -11,7 +11,7 @@
 namespace trireme::data {
 namespace {
 
-// No real file has more, and a wrong id must not allocate gigabytes.
+// No real file has more; a wrong id must not allocate gigabytes.
 constexpr int32_t kMostTokens = 1 << 21;
 
 // Positions in a word are 32-bit numbers.
@@ -36,7 +36,7 @@ struct Candidate {
   int32_t left;
   int32_t right;
   int32_t result;
-  // The lowest rank first, then the leftmost; std::priority_queue gives the largest.
+  // The lowest rank first, then the leftmost; std::priority_queue pops the largest.
   bool operator<(const Candidate& other) const {
     return rank != other.rank ? rank > other.rank : position > other.position;
   }
@@ -44,7 +44,7 @@ struct Candidate {
 
 } // namespace
 
-// Remembers where in the output a word's ids are. Keys point into the text that is being encoded.
+// Caches where a word's ids are in the output. Keys point into the text that is being encoded.
 class ByteLevelBpe::WordCache {
  public:
   struct Span {
@@ -52,7 +52,7 @@ class ByteLevelBpe::WordCache {
     size_t size;
   };
   std::unordered_map<std::string_view, Span> words;
-  // Pieces that had to be copied to get a space in front.
+  // Pieces that were copied to insert a space before them.
   std::list<std::string> copies;
 };
 
@@ -134,8 +134,8 @@ void ByteLevelBpe::encode_piece(std::string_view piece, WordCache& cache, std::v
       throw InputError("tokenizer",
                        concat("the text has a word of ", word.size(), " bytes, and ", source_, " takes words of up to ",
                               kMostBytesOfAWord),
-                       use_regex_ ? "Look whether this is text: words end at white space."
-                                  : "This tokenizer takes a text as one word: encode it in parts.");
+                       use_regex_ ? "Check that this is text: words end at white space."
+                                  : "This tokenizer encodes a text as one word: encode it in parts.");
     }
     const auto [found, is_new] = cache.words.try_emplace(word);
     if (is_new) {
@@ -201,7 +201,7 @@ void ByteLevelBpe::encode_word(std::string_view word, std::vector<int32_t>& out)
     const Candidate best = queue.top();
     queue.pop();
     Symbol& left = symbols[best.position];
-    // Neighbours may have been merged away since this pair was seen.
+    // Neighbours may have been merged since this pair was pushed.
     if (left.id != best.left || left.next < 0 || symbols[left.next].id != best.right) {
       continue;
     }

@@ -11,13 +11,13 @@
 
 namespace trireme::data {
 
-/// The parts of a byte-level BPE.
+/// The model of a byte-level BPE: vocabulary, merges and options.
 struct ByteLevelBpeModel {
   struct Token {
-    /// The bytes it stands for, not the printable characters that the files write for bytes.
+    /// The token's bytes, not the printable characters that the files write for them.
     std::string bytes;
     int32_t id;
-    /// False for a token that the files do not write in that alphabet: it is never the result of encoding.
+    /// False for a token that the files do not write in that alphabet: encoding never returns it.
     bool from_bytes = true;
   };
   struct Merge {
@@ -27,18 +27,18 @@ struct ByteLevelBpeModel {
   };
   /// Ids must differ, but need not be dense.
   std::vector<Token> vocab;
-  /// The first has the highest priority. When a pair has two merges, the later one counts.
+  /// The first has the highest priority. If a pair has two merges, the later one applies.
   std::vector<Merge> merges;
   std::vector<AddedToken> added;
-  /// A piece of text that does not begin with a space gets one.
+  /// Inserts a space before a piece of text that does not begin with one.
   bool add_prefix_space = false;
-  /// Cut text into words with GPT-2's pattern first; false: a piece is one word.
+  /// Splits text into words with GPT-2's pattern first; false: a piece is one word.
   bool use_regex = true;
-  /// A word that is a token as a whole is not built up from merges.
+  /// Encodes a word that is a token as that token, without merges.
   bool ignore_merges = false;
-  /// Stands for bytes without a token; -1: there is none, such a byte is an error.
+  /// Id for bytes without a token; -1: such a byte is an error.
   int32_t unk_id = -1;
-  /// Neighbouring unknown bytes of a word become one unk_id.
+  /// Merges neighbouring unknown bytes of a word into one unk_id.
   bool fuse_unk = false;
 };
 
@@ -47,11 +47,11 @@ struct ByteLevelBpeModel {
 ///
 /// encode: any bytes; text that is not UTF-8 is encoded too. Cost: about 0.05 s a MB of prose; words
 ///   seen before in the same call cost a look-up; a word of n bytes n log n. InputError for a byte without a
-///   token when there is no unknown token (Hugging Face drops it without a word), and for a word of 2^31 bytes or more.
+///   token when there is no unknown token (Hugging Face drops it silently), and for a word of 2^31 bytes or more.
 /// decode: the exact inverse unless spaces were added or stripped; added tokens appear with their content.
 class ByteLevelBpe final : public Tokenizer {
  public:
-  /// `source` names the model in messages. Errors: InputError for ids that are negative or appear twice.
+  /// `source` names the model in messages. Errors: InputError for ids that are negative or repeated.
   ByteLevelBpe(const ByteLevelBpeModel& model, std::string source);
 
   std::vector<int32_t> encode(std::string_view text) const override;
@@ -87,15 +87,15 @@ class ByteLevelBpe final : public Tokenizer {
   AddedTokens normalized_added_;
 };
 
-/// Reads Hugging Face's tokenizer.json. Supported: model BPE (merges as "a b" or ["a", "b"]), pre-tokenizer
-/// ByteLevel, no normalizer, decoder ByteLevel or none; added tokens with lstrip, rstrip and normalized.
-/// Not applied: post_processor (encode adds no tokens), truncation, padding. Errors: InputError with file,
-/// line and column for damage, and by name for whatever else would change the ids.
+/// Reads Hugging Face's tokenizer.json. Supported: model BPE (merges as "a b" or ["a", "b"]), pre-tokenizer ByteLevel,
+/// no normalizer, decoder ByteLevel or none; added tokens with lstrip, rstrip and normalized. Ignored: post_processor
+/// (encode adds no tokens), truncation, padding. Errors: InputError with file, line and column for damage, and by name
+/// for anything unsupported that would change the ids.
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& file);
 
-/// Reads GPT-2's pair of files: {"token": id, ...} and one merge "a b" per line. No space is put before
-/// the text; "<|endoftext|>" in the vocabulary is a special token, as in Hugging Face's GPT2TokenizerFast.
-/// Errors: InputError with file and line.
+/// Reads GPT-2's pair of files: {"token": id, ...} and one merge "a b" per line. Adds no space before the text.
+/// "<|endoftext|>" in the vocabulary is a special token, as in Hugging Face's GPT2TokenizerFast. Errors: InputError
+/// with file and line.
 std::unique_ptr<Tokenizer> read_vocab_and_merges(const std::filesystem::path& vocab,
                                                  const std::filesystem::path& merges);
 

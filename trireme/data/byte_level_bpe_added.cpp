@@ -32,7 +32,7 @@ std::vector<TextPart> AddedTokens::split(std::string_view text) const {
       ++at;
       continue;
     }
-    // The search goes on behind the token itself; only what is kept of the text shrinks by the white space.
+    // Continues the search after the token itself; white space is only removed from the text that is kept.
     const size_t start = token->lstrip ? space_before(text, at) : at;
     at += token->content.size();
     if (done < start) {

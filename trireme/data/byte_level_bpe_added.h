@@ -9,14 +9,14 @@
 
 namespace trireme::data {
 
-/// A token that is searched in the text before all other steps, "<|endoftext|>" for example.
+/// A token that is searched for in the text before all other steps, "<|endoftext|>" for example.
 struct AddedToken {
   std::string content;
   int32_t id = 0;
   /// Whether it includes the white space before or after it.
   bool lstrip = false;
   bool rstrip = false;
-  /// Looked for after all tokens that are not normalized.
+  /// Searched for after all tokens that are not normalized.
   bool normalized = false;
 };
 
@@ -33,7 +33,7 @@ class AddedTokens {
   AddedTokens() = default;
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
-  /// Cuts `text` into added tokens and non-empty rest, in order.
+  /// Splits `text` into added tokens and the non-empty text between them, in order.
   std::vector<TextPart> split(std::string_view text) const;
 
  private:

@@ -36,8 +36,8 @@ std::array<int, 0x200> make_byte_of_char() {
   return bytes;
 }
 
-// The bytes that a token of the files stands for; nullopt when a character is not of the alphabet.
-// All of the alphabet is one or two bytes of UTF-8, which JsonNode has checked.
+// The bytes of a token in the files; nullopt for a character outside the alphabet. The alphabet's characters have one
+// or two bytes of UTF-8, which JsonNode has checked.
 std::optional<std::string> bytes_of(std::string_view token) {
   static const std::array<int, 0x200> byte_of_char = make_byte_of_char();
   std::string bytes;
@@ -57,7 +57,7 @@ std::optional<std::string> bytes_of(std::string_view token) {
   return bytes;
 }
 
-// Grows a model from strings as they stand in the files.
+// Builds a model from the strings in the files.
 class ModelBuilder {
  public:
   ByteLevelBpeModel model;
@@ -81,7 +81,7 @@ class ModelBuilder {
     model.merges.push_back({need(left, where), need(right, where), need(concat(left, right), where)});
   }
 
-  // "a b"; a space cannot be part of a token, the alphabet has none.
+  // "a b"; a token has no space, because the alphabet has none.
   void add_merge(const std::string& line, const std::string& where) {
     const std::vector<std::string> parts = split(line, ' ');
     if (parts.size() != 2 || parts[0].empty() || parts[1].empty()) {
@@ -111,7 +111,7 @@ class ModelBuilder {
   std::unordered_map<std::string, int32_t> ids_;
 };
 
-// "#version: 0.2" heads the lists that Hugging Face and OpenAI write.
+// "#version: 0.2": first line of the lists that Hugging Face and OpenAI write.
 bool is_version_line(const std::string& line) {
   return line.rfind("#version", 0) == 0;
 }
@@ -176,8 +176,8 @@ void read_pre_tokenizer(const JsonNode* node, const std::string& file, ByteLevel
   model.use_regex = reader.get("use_regex", true);
 }
 
-// tokenizers gives a token that the model does not have the next free number and only warns when the
-// file says another. Here the two must agree: the file does not say which one the model was trained with.
+// tokenizers gives a token that the model does not have the next free id and only warns if the file has another. Here
+// both must agree, because the file does not tell which id the model was trained with.
 void read_added_tokens(const JsonNode* node, ModelBuilder& builder) {
   if (node == nullptr || node->is_null()) {
     return;
@@ -207,8 +207,8 @@ void read_added_tokens(const JsonNode* node, ModelBuilder& builder) {
     if (id != expected) {
       fail(entry.where(),
            concat("the added token \"", token.content, "\" has the id ", id, ", but ",
-                  in_model ? "the vocabulary gives it " : "its place gives it ", expected),
-           "Save the file again with Hugging Face tokenizers and see which id the model was trained with.");
+                  in_model ? "the vocabulary gives it " : "its position gives it ", expected),
+           "Save the file again with Hugging Face tokenizers and check which id the model was trained with.");
     }
     token.id = static_cast<int32_t>(id);
     next = std::max(next, id + 1);
@@ -229,7 +229,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const fs::path& file) {
     fail(decoder->where(), concat("the decoder \"", type_of(*decoder), "\" is not supported"), kSupported);
   }
   ModelBuilder builder;
-  // The type first: it explains more than whatever else such a file has differently.
+  // Checks the type first: it explains more than other differences of such a file.
   const JsonNode& model = reader.require("model");
   if (const std::string type = type_of(model); type != "BPE" && type != "?") {
     fail(model.where(), concat("the model type \"", type, "\" is not supported"), kSupported);

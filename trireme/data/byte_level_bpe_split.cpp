@@ -76,7 +76,7 @@ size_t word_end(std::string_view text, size_t at) {
       return at + length;
     }
   }
-  // One space, and only U+0020, may lead a run of anything that is not white space.
+  // One space, only U+0020, may begin a run of anything but white space.
   const size_t start = text[at] == ' ' && at + 1 < text.size() ? at + 1 : at;
   const CharClass kind = char_at(text, start).kind;
   if (kind != CharClass::space) {
@@ -87,7 +87,7 @@ size_t word_end(std::string_view text, size_t at) {
   while (end < text.size()) {
     const Char next = char_at(text, end);
     if (next.kind != CharClass::space) {
-      // \s+(?!\S) gives its last character back to the word that follows, unless it is the only one.
+      // \s+(?!\S) leaves its last character to the next word, unless it is the only one.
       return last > at ? last : end;
     }
     last = end;

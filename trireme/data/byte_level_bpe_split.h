@@ -11,10 +11,10 @@ namespace trireme::data {
 /// UTF-8 counts as neither letter, number nor space. Needs at < text.size().
 size_t word_end(std::string_view text, size_t at);
 
-/// Finds where the run of white space that ends at byte `end` begins; `end` when there is none.
+/// Returns where the run of white space that ends at byte `end` begins; `end` if there is none.
 size_t space_before(std::string_view text, size_t end);
 
-/// Finds where the run of white space that begins at byte `at` ends; `at` when there is none.
+/// Returns where the run of white space that begins at byte `at` ends; `at` if there is none.
 size_t space_after(std::string_view text, size_t at);
 
 } // namespace trireme::data

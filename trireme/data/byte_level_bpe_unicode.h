@@ -2,7 +2,7 @@
 
 namespace trireme::data {
 
-/// The classes that GPT-2's split pattern knows: \p{L}, \p{N}, \s and everything else.
+/// Character classes of GPT-2's split pattern: \p{L}, \p{N}, \s and everything else.
 enum class CharClass : unsigned char { other, letter, number, space };
 
 /// Looks a code point up in Unicode 16.0's tables (the version that PyPI tokenizers 0.23 has).

@@ -17,8 +17,8 @@ namespace fs = std::filesystem;
 
 Cifar10::Cifar10(const Options& options) {
   if (options.files.empty()) {
-    throw InputError("data", "no files of CIFAR-10 are named",
-                     "In its binary version they are data_batch_1.bin to data_batch_5.bin and test_batch.bin.");
+    throw InputError("data", "no CIFAR-10 files given",
+                     "Name those of its binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin.");
   }
   for (size_t channel = 0; channel < levels_.size(); ++channel) {
     const double mean = options.mean[channel];

@@ -10,13 +10,13 @@
 
 namespace trireme::data {
 
-/// Reads CIFAR-10 in its binary version (www.cs.toronto.edu/~kriz/cifar.html): records of one byte of label, 0 to 9,
-/// and 3072 bytes of image, 32 rows of 32 red, then green, then blue values.
+/// Reads CIFAR-10 in its binary version (www.cs.toronto.edu/~kriz/cifar.html). A record is one byte of label, 0 to
+/// 9, and 3072 bytes of image: 32 rows of 32 red, then green, then blue values.
 ///
-/// Batches: float input [B, 3, 32, 32] with (value / 255 - mean) / std of its channel, int64 target [B].
-/// Cost: one byte a value in memory (154 MB for the training images); the floats are made batch by batch.
-/// Errors: InputError naming the file and what was found: missing, empty, a length that is not a multiple of 3073, a
-/// label above 9; std <= 0.
+/// Batches: float input [B, 3, 32, 32] with (value / 255 - mean) / std of its channel, int64 target [B]. Memory:
+/// one byte per value (154 MB for the training images); floats are made batch by batch. Errors: InputError naming
+/// the file and what was found: missing, empty, a length that is not a multiple of 3073, a label above 9; std <=
+/// 0.
 class Cifar10 : public Dataset {
  public:
   static constexpr int64_t kSide = 32;
@@ -50,9 +50,9 @@ class Cifar10 : public Dataset {
     return reinterpret_cast<const unsigned char*>(records_.data()) + index * kRecord;
   }
 
-  /// As in the files, one after the other.
+  /// The records of all files in order.
   std::string records_;
-  /// The float of each of the 256 values of each channel.
+  /// The float for each of the 256 values, per channel.
   std::array<std::array<float, 256>, kChannels> levels_;
   std::string name_;
 };

@@ -8,12 +8,12 @@
 
 namespace trireme::data {
 
-/// Makes a micro-batch of samples: PyTorch's collate_fn. Each sample comes from Dataset::get() for one index, so the
-/// first dim of its tensors is 1; the result's first dim is the number of samples. Called from the loader's thread. It
-/// must depend on the samples only, so that a resumed run repeats it.
+/// Makes a micro-batch of samples: PyTorch's collate_fn. Each sample is Dataset::get() of one index, so the first dim
+/// of its tensors is 1; the result's first dim is the number of samples. Called from the loader's thread. It must
+/// depend on the samples only, so that a resumed run repeats it.
 using Collate = std::function<Batch(std::vector<Batch> samples)>;
 
-/// Returns `dataset` with micro-batches made by `collate`. Cost: a get() for each sample, with all its parts on every
+/// Returns `dataset` with micro-batches made by `collate`. Cost: one get() per sample, with inputs and targets on every
 /// stage.
 std::shared_ptr<const Dataset> collated(std::shared_ptr<const Dataset> dataset, Collate collate);
 

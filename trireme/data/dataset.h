@@ -8,7 +8,7 @@
 
 namespace trireme::data {
 
-/// Which part of a sample is needed: the first stage of a pipeline needs inputs, the last one targets.
+/// Part of a sample to read: the first stage of a pipeline needs inputs, the last one targets.
 enum class Part { all, inputs, targets };
 
 /// Samples by number. `get` is called from the loader's thread: const and thread-safe.
@@ -16,10 +16,10 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
-  /// The samples stacked in the order of `indices`. Errors: InputError naming file and
-  /// position for content that cannot be used.
+  /// The samples, stacked in the order of `indices`. Errors: InputError naming file and position for unusable
+  /// content.
   virtual Batch get(std::span<const int64_t> indices) const = 0;
-  /// Returns only one part of the samples. Override it if that is less work.
+  /// Returns only one part of the samples. Override it if that is cheaper.
   virtual Batch get_part(std::span<const int64_t> indices, Part part) const {
     Batch batch = get(indices);
     (part == Part::inputs ? batch.targets : batch.inputs).clear();

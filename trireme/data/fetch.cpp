@@ -28,7 +28,7 @@ fs::path make_folder(const fs::path& path) {
   return path;
 }
 
-// The end of a program's error output, for our error message.
+// The end of a program's error output, for error messages.
 std::string complaint(const CommandResult& result) {
   std::string text = result.err.empty() ? result.out : result.err;
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
@@ -54,7 +54,7 @@ std::map<std::string, std::string> sha256_of(const fs::path& folder, const std::
   return sums;
 }
 
-// Reads a SHA256SUMS file; nothing if there is none or it is not one.
+// Reads a SHA256SUMS file; returns nothing if it is missing or malformed.
 std::vector<FetchedFile> promised(const fs::path& folder) {
   std::vector<FetchedFile> files;
   if (!fs::is_regular_file(folder / kSumsFile)) {
@@ -74,7 +74,7 @@ std::vector<FetchedFile> promised(const fs::path& folder) {
   return files;
 }
 
-// The files as they are when all of `expected` are there with that content, else nullopt.
+// The files' current state if all of `expected` exist with that content, else nullopt.
 std::optional<std::vector<FetchedFile>> present(const fs::path& folder, const std::vector<FetchedFile>& expected) {
   std::vector<std::string> names;
   for (const FetchedFile& file : expected) {
@@ -199,7 +199,7 @@ void install(const std::vector<FileContent>& contents, const fs::path& made, con
       return;
     }
   }
-  // A folder is there already: replace file by file and leave what else is in it.
+  // The folder exists: replaces file by file and keeps its other files.
   fs::create_directories(folder, error);
   const auto move = [&](const std::string& name) {
     fs::rename(made / name, folder / name, error);
@@ -238,7 +238,7 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
   FetchResult result;
   result.folder = (destination.empty() ? fs::path(".") : destination) / name;
   if (fs::exists(result.folder) && !fs::is_directory(result.folder)) {
-    throw InputError("data", concat(result.folder.string(), " is a file, a folder of this name is needed"),
+    throw InputError("data", concat(result.folder.string(), " is a file; expected a folder"),
                      "Choose another folder with --out.");
   }
   if (const auto files = present(result.folder, options.check ? set.known : promised(result.folder))) {
@@ -248,7 +248,7 @@ FetchResult fetch(const std::string& name, const fs::path& destination, const Fe
     return result;
   }
 
-  // Absolute: programs run inside of it.
+  // Absolute, because programs run inside of it.
   const ScratchFolder scratch(make_scratch_folder(concat('.', name, ".fetch"), result.folder.parent_path(),
                                                   "Choose another folder with --out."));
   std::vector<fs::path> sources;

@@ -10,19 +10,19 @@ namespace trireme::data {
 /// A data set that `fetch` knows.
 struct FetchableData {
   std::string name;
-  /// The Debian (and Ubuntu) package it comes in.
+  /// The Debian (and Ubuntu) package that contains it.
   std::string package;
   std::string about;
 };
 
 struct FetchOptions {
-  /// Source of the data set: the package's .deb, the folder it was unpacked to, a folder
-  /// with the files themselves, or for austen the Rdata.rdb. Empty: the installed package if there
-  /// is one, else `apt-get download` (no root, nothing is installed).
+  /// Source of the data set: the package's .deb, the folder it was unpacked to, a folder with the files themselves, or
+  /// for austen the Rdata.rdb. Empty: the installed package if there is one, else `apt-get download` (no root, nothing
+  /// is installed).
   std::filesystem::path from;
-  /// Compare every file with the SHA-256 known to this program.
+  /// Compares every file with its known SHA-256.
   bool check = true;
-  /// Installed packages are looked for below this folder.
+  /// Root folder of installed packages.
   std::filesystem::path installed_root = "/";
 };
 
@@ -36,12 +36,12 @@ struct FetchResult {
   std::filesystem::path folder;
   /// The data set was complete and correct; nothing was done.
   bool already_there = false;
-  /// "package r-cran-janeaustenr, downloaded" or where else the data came from.
+  /// "package r-cran-janeaustenr, downloaded" or another source of the data.
   std::string source;
   std::vector<FetchedFile> files;
 };
 
-/// The data sets by name.
+/// The data sets, by name.
 std::vector<FetchableData> fetchable_data();
 
 /// Puts data set `name` into the folder `destination`/`name` and verifies it.

@@ -67,7 +67,7 @@ struct SpawnActions {
   posix_spawn_file_actions_t actions;
 };
 
-// Reads both at once: a program that fills one pipe while we wait on the other would never end.
+// Reads both at once: a program that fills one pipe while we wait for the other would hang.
 void drain(Descriptor& first, std::string& first_text, Descriptor& second, std::string& second_text) {
   std::array<pollfd, 2> waiting{pollfd{first.get(), POLLIN, 0}, pollfd{second.get(), POLLIN, 0}};
   const std::array<std::string*, 2> texts{&first_text, &second_text};
@@ -84,7 +84,7 @@ void drain(Descriptor& first, std::string& first_text, Descriptor& second, std::
       if (got > 0) {
         texts[i]->append(buffer.data(), static_cast<size_t>(got));
       } else if (got == 0 || errno != EINTR) {
-        waiting[i].fd = -1; // poll() passes over negative descriptors
+        waiting[i].fd = -1; // poll() ignores negative descriptors
       }
     }
   }
@@ -113,7 +113,7 @@ CommandResult run_command(const std::vector<std::string>& arguments, const std::
       throw Error("data", concat("the folder ", folder.string(), " to run ", arguments[0], " in does not exist"));
     }
     throw CommandMissing("data", concat("the program ", arguments[0], " is not installed"),
-                         "Install it, or see that PATH has its folder.");
+                         "Install it, or add its folder to PATH.");
   }
   if (code != 0) {
     throw Error("data", concat("cannot start ", arguments[0], ": ", std::strerror(code)));
@@ -126,7 +126,7 @@ CommandResult run_command(const std::vector<std::string>& arguments, const std::
   int status = 0;
   while (::waitpid(child, &status, 0) < 0) {
     if (errno != EINTR) {
-      throw Error("data", concat("lost sight of ", arguments[0], ": ", std::strerror(errno)));
+      throw Error("data", concat("cannot wait for ", arguments[0], ": ", std::strerror(errno)));
     }
   }
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

@@ -22,9 +22,9 @@ class CommandMissing : public Error {
   using Error::Error;
 };
 
-/// Runs `arguments[0]`, looked up in PATH, inside `folder` and waits for its end. No shell is
-/// involved: arguments are passed unchanged. Standard input is empty; both outputs are returned.
-/// Errors: CommandMissing; Error when the system refuses a pipe or a process.
+/// Runs `arguments[0]`, found in PATH, inside `folder` and waits for its end. Uses no shell: arguments are passed
+/// unchanged. Standard input is empty; both outputs are returned. Errors: CommandMissing; Error when the system refuses
+/// a pipe or a process.
 CommandResult run_command(const std::vector<std::string>& arguments, const std::filesystem::path& folder);
 
 } // namespace trireme::data

@@ -12,7 +12,7 @@ namespace trireme::data {
 namespace {
 
 constexpr size_t kMostBlockBytes = size_t{256} << 20;
-constexpr const char* kAdvice = "The file is damaged or of another kind; get the package again.";
+constexpr const char* kAdvice = "The file is damaged or of another kind; download the package again.";
 
 // R's SEXP types and the encoding bits of a CHARSXP's "general purpose" field.
 constexpr uint32_t kCharacter = 9;
@@ -43,9 +43,9 @@ class BlockReader {
                   ", only plain character vectors (type 16) are read"));
     }
     const uint32_t count = word("the number of strings");
-    // A string takes at least eight bytes, so a wrong count fails here, before memory is allocated.
+    // A string has at least eight bytes, so a wrong count fails before memory is allocated.
     if (count > (bytes_.size() - at_) / 8) {
-      fail(concat("claims ", count, " strings, there is room for ", (bytes_.size() - at_) / 8));
+      fail(concat("claims ", count, " strings, but has room for ", (bytes_.size() - at_) / 8));
     }
     std::vector<std::string> out;
     out.reserve(count);
@@ -66,7 +66,7 @@ class BlockReader {
     }
     const uint32_t version = word("the version");
     if (version != 2 && version != 3) {
-      fail(concat("has serialisation version ", version, ", known are 2 and 3"));
+      fail(concat("has serialisation version ", version, ", supported are 2 and 3"));
     }
     word("the writer's version");
     word("the oldest reader's version");
@@ -80,7 +80,7 @@ class BlockReader {
     const uint32_t flags = word("a string's type");
     if ((flags & 0xff) != kCharacter || (flags & (kHasObject | kHasAttributes | kHasTag | kBytesEncoding)) != 0) {
       at_ -= 4;
-      fail(concat("a string is expected, found flags ", flags));
+      fail(concat("expected a string, found flags ", flags));
     }
     const uint32_t length = word("a string's length");
     if (length == UINT32_MAX) {
@@ -130,14 +130,14 @@ struct Inflated {
   size_t consumed = 0;
 };
 
-// Unpacks the zlib stream that `packed` begins with, and says how long it was.
+// Unpacks the zlib stream at the beginning of `packed`, and returns its length.
 Inflated inflate_first(std::string_view packed, size_t most_bytes, const std::string& source) {
   const auto fail = [&](const std::string& happened) {
     throw InputError("data", concat(source, ": ", happened), kAdvice);
   };
   z_stream stream{};
   if (inflateInit(&stream) != Z_OK) {
-    throw Error("data", "zlib cannot start; is there memory left?");
+    throw Error("data", "zlib cannot start: out of memory?");
   }
   const std::unique_ptr<z_stream, int (*)(z_stream*)> cleanup(&stream, inflateEnd);
 
@@ -156,7 +156,7 @@ Inflated inflate_first(std::string_view packed, size_t most_bytes, const std::st
     result.consumed += taken;
     result.content.append(chunk, 0, made);
     if (result.content.size() > most_bytes) {
-      fail(concat("holds more than the ", most_bytes, " bytes that its head says or that are allowed"));
+      fail(concat("holds more than the ", most_bytes, " bytes that its header states or the limit allows"));
     }
     if (code == Z_STREAM_END) {
       return result;
@@ -184,7 +184,7 @@ std::vector<std::vector<std::string>> read_rdb(std::string_view bytes, const std
     const size_t length = big_endian(bytes.substr(at, 4));
     const Inflated block = inflate_first(bytes.substr(at + 4), std::min(length, kMostBlockBytes), place);
     if (block.content.size() != length) {
-      throw InputError("data", concat(place, ": holds ", block.content.size(), " bytes, its head says ", length),
+      throw InputError("data", concat(place, ": holds ", block.content.size(), " bytes, its header states ", length),
                        kAdvice);
     }
     blocks.push_back(BlockReader(block.content, place).strings());

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostFileBytes = size_t{256} << 20;
 
-// "NORTHANGER ABBEY" -> "northanger-abbey": no character that a path could mind.
+// "NORTHANGER ABBEY" -> "northanger-abbey": only characters that are safe in a path.
 std::string file_stem(const std::vector<std::string>& lines, size_t number) {
   const auto title = std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return !line.empty(); });
   std::string stem;
@@ -33,7 +33,7 @@ std::string file_stem(const std::vector<std::string>& lines, size_t number) {
   return stem.empty() ? concat("novel-", number) : stem;
 }
 
-// Where the last tenth begins, moved on to the next paragraph (or the next line if there is none).
+// The beginning of the last tenth, moved to the next paragraph (or the next line if there is none).
 size_t held_out_start(const std::string& text) {
   const size_t nine_tenths = text.size() - text.size() / 10;
   const size_t blank_line = text.find("\n\n", nine_tenths);
@@ -97,9 +97,9 @@ std::vector<FileContent> make_austen(const std::vector<fs::path>& sources) {
   return files;
 }
 
-// The hashes are of Debian 12's packages r-cran-janeaustenr 1.0.0-1 and dataset-fashion-mnist
-// 0.0~git20200523.55506a9-1; what is hashed is the content after unpacking, so a package that was
-// merely compressed anew still fits.
+// Hashes of Debian 12's packages r-cran-janeaustenr 1.0.0-1 and dataset-fashion-mnist
+// 0.0~git20200523.55506a9-1. They are of the unpacked content, so a package that was only compressed anew still
+// matches.
 const std::vector<FetchSet>& fetch_sets() {
   static const std::vector<FetchSet> sets = {
       {{"austen", "r-cran-janeaustenr", "the six novels of Jane Austen, 4.0 MB of plain text"},

@@ -9,23 +9,23 @@
 
 namespace trireme::data {
 
-/// One file that a data set is made of: its name and what it holds.
+/// One file of a data set: name and content.
 using FileContent = std::pair<std::string, std::string>;
 
-/// How one data set is found, made and recognised; fetch.h describes their content.
+/// How to find, make and verify one data set; fetch.h describes their content.
 struct FetchSet {
   FetchableData data;
-  /// The needed files; each may be there with the ".gz" left out.
+  /// The needed files; each may also exist without its ".gz".
   std::vector<std::string> sources;
-  /// Where they lie in the package, relative to the root it is unpacked to.
+  /// Their folder in the package, relative to the root it is unpacked to.
   std::string package_folder;
   /// Reads the sources, in the order above, and returns the data set's files.
   std::vector<FileContent> (*make)(const std::vector<std::filesystem::path>& sources);
-  /// The data set's files with their right sizes and hashes.
+  /// The data set's files with their correct sizes and hashes.
   std::vector<FetchedFile> known;
 };
 
-/// All of them, in the order in which they are shown.
+/// All data sets, in the order of their listing.
 const std::vector<FetchSet>& fetch_sets();
 
 /// Writes one novel per block of an R database (see read_rdb), and the training and validation

@@ -22,7 +22,7 @@ namespace trireme::data {
 template <typename TorchDataset>
 class FromTorch : public Dataset {
  public:
-  /// Errors: InputError for a dataset that does not know its size.
+  /// Errors: InputError for a dataset without a size.
   explicit FromTorch(TorchDataset dataset) : dataset_(std::move(dataset)), size_(size_of(dataset_)) {}
 
   int64_t size() const override {
@@ -46,7 +46,7 @@ class FromTorch : public Dataset {
   static int64_t size_of(TorchDataset& dataset) {
     const std::optional<size_t> size = dataset.size();
     if (!size) {
-      throw InputError("data", "from_torch() got a dataset that does not know its size",
+      throw InputError("data", "from_torch() got a dataset without a size",
                        "Give it size(), or pass batches to train_batch(next) from a torch::data loader.");
     }
     return static_cast<int64_t>(*size);
@@ -54,10 +54,10 @@ class FromTorch : public Dataset {
   template <typename Target>
   static constexpr bool has_target() {
     static_assert(std::convertible_to<Target, at::Tensor> || std::same_as<Target, torch::data::example::NoTarget>,
-                  "from_torch(): the target of a sample is a tensor, or there is none");
+                  "from_torch(): a sample's target must be a tensor, or absent");
     return std::convertible_to<Target, at::Tensor>;
   }
-  // What a transform has collated, or single samples.
+  // A transform's collated batch, or single samples.
   template <typename Data, typename Target>
   static Batch batch_of(const torch::data::Example<Data, Target>& example) {
     Batch batch{{example.data}, {}, 0};

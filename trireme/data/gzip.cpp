@@ -49,7 +49,7 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
   size_t filled = 0;
   size_t used = 0;
   while (filled < at_most) {
-    // Grows with the decompressed data: a header may state any size.
+    // Grows with the decompressed data, because a header may state any size.
     out.resize(std::min(at_most, std::max<size_t>(filled * 2, 64 << 10)));
     stream->next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data() + used));
     stream->avail_in = clamp(content.size() - used);
@@ -67,13 +67,13 @@ std::string gunzip(std::string_view content, size_t at_most, const std::string& 
             strange != std::string_view::npos) { // NULs are padding by custom
           throw InputError(
               "data",
-              concat(source, " is damaged: what begins at byte ", used + strange, " is neither gzip nor padding"),
+              concat(source, " is damaged: the data from byte ", used + strange, " on is neither gzip nor padding"),
               "Fetch or copy it again.");
         }
         break;
       }
       inflateReset(stream.get());
-    } else if (status == Z_BUF_ERROR) { // there is room, so the input is at its end
+    } else if (status == Z_BUF_ERROR) { // the output has room, so the input has ended
       throw InputError("data",
                        concat(source, " ends in the middle of its gzip stream, after ", content.size(), " bytes"),
                        "It is cut off; fetch or copy it again.");

@@ -6,12 +6,12 @@
 
 namespace trireme::data {
 
-/// Says whether the content begins like a gzip file.
+/// True if the content begins like a gzip file.
 bool is_gzip(std::string_view content);
 
-/// Unpacks gzip (RFC 1952; several members as one) until the end or until `at_most` bytes are out.
-/// The end's checksum is compared; NUL bytes after the last member are padding. Errors: InputError naming `source` for
-/// a cut or damaged stream, and for anything else after it.
+/// Unpacks gzip (RFC 1952; concatenates members) until its end or until `at_most` bytes are out. Verifies the checksum
+/// at the end; ignores NUL bytes after the last member as padding. Errors: InputError naming `source` for a truncated
+/// or damaged stream, and for other data after it.
 std::string gunzip(std::string_view content, size_t at_most, const std::string& source);
 
 } // namespace trireme::data

@@ -40,10 +40,10 @@ void check_magic(std::string_view head, char num_dims, const std::string& file) 
   if (found == std::string_view(wanted, 4)) {
     return;
   }
-  std::string next = "Name an IDX file of unsigned bytes, as MNIST's are, plain or .gz.";
+  std::string next = "Name an IDX file of unsigned bytes, like MNIST's, plain or .gz.";
   if (found.size() == 4 && found.substr(0, 3) == std::string_view(wanted, 3) && (found[3] == 1 || found[3] == 3)) {
-    next = num_dims == 3 ? "It has labels: were the files of images and labels exchanged?"
-                         : "It has images: were the files of images and labels exchanged?";
+    next = num_dims == 3 ? "It has labels: were the files of images and labels swapped?"
+                         : "It has images: were the files of images and labels swapped?";
   }
   throw InputError("data",
                    concat(file, " begins with ", found.empty() ? "nothing" : hex(found), ", IDX ",
@@ -76,7 +76,7 @@ Idx read_idx(const fs::path& path, char num_dims) {
     overflow |= __builtin_mul_overflow(expected, dim, &expected);
   }
   if (overflow || expected == 0 || expected > SIZE_MAX / 2) {
-    throw InputError("data", concat(file, ": its header says ", product, " bytes, which cannot be"),
+    throw InputError("data", concat(file, ": its header states an impossible size of ", product, " bytes"),
                      "It is damaged; fetch or copy it again.");
   }
   if (packed) {
@@ -86,7 +86,7 @@ Idx read_idx(const fs::path& path, char num_dims) {
     const size_t found = content.size() - head_bytes;
     throw InputError("data",
                      concat(file, " holds ", packed && found > expected ? "at least " : "", found,
-                            " bytes after its header, which says ", product, " = ", expected),
+                            " bytes after its header, which states ", product, " = ", expected),
                      "It is cut off or damaged; fetch or copy it again.");
   }
   idx.elements = std::move(content.erase(0, head_bytes));
@@ -97,9 +97,9 @@ Idx read_idx(const fs::path& path, char num_dims) {
 
 IdxImages::IdxImages(const Options& options) : levels_(256) {
   if (options.images.empty() || options.images.size() != options.labels.size()) {
-    throw InputError(
-        "data", concat(options.images.size(), " files of images and ", options.labels.size(), " of labels are named"),
-        "Each file of images needs its file of labels, in the same order.");
+    throw InputError("data",
+                     concat(options.images.size(), " files of images, but ", options.labels.size(), " of labels"),
+                     "Each file of images needs its file of labels, in the same order.");
   }
   if (!(options.std > 0) || !std::isfinite(options.std) || !std::isfinite(options.mean)) {
     throw InputError("data", concat("pixels cannot be normalised with mean ", options.mean, " and std ", options.std),

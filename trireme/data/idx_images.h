@@ -11,15 +11,15 @@ namespace trireme::data {
 
 /// Reads images and labels in the IDX format of MNIST (yann.lecun.com/exdb/mnist), plain or gzipped.
 ///
-/// Batches: float input [B, 1, H, W] with (pixel / 255 - mean) / std, int64 target [B].
-/// Cost: one byte a pixel in memory; the floats are made batch by batch.
-/// Errors: InputError naming the file and what was found: not IDX, another element type or number of dims,
-/// another length than its header says, image and label counts that differ, images of different
-/// sizes, a label >= classes (0: not checked), std <= 0.
+/// Batches: float input [B, 1, H, W] with (pixel / 255 - mean) / std, int64 target [B]. Memory: one byte per
+/// pixel; floats are made batch by batch. Errors: InputError naming the file and what was found: not IDX,
+/// another element type, number of dims or length than its header states, or images of different sizes.
+/// InputError also for different numbers of images and labels, a label >= classes (0: not checked), or std <=
+/// 0.
 class IdxImages : public Dataset {
  public:
   struct Options {
-    /// One file of labels for each file of images.
+    /// One file of labels per file of images.
     std::vector<std::filesystem::path> images{};
     std::vector<std::filesystem::path> labels{};
     double mean = 0;

@@ -23,11 +23,11 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
       if (!tensor.defined() || tensor.dim() < 1 || tensor.size(0) != rows) {
         throw Error(
             "data",
-            concat("the dataset was asked for ", rows, " samples and returned a tensor whose first dim is not ", rows),
+            concat("the dataset returned a tensor whose first dim is not ", rows, ", the number of samples asked for"),
             concat("Dataset: ", dataset.describe()));
       }
       tensor =
-          pin && tensor.is_cpu() ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are not copied at once
+          pin && tensor.is_cpu() ? tensor.contiguous().pin_memory() : tensor; // rows with gaps are copied synchronously
     }
   }
   batch.samples = micro_batch.samples;
@@ -37,7 +37,7 @@ Batch make_batch(const Dataset& dataset, const DistributedSampler::MicroBatch& m
 
 } // namespace
 
-/// Makes the rest of one epoch's micro-batches in a thread, at most `depth` ahead.
+/// Makes the remaining micro-batches of one epoch in a thread, at most `depth` ahead.
 class DataLoader::Prefetcher {
  public:
   Prefetcher(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t per_rank, int64_t depth,
@@ -59,7 +59,7 @@ class DataLoader::Prefetcher {
     thread_.join();
   }
 
-  /// Called at most as often as the epoch has micro-batches left, and not after a throw.
+  /// Called at most once per remaining micro-batch of the epoch, and not after a throw.
   Batch take() {
     const Note note("waiting for the loader");
     std::unique_lock lock(mutex_);
@@ -131,10 +131,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
     throw InputError("data", concat("prefetch must be 0 or more micro-batches, got ", prefetch));
   }
   if (sampler_.size() != dataset_->size()) {
-    throw InputError("data", concat("the sampler counts ", sampler_.size(), " samples, the dataset ", dataset_->size()),
+    throw InputError("data", concat("the sampler has ", sampler_.size(), " samples, the dataset ", dataset_->size()),
                      "Make the sampler with the dataset's size().");
   }
-  sampler_.micro_batches_per_epoch(micro_batch_size); // refuses a bad size now
+  sampler_.micro_batches_per_epoch(micro_batch_size); // refuses a bad size at once
 }
 
 DataLoader::~DataLoader() = default;

@@ -15,29 +15,29 @@ namespace trireme::data {
 ///   while (auto batch = loader.next()) { ... }
 ///   loader.start_epoch(loader.epoch() + 1);
 ///
-/// The state is the position after the last returned batch; prefetched batches do not
-/// count and are made again after `load_state`. An exception of the dataset is thrown by the `next`
-/// that would have returned its batch; the position stays before that batch and the next call tries again.
+/// The state is the position after the last returned batch; prefetched batches do not count and are made again after
+/// `load_state`. An exception of the dataset is thrown by the `next` that would have returned its batch. The position
+/// stays before that batch and the next call tries again.
 ///
-/// Not for use by several threads at once. The destructor waits for at most one Dataset::get.
+/// Not thread-safe. The destructor waits for at most one Dataset::get.
 class DataLoader : public Stateful {
  public:
-  /// Prefetches `prefetch` micro-batches; 0: `next` makes each one, without a thread.
-  /// `pin`: the tensors are in pinned memory, from which a GPU copies them while it computes.
-  /// Errors: InputError for a micro-batch size below 1, a negative prefetch, or a sampler of another size.
+  /// Prefetches `prefetch` micro-batches; 0: `next` makes each one, without a thread. `pin`: the tensors are in pinned
+  /// memory, from which a GPU copies while it computes. Errors: InputError for a micro-batch size below 1, a negative
+  /// prefetch, or a sampler of another size.
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler, int64_t micro_batch_size,
              int64_t prefetch = 2, Part part = Part::all, bool pin = false);
   ~DataLoader() override;
   DataLoader(DataLoader&&) noexcept;
   DataLoader& operator=(DataLoader&&) noexcept;
 
-  /// The next micro-batch; nullopt at the epoch's end, until `start_epoch` is called.
-  /// Has always micro_batch_size rows; the first `Batch::samples` are real (0 is possible):
-  /// an evaluation uses `narrow(0, 0, samples)` and weights by it.
+  /// The next micro-batch; nullopt at the epoch's end, until `start_epoch` is called. It always has micro_batch_size
+  /// rows, of which the first `Batch::samples` are real (possibly 0). Evaluations use `narrow(0, 0, samples)` and
+  /// weight by it.
   std::optional<Batch> next();
   /// Skips a micro-batch without reading it; false at the epoch's end.
   bool skip();
-  /// Goes to the start of an epoch; may be called in the middle of another.
+  /// Starts an epoch, also in the middle of another.
   void start_epoch(int64_t epoch);
 
   int64_t batches_per_epoch() const;
@@ -70,7 +70,7 @@ class DataLoader : public Stateful {
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
-/// A loader that never ends: each epoch is followed by the next, with its own order.
+/// An endless loader: each epoch is followed by the next, with its own order.
 class RepeatingLoader : public Stateful {
  public:
   /// Errors, also of next(): InputError if an epoch of `loader` has no micro-batch.

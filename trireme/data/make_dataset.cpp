@@ -39,7 +39,7 @@ Datasets open_tokens(const DataOptions& options, Share checked) {
   }
   const auto open = [&](const std::vector<fs::path>& files) {
     auto tokens = std::make_shared<TokensDataset>(files, options.sequence_length, vocab_size, options.token_bytes);
-    tokens->check(checked); // now, not in the last epoch
+    tokens->check(checked); // fail now, not in the last epoch
     return tokens;
   };
   result.train = open(options.train);
@@ -95,7 +95,7 @@ Datasets open_images(const DataOptions& options) {
 
 Datasets make_datasets(const DataOptions& options, Share checked) {
   if (options.train.empty()) {
-    throw InputError("data", "no train files are named", "Set data.train in the run file.");
+    throw InputError("data", "no train files given", "Set data.train in the run file.");
   }
   switch (options.kind) {
     case DataOptions::Kind::tokens:
@@ -116,7 +116,7 @@ std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split sp
 DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split,
                        int64_t micro_batch_size, int64_t rank, int64_t replicas) {
   if (dataset == nullptr) {
-    throw InputError("data", "there is no validation data to read",
+    throw InputError("data", "there is no validation data",
                      "Set data.validation, or for text data.validation_fraction.");
   }
   SamplerOptions order{.shuffle = false, .drop_last = false, .seed = options.seed, .rank = rank, .replicas = replicas};

@@ -15,30 +15,30 @@ class Tokenizer;
 
 enum class Split { train, validation };
 
-/// The data of a run, and what is needed to express its losses in nats a byte.
+/// The data of a run, and statistics that convert its losses to nats per byte.
 struct Datasets {
   std::shared_ptr<const Dataset> train;
   /// Null if the options name no validation data.
   std::shared_ptr<const Dataset> validation;
   /// The tokenizer; null for images, and for tokens whose options name none.
   std::shared_ptr<const Tokenizer> tokenizer;
-  /// Text only: bytes a token of the validation text, else of the train text; a loss in nats a token
-  /// divided by it is in nats a byte.
+  /// Text only: bytes per token of the validation text, else of the train text. A loss in nats per token divided by it
+  /// is in nats per byte.
   std::optional<double> bytes_per_token;
-  /// Text only: the loss, in nats, of predicting each validation (else train) byte from its frequency in the train
-  /// text.
+  /// Text only: the loss, in nats per byte, of predicting each validation (else train) byte from its frequency in the
+  /// train text.
   std::optional<double> unigram_entropy_per_byte;
 };
 
-/// Opens the files of both splits; text is read and tokenized once, tokens are compared with the vocabulary once: this
+/// Opens the files of both splits. Text is read and tokenized once; tokens are compared with the vocabulary once: this
 /// share of them. Errors: InputError naming the file or option.
 Datasets make_datasets(const DataOptions& options, Share checked = {});
 
 /// Opens one split's files; null for validation data that the options do not name.
 std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split);
 
-/// Makes the loader of a split for one of `replicas` ranks: the train split as the options say, the
-/// validation split in order, to its end, the last micro-batch filled up.
+/// Makes the loader of a split for one of `replicas` ranks. The train split follows the options. The validation split
+/// is read in order and to its end, with the last micro-batch filled up.
 DataLoader make_loader(std::shared_ptr<const Dataset> dataset, const DataOptions& options, Split split,
                        int64_t micro_batch_size, int64_t rank = 0, int64_t replicas = 1);
 

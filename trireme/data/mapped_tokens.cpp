@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 
 using Largest = std::vector<std::atomic<int64_t>>;
 
-// One for each file, as it is now, and each width. Of a file that has just been written another write may leave the
-// same time: its own.
+// One per file, in its current version, and width. A file that was just written is not cached: a second write could
+// leave the same time stamp.
 std::shared_ptr<Largest> known_of(const struct stat& status, int64_t token_bytes, size_t blocks) {
   constexpr time_t kSettled = 2;
   const auto fresh = [&] {
@@ -60,7 +60,7 @@ MappedTokens::MappedTokens(fs::path path, int64_t first_token, int64_t token_byt
     fail(fd, std::strerror(errno), "Check the path.");
   }
   if (!S_ISREG(status.st_mode)) {
-    fail(fd, "not a file", "Name the files of tokens themselves.");
+    fail(fd, "not a file", "Name files, not folders.");
   }
   bytes_ = static_cast<size_t>(status.st_size);
   if (bytes_ == 0) {
@@ -72,8 +72,8 @@ MappedTokens::MappedTokens(fs::path path, int64_t first_token, int64_t token_byt
   }
   ::close(fd);
   data_ = static_cast<const unsigned char*>(address);
-  // What fits easily is read ahead whole. In larger files a sample is a few pages anywhere, for which the
-  // system's usual read-ahead of 128 kB would read mostly in vain.
+  // Prefetches small files entirely. In larger files a sample is a few random pages, for which the system's usual
+  // read-ahead of 128 kB would be mostly wasted.
   constexpr size_t kReadAhead = size_t{256} << 20;
   ::madvise(address, bytes_, bytes_ <= kReadAhead ? MADV_WILLNEED : MADV_RANDOM);
   try {
@@ -83,7 +83,7 @@ MappedTokens::MappedTokens(fs::path path, int64_t first_token, int64_t token_byt
     if (bytes_ % static_cast<size_t>(token_bytes_) != 0) {
       fail(-1,
            token_bytes_ == 2 ? concat("it is ", bytes_, " bytes long, an odd number")
-                             : concat("it is ", bytes_, " bytes long, no multiple of ", token_bytes_),
+                             : concat("it is ", bytes_, " bytes long, not a multiple of ", token_bytes_),
            concat("Tokens are ", token_bytes_, " bytes each (uint", 8 * token_bytes_,
                   "); the file is cut off or another format."));
     }
@@ -100,10 +100,10 @@ MappedTokens::~MappedTokens() {
 
 void MappedTokens::refuse_other_formats() const {
   constexpr size_t kLooked = 1 << 20;
-  constexpr const char* kGoOn = " If these are 16-bit tokens all the same, set data.token_bytes to 2.";
+  constexpr const char* kGoOn = " If these are 16-bit tokens anyway, set data.token_bytes to 2.";
   const std::string_view head(reinterpret_cast<const char*>(data_), std::min<size_t>(bytes_, 16));
   if (const std::string_view packing = packing_of(head); !packing.empty()) {
-    fail(-1, concat("it is packed with ", packing), concat("Unpack it; files of tokens are read in place.", kGoOn));
+    fail(-1, concat("it is packed with ", packing), concat("Unpack it; files of tokens are memory-mapped.", kGoOn));
   }
   if (head.starts_with("\x93NUMPY")) {
     fail(-1, "it begins with the header of a .npy file",

@@ -13,7 +13,7 @@ namespace trireme::data {
 /// A memory-mapped file of little-endian tokens of 2 or 4 bytes.
 class MappedTokens {
  public:
-  /// As TokensDataset; the first token of the file has number `first_token` in the data set.
+  /// As TokensDataset; the file's first token has number `first_token` in the data set.
   MappedTokens(std::filesystem::path path, int64_t first_token, int64_t token_bytes);
   ~MappedTokens();
   MappedTokens(const MappedTokens&) = delete;
@@ -33,15 +33,15 @@ class MappedTokens {
   }
   void read(int64_t start, std::span<int64_t> out) const;
 
-  /// Tokens of a block of largest_in(); the last block has what is left.
+  /// Tokens per block of largest_in(); the last block has the remainder.
   int64_t tokens_per_block() const {
     return kBlockBytes / token_bytes_;
   }
   int64_t num_blocks() const {
     return (static_cast<int64_t>(bytes_) + kBlockBytes - 1) / kBlockBytes;
   }
-  /// The largest token of a block. Reads it once in the life of the process, unless the file changes; `next` is the
-  /// block to be read after it (past the end: none).
+  /// The largest token of a block. Reads the block once per process, unless the file changes; prefetches block `next`
+  /// (past the end: none).
   int64_t largest_in(int64_t block, int64_t next) const;
 
  private:
@@ -56,7 +56,7 @@ class MappedTokens {
   int64_t token_bytes_;
   const unsigned char* data_ = nullptr;
   size_t bytes_ = 0;
-  /// The largest tokens of its blocks; -1: not read yet. Of all objects of this file.
+  /// The largest tokens of its blocks; -1: not read yet. Shared by all objects of this file.
   std::shared_ptr<std::vector<std::atomic<int64_t>>> largest_;
 };
 

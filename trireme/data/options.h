@@ -7,14 +7,14 @@
 
 namespace trireme::data {
 
-/// The data of a run: files, how they become samples, and their order.
+/// The data of a run: files, their samples, and the order of these.
 struct DataOptions {
   /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX
   /// (MNIST) files.
   enum class Kind { tokens, text, images };
   Kind kind = Kind::text;
 
-  /// Several files are read as one.
+  /// Several files are concatenated.
   std::vector<std::filesystem::path> train{};
   /// Empty: no validation data, or for text the last `validation_fraction` of `train`.
   std::vector<std::filesystem::path> validation{};
@@ -22,7 +22,7 @@ struct DataOptions {
   // tokens, text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
-  /// A token of at least this value is refused; 0: the tokenizer's size, if there is one. A tokenizer must not be
+  /// Tokens >= this value are refused; 0: the tokenizer's size, if there is one. A tokenizer must not be
   /// larger.
   int64_t vocab_size = 0;
 
@@ -46,12 +46,12 @@ struct DataOptions {
   /// Pixels become (pixel / 255 - mean) / std.
   double mean = 0;
   double std = 1;
-  /// A label of at least this value is refused; 0: not checked.
+  /// Labels >= this value are refused; 0: not checked.
   int64_t classes = 0;
 
   // order; validation data is always read in order and to its end
   bool shuffle = true;
-  /// true: leave out the last, incomplete global micro-batch; false: fill it up from the epoch's start.
+  /// true: drops the last, incomplete global micro-batch; false: fills it up from the epoch's start.
   bool drop_last = true;
   int64_t seed = 1234;
   /// Micro-batches that the loader's thread prefetches; 0: none.

@@ -15,7 +15,7 @@ struct Packing {
   std::string_view command;
 };
 
-// gzip's third byte is its method, and there is one: files of numbers begin with the first two by chance more often.
+// Includes gzip's third byte, its only method: files of numbers often begin with the first two bytes by chance.
 constexpr Packing kPackings[] = {{"\x1f\x8b\x08", "gzip", "gunzip"},
                                  {"BZh", "bzip2", "bunzip2"},
                                  {{"\xFD"
@@ -26,7 +26,7 @@ constexpr Packing kPackings[] = {{"\x1f\x8b\x08", "gzip", "gunzip"},
                                  {"\x28\xB5\x2F\xFD", "zstd", "unzstd"},
                                  {"PK\x03\x04", "zip", "unzip"},
                                  {"7z\xBC\xAF\x27\x1C", "7z", "7z x"}};
-constexpr std::string_view kBlockOfBzip2 = "1AY&SY"; // pi; after "BZh" and a digit, so that a text may begin with BZh
+constexpr std::string_view kBlockOfBzip2 = "1AY&SY"; // pi; after "BZh" and a digit: a text may begin with BZh
 
 const Packing* find_packing(std::string_view head) {
   for (const Packing& packing : kPackings) {
@@ -52,8 +52,8 @@ std::string unpack(std::string content, const std::string& source) {
     where = concat("what is in ", source);
   }
   if (const Packing* packing = find_packing(content)) {
-    throw InputError("data", concat(where, " is packed with ", packing->name, ", and only gzip is unpacked here, once"),
-                     concat("Unpack it first (", packing->command, "), and name what comes out."));
+    throw InputError("data", concat(where, " is packed with ", packing->name, ", only one layer of gzip is supported"),
+                     concat("Unpack it first (", packing->command, ") and name the unpacked file."));
   }
   return content;
 }

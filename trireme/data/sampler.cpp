@@ -18,7 +18,7 @@ constexpr int64_t kMost = int64_t{1} << 31; // so that per_rank * replicas canno
 
 int64_t global_size(int64_t per_rank, int64_t replicas) {
   if (per_rank < 1 || per_rank > kMost) {
-    throw InputError("data", concat("a micro-batch has at least 1 sample and at most ", kMost, ", got ", per_rank));
+    throw InputError("data", concat("a micro-batch must have from 1 to ", kMost, " samples, got ", per_rank));
   }
   return per_rank * replicas;
 }
@@ -36,7 +36,7 @@ int64_t integer(const nlohmann::json& state, const char* key) {
   const auto& value = member(state, key);
   if (!value.is_number_integer()) {
     throw InputError("data",
-                     concat("the saved data position's \"", key, "\" is ", value.dump(), ", a whole number is needed"));
+                     concat("the saved data position's \"", key, "\" must be a whole number, got ", value.dump()));
   }
   return value.get<int64_t>();
 }
@@ -48,17 +48,17 @@ DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options) : s
     throw InputError("data", "there are no samples to read");
   }
   if (options.replicas < 1 || options.replicas > kMost || options.rank < 0 || options.rank >= options.replicas) {
-    throw InputError("data", concat("rank ", options.rank, " is not one of ", options.replicas, " replicas"),
-                     "rank counts from 0 and stays below replicas.");
+    throw InputError("data", concat("rank ", options.rank, " is outside of ", options.replicas, " replicas"),
+                     "Ranks count from 0 to replicas - 1.");
   }
   if (options_.order) {
     options_.shuffle = false;
     order_ = own_order(epoch_);
     if (*own_order(epoch_) != *order_) {
       throw InputError("data",
-                       "the own order of the samples is another one each time it is asked for, so that no checkpoint "
-                       "could go on with it",
-                       "Make it from the number of the epoch and a fixed seed, as data::permutation() does.");
+                       "the program's own order of the samples differs between two calls, so no checkpoint "
+                       "could continue it",
+                       "Make it depend only on the epoch and a fixed seed, like data::permutation().");
     }
   }
 }
@@ -68,7 +68,7 @@ std::shared_ptr<const std::vector<int64_t>> DistributedSampler::own_order(int64_
   const auto wrong =
       std::find_if(order->begin(), order->end(), [this](int64_t sample) { return sample < 0 || sample >= size_; });
   if (wrong != order->end()) {
-    throw InputError("data", concat("the own order of epoch ", epoch, " has sample ", *wrong, " at place ",
+    throw InputError("data", concat("the program's own order of epoch ", epoch, " has sample ", *wrong, " at index ",
                                     wrong - order->begin(), ", the dataset has samples 0 to ", size_ - 1));
   }
   return order;
@@ -173,7 +173,7 @@ void DistributedSampler::load_state(const nlohmann::json& state) {
     throw InputError("data",
                      concat("the saved data position is for another order of epoch ", epoch,
                             " than the program's own order gives now"),
-                     "Make it from the same data and the number of the epoch alone, or start without --resume.");
+                     "Make it depend only on the same data and the epoch, or start without --resume.");
   }
   if (position < 0 || position > loaded.length() || epoch < 0) {
     throw InputError("data", concat("the saved data position, epoch ", epoch, " sample ", position, ", is outside the ",
@@ -199,8 +199,8 @@ std::vector<int64_t> permutation(int64_t size, int64_t seed, int64_t epoch) {
   std::vector<int64_t> order(static_cast<size_t>(size));
   std::iota(order.begin(), order.end(), 0);
   for (size_t left = order.size(); left > 1; --left) {
-    // Numbers beyond `left` are drawn again: a remainder would favour the small ones, and
-    // std::uniform_int_distribution differs between libraries.
+    // Rejects numbers above the range: a remainder would favour small ones, and std::uniform_int_distribution differs
+    // between libraries.
     const uint64_t mask = std::bit_ceil(left) - 1;
     uint64_t chosen = generator() & mask;
     while (chosen >= left) {

@@ -71,7 +71,7 @@ double TextDataset::unigram_entropy_per_byte(const TextDataset& train) const {
 
 std::string read_texts(const std::vector<std::filesystem::path>& files) {
   if (files.empty()) {
-    throw InputError("data", "no text files are named");
+    throw InputError("data", "no text files given");
   }
   std::string text;
   for (const auto& file : files) {

@@ -27,11 +27,11 @@ class TextDataset : public Dataset {
   std::string describe() const override;
 
   int64_t num_tokens() const;
-  /// Divides a loss in nats a token to give nats a byte.
+  /// Converts a loss from nats per token to nats per byte (divide by it).
   double bytes_per_token() const;
-  /// The cross entropy of this text's bytes under their frequencies in `train`, in nats a byte: the loss of
-  /// a model that knows only how often each byte occurs (the entropy for the same text). Each of the
-  /// 256 counts is increased by one, so an unseen byte has a finite loss.
+  /// The cross entropy, in nats per byte, of this text's bytes under their frequencies in `train`: the loss of a model
+  /// that knows only how often each byte occurs (for `train` itself: its entropy). Each of the 256 counts is increased
+  /// by one, so an unseen byte has a finite loss.
   double unigram_entropy_per_byte(const TextDataset& train) const;
 
  private:
@@ -47,11 +47,11 @@ class TextDataset : public Dataset {
   std::vector<int32_t> wide_;
 };
 
-/// Reads text files one after the other, gzip unpacked, without the mark that UTF-8 may begin with.
-/// Errors: InputError naming a file that is missing, empty, cut off, packed in another way, in UTF-16 or no text.
+/// Concatenates text files, with gzip unpacked and without UTF-8's byte order mark. Errors: InputError naming a file
+/// that is missing, empty, truncated, packed otherwise, in UTF-16 or not text.
 std::string read_texts(const std::vector<std::filesystem::path>& files);
 
-/// Finds the byte where the validation text, the last `fraction` of `text`, begins; never inside a UTF-8 character.
+/// The byte where the validation text, the last `fraction` of `text`, begins; never inside a UTF-8 character.
 size_t validation_start(std::string_view text, double fraction);
 
 } // namespace trireme::data

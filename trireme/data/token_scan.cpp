@@ -8,11 +8,11 @@
 namespace trireme::data {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tokens are read as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "tokens are read without conversion");
 
 template <typename Token>
 int64_t largest(std::span<const unsigned char> bytes) {
-  constexpr size_t kLanes = 64; // a known number of steps, which the compiler makes vectors of
+  constexpr size_t kLanes = 64; // a fixed number of steps, which the compiler vectorizes
   std::array<Token, kLanes> most{};
   std::array<Token, kLanes> part;
   for (; bytes.size() >= sizeof(part); bytes = bytes.subspan(sizeof(part))) {

@@ -9,15 +9,15 @@
 
 namespace trireme::data {
 
-/// Turns text into token ids and back. All members are const and may be called from several threads.
+/// Converts text to token ids and back. All members are const and thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// The ids of `text`, each in [0, vocab_size()). Adds no begin, end or padding token and cuts nothing.
+  /// The ids of `text`, each in [0, vocab_size()). Adds no begin, end or padding token and truncates nothing.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  /// The bytes that the ids stand for; one id may be only a part of a UTF-8 character.
-  /// Errors: InputError naming the position of an id that has no token.
+  /// The bytes of the ids; one id may be only a part of a UTF-8 character. Errors: InputError naming the position of an
+  /// id without a token.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   /// One more than the largest id.
   virtual int64_t vocab_size() const = 0;

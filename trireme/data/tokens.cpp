@@ -21,7 +21,7 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                              int64_t token_bytes)
     : sequence_length_(sequence_length), vocab_size_(vocab_size), token_bytes_(token_bytes) {
   if (files.empty()) {
-    throw InputError("data", "no files of tokens are named");
+    throw InputError("data", "no files of tokens given");
   }
   if (token_bytes != 0 && token_bytes != 2 && token_bytes != 4) {
     throw InputError("data", concat("data.token_bytes must be 2 or 4, got ", token_bytes));
@@ -38,7 +38,7 @@ TokensDataset::TokensDataset(const std::vector<fs::path>& files, int64_t sequenc
                             kMost16Bit, " or set data.token_bytes to 2."));
   }
   size_ = count_windows(num_tokens_, sequence_length,
-                        files.size() == 1 ? files[0].string() : concat(files.size(), " files together"));
+                        files.size() == 1 ? files[0].string() : concat("the data in ", files.size(), " files"));
 }
 
 TokensDataset::~TokensDataset() = default;
@@ -66,7 +66,7 @@ void TokensDataset::refuse(const MappedTokens& file, int64_t position, int64_t t
                    concat(file.path().string(), ": token ", position, " is ", token, ", the vocabulary has ",
                           vocab_size_, " (0 to ", vocab_size_ - 1, ')'),
                    concat("Raise the model's vocab_size or make the tokens with the right tokenizer.",
-                          token_bytes_ == 4 ? " If these are 16-bit tokens, leave data.token_bytes out." : ""));
+                          token_bytes_ == 4 ? " If these are 16-bit tokens, remove data.token_bytes." : ""));
 }
 
 void TokensDataset::check(Share share) const {
@@ -76,7 +76,7 @@ void TokensDataset::check(Share share) const {
   if (constexpr int64_t kMany = int64_t{1} << 30; num_tokens_ >= kMany) {
     log::info("comparing ", format_count(static_cast<double>(num_tokens_)), " tokens with the vocabulary");
   }
-  int64_t before = 0; // blocks of the files before: shares of many small files are equal too
+  int64_t before = 0; // number of blocks in earlier files: shares of many small files are equal too
   for (const auto& file : files_) {
     const int64_t first = ((share.part - before) % share.parts + share.parts) % share.parts;
     for (int64_t block = first; block < file->num_blocks(); block += share.parts) {

@@ -12,24 +12,24 @@ namespace trireme::data {
 
 class MappedTokens;
 
-/// One of `parts` equal shares of a work: ranks of a host divide it.
+/// One of `parts` equal shares of some work, which the ranks of a host divide.
 struct Share {
   int64_t part = 0;
   int64_t parts = 1;
 };
 
-/// Reads raw little-endian tokens of 2 bytes (uint16, nanoGPT's .bin) or 4 from memory-mapped files, several as one.
+/// Reads raw little-endian tokens of 2 bytes (uint16, nanoGPT's .bin) or 4 from memory-mapped files, concatenated.
 ///
-/// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later.
-/// Cost: no memory of its own; pages are read when touched and shared between ranks of a host.
-/// Errors: InputError for a file that is missing, empty or of a length that is no whole number of tokens, and for fewer
-/// than L + 1 tokens; `get` throws InputError naming file, position and value for a token >= vocab_size (0: not
-/// checked). A file must not be shortened while in use: the system then ends the program.
+/// Sample i is tokens [i*L, i*L + L]: int64 input and target [B, L], the target one token later. Memory: none of its
+/// own; pages are read when touched and shared between ranks of a host. Errors: InputError for a file that is missing,
+/// empty or without an integer number of tokens, and for fewer than L + 1 tokens. Reading throws InputError naming
+/// file, position and value for a token >= vocab_size (0: not checked). A file must not be shortened while in use: the
+/// system then ends the program.
 class TokensDataset : public Dataset {
  public:
-  /// `token_bytes` is 2 or 4. 0: 2, and an InputError for what cannot be 16-bit tokens: a vocabulary above 65,536, a
-  /// file that seems to hold wider ones (suggested_token_bytes() of its first MiB), that is packed or that np.save has
-  /// written.
+  /// `token_bytes` is 2 or 4. 0: 2, with an InputError for what cannot be 16-bit tokens. That is a vocabulary above
+  /// 65,536, or a file that is packed, was written by np.save, or seems to hold wider ones (suggested_token_bytes() of
+  /// its first MiB).
   TokensDataset(const std::vector<std::filesystem::path>& files, int64_t sequence_length, int64_t vocab_size = 0,
                 int64_t token_bytes = 0);
   ~TokensDataset() override;
@@ -44,8 +44,8 @@ class TokensDataset : public Dataset {
     return num_tokens_;
   }
   /// Compares this share of the tokens with the vocabulary, if there is one. Errors: InputError naming the first token
-  /// of the share that is not in it. Cost: one read of the share; what this process has read of a file that has not
-  /// changed is not read again. Leaves no pages in its memory.
+  /// of the share outside of it. Cost: one read of the share, except what this process has already read of an unchanged
+  /// file. Leaves no pages in its memory.
   void check(Share share = {}) const;
 
  private:

@@ -17,7 +17,7 @@
 
 namespace trireme::data {
 
-/// DistributedSampler for a torch::data loader: use it in place of a RandomSampler.
+/// DistributedSampler for a torch::data loader: use it instead of a RandomSampler.
 ///
 ///   trireme::TorchSampler sampler(train_size, world);
 ///   auto loader = torch::data::make_data_loader(std::move(train), sampler, 64);
@@ -70,8 +70,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
     return std::vector<size_t>(batch->indices.begin(), batch->indices.end());
   }
 
-  /// The next pass is this epoch, also after save() and load(). As in PyTorch it may be said before each pass, also
-  /// after load(): the epoch that was loaded goes on in its middle.
+  /// Sets the epoch of the next pass, also after save() and load(). As in PyTorch it may be called before each pass,
+  /// also after load(): a loaded epoch then continues in its middle.
   void set_epoch(int64_t epoch) {
     if (epoch < 0) {
       throw InputError("data", concat("set_epoch(", epoch, ")"), "Epochs count from 0.");
@@ -81,7 +81,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
       place_->passes = epoch;
     }
   }
-  /// The next pass is this epoch behind so many batches of this rank. Errors: InputError where the epoch has fewer.
+  /// The next pass is this epoch after `batches` batches of this rank. Errors: InputError if the epoch has fewer.
   void start_at(int64_t epoch, int64_t batches, int64_t batch_size) {
     DistributedSampler sampler = place_->sampler;
     sampler.start_epoch(std::max<int64_t>(epoch, 0));
@@ -128,16 +128,16 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   }
 
  private:
-  // Where all copies are.
+  // The position that all copies share.
   struct Place {
     explicit Place(DistributedSampler made) : sampler(std::move(made)) {}
 
     DistributedSampler sampler;
     int64_t passes = 0;
-    bool ended = false;       // the pass has given all it has
-    bool begun = false;       // the sampler is in a pass of this process, and nobody has said another epoch since
-    bool within_pass = false; // the next pass begins where the sampler is
-    const TorchSampler* reader = nullptr; // that has begun the pass; only compared
+    bool ended = false;       // the pass has returned all batches
+    bool begun = false;       // the sampler is in a pass of this process, and set_epoch() was not called since
+    bool within_pass = false; // the next pass begins at the sampler's position
+    const TorchSampler* reader = nullptr; // that began the pass; only compared
   };
 
   static SamplerOptions with_place(SamplerOptions options, int64_t rank, int64_t replicas) {

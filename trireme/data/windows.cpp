@@ -53,7 +53,7 @@ Batch gather_windows(std::span<const int64_t> indices, int64_t sequence_length,
 void check_indices(std::span<const int64_t> indices, int64_t size) {
   for (const int64_t index : indices) {
     if (index < 0 || index >= size) {
-      throw Error("data", concat("sample ", index, " was asked for, there are ", size));
+      throw Error("data", concat("there is no sample ", index, " among ", size));
     }
   }
 }

@@ -15,7 +15,7 @@ namespace trireme::data {
 int64_t count_windows(int64_t tokens, int64_t sequence_length, const std::string& source);
 
 /// Stacks samples of a sequence of tokens: one int64 input and one target [B, L], the target one token later; or only
-/// one of them. `read` fills its second argument with the tokens that begin at its first.
+/// one of them. `read(begin, tokens)` fills `tokens` with the tokens from `begin` on.
 Batch gather_windows(std::span<const int64_t> indices, int64_t sequence_length,
                      const std::function<void(int64_t, std::span<int64_t>)>& read, Part part = Part::all);
 

@@ -15,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// This thread's area, kept between calls: fresh pages would cost as much as a tenth of the attention.
+/// A scratch buffer per thread, kept between calls: new pages would cost up to a tenth of the attention.
 float* workspace(int64_t floats) {
   struct Free {
     void operator()(void* p) const {

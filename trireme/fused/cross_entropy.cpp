@@ -9,7 +9,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// How many rows count.
+/// Returns the number of rows that count.
 int64_t check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_index) {
   const int64_t* classes_of = target.const_data_ptr<int64_t>();
   int64_t counted = 0;
@@ -63,8 +63,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     refuse_create_graph("cross_entropy");
     if (context->saved_data["gone"].toBool()) {
       throw Error("fused",
-                  "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient "
-                  "the first time.",
+                  "cross_entropy: second backward, but the first one overwrote the logits with their gradient "
+                  "(Logits::overwrite).",
                   "Call fused::cross_entropy with Logits::keep where a graph is used twice (retain_graph).");
     }
     const variable_list saved = context->get_saved_variables();

@@ -9,7 +9,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Without a residual only y comes out; h is x then.
+// Without a residual only y is returned, and h is x.
 struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
   static variable_list forward(AutogradContext* context, const at::Tensor& any_x,
                                const std::optional<at::Tensor>& any_residual, const std::optional<at::Tensor>& any_bias,

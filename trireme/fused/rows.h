@@ -12,14 +12,14 @@
 #include <initializer_list>
 #include <optional>
 
-// Shared by the operations of this folder: which tensors the kernels support, and distributing rows over threads.
+// Shared by the operations of this folder: checks of tensors, and distribution of rows over threads.
 
 namespace trireme::fused {
 
 /// Whether the kernels support these tensors: all on the CPU, fp32 or bf16; undefined ones do not count.
 bool usable(std::initializer_list<at::Tensor> tensors);
 
-/// As an argument of an autograd function: undefined tensors have no edge.
+/// Argument of an autograd function: undefined tensors have no edge.
 inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
@@ -32,7 +32,7 @@ inline kernels::Element element_of(const at::Tensor& tensor) {
 at::Tensor as_floats(const at::Tensor& parameter);
 const float* floats_or_null(const at::Tensor& parameter);
 
-/// The last dim, and the number of rows that it is cut from.
+/// The last dim, and the number of rows.
 inline int64_t columns_of(const at::Tensor& tensor) {
   return tensor.size(-1);
 }
@@ -40,11 +40,11 @@ inline int64_t rows_of(const at::Tensor& tensor) {
   return columns_of(tensor) == 0 ? 0 : tensor.numel() / columns_of(tensor);
 }
 
-/// Refuses derivatives of derivatives: called first in every backward.
+/// Throws if backward runs with create_graph; called first in every backward.
 void refuse_create_graph(const char* operation,
                          const char* next = "Set TRIREME_SIMD=scalar to run on ATen's operations, which can.");
 
-/// Refuses a parameter that is not [columns].
+/// Throws unless the parameter's shape is [columns].
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);
 
 /// Calls f(begin, end) for ranges of rows on all threads.
@@ -53,13 +53,13 @@ void parallel_rows(int64_t rows, int64_t columns, const F& f) {
   at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1)), f);
 }
 
-/// [blocks, columns] of zeros for summed_rows(), and their sum.
+/// Zeros [blocks, columns] for summed_rows(), and their sum.
 at::Tensor partial_sums(int64_t blocks, int64_t columns);
 at::Tensor add_up(const at::Tensor& partial);
 
-/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows that follow from the shape alone, so that
-/// neither the blocks nor the order in which they are added depends on the number of threads. Returns the kSums sums,
-/// fp32 [columns] each.
+/// Sums over rows: calls f(begin, end, partial sums) for blocks of rows. The blocks depend on the shape alone,
+/// so the order of additions does not depend on the number of threads. Returns the kSums sums, fp32 [columns]
+/// each.
 template <size_t kSums, class F>
 std::array<at::Tensor, kSums> summed_rows(int64_t rows, int64_t columns, const F& f) {
   const int64_t block = std::max<int64_t>(16, (rows + 63) / 64);

@@ -14,7 +14,7 @@ TrainedGpt load(const std::filesystem::path& path) {
   TrainedGpt trained;
   trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
   if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("generate", concat(saved.folder().string(), " holds a model that does not write text"),
+    throw InputError("generate", concat(saved.folder().string(), " does not hold a GPT: no text to generate"),
                      "Only \"gpt\" does.");
   }
   if (!trained.run.data.tokenizer.empty()) {

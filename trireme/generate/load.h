@@ -12,7 +12,7 @@ namespace trireme::generate {
 /// A trained GPT, ready to generate text.
 struct TrainedGpt {
   models::Gpt model{nullptr};
-  /// nullptr for a run on raw tokens without one.
+  /// nullptr for a run on raw tokens without a tokenizer.
   std::shared_ptr<const data::Tokenizer> tokenizer;
   config::RunConfig run;
   int64_t step = 0;

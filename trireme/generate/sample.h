@@ -11,16 +11,16 @@ struct SampleOptions {
   int64_t tokens = 200;
   /// Divides the logits; 0: always the most likely token.
   double temperature = 0.8;
-  /// Samples among this many most likely tokens; 0: among all.
+  /// Samples from this many of the most likely tokens; 0: from all.
   int64_t top_k = 0;
   int64_t seed = 0;
 };
 
-/// Continues `prompt` by options.tokens tokens; returns prompt and continuation.
-/// An empty prompt starts from token 0. Text longer than the model's sequence_length is
-/// continued from its last sequence_length tokens.
-/// Cost: one forward pass over the window for each token.
-/// Errors: InputError for a prompt token outside the vocabulary.
+/// Continues `prompt` by options.tokens tokens; returns prompt and
+/// continuation. An empty prompt starts from token 0. The model sees at most
+/// the last sequence_length tokens of the text. Cost: one forward pass over
+/// that window per token. Errors: InputError for a prompt token outside the
+/// vocabulary.
 std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, const SampleOptions& options);
 
 } // namespace trireme::generate

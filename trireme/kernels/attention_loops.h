@@ -3,9 +3,9 @@
 #include <trireme/kernels/fused_kernels.h>
 #include <trireme/kernels/wide.h>
 
-// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are treated in pieces, queries in
-// blocks whose rows of a piece's scores are held whole; only results of several pieces are rescaled. Everything of a
-// head is fp32 in the workspace.
+// Attention of fused_kernels.h, written once; included by each fused_<simd>.cpp. Keys are processed in pieces, and
+// queries in blocks that hold a piece's scores entirely. Only results of several pieces are rescaled. All of a head's
+// workspace is fp32.
 
 namespace trireme::kernels {
 namespace {
@@ -16,7 +16,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileWides = Wide::kParts == 1 ? 4 : 1;
 /// Columns of a panel of transposed keys or values.
 constexpr int64_t kPanel = 64;
-/// Keys of a piece: with their panels, scores and gradients they stay in a core's second cache.
+/// Keys per piece: with their panels, scores and gradients they fit into a core's L2 cache.
 constexpr int64_t kPieceKeys = 1024;
 
 constexpr int64_t round_up(int64_t n, int64_t unit) {
@@ -101,13 +101,13 @@ struct KeyPiece {
   int64_t first_query() const {
     return causal ? first : 0;
   }
-  /// How many of the piece the queries before `end` see, where `end` is behind first_query().
+  /// Number of the piece's keys that the queries before `end` see, where `end` is after first_query().
   int64_t seen_before(int64_t end) const {
     return causal && end - first < count ? end - first : count;
   }
 };
 
-/// Backward works delta out of a query's whole row of scores where it is not given, so all keys are one piece then.
+/// Without a given delta, backward computes it from a query's full row of scores, so all keys are one piece.
 inline int64_t keys_of_a_piece(const AttentionArgs& args, bool backward) {
   const bool whole = args.keys <= kPieceKeys || (backward && args.delta == nullptr);
   return whole ? args.keys : kPieceKeys;
@@ -208,7 +208,8 @@ inline void transpose_panels(const float* from, int64_t width, int64_t rows, int
   }
 }
 
-/// scores[m][j] = a[m] . panels[j] for the rows of a block that starts at query q0, as far as a group of rows can see.
+/// scores[m][j] = a[m] . panels[j] for the rows of a block from query q0 on, up to the last key they
+/// see.
 inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* a, int64_t width, const float* panels,
                          int64_t q0, int64_t rows, float* scores, int64_t ld) {
   for (int64_t first = 0; first < piece.seen_before(q0 + rows); first += kPanel) {
@@ -223,14 +224,14 @@ inline void block_scores(const KeyPiece& piece, int64_t head_size, const float* 
   }
 }
 
-/// Closes a row of scores behind what it sees, up to whole registers.
+/// Fills a row of scores from its last visible key on, up to full registers.
 inline void mask_row(float* row, int64_t seen, float value) {
   for (int64_t j = seen; j < round_up(seen, Wide::kCount); ++j) {
     row[j] = value;
   }
 }
 
-/// Products of a group of rows run a little further than each of its rows sees.
+/// Products of a group of rows extend past the last key that each of its rows sees.
 inline void clear_behind(float* row, int64_t seen) {
   for (int64_t j = round_up(seen, Wide::kCount); j < round_up(seen + kTileRows, Wide::kCount); ++j) {
     row[j] = 0;
@@ -239,7 +240,7 @@ inline void clear_behind(float* row, int64_t seen) {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-/// Turns scores into e^(score - max) and returns the row's log sum exp; `scale` becomes 1 / sum.
+/// Converts scores to e^(score - max) and returns the row's log sum exp; `scale` becomes 1 / sum.
 inline float softmax_row(float* row, int64_t seen, float& scale) {
   mask_row(row, seen, kMinusInfinity);
   Wide top = Wide::all(kMinusInfinity);
@@ -260,7 +261,7 @@ inline float softmax_row(float* row, int64_t seen, float& scale) {
   return highest + __builtin_logf(all);
 }
 
-/// A row's result over the keys so far takes in that over other keys, `scale` times `more`; `lse` becomes that of all.
+/// Merges a row's result over the keys so far with that over other keys, `scale` times `more`; updates `lse` for all.
 inline void merge_row(float* row, float& lse, const float* more, float more_lse, float scale, int64_t width) {
   const float smaller = __builtin_expf(-__builtin_fabsf(more_lse - lse));
   const Wide weight = Wide::all((more_lse < lse ? smaller : 1) / (1 + smaller));
@@ -333,7 +334,7 @@ void attention_task(const AttentionArgs& args, int64_t task, float* workspace) {
   }
 }
 
-/// P and dP of a row become P and dS = P (dP - delta), delta = sum P dP where it is not given.
+/// P and dP of a row become P and dS = P (dP - delta); delta = sum P dP unless given.
 inline void backward_row(float* p, float* dp, int64_t seen, float lse, const float* delta) {
   mask_row(p, seen, kMinusInfinity);
   mask_row(dp, seen, 0);
@@ -367,7 +368,7 @@ inline void sum_rows(const float* from, int64_t width, int64_t rows, int64_t col
   }
 }
 
-/// to[i] += from[i], or = where it is the first.
+/// to[i] += from[i], or = for the first.
 inline void add_up(const float* from, int64_t n, bool first, float* to) {
   for (int64_t i = 0; i < n; i += Wide::kCount) {
     const Wide x = Wide::load(from + i);
@@ -429,9 +430,8 @@ void attention_backward_task(const AttentionArgs& args, int64_t task, float* wor
           sum_rows(space.rows_out, width, rows, size, args.scale, q0 > 0, space.sums, dbias);
         }
       }
-      const int64_t past = q0 - piece.first_query(); // keys of the piece that all of a causal block's queries see
-      for (int64_t j = 0; j < seen;
-           j += kTileRows) { // keys; of causal queries those before the first of them do not see them
+      const int64_t past = q0 - piece.first_query();  // keys of the piece that all of a causal block's queries see
+      for (int64_t j = 0; j < seen; j += kTileRows) { // keys; causal queries before the first of them do not see them
         const int group = static_cast<int>(seen - j < kTileRows ? seen - j : kTileRows);
         const int64_t skip = args.causal && j > past ? j - past : 0;
         multiply<true>(group, width, rows - skip, space.scores + skip * ld + j, 1, ld, space.d_out + skip * width,

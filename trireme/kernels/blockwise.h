@@ -69,7 +69,7 @@ struct WideCodes {
   }
 };
 
-/// Sixteen of the largest magnitudes so far, as bits: for positive floats these are ordered alike, and nan comes last.
+/// Sixteen of the largest magnitudes so far, as bits: positive floats are ordered alike, and nan is largest.
 struct Largest {
   static constexpr int kCount = 16;
   __m512i bits = _mm512_setzero_si512();
@@ -191,7 +191,7 @@ struct Largest {
 
 #endif
 
-/// n at most kStateBlock.
+/// Requires n <= kStateBlock.
 template <bool kSigned>
 inline void decode_block(const uint8_t* codes, float scale, int64_t n, float* to) {
   const WideCodes<kSigned> wide;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k stands for a value of level z = kTop - k, that
-// is in (8^-(z+1), 8^-z], of 2^k evenly spaced ones; so both directions are a multiply-add with the level's two
+// The 8-bit map of StateArray. A code c >= 1 with its highest bit at k is one of 2^k evenly spaced values of
+// level z = kTop - k, in (8^-(z+1), 8^-z]. So both directions are a multiply-add with the level's two
 // numbers.
 
 namespace trireme::kernels {
@@ -26,7 +26,7 @@ TRIREME_DEVICE inline float multiply_add(float a, float b, float c) {
 #endif
 }
 
-/// With a smaller largest magnitude, a block's smallest values would not be exact any more: it is 0.
+/// With a smaller largest magnitude, a block's smallest values would not be exact: the block is 0.
 constexpr float kLeastScale = 0x1p-96F;
 
 constexpr float power(float base, int exponent) {
@@ -41,9 +41,9 @@ template <bool kSigned>
 struct CodeMap {
   static constexpr int kTop = kSigned ? 6 : 7;
   static constexpr uint32_t kMagnitude = kSigned ? 0x7f : 0xff;
-  /// Half of this and less becomes 0; what is smaller needs no level of its own.
+  /// Values up to half of this become 0, so smaller ones need no level.
   static constexpr float kLeast = kSigned ? 0x1p-21F : 0x1p-24F;
-  // Decoding looks up by the lowest bits of the code's exponent as a float, encoding by those of the value's: 127 - 24
+  // Decoding indexes by the lowest bits of the code's exponent as a float, encoding by those of the value's: 127 - 24
   // to 127.
   alignas(64) float slope[16] = {};
   alignas(64) float offset[16] = {};
@@ -77,7 +77,7 @@ TRIREME_DEVICE inline float decode_code(const CodeMap<kSigned>& map, uint8_t cod
   return kSigned ? float_of(bits_of(value) ^ static_cast<uint32_t>(code & 0x80U) << 24) : value;
 }
 
-/// `dither` is added to the code before it is rounded to nearest.
+/// `dither` is added to the code before rounding to nearest.
 template <bool kSigned>
 TRIREME_DEVICE inline uint8_t encode_code(const CodeMap<kSigned>& map, float x, float inverse, float dither) {
   const uint32_t magnitude = bits_of(x) & 0x7fffffffU;

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-// Element-by-element sums, maxima and minima of several arrays, and copies past the caches; written once, included
-// by each kernels_<simd>.cpp.
+// Element-wise sums, maxima and minima of several arrays, and copies that bypass the caches; written once, included by
+// each kernels_<simd>.cpp.
 
 namespace trireme::kernels {
 namespace {

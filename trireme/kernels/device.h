@@ -1,6 +1,6 @@
 #pragma once
 
-/// Before what CPU and CUDA code share.
+/// Prefix of functions that CPU and CUDA code share.
 #ifdef __CUDACC__
 #define TRIREME_DEVICE __host__ __device__
 #else

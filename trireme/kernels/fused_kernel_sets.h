@@ -4,7 +4,7 @@
 
 namespace trireme::kernels {
 
-// One per file that is compiled with its own instruction set.
+// One per file, each compiled for its own instruction set.
 extern const FusedKernelSet kScalarFusedKernels;
 #ifdef TRIREME_KERNELS_X86
 extern const FusedKernelSet kAvx2FusedKernels;

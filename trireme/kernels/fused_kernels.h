@@ -4,19 +4,19 @@
 
 #include <cstdint>
 
-/// Loops over whole layers of a transformer, forward and backward: one pass over memory each, one thread, no
+/// Loops over entire layers of a transformer, forward and backward: one pass over memory each, one thread, no
 /// allocation.
 ///
-/// Arrays are fp32 or bf16 (`element`: f32 or bf16, nothing else); arithmetic is done in fp32, stores round to nearest
-/// even. As in kernels.h every instruction set gives the same bits, and a row's result does not depend on which other
-/// rows a call treats. The scalar set is for proof, not for use: attention there costs a library call a multiplication.
+/// Arrays are fp32 or bf16 (`element`: only f32 or bf16); arithmetic is fp32, stores round to nearest even. As in
+/// kernels.h every instruction set gives the same bits, and a row's result does not depend on the other rows of a call.
+/// The scalar set is for tests only: its attention costs one library call per multiplication.
 namespace trireme::kernels {
 
 /// The form of GELU: `tanh` of GPT-2, `erf` the exact one. Source: Hendrycks & Gimpel 2016, arXiv:1606.08415.
 enum class Gelu { tanh, erf };
 
-/// y = gelu(x + bias) over rows of `columns`, and its derivative. Error of both against double for the rounded sum:
-/// at most 2 ulp (of the element type) of max(|x + bias|, 1).
+/// y = gelu(x + bias) over rows of `columns`, and its derivative. Error of both for the rounded sum, against double: at
+/// most 2 ulp (of the element type) of max(|x + bias|, 1).
 struct GeluArgs {
   const void* x = nullptr;
   const float* bias = nullptr; ///< [columns], or nullptr
@@ -29,8 +29,8 @@ struct GeluArgs {
   Gelu form = Gelu::tanh;
 };
 
-/// h = x + residual + bias (either may be absent; then nothing is written to h), y = (h - mean) * rstd * weight +
-/// shift, over rows of `columns`. Source: Ba et al. 2016, arXiv:1607.06450.
+/// h = x + residual + bias (both may be absent; then h is not written), y = (h - mean) * rstd * weight + shift, over
+/// rows of `columns`. Source: Ba et al. 2016, arXiv:1607.06450.
 struct LayerNormArgs {
   const void* x = nullptr;
   const void* residual = nullptr; ///< nullptr: h is x
@@ -42,7 +42,7 @@ struct LayerNormArgs {
   float* mean = nullptr;         ///< [rows]
   float* rstd = nullptr;         ///< [rows]; 1 / sqrt(variance + eps)
   float eps = 1e-5f;
-  // Backward: dh is the sum of what comes through y and, where given, of h's own gradient.
+  // Backward: dh is the sum of y's gradient and, if given, of h's own.
   const void* dy = nullptr;
   const void* dh_in = nullptr; ///< or nullptr
   void* dh = nullptr;
@@ -55,10 +55,10 @@ struct LayerNormArgs {
 
 /// Cross-entropy of logits [rows, columns] against class numbers.
 ///
-/// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore.
-/// Backward: dlogits = (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may be written over the
-/// logits. Targets must be `ignore`, in [0, columns), or kElsewhere: the class is among columns that another rank has,
-/// so that the loss is lse alone and nothing is subtracted in backward.
+/// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore. Backward: dlogits =
+/// (exp(logits - lse) - onehot(target)) * scale, 0 for ignored rows; may overwrite the logits. Targets must be
+/// `ignore`, in [0, columns), or kElsewhere: another rank has the class's column, so the loss is lse alone and backward
+/// subtracts nothing.
 struct CrossEntropyArgs {
   static constexpr int64_t kElsewhere = -1;
   const void* logits = nullptr;
@@ -90,21 +90,21 @@ struct AddBiasArgs {
   Element element = Element::f32;
 };
 
-/// Distances in elements from sample to sample, head to head and row to row of a tensor [batch, heads, rows,
-/// head_size]; the columns of a row lie side by side.
+/// Strides in elements between samples, heads and rows of a tensor [batch, heads, rows, head_size]; a row is
+/// contiguous.
 struct HeadStrides {
   int64_t sample = 0, head = 0, row = 0;
 };
 
-/// Attention of all heads, from and to wherever their rows lie, as in a projection's [batch, length, 3 * heads *
+/// Attention of all heads, whose rows may have any strides, as in a projection's [batch, length, 3 * heads *
 /// head_size].
 ///
 /// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above
-/// the diagonal are left out (keys == queries then). Backward recomputes the probabilities from lse. For attention to
-/// these keys alone lse is what forward wrote; where they are some of all keys, lse and `delta` are those of all, and
-/// dq, dk, dv these keys' part of the gradients. A task is one head of one sample, in the order batch-major. All in
-/// fp32. Cost of a task: about 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that
-/// backward. Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
+/// the diagonal are skipped (then keys == queries). Backward recomputes the probabilities from lse. For attention to
+/// these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
+/// these keys' part of the gradients. A task is one head of one sample, batch-major. All in fp32. Cost per task: about
+/// 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that backward. Source: Dao 2023,
+/// "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
 struct AttentionArgs {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   HeadStrides q_at, k_at, v_at;
@@ -129,7 +129,7 @@ struct AttentionArgs {
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
 
-/// The kernels of one instruction set. Ranges are rows, for attention tasks.
+/// The kernels of one instruction set. Ranges are rows, or tasks for attention.
 struct FusedKernelSet {
   void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
   void (*gelu_backward)(const GeluArgs& args, int64_t begin, int64_t end);
@@ -139,8 +139,8 @@ struct FusedKernelSet {
   void (*cross_entropy_backward)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
   void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
   void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
-  /// Floats that the last argument of the two functions below must point at for these sizes, one such area for each
-  /// thread; best 64-byte aligned.
+  /// Number of floats in the workspace, the last argument of the two functions below, for these sizes. Each thread
+  /// needs its own, best 64-byte aligned.
   int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);
   void (*attention)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);
   void (*attention_backward)(const AttentionArgs& args, int64_t begin, int64_t end, float* workspace);

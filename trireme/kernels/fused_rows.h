@@ -8,7 +8,7 @@
 namespace trireme::kernels {
 namespace {
 
-/// How the 16 columns from j on are reached: whole, or the last n of a row.
+/// Access to the 16 columns from j on: all of them, or the last n of a row.
 struct Whole {
   template <class T>
   Wide load(const T* p) const {
@@ -33,7 +33,7 @@ struct Rest {
   void store(const Wide& x, T* p) const {
     x.store(p, n);
   }
-  /// x, with `fill` behind the row's end.
+  /// x, with `fill` past the row's end.
   Wide keep(const Wide& x, float fill) const {
     float lane[Wide::kCount];
     x.store(lane);
@@ -87,7 +87,7 @@ struct TanhGelu {
     const Wide square = x * x;
     const Wide e = exponential(x, square);
     const Wide s = Wide::all(1) / (Wide::all(1) + e);
-    const Wide near = max(Wide::all(-30), min(Wide::all(30), x)); // beyond, e s s is 0 and must not meet infinity
+    const Wide near = max(Wide::all(-30), min(Wide::all(30), x)); // past it e s s is 0: avoids 0 * infinity
     const Wide slope = near * fma(near * near, Wide::all(-3 * kCube), Wide::all(-kScale));
     return fma(slope, e * s * s, s);
   }
@@ -220,7 +220,7 @@ void layer_norm_backward_rows(const LayerNormArgs& args, int64_t begin, int64_t 
     each(n, [&](int64_t j, const auto& at) {
       const Wide d = at.load(dy + j);
       const Wide normal = (at.load(h + j) - center) * scale;
-      const Wide g = d * at.load(args.weight + j); // 0 behind the end
+      const Wide g = d * at.load(args.weight + j); // 0 past the end
       sum_g = sum_g + g;
       sum_gx = fma(g, normal, sum_gx);
       if (args.dweight != nullptr) {
@@ -260,7 +260,7 @@ void layer_norm_backward(const LayerNormArgs& args, int64_t begin, int64_t end) 
 template <class T>
 void cross_entropy_rows(const CrossEntropyArgs& args, int64_t begin, int64_t end) {
   constexpr float kLowest = -__builtin_inff();
-  constexpr int kSums = 4; // additions wait for each other
+  constexpr int kSums = 4; // hides the latency of additions
   const int64_t n = args.columns;
   const int64_t whole = n - n % (kSums * Wide::kCount);
   for (int64_t row = begin; row < end; ++row) {
@@ -311,7 +311,7 @@ void cross_entropy_backward_rows(const CrossEntropyArgs& args, int64_t begin, in
     const Wide shift = Wide::all(args.lse[row]);
     const Wide hit =
         target < 0 ? Wide::zero()
-                   : (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is written over
+                   : (exp(Wide::load(x + target, 1) - shift) - Wide::all(1)) * scale; // before the row is overwritten
     each(args.columns, [&](int64_t j, const auto& at) { at.store(exp(at.load(x + j) - shift) * scale, dx + j); });
     if (target >= 0) {
       hit.store(dx + target, 1);

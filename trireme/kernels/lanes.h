@@ -1,8 +1,8 @@
 #pragma once
 
-// Registers of floats with the few operations the loops need, for the instruction set that the
-// including file is compiled with. Everything is in an unnamed namespace: two files compiled for
-// different processors must never share a function.
+// Registers of floats with the few operations the loops need, for the instruction set of the including file.
+// Everything is in an unnamed namespace: two files compiled for different processors must never share a
+// function.
 
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
@@ -51,7 +51,7 @@ inline ScalarLanes fnma(ScalarLanes a, ScalarLanes b, ScalarLanes c) {
 inline ScalarLanes sqrt(ScalarLanes a) {
   return {__builtin_sqrtf(a.x)};
 }
-/// -1 or 1; zeros and nan stay.
+/// -1 or 1; zeros and nan are returned unchanged.
 inline ScalarLanes sign(ScalarLanes a) {
   return {a.x > 0 ? 1.0F : a.x < 0 ? -1.0F : a.x};
 }

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-// How elements of each floating-point type are read into and written from registers of floats.
+// Conversions of each floating-point type to and from registers of floats.
 
 namespace trireme::kernels {
 namespace {
@@ -32,7 +32,7 @@ struct Bf16 {
   static float load1(const Raw* p) {
     return float_of(static_cast<uint32_t>(*p) << 16);
   }
-  /// Rounds to nearest, ties to even; NaN becomes the one that libtorch writes.
+  /// Rounds to nearest, ties to even; writes libtorch's NaN.
   static void store1(Raw* p, float x) {
     const uint32_t u = bits_of(x);
     *p = static_cast<Raw>(x != x ? 0x7fc0U : (u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
@@ -49,7 +49,7 @@ struct F16 {
     if (magnitude >= 0x7c00U) { // infinity, NaN (made quiet as the processor's conversion does)
       return float_of(sign | 0x7f800000U | (magnitude & 0x3ffU) << 13 | (magnitude > 0x7c00U ? 0x400000U : 0U));
     }
-    // The exponent's bias changes by 112; multiplying by a power of two also gets subnormals right.
+    // The exponent's bias changes by 112; a multiplication by a power of two is also correct for subnormals.
     return float_of(sign | bits_of(float_of(magnitude << 13) * float_of(0x77800000U)));
   }
   static void store1(Raw* p, float x) {

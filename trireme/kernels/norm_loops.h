@@ -10,7 +10,7 @@ namespace {
 /// Sums of squares, element i in partial sum i mod kSums.
 class SquaredSums {
  public:
-  /// Elements that come before others are a multiple of kSums.
+  /// All calls but the last pass a multiple of kSums elements.
   void add(const float* x, int64_t n) {
     int64_t i = 0;
     for (; i + kSums <= n; i += kSums) {

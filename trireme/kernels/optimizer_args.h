@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// What the optimizer kernels are given: plain structs only (see kernels.h). Arrays of one call have the same length; a
-// kernel works on [begin, end) of all of them.
+// Arguments of the optimizer kernels: plain structs only (see kernels.h). Arrays of one call have the same length; a
+// kernel processes [begin, end) of all of them.
 
 namespace trireme::kernels {
 
@@ -20,8 +20,8 @@ inline constexpr uint32_t kToNearest = 0;
 
 /// An optimizer state: f32, bf16, or u8 for block-wise 8 bits.
 ///
-/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block and
-/// value() is a dynamic tree map from [0, 255] to [0, 1], or with a sign to [-1, 1]: the smaller a value, the fewer
+/// 8 bits: element i is scales[i / 256] * value(code i), where scales holds the largest magnitude of each block. The
+/// dynamic tree map value() goes from [0, 255] to [0, 1], or with a sign to [-1, 1]. The smaller a value, the fewer
 /// bits its fraction has. Levels differ by 8 instead of the paper's 10, which makes every value() exact in fp32, so
 /// that encoding a decoded block gives the same codes. Unsigned: 128 steps from 1/8 to 1, then 64 from 1/64 to 1/8,
 /// down to 8^-7; what is above 0 never becomes 0, so that a second moment stays a divisor. Signed: half as many steps,
@@ -31,29 +31,29 @@ inline constexpr uint32_t kToNearest = 0;
 struct StateArray {
   void* values = nullptr;
   Element type = Element::f32;
-  /// u8: one for each block of 256.
+  /// u8: one per block of 256.
   float* scales = nullptr;
 };
 
-/// What every optimizer steps over.
+/// Arguments of every optimizer.
 struct StepArgs {
   /// The parameters, or their fp32 masters.
   float* param = nullptr;
   const void* grad = nullptr;
   /// f32, bf16 or f16.
   Element grad_type = Element::f32;
-  /// nullptr, or where the new parameters are also written, rounded: bf16 or f16.
+  /// Copy of the new parameters, rounded to bf16 or f16; nullptr: none.
   void* param_copy = nullptr;
   Element copy_type = Element::bf16;
-  /// Multiplied into each gradient as it is read.
+  /// Factor of each gradient, applied as it is read.
   float grad_scale = 1;
-  /// Where the factor is when only the device knows it: one number in the memory of the arrays, in place of grad_scale.
-  /// NaN there: the call changes nothing, because gradients were not finite.
+  /// Replaces grad_scale if only the GPU knows the factor: one number in GPU memory. NaN: the call changes nothing,
+  /// because gradients were not finite.
   const float* device_grad_scale = nullptr;
-  /// How bf16 and 8-bit states are rounded: stochastically with the random bits of this seed, another one in each step;
-  /// or kToNearest, which loses a step that is less than half a unit in the last place (in bf16 a second moment cannot
-  /// fall at beta2 = 0.999). The random bits are a hash of the seed and of the number that is rounded, so neither cuts
-  /// nor places matter.
+  /// Rounding of bf16 and 8-bit states: stochastic with random bits from this seed, which differs in each step; or
+  /// kToNearest. The latter loses a step of less than half a unit in the last place (in bf16 a second moment cannot
+  /// decrease at beta2 = 0.999). The random bits are a hash of the seed and the number, so they do not depend on ranges
+  /// or shards.
   uint32_t seed = kToNearest;
 };
 
@@ -64,14 +64,14 @@ struct StepArgs {
 ///   v = beta2 v + (1 - beta2) g^2
 ///   param = param * param_scale - step_size * m / (sqrt(v) * root_scale + eps)
 ///
-/// Cost: 28 bytes of memory traffic an element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16
+/// Cost: 28 bytes of memory traffic per element in fp32; 28 with a bf16 gradient and a bf16 copy out; 20 with bf16
 /// states besides, 16 with 8-bit states. Source: Kingma & Ba 2015, arXiv:1412.6980; Loshchilov & Hutter 2019,
 /// arXiv:1711.05101.
 struct AdamArgs : StepArgs {
   StateArray exp_avg;
   /// Unsigned.
   StateArray exp_avg_sq;
-  /// Not decoupled: added to the gradient. Decoupled: 0 here, and param_scale = 1 - lr * weight_decay.
+  /// Not decoupled: added to the gradient. Decoupled: must be 0, with param_scale = 1 - lr * weight_decay.
   float weight_decay = 0;
   float param_scale = 1;
   float one_minus_beta1 = 0;
@@ -90,7 +90,7 @@ struct AdamArgs : StepArgs {
 ///   buffer = first ? g : momentum * buffer + one_minus_dampening * g
 ///   param = param - lr * (nesterov ? g + momentum * buffer : buffer)
 ///
-/// Cost in fp32: 20 bytes an element with momentum, 12 without.
+/// Cost in fp32: 20 bytes per element with momentum, 12 without.
 struct SgdArgs : StepArgs {
   /// Without values: no momentum, param = param - lr * g.
   StateArray momentum_buffer;
@@ -99,7 +99,7 @@ struct SgdArgs : StepArgs {
   float momentum = 0;
   float one_minus_dampening = 1;
   bool nesterov = false;
-  /// The first step: what the buffer holds does not count.
+  /// First step: ignores the buffer's content.
   bool first = false;
 };
 
@@ -109,7 +109,7 @@ struct SgdArgs : StepArgs {
 ///   param = param * param_scale - lr * sign(m + (1 - beta1) (g - m))       sign(0) = 0
 ///   m = m + (1 - beta2) (g - m)
 ///
-/// Cost in fp32: 20 bytes an element. Source: Chen et al. 2023, arXiv:2302.06675.
+/// Cost in fp32: 20 bytes per element. Source: Chen et al. 2023, arXiv:2302.06675.
 struct LionArgs : StepArgs {
   StateArray exp_avg;
   /// 1 - lr * weight_decay.
@@ -125,7 +125,7 @@ struct LionArgs : StepArgs {
 ///   sum = sum + g^2
 ///   param = param - lr * g / (sqrt(sum) + eps)
 ///
-/// Cost in fp32: 20 bytes an element. Source: Duchi et al. 2011, JMLR 12.
+/// Cost in fp32: 20 bytes per element. Source: Duchi et al. 2011, JMLR 12.
 struct AdagradArgs : StepArgs {
   /// Unsigned.
   StateArray sum;
@@ -143,7 +143,7 @@ struct AdagradArgs : StepArgs {
 ///   b = momentum * b + d                                         with momentum
 ///   param = param - lr * (with momentum ? b : d)
 ///
-/// Cost in fp32: 20 bytes an element, 8 more for each of the other states.
+/// Cost in fp32: 20 bytes per element, 8 more for each of the other states.
 /// Source: Tieleman & Hinton 2012, lecture 6.5; Graves 2013, arXiv:1308.0850 (centered).
 struct RmspropArgs : StepArgs {
   /// Unsigned.
@@ -160,16 +160,16 @@ struct RmspropArgs : StepArgs {
   float eps = 0;
 };
 
-/// LAMB over [begin, end), in two phases, because a parameter's step needs norms of all of it.
+/// LAMB over [begin, end), in two phases, because a parameter's step needs norms of all its elements.
 ///
 ///   g = grad * grad_scale
 ///   m, v as in Adam                                             phase 1: lamb_moments()
 ///   u = m / (sqrt(v) + eps) + weight_decay * param              or sqrt(v + eps), when eps is inside the root
 ///   param = param - step_size * u                               phase 2: lamb_apply()
 ///
-/// Phase 2 computes u again from the states, which costs no more traffic than keeping it and no memory.
-/// Cost in fp32: 24 bytes an element for phase 1, 16 for phase 2.
-/// Source: You et al. 2020, arXiv:1904.00962, with the bias correction in step_size, as DeepSpeed has it.
+/// Phase 2 computes u again from the states, which needs no more traffic than reading a stored u, and no memory. Cost
+/// in fp32: 24 bytes per element for phase 1, 16 for phase 2. Source: You et al. 2020, arXiv:1904.00962, with the bias
+/// correction in step_size, as in DeepSpeed.
 struct LambArgs : StepArgs {
   StateArray exp_avg;
   /// Unsigned.
@@ -184,8 +184,8 @@ struct LambArgs : StepArgs {
   float step_size = 0;
 };
 
-/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio, |param| / |u| kept
-/// within the limits, or 1 where either is 0. In double, rounded once.
+/// LAMB's step size of a parameter: lr_times_correction (bias correction) times the trust ratio |param| / |u| clamped
+/// to the limits, or 1 if either is 0. In double, rounded once.
 struct LambScale {
   double lr_times_correction = 0;
   double min_coeff = 0;

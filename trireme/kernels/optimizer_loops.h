@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-// Drives the rules over arrays; included by each kernels_<simd>.cpp.
+// Runs the rules over arrays; included by each kernels_<simd>.cpp.
 
 namespace trireme::kernels {
 namespace {
@@ -19,7 +19,7 @@ constexpr int kMostStates = 3;
 template <class Rule>
 inline constexpr bool kHoldsStates = requires { Rule::kHolds; };
 
-/// Elements of a range: as they lie in memory, or of one piece as fp32.
+/// Elements of a range: in their arrays, or one piece as fp32.
 struct Elements {
   float* param = nullptr;
   const void* grad = nullptr;
@@ -27,7 +27,7 @@ struct Elements {
   void* copy = nullptr;
 };
 
-/// In which types a loop reads gradients, keeps states and writes the copy; Copy = void: none.
+/// The types in which a loop reads gradients, stores states and writes the copy; Copy = void: none.
 template <class Grad, class State, class Copy>
 struct Types {
   using G = Grad;
@@ -48,9 +48,9 @@ inline void store_state(typename State::Raw* p, V x, uint32_t seed) {
   }
 }
 
-/// Steps kBatch registers from element i on, one array after the other: several cache lines of an array in
-/// a row keep the memory's pages open. With 8 registers of AVX-512 this measured 3 % faster on one thread than
-/// element by element; software prefetch, tried at 1, 2 and 4 KiB ahead, cost 5 to 30 %.
+/// Steps kBatch registers from element i on, one array after the other: several cache lines of an array in a row keep
+/// the memory's pages open. With 8 registers of AVX-512 this measured 3 % faster on one thread than element by element.
+/// Software prefetch at 1, 2 and 4 KiB ahead cost 5 to 30 %.
 template <class V, int kBatch, class T, class Rule>
 inline void step_batch(const Rule& rule, V grad_scale, uint32_t seed, const Elements& e, int64_t i) {
   using Grad = typename T::G;
@@ -176,7 +176,7 @@ class States {
   alignas(64) float rooms_[Rule::kStates == 0 ? 1 : Rule::kStates][kRoom];
 };
 
-/// Any types, in pieces.
+/// Loop for any types, in pieces.
 template <template <class> class Rule>
 void step_pieces(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
   const Stepper<Rule> stepper(args);
@@ -200,7 +200,7 @@ void step_pieces(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t 
   }
 }
 
-/// Types that are known beforehand, where they are.
+/// Loop for types known at compile time.
 template <template <class> class Rule, class T>
 void step_in_place(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
   Elements e;
@@ -214,8 +214,8 @@ void step_in_place(const typename Rule<Lanes>::Args& args, int64_t begin, int64_
   stepper(e, begin, end);
 }
 
-/// fp32 has a loop of its own; where kMixed, so have bf16 gradients with a bf16 copy and fp32 or bf16 states:
-/// conversions in registers cost less than through the first cache.
+/// Special loops: fp32; with kMixed also bf16 gradients with a bf16 copy and fp32 or bf16 states. Conversions in
+/// registers cost less than through the L1 cache.
 template <template <class> class Rule, bool kMixed = false>
 void step(const typename Rule<Lanes>::Args& args, int64_t begin, int64_t end) {
   const auto all_states = [&](Element type) {
@@ -275,7 +275,7 @@ void rmsprop(const RmspropArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-/// Calls f(V{}, i) for registers, then for single elements.
+/// Calls f(V{}, i) for registers, then for the remaining elements.
 template <class F>
 inline void for_each_register(int64_t n, const F& f) {
   int64_t i = 0;
@@ -302,7 +302,7 @@ LambSums lamb_moments(const LambArgs& args, int64_t begin, int64_t end) {
     stepper(e, 0, n);
     states.keep(i, n, e);
     if (!exact) {
-      states.read(i, n, e); // the norm is that of the update which phase 2 will see
+      states.read(i, n, e); // the norm of the update that phase 2 applies
     }
     const auto* const m = static_cast<const float*>(e.states[0]);
     const auto* const v = static_cast<const float*>(e.states[1]);

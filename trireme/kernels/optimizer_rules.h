@@ -67,7 +67,7 @@ using Adam = AdamRule<V, false>;
 template <class V>
 using AdamDecayed = AdamRule<V, true>;
 
-/// Adam where somebody else has moved both moments: it reads them, and no gradient.
+/// Adam after both moments were updated elsewhere (compressed means): reads them, and no gradient.
 template <class V>
 struct AdamHeld : AdamRule<V, false> {
   static constexpr bool kHolds = true;
@@ -81,7 +81,7 @@ struct AdamHeld : AdamRule<V, false> {
   }
 };
 
-/// LAMB's first phase: decay is a part of the update, not of the gradient.
+/// LAMB's first phase: decay is part of the update, not of the gradient.
 template <class V>
 struct LambMoments : AdamMoments<V, false> {
   using Args = LambArgs;
@@ -206,7 +206,7 @@ struct Adagrad {
   V weight_decay, lr, eps;
 };
 
-/// The states in use come first: square_avg, then grad_avg when centered, then momentum_buffer.
+/// The used states come first: square_avg, then grad_avg when centered, then momentum_buffer.
 template <class V, bool kCentered, bool kMomentum>
 struct RmspropRule {
   using Args = RmspropArgs;

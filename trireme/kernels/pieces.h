@@ -7,15 +7,15 @@
 
 #include <cstdint>
 
-// Arrays of any type as fp32, a piece at a time.
+// Arrays of any type as fp32, one piece at a time.
 
 namespace trireme::kernels {
 namespace {
 
-/// Elements of a piece: with its fp32 copies it stays in the first cache. A multiple of kStateBlock.
+/// Elements of a piece: with its fp32 copies it fits into the L1 cache. A multiple of kStateBlock.
 constexpr int64_t kPiece = 1024;
-/// Length of a piece's copy. Not a multiple of 4 KiB: a load would wait for stores to another array at the same place
-/// of its page.
+/// Length of a piece's copy. Not a multiple of 4 KiB: a load would wait for stores to another array at the same page
+/// offset.
 constexpr int64_t kRoom = kPiece + 80;
 
 template <class F>
@@ -61,7 +61,7 @@ __attribute__((noinline)) void write_copy(const float* from, void* array, Elemen
   }
 }
 
-/// Elements [begin, begin + n): where they are, or in `room`.
+/// Elements [begin, begin + n): in their array, or converted in `room`.
 __attribute__((noinline)) const float* floats_of(const void* array, Element type, int64_t begin, int64_t n,
                                                  float* room) {
   if (type == Element::f32) {
@@ -92,7 +92,7 @@ __attribute__((noinline)) float* state_floats(const StateArray& state, int64_t b
   return room;
 }
 
-/// Puts back what state_floats() gave; nothing to do where it gave the array itself.
+/// Writes back the floats of state_floats(); does nothing if they are the array itself.
 template <bool kSigned>
 __attribute__((noinline)) void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* from,
                                           uint32_t seed) {

@@ -5,19 +5,19 @@
 
 #include <cstdint>
 
-// Products with powers of two that are kept as the exponents of fp32 numbers, and sums of such.
+// Products with powers of two that are stored as fp32 exponents, and sums of such products.
 
 namespace trireme::kernels {
 namespace {
 
-/// fp32 numbers have their exponent from this bit on.
+/// Lowest bit of the exponent in fp32.
 inline constexpr int kMantissaBits = 23;
-/// Of 2^-k, where 2^k has e: kInverse - e.
+/// Exponent of 2^-k, if 2^k has e: kInverse - e.
 inline constexpr uint32_t kInverse = 254;
 
 #if defined(__AVX512F__)
 
-// The zero-masking forms for the reason that lanes.h gives.
+// The zero-masking forms avoid the warning described in lanes.h.
 inline Lanes powers(const uint8_t* exponents, bool inverse) {
   const __m512i e = _mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents)));
   const __mmask16 alive = _mm512_test_epi32_mask(e, e);
@@ -66,7 +66,7 @@ inline Lanes inverse_powers(Lanes, const uint8_t* exponents) {
 }
 #endif
 
-/// The numbers of MomentumArgs for n elements, added to `to`.
+/// Adds MomentumArgs' values for n elements to `to`.
 template <class V, bool kFirst, bool kUnits>
 inline void add_register(const MomentumArgs& args, const float* grad, int64_t at, float* to) {
   V x = V::load(grad) * V::all(args.grad_scale);

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-// Signs as bits, and back.
+// Conversion of signs to bits and back.
 
 namespace trireme::kernels {
 namespace {
 
-/// Bit k: lane k is at least 0; zeros of either sign are, NaN is not.
+/// Bit k: lane k >= 0; true for both zeros, false for NaN.
 inline uint32_t at_least_zero(ScalarLanes x) {
   return x.x >= 0 ? 1 : 0;
 }
@@ -42,7 +42,7 @@ inline Lanes choose(uint32_t bits, Lanes a, Lanes b) {
 
 void pack_signs(float* x, int64_t n, float scale, uint8_t* bits) {
   int64_t i = 0;
-  if constexpr (Lanes::kCount >= 8) { // x86: the low byte comes first
+  if constexpr (Lanes::kCount >= 8) { // x86: the low byte is first
     for (; i + Lanes::kCount <= n; i += Lanes::kCount) {
       const Lanes value = Lanes::load(x + i);
       const uint32_t signs = at_least_zero(value);

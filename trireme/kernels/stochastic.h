@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-// Stochastic rounding of optimizer states: up with a probability of the distance from below, so that steps too small
-// for the type count on average. The random bits are a hash of the number itself and of the step's seed: the same for
-// every cut into ranges, shards and registers, and in a resumed run. Each step has a new seed, so what is rounded up in
-// one is rounded down in another.
+// Stochastic rounding of optimizer states: up with a probability equal to the distance from below, so that steps too
+// small for the type count on average. The random bits are a hash of the number and of the step's seed: the same for
+// every cut into ranges, shards and registers, and in a resumed run. Each step has a new seed, so errors do not
+// accumulate in one direction.
 
 namespace trireme::kernels {
 namespace {
@@ -25,8 +25,8 @@ TRIREME_DEVICE inline uint16_t stochastic_bf16(float x, uint32_t seed) {
   return static_cast<uint16_t>(x != x ? 0x7fc0U : (bits + random_bits(bits, seed)) >> 16);
 }
 
-/// What makes rounding x's code to nearest stochastic when added before: in (-0.5, 0.5), with 15 bits, so that 255 plus
-/// the least is above 254.5 in fp32 too and a whole code stays what it is.
+/// Added before rounding x's code to nearest, makes it stochastic. In (-0.5, 0.5) with 15 bits, so that in fp32 255
+/// plus the smallest is above 254.5, and an exact code does not change.
 TRIREME_DEVICE inline float dither(float x, uint32_t seed) {
   return multiply_add(static_cast<float>(random_bits(bits_of(x), seed) >> 1), 0x1p-15F, 0x1p-16F - 0.5F);
 }

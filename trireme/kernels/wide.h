@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-// Sixteen floats as one value, whatever the width of the registers: what a loop adds up lane by lane is then the
-// same in every instruction set, so that sums agree bit for bit too. bf16 is widened on load and rounded on store.
+// Sixteen floats as one value, whatever the width of the registers. A loop that adds lane by lane thus gives bit-equal
+// sums in every instruction set. bf16 is widened on load and rounded on store.
 
 namespace trireme::kernels {
 namespace {
@@ -148,7 +148,7 @@ struct Wide {
       return x;
     });
   }
-  /// The first n of p, zeros behind them.
+  /// The first n of p, then zeros.
   template <class T>
   static Wide load(const T* p, int n) {
     T padded[kCount] = {};
@@ -224,7 +224,7 @@ inline Wide magnitude(const Wide& x) {
   return Wide::map([&](int i) { return magnitude(x.part[i]); });
 }
 
-/// Sum of the lanes, halves onto halves.
+/// Sum of the lanes: adds halves repeatedly.
 inline float sum(const Wide& x) {
   float lane[Wide::kCount];
   x.store(lane);

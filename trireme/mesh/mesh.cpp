@@ -26,7 +26,7 @@ std::vector<int> divisors(int number) {
   return found;
 }
 
-// "pipe * tensor" and "2 * 3 = 6" of all axes but `rest`.
+// "pipe * tensor" and "2 * 3 = 6": names and product of all axes except `rest`.
 std::pair<std::string, std::string> product(const std::vector<Axis>& axes, const Axis* rest = nullptr) {
   std::vector<std::string> names;
   std::vector<int> sizes;
@@ -181,7 +181,7 @@ void Mesh::add(const Axes& axes) {
   if (groups_.count(key) != 0) {
     return;
   }
-  comm::Group mine; // of one
+  comm::Group mine; // this rank's
   for (const std::vector<int>& ranks : shape_.lines(axes)) {
     if (ranks.size() > 1 && std::ssize(ranks) == all_.size()) {
       mine = all_;
@@ -211,11 +211,11 @@ std::string Mesh::key(const Axes& axes) const {
 
 const comm::Group& Mesh::group(const Axes& axes) const {
   for (const std::string& name : axes.names) {
-    shape_.size(name); // complains of a name that is not known
+    shape_.size(name); // throws for an unknown name
   }
   const auto found = groups_.find(key(axes));
   if (found == groups_.end()) {
-    throw Error("mesh", concat("the mesh has no group of axes ", join(axes.names, ", "), " together"),
+    throw Error("mesh", concat("the mesh has no group over the axes ", join(axes.names, ", ")),
                 "Name them when the Mesh is made.");
   }
   return found->second;

@@ -26,7 +26,7 @@ struct Axis {
 /// The size of an axis that takes all remaining ranks.
 inline constexpr int kRest = -1;
 
-/// Names of axes: Axis::data, or {Axis::data, Axis::context} for both together.
+/// Names of axes: Axis::data, or {Axis::data, Axis::context} for a group over both.
 struct Axes {
   Axes(const char* name) : names{name} {}
   Axes(const std::string& name) : names{name} {}
@@ -34,12 +34,12 @@ struct Axes {
   std::vector<std::string> names;
 };
 
-/// A rank's place on each axis, in the order of the axes.
+/// A rank's index on each axis, in the order of the axes.
 using Coordinates = std::vector<int>;
 
-/// The arithmetic of a mesh without any communication. The first axis varies slowest, so ranks along the last one are
+/// The arithmetic of a mesh, without communication. The first axis varies slowest, so ranks along the last one are
 /// neighbours: 4 ranks with pipe 2 and data 2 have stages {0, 1} and {2, 3}, pipelines {0, 2} and {1, 3}. Errors:
-/// InputError for an axis without a name, a name that repeats or is unknown, and a size below 1.
+/// InputError for an axis without a name, a repeated or unknown name, or a size below 1.
 class MeshShape {
  public:
   explicit MeshShape(std::vector<Axis> axes);
@@ -54,7 +54,7 @@ class MeshShape {
   int size(std::string_view axis) const {
     return axes_[index(axis)].size;
   }
-  /// Ranks of the whole mesh.
+  /// Number of ranks of the mesh.
   int size() const;
   int rank(const Coordinates& at) const;
   Coordinates coordinates(int rank) const;
@@ -76,13 +76,13 @@ class MeshShape {
   std::vector<Axis> axes_;
 };
 
-/// This rank's place in the mesh and its group on every axis.
+/// This rank's coordinates in the mesh and its group on every axis.
 class Mesh {
  public:
-  /// Makes the groups. Collective over `all`: every rank makes every sub-group in the same order. Each entry of
-  /// `together` gets one group over its axes, beside the group of each axis. A group of all ranks is `all` itself. Axes
-  /// of size 1 make no difference: {data, context} costs nothing if context is 1. Errors: InputError listing the
-  /// choices if the shape does not have all.size() ranks.
+  /// Makes the groups. Collective over `all`: every rank makes every sub-group in the same order. Each axis gets a
+  /// group, and each entry of `together` one over its axes. A group of all ranks is `all`. Axes of size 1 are ignored:
+  /// {data, context} costs nothing if context is 1. Errors: InputError listing the choices if the shape does not have
+  /// all.size() ranks.
   Mesh(comm::Group all, MeshShape shape, const std::vector<Axes>& together = {});
 
   const MeshShape& shape() const {
@@ -91,7 +91,7 @@ class Mesh {
   int coordinate(std::string_view axis) const {
     return shape_.coordinate(group().rank(), axis);
   }
-  /// Errors: Error for axes that were not asked for together.
+  /// Errors: Error for axes that are not an entry of the constructor's `together`.
   const comm::Group& group(const Axes& axes) const;
   /// All ranks of the mesh.
   const comm::Group& group() const {
@@ -108,7 +108,7 @@ class Mesh {
   std::map<std::string, comm::Group> groups_;
 };
 
-/// Sizes of the axes that a training has.
+/// Sizes of the engine's axes.
 struct TrainingAxes {
   int pipe = 1;
   int data = kRest;
@@ -116,9 +116,9 @@ struct TrainingAxes {
   int tensor = 1;
 };
 
-/// The mesh [pipe, data, context, tensor] that initialize() takes, with the groups of axes that an engine needs
-/// together. Make it first, then the model, whose layers exchange over group(Axis::tensor) and group(Axis::context).
-/// Collective over `all`.
+/// Makes the mesh [pipe, data, context, tensor] that initialize() takes, with the groups an engine needs. Make it
+/// before the model, whose layers exchange over group(Axis::tensor) and group(Axis::context). Collective over
+/// `all`.
 Mesh training_mesh(const comm::Group& all, const TrainingAxes& axes);
 
 } // namespace trireme::mesh

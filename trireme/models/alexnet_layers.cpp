@@ -21,7 +21,7 @@ namespace nn = torch::nn;
 using pipeline::Layer;
 using pipeline::LayerSpec;
 
-// Below it the input of the last pooling would be empty.
+// With smaller images the input of the last pooling would be empty.
 constexpr int64_t kSmallestSide = 63;
 constexpr int64_t kPooledSide = 6;
 
@@ -81,7 +81,7 @@ pipeline::LayerList alexnet_layers(const AlexNetOptions& options) {
     throw InputError(
         "alexnet",
         concat("images must be enlarged to at least ", kSmallestSide, " pixels, got resize ", options.resize),
-        "Use 64 for speed, 224 for what the network was made for, 0 for images that are large enough.");
+        "Use 64 for speed, 224 (the network's original size), or 0 for images that are large enough.");
   }
   std::vector<Layer> layers;
   const auto add = [&](const std::string& part, const std::vector<Layer>& of_part) {

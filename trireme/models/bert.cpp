@@ -25,7 +25,7 @@ int64_t width_of_mlp(const BertOptions& options) {
   return options.intermediate > 0 ? options.intermediate : 4 * options.hidden;
 }
 
-// Hugging Face's "attention.self.query": modules that only add their name to those inside.
+// Makes a module that only adds its name to those inside: Hugging Face's "attention.self.query".
 nn::Module& name_only(nn::Module& parent, const std::string& name) {
   return *parent.register_module(name, std::make_shared<nn::Module>());
 }
@@ -76,7 +76,7 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
   };
   const bool drops = dropout_ > 0 && is_training();
   const tensor::OwnRandom own(ranks_.tensor.group.rank(), drops ? ranks_.tensor.group.size() : 1,
-                              x.device()); // other heads, other probabilities
+                              x.device()); // masks differ between heads
   if (ranks_.shares_tokens()) {
     const context::AttentionOptions options{ranks_.context_kind, /*causal=*/false, drops ? dropout_ : 0.0};
     const at::Tensor y = context::attention(split_heads(query), split_heads(key), split_heads(value), ranks_.context,

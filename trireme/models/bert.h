@@ -14,16 +14,16 @@
 #include <string>
 #include <utility>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true where there is a token and false in the
-// padding. Where ModelRanks share tokens or split sequences, hidden values have this rank's part of the T tokens; masks
+// B batch, T tokens, H hidden, A heads, V vocabulary. Masks [B, T] are true for real tokens and false for
+// padding. If ModelRanks split tokens or sequences, hidden values have this rank's part of the T tokens; masks
 // have all.
 namespace trireme::models {
 
-/// What follows the word embedding: adds positions and segments, normalises, drops. Passes the mask on.
+/// Adds positions and segments to the word embedding, then LayerNorm and dropout. Passes the mask on.
 class BertEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit BertEmbeddingsImpl(const BertOptions& options, const ModelRanks& ranks = {});
-  /// All tokens are of segment 0.
+  /// Uses segment 0 for all tokens.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT,
                                             const at::Tensor& segments_BT);
@@ -41,7 +41,7 @@ class BertEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertEmbeddings);
 
-/// Bidirectional self-attention that does not look at the padding: [B, T, H] -> [B, T, H], before the residual.
+/// Bidirectional self-attention that ignores padding: [B, T, H] -> [B, T, H], before the residual.
 class BertSelfAttentionImpl : public torch::nn::Module {
  public:
   /// Errors: InputError when the tensor ranks do not divide the heads.
@@ -60,7 +60,7 @@ class BertSelfAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertSelfAttention);
 
-/// LayerNorm(residual + dropout(dense(x))): how each half of a block ends.
+/// LayerNorm(residual + dropout(dense(x))): the end of each half of a block.
 class BertOutputImpl : public torch::nn::Module {
  public:
   BertOutputImpl(int64_t in, int64_t out, double dropout, const ModelRanks& ranks);
@@ -75,8 +75,8 @@ class BertOutputImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertOutput);
 
-/// Post-norm transformer block. Takes and returns hidden [B, T, H] and mask [B, T].
-/// The parts below it carry Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense,
+/// Post-norm transformer block. Takes and returns hidden [B, T, H] and mask [B, T]. Its submodules have
+/// Hugging Face's names: attention.self.query, attention.output.dense, intermediate.dense,
 /// output.dense.
 class BertBlockImpl : public torch::nn::Module {
  public:
@@ -90,7 +90,7 @@ class BertBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertBlock);
 
-/// Dense layer, GELU and LayerNorm in front of the decoder: hidden and mask -> [B, T, H]; the mask ends here.
+/// Dense layer, GELU and LayerNorm before the decoder: hidden and mask -> [B, T, H], without the mask.
 class BertHeadTransformImpl : public torch::nn::Module {
  public:
   explicit BertHeadTransformImpl(const BertOptions& options);
@@ -116,7 +116,7 @@ class BertDecoderBiasImpl : public torch::nn::Module, public tensor::SplitModule
 };
 TORCH_MODULE(BertDecoderBias);
 
-/// Gives a parameter of a BERT its first value, whatever part of the model it is built in: Normal(0, 0.02), biases 0.
+/// Initialises a parameter of a BERT, in whatever part of the model it is built: Normal(0, 0.02), biases 0.
 void initialise_bert(const std::string& name, const at::Tensor& parameter, const BertOptions& options);
 
 } // namespace trireme::models

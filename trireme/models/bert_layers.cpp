@@ -33,7 +33,7 @@ pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ra
                                                       ranks.tensor);
   TiedLayerSpec<tensor::VocabParallelEmbedding> decoder = words;
   words.forward_fn([ranks](tensor::VocabParallelEmbedding& embedding, const Tensors& inputs) {
-    Tensors outputs = inputs; // mask and segments go on as they are
+    Tensors outputs = inputs; // mask and segments pass unchanged
     outputs.at(0) = embedding->forward(own_tokens(inputs.at(0), ranks));
     return outputs;
   });

@@ -8,21 +8,21 @@
 
 namespace trireme::models {
 
-/// Targets with this value do not count in masked_lm_loss().
+/// masked_lm_loss() ignores targets with this value.
 inline constexpr int64_t kIgnoredTarget = -100;
 
 /// Makes BERT with its masked-language-model head as a list of layers.
 ///
-/// Takes tokens [B, T] (int64) and a mask [B, T] (bool, true where there is a token), and optionally segments
-/// [B, T] (int64); returns logits [B, T, V]. Every block takes and returns (hidden, mask). The decoder is a
-/// TiedLayerSpec on the word embedding. Parameters have Hugging Face's names
-/// ("bert.encoder.layer.0.attention.self.query.weight", "cls.predictions.transform.dense.weight") and first values that
+/// Takes tokens [B, T] (int64), a mask [B, T] (bool, true for real tokens), and optionally segments [B, T] (int64).
+/// Returns logits [B, T, V] of this rank's part of the vocabulary and of its tokens. Every block takes and returns
+/// (hidden, mask). The decoder is a TiedLayerSpec on the word embedding. Parameters have Hugging Face's names
+/// ("bert.encoder.layer.0.attention.self.query.weight", "cls.predictions.transform.dense.weight"); initial values
 /// depend on `seed` and name only. Source: Devlin et al. 2018, arXiv:1810.04805. Errors: InputError for heads that do
-/// not divide hidden. Its outputs are the logits of this rank's part of the vocabulary and of its tokens.
+/// not divide hidden.
 pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ranks = {});
 
-/// Mean cross-entropy of logits [B, T, V] over the positions whose target [B, T] is not kIgnoredTarget, in nats; 0 when
-/// there is none.
+/// Mean cross-entropy in nats of logits [B, T, V] over the positions whose target [B, T] is not kIgnoredTarget; 0 if
+/// there are none.
 at::Tensor masked_lm_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
 /// The same for the outputs of bert_layers() among these ranks.
 std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> bert_loss(

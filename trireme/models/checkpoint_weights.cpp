@@ -6,7 +6,7 @@
 namespace trireme::models {
 namespace {
 
-constexpr const char* kSameModel = "Make \"model\" that of the checkpoint's run, or name other weights.";
+constexpr const char* kSameModel = "Use the \"model\" of the checkpoint's run, or other weights.";
 
 } // namespace
 
@@ -43,8 +43,7 @@ void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name
 void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<std::string>& of_model) {
   for (const std::string& name : saved.names("parameter")) {
     if (of_model.count(name) == 0) {
-      throw InputError("init_from",
-                       concat(saved.folder().string(), ": the model has no place for parameter \"", name, '"'),
+      throw InputError("init_from", concat(saved.folder().string(), ": the model has no parameter \"", name, '"'),
                        kSameModel);
     }
   }

@@ -8,22 +8,22 @@
 #include <set>
 #include <string>
 
-// Starting a model from the weights of a checkpoint, without its optimizer states, step and samples.
+// Initialises a model from the weights of a checkpoint, without its optimizer states, step and samples.
 namespace trireme::models {
 
-/// The newest checkpoint in `path` (a run folder, its `checkpoints`, or one checkpoint); nullopt when there is none, as
+/// The newest checkpoint in `path` (a run folder, its `checkpoints`, or one checkpoint); nullopt if there is none, as
 /// in a folder of safetensors files. Cost: one read of its files. Errors: InputError when it is damaged.
 std::optional<checkpoint::Checkpoint> checkpoint_in(const std::filesystem::path& path);
 
-/// The safetensors files of `path`. Errors: InputError when one is a rank's part of a checkpoint, which has neither all
-/// values nor the masters.
+/// The safetensors files of `path`. Errors: InputError for a rank's part of a checkpoint, which has neither all values
+/// nor the masters.
 checkpoint::WeightFiles plain_weights(const std::filesystem::path& path);
 
-/// Fills `parameter`, which the whole model calls `name`, from its fp32 master where `saved` has one.
-/// Errors: InputError when `saved` lacks it or has it in another shape.
+/// Fills `parameter`, called `name` in the full model, from its fp32 master if `saved` has one. Errors: InputError when
+/// `saved` lacks it or has it in another shape.
 void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name, const at::Tensor& parameter);
 
-/// Errors: InputError naming a parameter of `saved` that is none of the model's.
+/// Errors: InputError naming a parameter of `saved` that the model does not have.
 void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<std::string>& of_model);
 
 } // namespace trireme::models

@@ -8,13 +8,13 @@
 
 namespace trireme::models {
 
-/// Dropout that costs nothing where there is none.
+/// Dropout without cost for a probability of 0.
 inline at::Tensor drop(const at::Tensor& x, double probability, bool training) {
   return probability > 0 && training ? at::dropout(x, probability, true) : x;
 }
 
-/// Dropout between the split layers: each rank of `ranks` drops other elements of its part of the sequence, or all drop
-/// the same.
+/// Dropout between the split layers: each rank of `ranks` drops different elements of its part of the sequence, or all
+/// drop the same.
 inline at::Tensor drop(const at::Tensor& x, double probability, bool training, const ModelRanks& ranks) {
   if (probability == 0 || !training) {
     return x;

@@ -29,7 +29,7 @@ at::Tensor normalise(nn::LayerNorm& norm, const at::Tensor& x) {
   return fused::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
 }
 
-// Initialises a part of the model that may be sharded right afterwards.
+// Initialises a part of the model, which may be sharded right after.
 auto values_of(const GptValues& values, std::string prefix) {
   return [&values, prefix = std::move(prefix)](const nn::Module& module) { values.fill(prefix, module); };
 }
@@ -53,14 +53,13 @@ at::Tensor GptAttentionImpl::mix(const at::Tensor& x_BTH) {
   const auto [qkv, bias] = project(c_attn, x_BTH);
   const bool drops = dropout > 0 && is_training();
   const tensor::OwnRandom own(ranks.tensor.group.rank(), drops ? ranks.tensor.group.size() : 1,
-                              qkv.device()); // other heads, other probabilities
+                              qkv.device()); // masks differ between heads
   if (!ranks.shares_tokens()) {
     return fused::causal_attention(qkv, bias, heads, drops ? dropout : 0.0);
   }
   const std::vector<int64_t> sizes = {qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)};
-  const std::vector<at::Tensor> qkv_BTAD = (bias.defined() ? qkv + bias : qkv)
-                                               .view(sizes)
-                                               .unbind(2); // its backward writes the gradient once, select's thrice
+  const std::vector<at::Tensor> qkv_BTAD =
+      (bias.defined() ? qkv + bias : qkv).view(sizes).unbind(2); // backward writes the gradient once, select's 3 times
   const auto part = [&](size_t which) { return qkv_BTAD[which].transpose(1, 2); };
   const at::Tensor y = context::attention(part(0), part(1), part(2), ranks.context,
                                           {ranks.context_kind, /*causal=*/true, drops ? dropout : 0.0});
@@ -138,7 +137,7 @@ GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, c
         ln_f = register_module("ln_f", gpt_norm(options.hidden));
         fill(*ln_f);
         break;
-      case GptPart::Kind::head: // the model's
+      case GptPart::Kind::head: // done by the model
         break;
     }
   }
@@ -175,8 +174,8 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
     return logits;
   }
   const at::Tensor whole = context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1);
-  if (whole.requires_grad()) { // the engine takes the mean over the context ranks, of which each has the gradient of
-                               // its tokens
+  if (whole.requires_grad()) { // the engine averages over the context ranks, each with
+                               // its tokens' gradient
     whole.register_hook([ranks = ranks_.context.size()](const at::Tensor& grad) { return grad * ranks; });
   }
   return whole;

@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <string>
 
-// B batch, T tokens, H hidden, A heads, V vocabulary. Where ModelRanks share tokens or split sequences, hidden values
-// have this rank's part of the T tokens.
+// B batch, T tokens, H hidden, A heads, V vocabulary. If ModelRanks split tokens or sequences, hidden values have this
+// rank's part of the T tokens.
 namespace trireme::models {
 
 class GptValues;
@@ -37,7 +37,7 @@ class GptAttentionImpl : public torch::nn::Module {
   /// Errors: InputError when the tensor ranks do not divide the heads.
   GptAttentionImpl(const GptOptions& options, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x_BTH);
-  /// What c_proj is applied to: the mixed values of this rank's heads, [B, T, H of these].
+  /// The input of c_proj: the mixed values of this rank's heads, [B, T, H of these].
   at::Tensor mix(const at::Tensor& x_BTH);
 
   tensor::ColumnParallelLinear c_attn{nullptr};
@@ -53,7 +53,7 @@ class GptMlpImpl : public torch::nn::Module {
  public:
   GptMlpImpl(const GptOptions& options, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x_BTH);
-  /// What c_proj is applied to: [B, T, this rank's part of 4H].
+  /// The input of c_proj: [B, T, this rank's part of 4H].
   at::Tensor activate(const at::Tensor& x_BTH);
 
   tensor::ColumnParallelLinear c_fc{nullptr};
@@ -63,7 +63,7 @@ class GptMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptMlp);
 
-/// Pre-norm transformer block. The projections' biases are added by what follows them (fused/fused.h).
+/// Pre-norm transformer block. The passes after the projections add their biases (fused/fused.h).
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptOptions& options, const ModelRanks& ranks = {});
@@ -77,7 +77,7 @@ class GptBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
-/// Adds the learned positions: [B, T, H] -> [B, T, H]. In GptTrunk a part of GptEmbedding.
+/// Adds the learned positions: [B, T, H] -> [B, T, H]. GptTrunk has it inside GptEmbedding.
 class GptPositionsImpl : public torch::nn::Module {
  public:
   explicit GptPositionsImpl(const GptOptions& options, const ModelRanks& ranks = {});
@@ -89,7 +89,7 @@ class GptPositionsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptPositions);
 
-/// Everything below the head, under Hugging Face's name "transformer".
+/// All layers below the head, under Hugging Face's name "transformer".
 class GptTrunkImpl : public torch::nn::Module {
  public:
   GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values);
@@ -103,19 +103,19 @@ TORCH_MODULE(GptTrunk);
 
 /// GPT-2: [B, T] int64 tokens -> [B, T, V] logits.
 ///
-/// Parameters carry Hugging Face GPT-2 names ("transformer.h.0.attn.c_attn.weight") in
-/// torch's Linear layout; save_gpt2/load_gpt2 turn them into GPT-2's [in, out] layout and back.
-/// First values: GptValues. Embeddings, blocks and head are units of ZeRO stage 3 (zero::Sharded), and never on a rank
-/// together when it is built under zero::Init. Among tensor-parallel ranks heads, MLPs and vocabulary are split, among
-/// context-parallel ranks the tokens. Every rank gets the same batch and the same logits; loss() is the same among
-/// tensor ranks, and among context ranks the mean is that of all tokens. Source: Radford et al. 2019, "Language Models
-/// are Unsupervised Multitask Learners".
+/// Parameters have Hugging Face's GPT-2 names ("transformer.h.0.attn.c_attn.weight") in torch's Linear layout;
+/// save_gpt2/load_gpt2 convert to GPT-2's [in, out] layout and back. Initial values: GptValues. Embeddings, blocks
+/// and head are units of ZeRO stage 3 (zero::Sharded); built under zero::Init, no two of them are gathered on a
+/// rank at a time. Tensor-parallel ranks split heads, MLPs and vocabulary; context-parallel ranks split the tokens.
+/// Every rank gets the same batch and the same logits. loss() is the same on all tensor ranks; its mean over the
+/// context ranks is that of all tokens. Source: Radford et al. 2019, "Language Models are Unsupervised Multitask
+/// Learners".
 class GptImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes that do not fit each other or the ranks.
   explicit GptImpl(const GptOptions& options, const ModelRanks& ranks = {});
   at::Tensor forward(const at::Tensor& tokens_BT);
-  /// Mean cross-entropy in nats a token against targets [B, T]. No rank has the logits of the whole vocabulary.
+  /// Mean cross-entropy in nats per token against targets [B, T]. No rank has the logits of the full vocabulary.
   at::Tensor loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT);
 
   const GptOptions& options() const {

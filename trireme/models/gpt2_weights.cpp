@@ -24,7 +24,7 @@ bool is_transposed(const std::string& name, const at::Tensor& parameter) {
   return parameter.dim() == 2 && name.find(".h.") != std::string::npos;
 }
 
-// Masks that old files carry; they are constants of the architecture.
+// Constant masks in old files, which are part of the architecture.
 bool is_constant(const std::string& name) {
   const auto ends_with = [&](std::string_view end) {
     return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
@@ -37,7 +37,7 @@ std::string name_in(const checkpoint::WeightFiles& files, const std::string& par
   return !files.has(parameter) && parameter.rfind(kPrefix, 0) == 0 ? parameter.substr(kPrefix.size()) : parameter;
 }
 
-// By values, whatever their types. A block of rows at a time: no copy of the whole.
+// Compares values, whatever their types, by blocks of rows, without a full copy.
 bool are_equal(const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kRows = 1024;
   if (a.sizes() != b.sizes() || a.dim() == 0) {
@@ -52,20 +52,20 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// A tied model has one weight for both: it can take a head only that is the embedding.
+// A tied model has one weight for both: the file's head must equal its embedding.
 void check_tied_head(const checkpoint::WeightFiles& files, const std::filesystem::path& weights) {
   const std::string embedding = name_in(files, kEmbedding);
   if (files.has(kHead) && files.has(embedding) && !are_equal(files.tensor(kHead), files.tensor(embedding))) {
     throw InputError(
         "gpt",
         concat(weights.string(), ": tensor \"", kHead, "\" differs from \"", embedding,
-               "\", and with model.tie_embeddings true the model has one weight for both: the head would be lost"),
-        concat("Set model.tie_embeddings to false to start from both, or take \"", kHead,
-               "\" out of the file to start from the embedding alone."));
+               "\", but with model.tie_embeddings true the model has one weight for both: the head would be lost"),
+        concat("Set model.tie_embeddings to false to start from both, or remove \"", kHead,
+               "\" from the file to start from the embedding."));
   }
 }
 
-// Split among tensor ranks parameters have other sizes here. One that ZeRO stage 3 has not gathered says so by itself.
+// Parameters that tensor ranks split have other sizes. Reading one that ZeRO stage 3 has not gathered throws by itself.
 void check_whole(const Gpt& model) {
   std::map<std::string, std::vector<int64_t>> sizes;
   for (const GptPart& part : gpt_parts(model->options())) {
@@ -77,14 +77,14 @@ void check_whole(const Gpt& model) {
     const at::Tensor& value = item.value();
     if (value.sizes() != at::IntArrayRef(sizes.at(item.key()))) {
       throw InputError("gpt",
-                       concat("save_gpt2: this rank has a part of parameter \"", item.key(), "\": shape ",
+                       concat("save_gpt2: this rank has only a part of parameter \"", item.key(), "\": shape ",
                               value.sizes(), " of ", at::IntArrayRef(sizes.at(item.key()))),
-                       "Save a checkpoint, and save_gpt2() a Gpt of one rank whose init_from is that checkpoint.");
+                       "Save a checkpoint, then save_gpt2() a Gpt of one rank whose init_from is that checkpoint.");
     }
   }
 }
 
-// What GPT2Config has, where this model differs from its defaults or could.
+// GPT2Config's values that differ from its defaults in this model, or could.
 std::string configuration(const GptOptions& options, at::ScalarType dtype) {
   constexpr int64_t kEndOfText = 50256;
   const nlohmann::json token = options.vocab_size > kEndOfText ? nlohmann::json(kEndOfText) : nlohmann::json();
@@ -134,7 +134,7 @@ void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, 
     throw InputError("gpt",
                      concat(weights.string(), ": tensor \"", name, "\" has shape ", files.tensor(name).sizes(),
                             ", the model needs ", transposed ? value.t().sizes() : value.sizes()),
-                     "Make layers, hidden, sequence_length and vocab_size in \"model\" those of the file.");
+                     "Set layers, hidden, sequence_length and vocab_size in \"model\" to those of the file.");
   }
   value.detach().copy_(source);
 }
@@ -147,7 +147,7 @@ void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint:
   }
   for (const std::string& name : files.names()) {
     if (places.count(name) == 0 && !is_constant(name) && name != kHead) {
-      throw InputError("gpt", concat(weights.string(), ": the model has no place for tensor \"", name, '"'),
+      throw InputError("gpt", concat(weights.string(), ": the model has no tensor \"", name, '"'),
                        "Check layers in \"model\".");
     }
   }

@@ -27,7 +27,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
   const auto layer_of = [&](GptPart::Kind kind) -> Layer {
     switch (kind) {
       case GptPart::Kind::tokens:
-        return tied; // without a second one there is nothing tied
+        return tied; // not tied without a second one
       case GptPart::Kind::positions:
         return LayerSpec<GptPositions>(options, ranks);
       case GptPart::Kind::block:

@@ -9,13 +9,13 @@
 namespace trireme::models {
 
 /// Gpt as a list of layers for a pipeline: token embedding, positions, blocks, last norm, head.
-/// Same parameter names, same first values and the same function as Gpt, so that checkpoints
-/// of either fit the other. The tied head is a TiedLayerSpec on the token embedding.
-/// With init_from each stage reads its own layers from the file.
-/// Its outputs are the logits of this rank's part of the vocabulary and of its tokens.
+/// Parameter names, initial values and the function are Gpt's, so checkpoints of either fit the
+/// other. The tied head is a TiedLayerSpec on the token embedding. With init_from each stage reads
+/// its own layers from the file. Returns the logits of this rank's part of the vocabulary and of its
+/// tokens.
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks = {});
 
-/// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats a token.
+/// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats per token.
 at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
 /// The same for the outputs of gpt_layers() among these ranks.
 std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(

@@ -22,17 +22,17 @@ namespace trireme::models {
 /// Names of all parameters of a Gpt.
 std::set<std::string> gpt_parameter_names(const GptOptions& options);
 
-/// Gives the parameters of a GPT their first values, whatever part of it is built, on whatever rank: those of
+/// Initialises the parameters of a GPT, whatever part of it is built, on whatever rank. Values are those of
 /// options.init_from (safetensors of Hugging Face's GPT-2 or a checkpoint of Trireme), or random ones from a generator
-/// for each parameter, seeded by (seed, name). Normal(0, 0.02), residual projections by 1/sqrt(2 layers), as GPT-2.
+/// per parameter, seeded by (seed, name): Normal(0, 0.02), residual projections times 1/sqrt(2 layers), as GPT-2.
 class GptValues {
  public:
   /// Errors: InputError when heads do not divide hidden, or init_from cannot be read, holds a tensor that the model has
   /// no place for, or is one rank's file of a
   ///         checkpoint.
   explicit GptValues(const GptOptions& options);
-  /// For the parameters of `module`, which the whole model calls `prefix`. Errors: InputError naming a tensor that it
-  /// lacks.
+  /// Fills the parameters of `module`, called `prefix` in the full model. Errors: InputError naming a missing
+  /// tensor.
   void fill(const std::string& prefix, const torch::nn::Module& module) const;
 
  private:

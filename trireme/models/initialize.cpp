@@ -17,7 +17,7 @@ void fill(const at::Tensor& parameter, double value) {
 void fill_normal(const at::Tensor& parameter, double std, int64_t seed, const std::string& name) {
   const torch::NoGradGuard no_grad;
   const uint32_t checksum = crc32(0, reinterpret_cast<const Bytef*>(name.data()), static_cast<uInt>(name.size()));
-  // The generator keeps 32 bits of a seed, so seed and name are mixed first.
+  // Mixes seed and name first, because the generator keeps 32 bits of a seed.
   const at::Generator generator = at::detail::createCPUGenerator(
       static_cast<uint32_t>(mix64(((static_cast<uint64_t>(seed) << 32) ^ checksum) + kMixStep)));
   parameter.normal_(0.0, std, generator);

@@ -9,8 +9,8 @@ namespace trireme::models {
 
 void fill(const at::Tensor& parameter, double value);
 
-/// Normal(0, std) from a generator seeded by (seed, crc32(name)): the same values
-/// in whatever order, on whatever rank and in whatever part of a model it is built.
+/// Normal(0, std) from a generator seeded by (seed, crc32(name)): the same values in any order, on any rank and in any
+/// part of a model.
 void fill_normal(const at::Tensor& parameter, double std, int64_t seed, const std::string& name);
 
 } // namespace trireme::models

@@ -7,7 +7,7 @@
 
 namespace trireme::models {
 
-/// The shape and start of a GPT: pre-norm, learned positions, GELU (tanh form).
+/// The shape and initial values of a GPT: pre-norm, learned positions, GELU (tanh form).
 ///
 /// Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 struct GptOptions {
@@ -15,15 +15,15 @@ struct GptOptions {
   int64_t hidden = 128;
   /// Attention heads; divides `hidden`.
   int64_t heads = 4;
-  /// Tokens of one sample; positions beyond it do not exist.
+  /// Tokens per sample; the model has no positions beyond it.
   int64_t sequence_length = 128;
   int64_t vocab_size = 256;
   /// true: the output layer uses the token embedding's weight.
   bool tie_embeddings = true;
   /// Probability of a zero after the embeddings, the attention and the MLP; in [0, 1).
   double dropout = 0;
-  /// Weights to start from: safetensors with Hugging Face's GPT-2 names (a file, a folder or
-  /// an index), or a run folder or checkpoint of Trireme. Empty: random from `seed`.
+  /// Initial weights: safetensors with Hugging Face's GPT-2 names (a file, a folder or an index), or a run folder or
+  /// checkpoint of Trireme. Empty: random from `seed`.
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };
@@ -41,8 +41,8 @@ struct GptPart {
   std::vector<Parameter> parameters;
 };
 
-/// Lists the layers of a GPT in their order, with Hugging Face's names. The module, the layers of a pipeline and the
-/// estimate come from it. A tied head is the token embedding once more, by name and parameters.
+/// Lists the layers of a GPT in order, with Hugging Face's names. The module, the layers of a pipeline and the estimate
+/// are made from it. A tied head repeats the token embedding, by name and parameters.
 std::vector<GptPart> gpt_parts(const GptOptions& options);
 
 /// A small convolutional classifier for images [B, channels, side, side].
@@ -54,13 +54,13 @@ struct CnnOptions {
   /// Filters of the first convolution; the second has twice as many.
   int64_t width = 32;
   double dropout = 0;
-  /// Weights to start from: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme.
-  /// Empty: random from `seed`.
+  /// Initial weights: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme. Empty:
+  /// random from `seed`.
   std::filesystem::path init_from;
   int64_t seed = 1234;
 };
 
-/// The shape and start of a BERT: post-norm, learned positions, GELU (exact form).
+/// The shape and initial values of a BERT: post-norm, learned positions, GELU (exact form).
 ///
 /// Source: Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", arXiv:1810.04805.
 struct BertOptions {
@@ -70,10 +70,10 @@ struct BertOptions {
   int64_t heads = 4;
   /// Width of the MLP in a block; 0: four times `hidden`.
   int64_t intermediate = 0;
-  /// Tokens of one sample; positions beyond it do not exist.
+  /// Tokens per sample; the model has no positions beyond it.
   int64_t sequence_length = 128;
   int64_t vocab_size = 258;
-  /// Rows of the segment embedding; every token is of segment 0 where no segments are given.
+  /// Rows of the segment embedding; without given segments every token is of segment 0.
   int64_t segments = 2;
   /// Probability of a zero after the embeddings, in the attention and after attention and MLP; in [0, 1).
   double dropout = 0;
@@ -86,8 +86,8 @@ struct BertOptions {
 struct AlexNetOptions {
   int64_t channels = 3;
   int64_t classes = 10;
-  /// Height and width to which the images are enlarged before the first convolution; 0: they are
-  /// taken as they are. What the convolutions get must be at least 63 pixels high and wide.
+  /// Height and width to which images are enlarged before the first convolution; 0: not enlarged. The first convolution
+  /// needs at least 63 x 63 pixels.
   int64_t resize = 0;
   /// Width of the two hidden layers of the classifier.
   int64_t hidden = 4096;

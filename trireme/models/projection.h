@@ -6,14 +6,14 @@
 
 namespace trireme::models {
 
-/// What a linear layer makes of x, and the bias that is left to the pass behind it.
+/// The product of a linear layer with x, and the bias that the next pass must add.
 struct Projection {
   at::Tensor y;
   at::Tensor bias; ///< undefined: y has it
 };
 
-/// The bias is left to a pass of fused/ where tensors like x have one, which adds it on its way. Elsewhere the product
-/// adds it at no cost, and in its own type: under autocast a bias in fp32 would make all that follows fp32.
+/// Leaves the bias to a pass of fused/ if tensors like x have one. Otherwise the product adds it at no cost, in its own
+/// type: under autocast an fp32 bias would make everything after it fp32.
 template <class Linear>
 Projection project(Linear& linear, const at::Tensor& x) {
   if (fused::has_passes(x)) {

@@ -28,7 +28,7 @@ at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::T
   const int64_t length = tokens * parts * ranks.context.size();
   if (length > positions.size(0)) {
     throw InputError(
-        model, concat("a sequence of ", length, " tokens was given to a model of sequence_length ", positions.size(0)));
+        model, concat("a sequence of ", length, " tokens exceeds the model's sequence_length ", positions.size(0)));
   }
   const int64_t begin = parts > 1 ? ranks.tensor.group.rank() * tokens : 0;
   if (!ranks.shares_tokens()) {

@@ -9,11 +9,11 @@
 
 namespace trireme::models {
 
-/// The ranks among which a model is split. By default it is not.
+/// The ranks over which a model is split. Default: not split.
 struct ModelRanks {
-  /// Share the heads, MLPs and vocabulary of each layer.
+  /// Split the heads, MLPs and vocabulary of each layer.
   tensor::Ranks tensor = {};
-  /// Share the tokens of each sample: every layer computes with T/N tokens (context/sequence.h).
+  /// Split the tokens of each sample: every layer computes T/N tokens (context/sequence.h).
   comm::Group context = {};
   context::Kind context_kind = context::Kind::ring;
 
@@ -22,25 +22,25 @@ struct ModelRanks {
   }
 };
 
-/// This rank's tokens of x [B, T], which every rank has whole.
+/// This rank's tokens of x [B, T], which is the same on every rank.
 at::Tensor own_tokens(const at::Tensor& x_BT, const ModelRanks& ranks);
 
 /// This rank's share of `heads`. Errors: InputError of `model` when the tensor ranks do not divide them.
 int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks);
 
-/// x [B, T, H] plus the rows of `positions` [sequence_length, H] that belong to its tokens, which are all or this
-/// rank's. Errors: InputError of `model` for a sequence that is longer than that.
+/// x [B, T, H] plus the rows of `positions` [sequence_length, H] for its tokens (all, or this rank's). Errors:
+/// InputError of `model` for a longer sequence.
 at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions,
                          const ModelRanks& ranks);
 
-/// The mean of losses over the tokens that count, of which this rank has `count` (0-dim) with the sum `sum`. Where
-/// ranks share the tokens, it is this rank's summand times the number of ranks, since the engine takes the mean over
+/// The mean of losses over all counted tokens; this rank has `count` (0-dim) of them, with the sum `sum`. If
+/// ranks split the tokens, returns this rank's addend times the number of ranks, because the engine averages over
 /// them.
 at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, const ModelRanks& ranks);
 
-/// Mean cross-entropy in nats of logits [B, T, V], this rank's tokens and part of the vocabulary, against targets [B,
-/// T], which every rank has whole; those of -100 do not count. Where ranks share the tokens: as mean_over_tokens(). The
-/// logits are overwritten in backward (tensor::cross_entropy()).
+/// Mean cross-entropy in nats of logits [B, T, V], this rank's tokens and part of the vocabulary, against full targets
+/// [B, T]; ignores targets of -100. If ranks split the tokens: as mean_over_tokens(). Backward overwrites the logits
+/// (tensor::cross_entropy()).
 at::Tensor split_token_loss(const at::Tensor& logits, const at::Tensor& targets_BT, int64_t vocabulary,
                             const ModelRanks& ranks);
 

@@ -13,11 +13,10 @@ namespace trireme::precision {
 Autocast::Autocast(Type type, c10::DeviceType device, bool enabled) : device_(device) {
   const auto& devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
   if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
-    throw InputError("precision", concat("autocast does not know the device ", device), "Use it on cpu or cuda.");
+    throw InputError("precision", concat("autocast does not support the device ", device), "Use cpu or cuda.");
   }
   if (enabled && type == Type::fp32) {
-    throw InputError("precision", "autocast to fp32: there is nothing lower to cast to",
-                     "Choose bf16 or fp16, or leave autocast out.");
+    throw InputError("precision", "autocast needs a type lower than fp32", "Choose bf16 or fp16, or remove autocast.");
   }
   enabled_before_ = at::autocast::is_autocast_enabled(device);
   type_before_ = at::autocast::get_autocast_dtype(device);
@@ -31,7 +30,7 @@ Autocast::Autocast(Type type, c10::DeviceType device, bool enabled) : device_(de
 }
 
 Autocast::~Autocast() {
-  // Drops the cached casts of weights at the end: an optimizer changes the weights in place.
+  // Drops the cached casts of weights at the end, because an optimizer changes the weights in place.
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();
   }

@@ -8,7 +8,7 @@
 namespace trireme::precision {
 
 /// Runs operations in a lower type where that is safe (matrix products, convolutions, attention) and in fp32 where it
-/// is not (most losses; on CUDA also norms and softmax), by ATen's own lists for the device: torch.autocast from C++.
+/// is not (most losses; on CUDA also norms and softmax). Uses ATen's own lists for the device: torch.autocast from C++.
 ///
 ///   {
 ///     const Autocast autocast;              // bf16 on the CPU

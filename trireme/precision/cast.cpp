@@ -10,7 +10,7 @@
 namespace trireme::precision {
 namespace {
 
-// What part of which memory a tensor shows: tensors with the same key show the same numbers.
+// Storage, offset, sizes and strides: tensors with equal keys view the same numbers.
 using Window = std::tuple<const void*, int64_t, std::vector<int64_t>, std::vector<int64_t>>;
 using Done = std::map<Window, at::Tensor>;
 

@@ -7,7 +7,7 @@
 
 namespace trireme::precision {
 
-// NaN replaces both extremes, so checking the two is enough.
+// Checks the minimum and the maximum only: a NaN replaces both.
 bool all_finite(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point()) {
     return true;

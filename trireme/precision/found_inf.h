@@ -8,7 +8,7 @@
 
 namespace trireme::precision {
 
-/// Whether every element is finite. Cost: reads the tensor once, on all threads, without allocation.
+/// True if every element is finite. Cost: reads the tensor once, on all threads, without allocation.
 bool all_finite(const at::Tensor& tensor);
 
 /// Remembers whether a gradient of this step is NaN or Inf on any rank, so that all ranks skip the step or none does.
@@ -24,20 +24,20 @@ bool all_finite(const at::Tensor& tensor);
 /// or, without such a sum, agree() all-reduces 8 bytes.
 class FoundInf {
  public:
-  /// Checks a gradient, unless one was not finite already. Cost: reads it once.
+  /// Checks a gradient, unless an earlier one was not finite. Cost: reads it once.
   void look(const at::Tensor& gradient);
   /// Checks a number computed from all gradients, such as the sum of their squares: no further cost.
   void note(double made_of_gradients);
 
-  /// On this rank.
+  /// True if this rank found NaN or Inf.
   bool here() const {
     return here_;
   }
-  /// This rank's part of a sum over the ranks.
+  /// This rank's addend for a sum over the ranks.
   double addend() const {
     return here_ ? 1 : 0;
   }
-  /// Whether the sum of all addends reports NaN or Inf; a sum that is not finite itself does.
+  /// True if the sum of all addends reports NaN or Inf, or is not finite.
   static bool in_sum(double sum);
   /// Returns the same answer on every rank. Collective: one all-reduce (max).
   bool agree(const comm::Group& group, std::string_view what = "overflow") const;

@@ -77,7 +77,7 @@ bool GradScaler::Progress::found() {
 GradScaler::GradScaler(const GradScalerOptions& options, comm::Group group)
     : options_(checked(options)), group_(std::move(group)), scale_(checked_scale("init_scale", options.init_scale)) {}
 
-// Uses a tensor, not a number: a number times a zero-dimensional fp16 loss would be fp16, where 65536 is infinite.
+// Multiplies by a tensor: a number times a zero-dimensional fp16 loss would be fp16, where 65536 is infinite.
 at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!options_.enabled) {
     return outputs;
@@ -99,8 +99,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     return;
   }
   if (!has_scaled_) {
-    throw Error("precision", "GradScaler: gradients are to be unscaled, but nothing was ever scaled",
-                "Write scaler.scale(loss).backward().");
+    throw Error("precision", "GradScaler: unscale_() or step() before scale()",
+                "Call scaler.scale(loss).backward() first.");
   }
   const auto before = progress_.find(&optimizer);
   if (before != progress_.end()) {
@@ -119,7 +119,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     at::_amp_foreach_non_finite_check_and_unscale_(grads, flag, torch::full({1}, inverse, on_device));
     progress.flag = progress.flag.defined() ? progress.flag.maximum(flag.to(progress.flag.device())) : flag;
   }
-  if (group_.size() > 1) { // a rank without gradients takes part all the same
+  if (group_.size() > 1) { // a rank without gradients takes part too
     progress.flag = progress.flag.defined() ? progress.flag : torch::zeros({1});
     progress.work = group_.all_reduce(progress.flag, comm::ReduceOp::max, "found inf");
   }
@@ -164,7 +164,7 @@ void GradScaler::update() {
   for (auto& [optimizer, progress] : progress_) {
     found = progress.found() || found;
   }
-  // In double, rounded once: Python's bits also for factors that are no powers of two.
+  // Computes in double and rounds once: bit-equal to Python's, also for factors that are not powers of two.
   if (found) {
     scale_ = static_cast<float>(scale_ * options_.backoff_factor);
     growth_tracker_ = 0;
@@ -182,7 +182,7 @@ void GradScaler::update(double new_scale) {
   }
   scale_ = checked_scale("the new scale", new_scale);
   for (auto& [optimizer, progress] : progress_) {
-    progress.found(); // no operation may stay without a wait
+    progress.found(); // wait for every operation
   }
   progress_.clear();
 }
@@ -239,8 +239,8 @@ void GradScaler::load_state(const nlohmann::json& state) {
     scale_ = scale;
     growth_tracker_ = tracker;
   } catch (const nlohmann::json::exception& error) {
-    throw InputError("precision", concat("GradScaler: the saved state is not one: ", state.dump()),
-                     "It has five numbers, named as in Python's state_dict().");
+    throw InputError("precision", concat("GradScaler: malformed saved state: ", state.dump()),
+                     "Expected five numbers, named as in Python's state_dict().");
   }
 }
 

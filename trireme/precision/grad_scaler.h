@@ -21,7 +21,7 @@ struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2;
   double backoff_factor = 0.5;
-  /// Good steps in a row until the scale grows.
+  /// Good steps in a row before the scale grows.
   int64_t growth_interval = 2000;
   /// false: the scaler has no effect.
   bool enabled = true;
@@ -53,12 +53,12 @@ class GradScaler final : public Stateful {
   at::Tensor scale(const at::Tensor& outputs);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
-  /// Divides the gradients by the scale, once a step, after the last backward. Collective with a group.
-  /// Errors: Error when called twice before update(), after step(), or when nothing was ever scaled; InputError for
-  /// fp16 gradients (parameters stay fp32 here).
+  /// Divides the gradients by the scale, once per step, after the last backward. Collective with a group. Errors: Error
+  /// when called twice before update(), after step(), or before any scale(); InputError for fp16 gradients (parameters
+  /// must be fp32).
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Calls unscale_() if that was not done yet, then the optimizer's step unless a gradient is NaN or Inf on any rank.
-  /// Returns whether it stepped. Errors: Error when called twice before update(), or when there is no gradient at all.
+  /// Calls unscale_() unless it was called, then the optimizer's step unless a gradient is NaN or Inf on any rank.
+  /// Returns whether it stepped. Errors: Error when called twice before update(), or without any gradient.
   bool step(torch::optim::Optimizer& optimizer);
   /// Ends the iteration: the scale shrinks when a step was skipped, and grows after growth_interval good ones.
   /// Errors: Error when no gradients were unscaled before.
@@ -87,7 +87,7 @@ class GradScaler final : public Stateful {
   /// Python's state_dict(): {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} when
   /// disabled. Call it after update().
   nlohmann::json state() const override;
-  /// Errors: InputError when it is malformed or a disabled scaler's; nothing is changed then. Does nothing when
+  /// Errors: InputError when it is malformed or was saved by a disabled scaler; nothing changes then. Does nothing when
   /// disabled.
   void load_state(const nlohmann::json& state) override;
 
@@ -95,7 +95,7 @@ class GradScaler final : public Stateful {
   // State of one optimizer in this iteration; the entry exists once its gradients are unscaled.
   struct Progress {
     at::Tensor flag;                // [1], fp32: 1 when a gradient is not finite; undefined without a gradient
-    std::optional<comm::Work> work; // the flag is on its way between the ranks
+    std::optional<comm::Work> work; // the all-reduce of the flag
     bool stepped = false;
     bool found();
   };

@@ -26,7 +26,7 @@ T field(const nlohmann::json& state, const char* name) {
       found != state.end() && (std::is_same_v<T, double> ? found->is_number() : found->is_number_integer());
   if (!fits) {
     throw InputError("precision", concat("a saved loss scaler has no number \"", name, "\": ", state.dump()),
-                     "The checkpoint was written by something else, or is damaged.");
+                     "The checkpoint is damaged or of another program; take an older one.");
   }
   return found->template get<T>();
 }
@@ -113,7 +113,7 @@ void LossScaler::load_state(const nlohmann::json& state) {
                     last_overflow >= -1 && last_overflow < iteration && overflows_in_a_row >= 0 &&
                     overflows_in_a_row <= iteration;
   if (!sane) {
-    throw InputError("precision", concat("a saved loss scaler cannot be: ", state.dump()),
+    throw InputError("precision", concat("a saved loss scaler has impossible values: ", state.dump()),
                      "The checkpoint is damaged; take an older one.");
   }
   if (dynamic_) {

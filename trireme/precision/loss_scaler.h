@@ -32,17 +32,17 @@ class LossScaler final : public Stateful {
  public:
   /// The decision of update().
   struct Update {
-    /// Scale of the gradients of the finished step.
+    /// Scale of the gradients of the step that just ended.
     double used = 1;
     /// Scale of the next step's loss.
     double scale = 1;
     bool skipped = false;
-    /// A dynamic scale should have been lowered and was at its minimum. DeepSpeed ends the run here; say which
-    /// gradients it was (OverflowWatch) when doing so.
+    /// An overflow occurred while the dynamic scale was at its minimum. DeepSpeed ends the run here; name the gradients
+    /// (OverflowWatch) when doing so.
     bool at_minimum = false;
   };
 
-  /// Scales nothing: bf16 and fp32. update() still says which steps to skip.
+  /// Scales nothing: bf16 and fp32. update() still decides which steps to skip.
   LossScaler();
   /// Errors: InputError naming the option that has an impossible value.
   explicit LossScaler(const LossScaleOptions& options);
@@ -64,9 +64,9 @@ class LossScaler final : public Stateful {
   }
 
   /// Lowers a larger fixed scale to `largest`, for losses of a type with a smaller range. Returns whether it was
-  /// larger. A dynamic scale goes down by its rule.
+  /// larger. A dynamic scale is lowered by its rule.
   bool limit(double largest);
-  /// Largest scale so far allowed.
+  /// Largest scale allowed so far.
   double largest() const {
     return largest_;
   }
@@ -76,15 +76,15 @@ class LossScaler final : public Stateful {
 
   /// {"loss_scale", "largest", "hysteresis", "iteration", "last_overflow", "overflows_in_a_row"}
   nlohmann::json state() const override;
-  /// Continues from the saved state. The options of this scaler decide whether the scale changes: a fixed scale stays,
-  /// up to the saved limit. Errors: InputError when it is malformed; nothing is changed then.
+  /// Continues from the saved state. This scaler's options decide whether the scale changes: a fixed scale stays, up to
+  /// the saved limit. Errors: InputError when it is malformed; nothing changes then.
   void load_state(const nlohmann::json& state) override;
 
  private:
   LossScaleOptions options_;
   bool dynamic_ = false;
   double scale_ = 1;
-  double largest_ = 0x1p127; // of the powers of two, in fp32
+  double largest_ = 0x1p127; // largest power of two in fp32
   int64_t hysteresis_ = 1;
   int64_t iteration_ = 0;
   int64_t last_overflow_ = -1;

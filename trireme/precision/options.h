@@ -8,7 +8,7 @@ namespace trireme::precision {
 /// Element types that training computes in.
 enum class Type { fp32, bf16, fp16 };
 
-/// "fp32", "bf16", "fp16": what configurations call them.
+/// "fp32", "bf16", "fp16": the names in configurations.
 constexpr const char* type_name(Type type) {
   return type == Type::fp32 ? "fp32" : type == Type::bf16 ? "bf16" : "fp16";
 }
@@ -39,7 +39,7 @@ struct LossScaleOptions {
 struct PrecisionOptions {
   /// Parameters and gradients of forward and backward. Other than fp32: the optimizer's shards keep fp32 masters.
   Type compute = Type::fp32;
-  /// `compute` becomes bf16 if the machine is faster with it (engine::resolve_precision()); fp32 until that is known.
+  /// `compute` becomes bf16 if this machine is faster with it (engine::resolve_precision()); fp32 until then.
   bool bf16_if_faster = false;
   /// Used if scales_loss().
   LossScaleOptions loss_scale;

@@ -105,10 +105,10 @@ std::string describe_non_finite(const std::vector<NonFinite>& found) {
 
 struct OverflowWatch::State {
   NamedTensors parameters;
-  std::vector<unsigned> hooks; // one a parameter
+  std::vector<unsigned> hooks; // one per parameter
   int64_t most = 3;
 
-  // Backward on devices has threads of its own.
+  // Backward on GPUs runs in threads of its own.
   std::mutex mutex;
   std::vector<NonFinite> seen;
   int64_t arrived = 0;
@@ -199,7 +199,7 @@ std::string OverflowWatch::report(const comm::Group& group) {
     return out + concat(" All gradients of rank ", join(whole, ", "),
                         " are bad: forward or the loss was not finite there, or the scaled loss was too large.");
   }
-  return out + " The gradients before the first one named were finite, so it went wrong in the backward of that layer.";
+  return out + " All gradients before the first one named were finite: the backward of that layer made the NaN or Inf.";
 }
 
 } // namespace trireme::precision

@@ -36,14 +36,14 @@ std::string describe_non_finite(const std::vector<NonFinite>& found);
 
 /// Finds the gradients and the rank that a NaN or Inf came from: after the reduction all ranks have it.
 ///
-/// While it lives it checks each gradient as backward makes it, before communication. Only such steps have the cost
-/// (one read of each gradient). Make it after some overflows in a row, run the next step's backward, and ask:
+/// Checks each gradient during its lifetime, as backward makes it and before communication (cost: one read of each).
+/// Make one after some overflows in a row, run the next step's backward, and call report():
 ///
 ///   if (scaler.overflows_in_a_row() >= n) watch = std::make_unique<OverflowWatch>(named_parameters);
 ///   ...                                                       // the next step's micro-batches
 ///   log::warning(watch->report(group));
 ///
-/// Gradients are listed in the order in which backward made them: the first one is nearest to where it went wrong.
+/// Gradients are listed in the order in which backward made them: the first one is nearest to the cause.
 class OverflowWatch {
  public:
   /// Hooks the parameters that require gradients. Keeps at most `most` findings on each rank.
@@ -55,8 +55,8 @@ class OverflowWatch {
 
   /// The findings on this rank since construction or the last report.
   const std::vector<NonFinite>& seen() const;
-  /// Says in one or two sentences what all ranks of `group` found, and the likely cause: weights or a loss that are not
-  /// finite, or a layer's backward. Clears the findings. Collective. "" if all was finite.
+  /// Returns one or two sentences on what all ranks of `group` found and the likely cause: weights or a loss that are
+  /// not finite, or a layer's backward. Clears the findings. Collective. "" if all was finite.
   std::string report(const comm::Group& group);
 
  private:

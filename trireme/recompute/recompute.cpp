@@ -72,7 +72,7 @@ std::string describe(const std::vector<at::IntArrayRef>& sizes, const std::vecto
                 parts.empty() ? "" : ", with a gradient: ", join(parts, ", "));
 }
 
-// What the second run needs from the first.
+// Saved by the first run for the second.
 struct Record : torch::CustomClassHolder {
   Function f;
   RandomState random;
@@ -83,7 +83,7 @@ struct Record : torch::CustomClassHolder {
   std::vector<Source> sources;
   std::vector<std::vector<int64_t>> sizes; // of the differentiable outputs
   std::vector<at::ScalarType> types;
-  Tensors first_outputs; // only until they have their place in the graph
+  Tensors first_outputs; // only until they are in the graph
 
   void check(const Outputs& again) const {
     std::vector<at::IntArrayRef> before(sizes.begin(), sizes.end());
@@ -95,7 +95,7 @@ struct Record : torch::CustomClassHolder {
     }
     if (sources != again.sources || before != now || types != types_now) {
       throw Error("recompute",
-                  concat("a recomputed function returned other tensors in backward (",
+                  concat("a recomputed function returned different tensors in backward (",
                          describe(now, types_now, again.sources.size()), ") than in forward (",
                          describe(before, types, sources.size()), ')'),
                   "It must depend on its inputs and on random numbers only, and on nothing that changes between "
@@ -104,8 +104,8 @@ struct Record : torch::CustomClassHolder {
   }
 };
 
-// Callbacks of an inner backward that wait for the outermost one. The slot follows autograd's work to
-// other threads, which a thread_local would not; nothing on servers uses it.
+// Callbacks of an inner backward that wait for the outermost one. The slot follows autograd's work to other threads,
+// which a thread_local would not. Only mobile builds of libtorch use it otherwise.
 struct Frame : c10::DebugInfoBase {
   std::mutex mutex;
   std::vector<std::function<void()>> waiting;
@@ -132,7 +132,7 @@ Frame* frame() {
   return dynamic_cast<Frame*>(c10::ThreadLocalDebugInfo::get(kSlot));
 }
 
-// Accumulates into the leaves and the parameters.
+// Accumulates gradients into the leaves and the parameters.
 void differentiate(const Tensors& outputs, const variable_list& grads) {
   torch::autograd::edge_list roots;
   variable_list root_grads;
@@ -179,7 +179,7 @@ Tensors leaves_of(const variable_list& saved, const Record& record) {
 
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
-  // `start` gives the node an input that requires a gradient even where only parameters inside f do.
+  // `start` gives the node an input that requires a gradient, even if only parameters inside f do.
   static variable_list forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Record>& record,
                                at::TensorList inputs, const at::Tensor& /*start*/) {
     context->set_materialize_grads(false);
@@ -192,8 +192,8 @@ class Recompute : public torch::autograd::Function<Recompute> {
     const auto record = c10::static_intrusive_pointer_cast<Record>(context->saved_data["record"].toCapsule());
     variable_list results(record->requires_grad.size() + 2);
     if (at::GradMode::is_enabled()) {
-      throw Error("recompute", "backward with create_graph through a recomputed function",
-                  "Derivatives of derivatives need the activations: do not recompute there.");
+      throw Error("recompute", "double backward (create_graph) through a recomputed function is not supported",
+                  "It needs the activations: do not recompute this function.");
     }
     if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& grad) { return grad.defined(); })) {
       return results;
@@ -227,10 +227,10 @@ std::vector<uint32_t> versions(const Tensors& tensors) {
   return list;
 }
 
-// A tensor without the graph behind it, which would keep the activations.
+// Returns the tensor without its graph, which would keep the activations.
 at::Tensor cut_off(at::Tensor output) {
   if (output.is_leaf() || output.is_view()) {
-    return output.detach(); // a parameter must stay one
+    return output.detach(); // a parameter must stay a parameter
   }
   return output.detach_();
 }
@@ -261,15 +261,15 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
   {
     const Tensors leaves = leaves_of(defined, *record);
     const std::vector<uint32_t> before = versions(inputs);
-    // Runs with gradients and drops the graph at once: this shows which outputs have one.
-    // The peak of a step is the same, because backward holds one function's activations anyway.
-    const SavingScope nobody(nullptr); // nothing of this is needed again
+    // Runs with gradients to see which outputs have one, and drops the graph at once. The peak of a step is the same,
+    // because backward holds one function's activations anyway.
+    const SavingScope nobody(nullptr); // this graph is dropped
     outputs = f(leaves);
     if (const std::vector<uint32_t> after = versions(inputs); after != before) {
       const auto first = std::mismatch(before.begin(), before.end(), after.begin()).first - before.begin();
       throw InputError(
           "recompute", concat("a recomputed function changed its input ", first, " in place"),
-          "Backward calls it again on the same input: use the out-of-place operation, or begin with a clone.");
+          "Backward calls it again on the same input: use the out-of-place operation, or clone the input first.");
     }
     sorted = sort(outputs, leaves);
   }

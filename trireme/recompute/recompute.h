@@ -12,10 +12,10 @@ namespace trireme::recompute {
 using Function = std::function<Tensors(const Tensors&)>;
 
 struct Options {
-  /// Dropout draws the same masks the second time, and the random numbers after backward are
-  /// those of a run without recomputation. Costs a copy of the generator's state (5 kB) a call.
+  /// Dropout draws the same masks in the second call, and the random numbers after backward are those of a run without
+  /// recomputation. Cost: a copy of the generator's state (5 kB) per call.
   bool preserve_rng_state = true;
-  /// Buffers that f changes, such as BatchNorm's running statistics: restored after the second call. Costs a copy of
+  /// Buffers that f changes, such as BatchNorm's running statistics: restored after the second call. Cost: a copy of
   /// them.
   Tensors buffers = {};
 };
@@ -43,13 +43,13 @@ struct Options {
 /// Source: Chen et al. 2016, arXiv:1604.06174.
 Tensors run(const Function& f, const Tensors& inputs, const Options& options = {});
 
-/// The same for a callable of tensors; returns what f returns: a tensor, a vector, a pair or a tuple.
+/// The same for a callable of tensors. Returns what f returns: a tensor, a vector, a pair or a tuple.
 ///
 ///   at::Tensor y = trireme::recompute::call([&](at::Tensor x) { return block->forward(x); }, x);
 template <typename F, typename... T>
 auto call(F f, const T&... tensors) {
   static_assert((std::is_convertible_v<const T&, at::Tensor> && ...),
-                "call() passes tensors on; let the lambda capture the rest");
+                "call() passes tensors only; capture other arguments in the lambda");
   using Result = std::decay_t<decltype(f(at::Tensor(tensors)...))>;
   const Function listed = [f = std::move(f)](const Tensors& inputs) mutable {
     Tensors outputs;
@@ -62,12 +62,12 @@ auto call(F f, const T&... tensors) {
   return take<Result>(run(listed, Tensors{at::Tensor(tensors)...}), position);
 }
 
-/// Says whether the backward that runs on this thread is the inner one of a recomputation.
+/// True if the backward that runs on this thread is the inner one of a recomputation.
 bool in_backward();
 
-/// Calls f when the whole backward that runs now is over, like autograd's queue_callback; but
-/// also from inside a recomputation, whose own backward ends much earlier, it waits for the outermost.
-/// Errors: c10::Error outside of a backward.
+/// Calls f when the outermost backward that is running ends. autograd's queue_callback would
+/// call it at the end of a recomputation's inner backward. Errors: c10::Error outside of a
+/// backward.
 void queue_at_end(std::function<void()> f);
 
 } // namespace trireme::recompute

@@ -13,8 +13,8 @@ thread_local Saver* present = nullptr;
 
 class AskingEngine : public torch::autograd::Engine {
  public:
-  // An engine starts its threads at the first backward, but only the first engine of a process does: here both have, in
-  // this order.
+  // An engine starts device threads at its first backward, but only the first engine of a process does. This starts
+  // those of both, in this order.
   explicit AskingEngine(Engine& before) {
     before.initialize_device_threads_pool();
     start_device_threads();
@@ -24,7 +24,7 @@ class AskingEngine : public torch::autograd::Engine {
   }
 };
 
-// Lives for ever, as libtorch's own does: device threads may still be in it when the process ends.
+// Never destroyed, like libtorch's own: device threads may still use it when the process ends.
 torch::autograd::Engine& asking_engine() {
   static auto* const engine = new AskingEngine(torch::autograd::Engine::get_base_engine());
   return *engine;
@@ -35,9 +35,9 @@ void install() {
     const torch::autograd::Engine& before = torch::autograd::Engine::get_default_engine();
     if (typeid(before) != typeid(torch::autograd::Engine)) {
       throw Error("activations",
-                  "autograd's engine in this process is not libtorch's own (Python has one of its own), so that saved "
+                  "autograd's engine in this process is not libtorch's (Python installs another), so saved "
                   "tensors cannot be moved or counted",
-                  "Leave \"activation_checkpointing\" out, or use torch.autograd.graph.saved_tensors_hooks in Python.");
+                  "Remove \"activation_checkpointing\", or use torch.autograd.graph.saved_tensors_hooks in Python.");
     }
     asking_engine();
     torch::autograd::set_default_engine_stub(&asking_engine);

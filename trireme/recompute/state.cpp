@@ -102,7 +102,7 @@ BufferGuard::BufferGuard(const std::vector<at::Tensor>& buffers) {
 BufferGuard::~BufferGuard() {
   const at::NoGradGuard no_grad;
   for (const auto& [buffer, values] : before_) {
-    buffer.variable_data().copy_(values); // without its version: a graph that has saved the buffer stays valid
+    buffer.variable_data().copy_(values); // keeps the version: a graph that has saved the buffer stays valid
   }
 }
 

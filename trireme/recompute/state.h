@@ -12,7 +12,7 @@ namespace trireme::recompute {
 class RandomState {
  public:
   RandomState() = default;
-  /// Reads the generators of the CPU, of the tensors' devices and of the current GPU, if there is one.
+  /// Reads the generators of the CPU, of the tensors' devices and of the current GPU, if any.
   static RandomState of(const std::vector<at::Tensor>& tensors);
   /// Reads the current state of the same generators.
   RandomState present() const;
@@ -38,7 +38,7 @@ class RandomGuard {
   RandomState before_;
 };
 
-/// Whether and to what type autocast casts, per device type, and its cache.
+/// Autocast's switch and type per kind of device, and its cache.
 class AutocastState {
  public:
   AutocastState() = default;
@@ -55,7 +55,7 @@ class AutocastState {
   bool cache_ = true;
 };
 
-/// Sets autocast to an earlier state while it lives. Casts cached meanwhile are dropped.
+/// Sets autocast to an earlier state during its lifetime. Casts cached meanwhile are dropped.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const AutocastState& state);

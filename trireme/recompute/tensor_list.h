@@ -19,7 +19,7 @@ struct IsTuple<std::tuple<T...>> : std::true_type {};
 template <typename A, typename B>
 struct IsTuple<std::pair<A, B>> : std::true_type {};
 
-/// Whether T is a tensor, a vector of tensors, or a pair or tuple of these (also nested).
+/// True if T is a tensor, a vector of tensors, or a pair or tuple of these (also nested).
 template <typename T>
 struct IsTensors : std::bool_constant<std::is_same_v<T, at::Tensor> || std::is_same_v<T, Tensors>> {};
 template <typename... T>
@@ -38,7 +38,7 @@ void append(Tensors& list, T&& value) {
                std::forward<T>(value));
   } else {
     static_assert(std::is_same_v<Plain, Tensors>,
-                  "a tensor, a vector of tensors, or a pair or tuple of these is wanted");
+                  "expected a tensor, a vector of tensors, or a pair or tuple of these");
     for (auto& tensor : value) {
       list.push_back(tensor);
     }
@@ -55,7 +55,7 @@ T take(const Tensors& list, size_t& position) {
       return T{take<std::tuple_element_t<I, T>>(list, position)...}; // braces: from left to right
     }(std::make_index_sequence<std::tuple_size_v<T>>());
   } else {
-    static_assert(std::is_same_v<T, Tensors>, "a tensor, a vector of tensors, or a pair or tuple of these is wanted");
+    static_assert(std::is_same_v<T, Tensors>, "expected a tensor, a vector of tensors, or a pair or tuple of these");
     Tensors rest(list.begin() + static_cast<std::ptrdiff_t>(position), list.end());
     position = list.size();
     return rest;

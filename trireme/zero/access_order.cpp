@@ -22,7 +22,7 @@ void AccessOrder::next_stretch() {
   }
 }
 
-// One that used nothing is known to use nothing, unless it has been cut short.
+// Records a stretch without units too, unless an earlier run recorded it.
 void AccessOrder::end_stretch() {
   if (running_ && (!now_.empty() || known_.count(*running_) == 0)) {
     known_[*running_] = std::move(now_);
@@ -43,7 +43,7 @@ void AccessOrder::note(const void* unit) {
 }
 
 void AccessOrder::for_each_upcoming(const std::function<bool(const void* unit)>& visit) const {
-  // Whether the units of this stretch from the given one on are known and were visited to the end.
+  // Visits the known units of a stretch from `first` on; true if the stretch is known and was visited to its end.
   const auto visit_from = [&](int stretch, size_t first) {
     const auto before = known_.find(stretch);
     if (before == known_.end()) {

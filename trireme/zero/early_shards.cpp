@@ -11,7 +11,7 @@
 namespace trireme::zero {
 namespace {
 
-// The parameters that no earlier module has.
+// The parameters that no earlier module registered.
 bucket::NamedTensors parameters_of(const torch::nn::Module& module) {
   bucket::NamedTensors found;
   std::set<const void*> seen;
@@ -37,7 +37,7 @@ EarlyShards::EarlyShards(const torch::nn::Module& module, const comm::Group& gro
       .shard_parameters = true,
       .unit_of = [](const at::Tensor&) { return 0; },
       .parameter_store = std::move(store),
-      .keep_spare_memory = false}; // there are as many pools as modules: together they would keep the whole model
+      .keep_spare_memory = false}; // one pool per module: all pools would keep the full model
   buffers_ = bucket::flatten(
       parameters_of(module), layout,
       [group](int64_t numel, at::ScalarType type, at::Device device) { return group.allocate(numel, type, device); },

@@ -7,11 +7,11 @@
 
 namespace trireme::zero {
 
-/// Brings the ranks' parts of one bucket of parameters together on every rank. Sharded parameters can be read once it
-/// was waited for. Parts that are in the host's memory go to the device on a stream of their own, after what the
-/// current stream has been given so far, and travel from there: what is computed meanwhile waits for neither. A rank
-/// alone copies nothing: its parameters are its part itself, in the memory of their store. Cost: P(N-1)/N bytes sent a
-/// rank for a bucket of P bytes; from the host P/N bytes.
+/// All-gathers one bucket of parameters. Wait for the Work before reading the parameters. Shards on the host are
+/// copied to the GPU on a separate stream, which waits for the work queued on the current stream so far, and gathered
+/// from there; later computation waits for neither. A rank alone copies nothing: its parameters are its shard, in the
+/// memory of their store. Cost: each rank sends P(N-1)/N bytes for a bucket of P bytes, and copies P/N bytes from the
+/// host.
 comm::Work gather_bucket(const comm::Group& group, bucket::FlatParameters& parameters, int64_t bucket);
 
 } // namespace trireme::zero

@@ -14,12 +14,12 @@ GatheredParameters::GatheredParameters(std::shared_ptr<ParameterCoordinator> coo
   coordinator_->pin(parameters_, modifier_.has_value());
 }
 
-// The next collective reports a rank that is lost here.
+// Does not throw: the next collective reports a lost rank.
 GatheredParameters::~GatheredParameters() {
   try {
     coordinator_->unpin(parameters_, modifier_);
   } catch (const std::exception& error) {
-    log::error("gathered parameters could not be given back: ", error.what());
+    log::error("releasing gathered parameters failed: ", error.what());
   }
 }
 

@@ -10,18 +10,18 @@ namespace trireme::zero {
 
 class ParameterCoordinator;
 
-/// While it lives, these parameters are whole on every rank. Made by Engine::gather_parameters(). Collective at both
-/// ends.
+/// Keeps these parameters gathered on every rank during its lifetime. Made by Engine::gather_parameters().
+/// Constructor and destructor are collective.
 ///
 ///   {
 ///     const auto whole = engine.gather_parameters({net->head->weight}, /*modifier=*/0);
 ///     if (world.rank() == 0) { net->head->weight.zero_(); }
-///   } // rank 0's values are everybody's now
+///   } // broadcasts rank 0's values
 ///
-/// It must not live over a step or load_checkpoint(), which change the shards: the engine refuses them where something
-/// is sharded. Without a modifier rank changes are lost. Where nothing is sharded it does nothing but send the
-/// modifier's values. It may outlive the engine: the parameters stay readable, and a modifier's changes stay that
-/// rank's own.
+/// Destroy it before step() or load_checkpoint(), which change the shards: with sharded parameters the engine
+/// refuses them otherwise. Without a modifier rank changes are lost. Without sharding it only broadcasts the
+/// modifier's values. It may outlive the engine: the parameters stay readable, and a modifier's changes stay on that
+/// rank.
 class GatheredParameters {
  public:
   GatheredParameters(std::shared_ptr<ParameterCoordinator> coordinator, std::vector<at::Tensor> parameters,

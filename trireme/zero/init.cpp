@@ -18,8 +18,7 @@ Init::Init(const comm::World& world, precision::Type type, std::optional<c10::De
 Init::Init(comm::Group group, precision::Type type, c10::Device device, std::shared_ptr<bucket::StateStore> store)
     : group_(std::move(group)), type_(type), device_(device), store_(std::move(store)) {
   if (the_active != nullptr) {
-    throw Error("zero", "a zero::Init was made while another one lives",
-                "One around the whole construction of the model is enough.");
+    throw Error("zero", "a zero::Init exists already", "Make one around the construction of the entire model.");
   }
   the_active = this;
 }

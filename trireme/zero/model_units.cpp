@@ -25,7 +25,7 @@ void ModelUnits::add(torch::nn::Module& module, std::unique_ptr<EarlyShards> ear
   }
 }
 
-// Tiles come after the unit that they are in, because their gradients are final before all of the unit's own are.
+// Tiles come after their unit, because their gradients are final before all of the unit's own are.
 void ModelUnits::add_one(torch::nn::Module& module, std::unique_ptr<EarlyShards> early, Unit* unit,
                          std::optional<size_t> within) {
   Item item{&module, std::move(early), unit, {}, within};
@@ -91,7 +91,7 @@ void ModelUnits::make_whole(Item& item) {
   }
 }
 
-// Units inside others have nothing left to do, but for tiles.
+// Units inside others need nothing more, except for tiles.
 void ModelUnits::join(Item& item, const std::shared_ptr<ParameterCoordinator>& coordinator) {
   item.early.reset();
   for (const auto& module : item.module->modules()) {
@@ -139,7 +139,7 @@ void ModelUnits::move_into(const std::vector<bucket::FlatParameters*>& buffers, 
     make_whole(item);
     for (const at::Tensor& parameter : item.parameters) {
       if (unit_of(parameter) == bucket::TensorInfo::kNoUnit) {
-        at::Tensor(parameter).set_data(parameter.detach().clone()); // its memory goes with the unit's
+        at::Tensor(parameter).set_data(parameter.detach().clone()); // its memory is freed with the unit's
       }
     }
     move_in_unit(static_cast<int64_t>(i));

@@ -21,7 +21,7 @@ bool contains(const auto& parts, const auto& part) {
 
 using torch::autograd::Node;
 
-// What made the only tensor that the node's function got; null where it got several, or nothing that needs a gradient.
+// The source of the node's only input; null with several inputs, or if it needs no gradient.
 const Node* source_of(const Node& node) {
   return node.num_outputs() == 1 ? node.next_edge(0).function.get() : nullptr;
 }
@@ -29,7 +29,7 @@ const Node* source_of(const Node& node) {
 } // namespace
 
 // An embedding's backward reads indices only, unless its weight is computed from parameters. Tensor ranks set the rows
-// of others to zero and add up.
+// of other ranks to zero and add up.
 bool ParameterCoordinator::reads_parameters_in_backward(const at::Tensor& output) const {
   const Node* node = output.grad_fn().get();
   while (node != nullptr && (node->name() == "MaskedFillBackward0" || is_exchange_(*node))) {
@@ -42,7 +42,7 @@ bool ParameterCoordinator::reads_parameters_in_backward(const at::Tensor& output
   while (weight != nullptr && weight->name() == "AliasBackward0") {
     weight = source_of(*weight);
   }
-  return weight == nullptr || weight->num_outputs() > 0; // a leaf has nothing behind it
+  return weight == nullptr || weight->num_outputs() > 0; // a leaf has no node behind it
 }
 
 ParameterCoordinator::ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups,
@@ -125,7 +125,7 @@ void ParameterCoordinator::enter(const torch::nn::Module& module) {
   std::for_each(needed.begin(), needed.end(), [&](int64_t part) { finish(part); });
 }
 
-// Has the shards of what is gathered now, and of what comes after it as far as that is known, read from where they are.
+// Asks the store to read the shards of what is gathered now and, as far as known, of what follows.
 void ParameterCoordinator::prefetch(const Parts& gathered) const {
   Parts asked;
   const auto ask = [&](int64_t part) {
@@ -144,7 +144,7 @@ void ParameterCoordinator::prefetch(const Parts& gathered) const {
   if (open) {
     order_.for_each_upcoming([&](const void* unit) { return open = ask_of(unit); });
   }
-  if (open) { // one unit only: where a step comes between, it needs the store's memory
+  if (open) { // one unit only: a step in between needs the store's memory
     order_.for_each_of_next_pass([&](const void* unit) {
       ask_of(unit);
       return false;
@@ -203,8 +203,8 @@ void ParameterCoordinator::pin(const std::vector<at::Tensor>& parameters, bool t
   for (const int64_t part : parts_of(parameters)) {
     if (const bucket::FlatParameters& buffer = *buckets_[part].buffer; to_modify && buffer.reduce_group() != 0) {
       throw InputError("engine",
-                       concat("gather_parameters() with a modifier_rank of \"", buffer.name(0),
-                              "\" or its neighbours, which not every rank has"),
+                       concat("gather_parameters() with modifier_rank: parameter \"", buffer.name(0),
+                              "\" or its bucket is not on every rank"),
                        "Change them on each rank that has them, without modifier_rank.");
     }
   }

@@ -21,58 +21,58 @@ struct Node;
 
 namespace trireme::zero {
 
-/// Gathers the parameters of the unit that is about to be used, and those of the next ones ahead of time (ZeRO stage
+/// Gathers the parameters of the unit that is about to be used and prefetches the next ones (ZeRO stage
 /// 3).
 ///
-/// One rule for forward, backward and recomputation: entering a unit lets go of every other that is not expected next.
-/// So the last unit of forward is still there for its backward, and a recomputed one for the backward that follows.
-/// What is next is what came next in the pass before; the first pass gathers nothing ahead. Of a pipeline's schedule
-/// each computation is known from the first of its kind on. Units that the pass uses again may be kept, those that come
-/// first, as long as no more than keep() elements are whole (Belady 1966: whatever is needed latest has to go). Every
-/// rank enters the same units in the same order.
+/// One rule for forward, backward and recomputation: entering a unit releases every other that is not
+/// expected next. So the last unit of forward stays gathered for its backward, and a recomputed one for
+/// the backward that follows. The order of the last pass predicts the next; the first pass prefetches
+/// nothing. In a pipeline's schedule a computation is known after the first of its kind. Units that the
+/// pass uses again may be kept, the next ones first, up to keep() elements gathered in total (Belady 1966:
+/// evict what is needed latest). Every rank enters the same units in the same order.
 ///
-/// Cost: P(N-1)/N bytes sent a rank for the forward and as much for the backward of P bytes of parameters, less what is
-/// kept: where M micro-batches go to and fro over L units of one size, of which K (at least two, where one is gathered
-/// ahead) are kept, 2M(L - K) + K units are gathered. Shards that are in files come from there two stages ahead: from
-/// the disk to the host, and then gathered.
+/// Cost: each rank sends P(N-1)/N bytes for forward and as many for backward, for P bytes of parameters,
+/// less what is kept. With L equal units, K kept (at least 2 when prefetching) and M micro-batches:
+/// 2M(L-K)+K gathers per step. Shards in files are prefetched in two steps: from the disk to the host,
+/// then gathered.
 ///
-/// Memory: the shards, one unit, and what is gathered ahead; or, if that is more, what may be kept. Source: Rajbhandari
-/// et al. 2020, arXiv:1910.02054, section 5.3.
+/// Memory: the shards, one unit, and what is prefetched; or, if that is more, what may be kept. Source:
+/// Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3.
 class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordinator> {
  public:
-  /// Whether a node of autograd's graph only exchanges its one tensor with other ranks.
+  /// True if a node of autograd's graph only exchanges its one tensor with other ranks.
   using IsExchange = std::function<bool(const torch::autograd::Node&)>;
-  /// `ahead`: elements that may be gathered ahead; absent: the next unit, whatever its size; 0: nothing. `is_exchange`:
-  /// that of tensor ranks. The buffers must outlive it, or forget_buffers() comes before their end: what is pinned then
-  /// needs not be given back.
+  /// `ahead`: elements that may be prefetched; absent: the next unit, whatever its size; 0: none. `is_exchange`:
+  /// identifies exchanges among tensor ranks. The buffers must outlive it, unless forget_buffers() is called before
+  /// their end; then pins need not be undone.
   ParameterCoordinator(std::vector<bucket::FlatParameters*> buffers, parallel::ReduceGroups groups,
                        std::optional<int64_t> ahead, IsExchange is_exchange);
 
   using SizeOf = std::function<int64_t(const at::Tensor& parameter)>;
-  /// Makes a unit of the module: its parameters, those of its children but not of tiles included, are gathered
-  /// together. Those of the unit `within` which a tile lies stay while it is used. They have been taken in by the
-  /// buffers. `size`: elements of a parameter when it is decided what is gathered ahead and kept. Tensor ranks, whose
-  /// parts may differ, take the largest: they gather what they have whole among all of them, so they decide the same.
+  /// Makes a unit of the module: its parameters and its children's, without those of tiles, are gathered at a time. The
+  /// buffers must hold them already. `within`: the unit that a tile lies in; it stays gathered while the tile is used.
+  /// `size`: elements of a parameter, used to decide what to prefetch and keep. Tensor ranks, whose parts may differ,
+  /// must pass the largest, so that all decide the same.
   void add(const torch::nn::Module& module, const SizeOf& size, const torch::nn::Module* within = nullptr);
 
-  /// How many elements may be whole at a time with those of units that are used again later in the pass. At first none
-  /// are kept.
+  /// Sets how many elements may be gathered at a time, including kept units that the pass uses again. Default: none are
+  /// kept.
   void keep(int64_t elements) {
     rule_.keep = elements;
   }
-  /// Says that shards are elsewhere (a bucket::StateStore that reads ahead): the buckets of so many come from there to
-  /// the host while earlier units are used, before they are gathered. At first none.
+  /// For shards in a bucket::StateStore that reads ahead: reads this many buckets to the host while earlier units are
+  /// used, before they are gathered. Default: none.
   void read_ahead(int64_t buckets) {
     read_ahead_ = buckets;
   }
   /// Elements that belong to units.
   int64_t unit_elements() const;
 
-  /// A forward, a pass of training or evaluation, begins.
+  /// Begins a forward of training or evaluation.
   void begin(Pass pass) {
     order_.begin(pass);
   }
-  /// A pass of these stretches begins; see AccessOrder.
+  /// Begins a pass of these stretches; see AccessOrder.
   void begin(std::vector<int> stretches) {
     order_.begin(std::move(stretches));
   }
@@ -80,29 +80,29 @@ class ParameterCoordinator : public std::enable_shared_from_this<ParameterCoordi
     order_.next_stretch();
     current_ = nullptr; // so that every stretch notes its first unit
   }
-  /// Returns when the unit's parameters are there. A module that is not a unit: nothing happens.
+  /// Returns when the unit's parameters are gathered. Does nothing for a module that is not a unit.
   void enter(const torch::nn::Module& module);
   /// Enters the unit again when the backward of `output`, which it returned, begins.
   void gather_for_backward(const torch::nn::Module& module, const at::Tensor& output);
-  /// Lets go of everything: the shards have changed.
+  /// Releases all units: the shards have changed.
   void release_all();
 
-  /// Gathers the buckets of these parameters and keeps them until unpin(). Parameters that are not sharded are passed
-  /// over. `to_modify`: one rank's values will be everybody's. Errors: InputError for parameters that not all ranks of
-  /// the data group have.
+  /// Gathers the buckets of these parameters and keeps them until unpin(). Ignores parameters that are not sharded.
+  /// `to_modify`: one rank's values will be broadcast. Errors: InputError for parameters that not all ranks of the data
+  /// group have.
   void pin(const std::vector<at::Tensor>& parameters, bool to_modify = false);
   /// Called whenever parameters were modified between pin() and unpin().
   void on_modified(std::function<void()> callback) {
     on_modified_ = std::move(callback);
   }
   void forget_buffers();
-  /// Whether anything that is sharded is held by pin().
+  /// True if pin() holds anything that is sharded.
   bool has_pins() const {
     return !pins_.empty();
   }
-  /// Calls f, which gives the parameters new values, the same on every rank, with all of them there.
+  /// Gathers the parameters and calls f, which sets the same new values on every rank.
   void rewrite(const std::vector<at::Tensor>& parameters, const std::function<void()>& f);
-  /// `modifier`: the rank whose values are everybody's from now on.
+  /// `modifier`: the rank whose values are broadcast.
   void unpin(const std::vector<at::Tensor>& parameters, std::optional<int> modifier);
 
   /// Time spent waiting for parameters so far.

@@ -17,8 +17,8 @@
 
 namespace trireme::zero {
 
-/// A module of class Impl whose parameters are there only while they are used (ZeRO stage 3); at other stages an Impl
-/// and nothing more. Names of parameters do not change. A Sharded within another is a part of it.
+/// A module of class Impl whose parameters are gathered only while they are used (ZeRO stage 3); at other stages a
+/// plain Impl. Names of parameters do not change. A Sharded inside another belongs to the outer one's unit.
 template <typename Impl>
 class ShardedImpl : public Impl, public Unit {
  public:
@@ -28,7 +28,7 @@ class ShardedImpl : public Impl, public Unit {
   explicit ShardedImpl(A&&... args) : Impl(std::forward<A>(args)...) {
     built(*this);
   }
-  /// The same; `initialise` gives the parameters their values before they are sharded.
+  /// The same; `initialise` sets the parameters before they are sharded.
   template <std::invocable<Impl&> F, typename... A>
     requires std::constructible_from<Impl, A...>
   explicit ShardedImpl(F&& initialise, A&&... args) : Impl(std::forward<A>(args)...) {
@@ -36,8 +36,8 @@ class ShardedImpl : public Impl, public Unit {
     built(*this);
   }
 
-  /// A part of the model whose activations may be recomputed or moved (activations::run()), if it takes tensors and
-  /// returns such.
+  /// Runs forward. If it maps tensors to tensors, it is a part of the model whose activations may be recomputed or
+  /// moved (activations::run()).
   template <typename... A>
   auto forward(A&&... args) {
     using Result = decltype(Impl::forward(std::forward<A>(args)...));
@@ -53,8 +53,8 @@ class ShardedImpl : public Impl, public Unit {
     }
     return use([&] { return Impl::forward(std::forward<A>(args)...); });
   }
-  /// Calls f() with the parameters there, for what is not forward(): a head that uses the embedding's weight.
-  /// It returns a tensor, or a vector, pair or tuple of tensors.
+  /// Calls f() with the parameters gathered, for uses outside forward(): a head that uses the embedding's weight. f
+  /// returns a tensor, or a vector, pair or tuple of tensors.
   template <typename F>
   auto use(F&& f) {
     enter(*this);
@@ -70,20 +70,20 @@ class ShardedImpl : public Impl, public Unit {
 
 /// The holder: Sharded<Block> block(options); y = block(x), or block->forward(x).
 ///
-/// Call it through its own type. Through Block's (`as<BlockImpl>()->forward`) nobody gathers, and reading a parameter
-/// then fails with a message that says so.
+/// Call it through its own type. A call through Block's (`as<BlockImpl>()->forward`) gathers nothing, and reading a
+/// parameter then throws an error that explains it.
 template <typename M>
 class Sharded : public torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>> {
  public:
   using torch::nn::ModuleHolder<ShardedImpl<typename M::ContainedType>>::ModuleHolder;
 };
 
-/// A torch::nn::ModuleList of Sharded<M>, whose loop has their type: for (auto& block : *blocks) x = block->forward(x).
+/// A torch::nn::ModuleList of Sharded<M>; its loop has their type: for (auto& block : *blocks) x = block->forward(x).
 /// Names of parameters are those of a ModuleList.
 template <typename M>
 class ShardedListImpl : public torch::nn::ModuleListImpl {
  public:
-  /// Builds a Sharded<M> from the arguments at the end of the list.
+  /// Appends a Sharded<M> built from the arguments.
   template <typename... A>
   void emplace_back(A&&... args) {
     blocks_.emplace_back(std::forward<A>(args)...);

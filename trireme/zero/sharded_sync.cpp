@@ -11,7 +11,7 @@
 namespace trireme::zero {
 
 comm::Work ShardedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) {
-  send_between(); // of earlier buckets: they had the time in which this one filled
+  send_between(); // of earlier buckets, reduced while this one filled
   comm::Work reduced = reduce(buffer, bucket, parallel::ReduceTo::shards);
   if (buffer.gradients_are_sharded()) {
     reduced = comm::then(std::move(reduced), [&buffer, bucket] { buffer.accumulate(bucket); });
@@ -27,7 +27,7 @@ comm::Work ShardedSync::gradients_ready(bucket::FlatParameters& buffer, int64_t 
   });
 }
 
-// Every rank comes here for the same buckets, so the sums begin in one order.
+// Every rank calls this for the same buckets, so the sums begin in one order.
 void ShardedSync::send_between() {
   for (const auto& shard : std::exchange(reducing_, {})) {
     shard->reduced.wait();

@@ -9,17 +9,17 @@
 
 namespace trireme::zero {
 
-/// ZeRO: gradients are summed to shards, each rank steps its shard, and the stepped parameters travel while later
-/// buckets are stepped. Parameters that are gathered where they are used (ParameterCoordinator) stay shards. Where
-/// gradients are sharded (stage 2), a bucket loses its memory once it is reduced.
+/// ZeRO: reduce-scatters gradients, steps each rank's shard, and all-gathers stepped parameters while later buckets are
+/// stepped. Parameters that ParameterCoordinator gathers before use stay sharded. With sharded gradients (stage 2) a
+/// bucket frees its memory once it is reduced.
 ///
-/// Cost for P bytes of gradients or parameters and N ranks: P(N-1)/N sent by each rank, for either.
-/// Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 7.
+/// Cost for P bytes of gradients or parameters and N ranks: each rank sends P(N-1)/N for either. Source: Rajbhandari et
+/// al. 2020, arXiv:1910.02054, section 7.
 ///
-/// With hybrid sharding (ReduceGroups::shard_within) S ranks hold one copy, and R = N/S have each shard: gradients are
-/// summed to shards among the S, and in the last backward of a step each shard is summed among its R, bucket by bucket
-/// while the next ones are reduced. Parameters travel among the S only. Cost: P(S-1)/S for either, and 2(P/S)(R-1)/R,
-/// once a step, between copies. Source: Zhang et al. 2022, arXiv:2205.00119.
+/// Hybrid sharding (ReduceGroups::shard_within): S ranks hold one copy, and R = N/S ranks hold each shard. Gradients
+/// are reduce-scattered among the S. In the last backward of a step each shard is all-reduced among its R, bucket by
+/// bucket while later ones are reduced. Parameters are gathered among the S only. Cost: P(S-1)/S for either, plus
+/// 2(P/S)(R-1)/R once per step between copies. Source: Zhang et al. 2022, arXiv:2205.00119.
 class ShardedSync final : public parallel::AllReduceSync, public parallel::StepExchange {
  public:
   using AllReduceSync::AllReduceSync;
@@ -41,7 +41,7 @@ class ShardedSync final : public parallel::AllReduceSync, public parallel::StepE
   }
 
  private:
-  // A bucket on its way to its shards, and then among those that have the same shard.
+  // A bucket that is being reduced to its shards, and then among the ranks with the same shard.
   struct Shard {
     bucket::FlatParameters* buffer;
     int64_t bucket;
@@ -54,7 +54,7 @@ class ShardedSync final : public parallel::AllReduceSync, public parallel::StepE
                                 at::ScalarType travel);
 
   bool last_ = true;
-  std::vector<std::shared_ptr<Shard>> reducing_; // in the order in which all ranks go on
+  std::vector<std::shared_ptr<Shard>> reducing_; // in the order in which all ranks continue
   std::vector<comm::Work> gathers_;
   double exposed_ = 0;
 };

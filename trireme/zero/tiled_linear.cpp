@@ -11,7 +11,7 @@
 namespace trireme::zero {
 namespace {
 
-// The first ones are longer by one where `size` does not divide.
+// The first parts are one longer if `parts` does not divide `size`.
 std::vector<int64_t> split(int64_t size, int64_t parts) {
   std::vector<int64_t> sizes;
   for (int64_t part = 0; part < parts; ++part) {
@@ -26,7 +26,7 @@ std::string name_of_tile(int64_t out, int64_t in) {
 
 } // namespace
 
-/// One tile: a unit by itself wherever it is.
+/// One tile: always a unit of its own.
 class TiledLinearImpl::TileImpl : public ShardedImpl<torch::nn::LinearImpl> {
  public:
   using ShardedImpl<torch::nn::LinearImpl>::ShardedImpl;
@@ -40,7 +40,7 @@ TiledLinearOptions tiles_within(int64_t memory_bytes, int64_t in_features, int64
   const int64_t elements = memory_bytes / (2 * element_bytes);
   if (elements < (bias ? 2 : 1) || in_features < 1 || out_features < 1) {
     throw InputError("zero",
-                     concat("no two tiles of a linear layer [", out_features, ", ", in_features, "] fit into ",
+                     concat("two tiles of a linear layer [", out_features, ", ", in_features, "] do not fit into ",
                             memory_bytes, " bytes"),
                      "Allow more memory.");
   }
@@ -89,8 +89,8 @@ TiledLinearImpl::TiledLinearImpl(const torch::nn::LinearImpl& linear, TiledLinea
 void TiledLinearImpl::build(const Values& initialise) {
   const auto check = [](int64_t size, int64_t splits, const char* side) {
     if (size < 1 || splits < 1 || splits > size) {
-      throw InputError("zero", concat("a linear layer with ", size, ' ', side, " features in ", splits, " parts"),
-                       "There is at least one feature in each part.");
+      throw InputError("zero", concat("a linear layer cannot split ", size, ' ', side, " features into ", splits),
+                       "Each part needs at least one feature.");
     }
   };
   check(options_.in_features, options_.in_splits, "in");

@@ -20,7 +20,7 @@ namespace trireme::zero {
 class EarlyShards;
 class ParameterCoordinator;
 
-/// What is Sharded about a module: which coordinator gathers its parameters, and what zero::Init left of them.
+/// The sharding of a module: the coordinator that gathers its parameters, and what zero::Init left of them.
 class Unit {
  public:
   Unit();
@@ -28,16 +28,16 @@ class Unit {
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
   virtual torch::nn::Module& module() = 0;
-  /// Whether it is a unit by itself within another one, too, of which everything else stays while it is used. Else it
-  /// is a part of that.
+  /// True if it is always a unit of its own. Inside another unit, the rest of that unit then stays gathered during its
+  /// use. Otherwise it belongs to the outer unit.
   virtual bool is_tile() const {
     return false;
   }
 
-  /// From now on `coordinator` is told when the parameters are needed; what Init left is dropped.
+  /// `coordinator` gathers the parameters from now on; drops what Init left.
   void join(const std::shared_ptr<ParameterCoordinator>& coordinator);
-  /// Makes parameters that Init has sharded whole; they stay so until join(). Collective then. Returns whether it had
-  /// to.
+  /// Gathers parameters that Init has sharded; they stay gathered until join(). Collective if so. Returns whether it
+  /// was so.
   bool make_whole();
 
  protected:

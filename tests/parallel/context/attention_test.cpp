@@ -320,7 +320,7 @@ TEST(ContextErrorTest, SayWhatMustHold) {
                       return refused([&] { attention(q, k, k, world.group(), options, padding); });
                     };
                     EXPECT_THAT(with(x, x, {.kind = Kind::ulysses}),
-                                HasSubstr("Ulysses gives each of 3 ranks an equal number of heads, but there are 4"));
+                                HasSubstr("Ulysses cannot split 4 heads equally among 3 ranks"));
                     EXPECT_THAT(with(x, x.narrow(1, 0, 3)),
                                 HasSubstr("3 heads of keys and values do not divide 4 heads of queries"));
                     EXPECT_THAT(with(x, x.narrow(2, 0, 2)), HasSubstr("q must be [B, A, t, D]"));
@@ -330,7 +330,7 @@ TEST(ContextErrorTest, SayWhatMustHold) {
                     EXPECT_THAT(with(x.narrow(2, 0, 3), x.narrow(2, 0, 3)), HasSubstr("each of 3 ranks has 3 tokens"));
                     EXPECT_THAT(with(x, x, {.dropout = 1.5}), HasSubstr("1.5 is not a probability"));
                     const at::Tensor padding = at::ones({1, 4}, at::kBool);
-                    EXPECT_THAT(with(x, x, {}, padding), HasSubstr("key_padding does not go with causal attention"));
+                    EXPECT_THAT(with(x, x, {}, padding), HasSubstr("causal attention does not take key_padding"));
                     EXPECT_THAT(with(x, x, {.causal = false}, padding.to(at::kFloat)),
                                 HasSubstr("key_padding must be bool [1, 4], got Float [1, 4]"));
                     EXPECT_THAT(with(x, x, {.causal = false}, padding.narrow(1, 0, 3)),

@@ -77,14 +77,14 @@ TEST(ContextSequenceTest, LengthsThatDoNotDivide) {
               }
               return "nothing";
             };
-            EXPECT_THAT(refused(12, Kind::ring), HasSubstr("12 tokens does not divide among 4 ranks: with ring "
+            EXPECT_THAT(refused(12, Kind::ring), HasSubstr("12 tokens cannot be split among 4 ranks: with ring "
                                                            "attention 2 x 4 = 8 must divide its length. Make it 16"));
             EXPECT_THAT(
                 refused(10, Kind::ulysses),
                 HasSubstr(
-                    "10 tokens does not divide among 4 ranks: with Ulysses 4 must divide its length. Make it 12"));
+                    "10 tokens cannot be split among 4 ranks: with Ulysses 4 must divide its length. Make it 12"));
             EXPECT_EQ(refused(12, Kind::ulysses), "nothing");
-            EXPECT_THAT(refused(16, Kind::ring, 1), HasSubstr("dim 1 holds no tokens"));
+            EXPECT_THAT(refused(16, Kind::ring, 1), HasSubstr("has no tokens in dim 1"));
             EXPECT_THROW(join_tokens(at::zeros({3}), world.group(), Kind::ring, 0), InputError);
           }),
       IsEmpty());

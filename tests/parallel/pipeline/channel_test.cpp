@@ -253,7 +253,7 @@ TEST(ChannelTest, AnotherMicroBatchIsAnErrorThatNamesTheChannel) {
   });
   ASSERT_FALSE(errors.empty());
   EXPECT_THAT(errors.back(), testing::AllOf(HasSubstr("activations from stage 0 to stage 1"),
-                                            HasSubstr("micro-batch 2 was expected"), HasSubstr("3 came")));
+                                            HasSubstr("expected micro-batch 2"), HasSubstr("received micro-batch 3")));
 }
 
 TEST(MessageTest, RefusesWhatDoesNotFitAnAnnouncement) {

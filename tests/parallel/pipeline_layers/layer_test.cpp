@@ -186,7 +186,7 @@ TEST(LayerTest, TieErrors) {
   EXPECT_THAT(refusal([] { TiedLayerSpec<torch::nn::Linear>("w", 2, 2).attributes({"wieght"}).build(); }),
               HasSubstr("tie \"w\" names parameter \"wieght\", which Linear does not have. It has: weight, bias."));
   EXPECT_THAT(refusal([&] { some.share(torch::nn::Embedding(2, 2).ptr()); }),
-              HasSubstr("of type Linear cannot share the module of another type: Embedding"));
+              HasSubstr("of type Linear cannot share a module of another type: Embedding"));
 }
 
 TEST(LayerErrorTest, SayWhatTheLayerTakesAndWhatItGot) {

@@ -230,7 +230,7 @@ TEST_F(BrokenTest, TheEndOfTheStep) {
 }
 
 TEST_F(BrokenTest, TrainingInAnEvaluation) {
-  expect_refused(programs, kShape, {"nothing is trained here"}, false);
+  expect_refused(programs, kShape, {"an evaluation has only loads"}, false);
   const Programs evaluation = make_programs(ScheduleKind::forward_only, kShape);
   EXPECT_NO_THROW(check_schedule(evaluation, kShape, false));
   expect_refused(evaluation, kShape, {"there is no backward of micro-batch 0"});
@@ -243,7 +243,7 @@ TEST(DeadlockTest, SaysWhoWaitsForWhom) {
   // Stage 0 wants the first gradient before it sends the second activation; stage 1 both activations before it sends.
   move_to(programs[0], Op::recv_grad, 0, find(programs[0], Op::forward, 1));
   expect_refused(programs, shape,
-                 {"for ever", "stage 0, instruction 4 (recv_grad of micro-batch 0, chunk 0) waits for stage 1",
+                 {"deadlock", "stage 0, instruction 4 (recv_grad of micro-batch 0, chunk 0) waits for stage 1",
                   "stage 1, instruction 3 (recv_activation of micro-batch 1, chunk 0) waits for stage 0"});
 }
 

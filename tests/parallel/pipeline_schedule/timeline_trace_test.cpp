@@ -122,7 +122,7 @@ TEST_F(TraceTest, FilesThatHoldNoPipeline) {
   event(0, "F 0 0", 0, 1);
   refused("no step of training was recorded to its end");
   event(0, "stage 0 of 4", 0, 0);
-  refused("nothing of stage 1 of 4");
+  refused("no spans of stage 1 of 4");
   write_file_atomically(path, "not json");
   EXPECT_THROW(from_trace(path), InputError);
   write_file_atomically(path,

@@ -248,7 +248,7 @@ TEST(TensorLayersTest, LayersThatAreTooNarrowAreRefused) {
                           EXPECT_THAT([&] { RowParallelLinear(2, 5, ranks); }, narrow("inputs"));
                           EXPECT_THAT([&] { VocabParallelEmbedding(2, 5, ranks); }, narrow("rows"));
                           EXPECT_THAT([&] { ColumnParallelLinear(5, 8, ranks, true, 3); },
-                                      ThrowsMessage<InputError>(HasSubstr("8 outputs cannot be 3 equal blocks")));
+                                      ThrowsMessage<InputError>(HasSubstr("8 outputs cannot have 3 equal blocks")));
                         }),
               IsEmpty());
 }

@@ -15,7 +15,7 @@
 namespace trireme::kernels::cuda {
 namespace {
 
-/// Every operation is rounded once and by itself, whatever the compiler's options.
+/// Every operation is rounded separately, whatever the compiler's options.
 struct Lane {
   float x;
 
@@ -89,11 +89,11 @@ __device__ inline float read_state(const StateArray& state, int64_t i) {
   return read(state.values, state.type, i);
 }
 
-/// The largest of all threads' values in a block of kStateBlock threads; `room` has one for each warp. No thread returns before all have
-/// come here.
+/// The largest of all threads' values in a block of kStateBlock threads; `room` has one per warp. All threads must call
+/// it before any returns.
 __device__ inline uint32_t largest_of_block(uint32_t bits, uint32_t* room) {
   bits = __reduce_max_sync(0xffffffffU, bits);
-  __syncthreads(); // the room may still be read
+  __syncthreads(); // `room` may still be read
   if (threadIdx.x % 32 == 0) {
     room[threadIdx.x / 32] = bits;
   }
@@ -112,7 +112,7 @@ __device__ inline uint8_t code_of(float x, float scale, uint32_t seed) {
   return usable ? encode_code(code_map<kSigned>(), x, __fdiv_rn(1.0F, scale), noise) : 0;
 }
 
-/// All threads of the block, each with its element; those past the end have nothing to write.
+/// Called by all threads of the block, each with its element; threads past the end write nothing.
 template <bool kSigned>
 __device__ inline void write_state(const StateArray& state, int64_t i, bool inside, float x, uint32_t seed, uint32_t* room) {
   if (state.type != Element::u8) {
@@ -127,7 +127,7 @@ __device__ inline void write_state(const StateArray& state, int64_t i, bool insi
   if (inside) {
     static_cast<uint8_t*>(state.values)[i] = code_of<kSigned>(x, scale, seed);
   }
-  if (threadIdx.x == 0) { // all have read the old one: they came to largest_of_block() with it
+  if (threadIdx.x == 0) { // all have read the old one, which they passed to largest_of_block()
     state.scales[i / kStateBlock] = scale < kLeastScale ? 0 : scale;
   }
 }

@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-#ifndef TRIREME_LAUNCH // tests/kernels/cuda_on_cpu has another one
+#ifndef TRIREME_LAUNCH // tests/kernels/cuda_on_cpu defines another
 #define TRIREME_LAUNCH(kernel, blocks, threads, stream) kernel<<<blocks, threads, 0, stream>>>
 #endif
 
@@ -29,7 +29,7 @@ unsigned blocks_for(int64_t elements, int64_t most = kMostBlocks) {
   return static_cast<unsigned>(blocks < most ? blocks : most);
 }
 
-/// All states of element i: read, stepped by the rule, written. Sets g as the rule's first() leaves it.
+/// Reads all states of element i, steps them by the rule and writes them. Sets g as the rule's first() leaves it.
 template <class Rule, class Args>
 __device__ inline void step_states(const Rule& rule, const Args& args, int64_t i, bool inside, Lane& g, Lane (&s)[3],
                                    uint32_t* room) {
@@ -52,7 +52,7 @@ __device__ inline void step_states(const Rule& rule, const Args& args, int64_t i
   }
 }
 
-/// The factor of the gradients; NaN: nothing is to be changed.
+/// The factor of the gradients; NaN: change nothing.
 __device__ inline Lane scale_of(const StepArgs& args) {
   return {args.device_grad_scale != nullptr ? *args.device_grad_scale : args.grad_scale};
 }
@@ -119,7 +119,7 @@ __global__ void encode_kernel(const StateArray state, int64_t n, const float* fr
   }
 }
 
-/// Adds up the block's values in a fixed order; thread 0 has the result.
+/// Adds the block's values in a fixed order; thread 0 has the result.
 __device__ inline double sum_of_block(double x, double* room) {
   __syncthreads();
   room[threadIdx.x] = x;
@@ -164,7 +164,7 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
   __shared__ double sums_room[kThreads];
   const Lane scale = scale_of(args);
   if (is_nan(scale)) {
-    end = begin; // the partial sums are read all the same
+    end = begin; // the partial sums are read anyway
   }
   double params = 0;
   double updates = 0;
@@ -175,7 +175,7 @@ __global__ void lamb_moments_kernel(const LambMoments<Lane> rule, const LambDire
     Lane s[3] = {g, g, g};
     step_states(rule, args, i, inside, g, s, room);
     if (inside) {
-      // Rounded states count as they are stored: phase 2 sees no others.
+      // Uses rounded states as stored, because phase 2 reads those.
       const Lane p = {args.param[i]};
       const Lane u = direction(p, {read(args.exp_avg.values, args.exp_avg.type, i)},
                                {read(args.exp_avg_sq.values, args.exp_avg_sq.type, i)});

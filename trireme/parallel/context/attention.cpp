@@ -25,7 +25,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   }
   if (k.size(1) == 0 || q.size(1) % k.size(1) != 0) {
     refuse(concat(k.size(1), " heads of keys and values do not divide ", q.size(1), " heads of queries."),
-           "Choose numbers that divide.");
+           "Choose numbers of heads that divide.");
   }
   if (!q.is_floating_point() || q.scalar_type() != k.scalar_type() || q.scalar_type() != v.scalar_type()) {
     refuse(concat("q, k and v must have one floating type, got ", c10::toString(q.scalar_type()), ", ",
@@ -40,14 +40,14 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
     refuse(concat("a dropout of ", options.dropout, " is not a probability."), "Choose one from 0 to 1.");
   }
   if (key_padding.defined() && options.causal) {
-    refuse("key_padding does not go with causal attention.",
-           "Pad at the end, where causal attention does not look, and ignore the loss there.");
+    refuse("causal attention does not take key_padding.",
+           "Pad at the end, which causal attention does not see, and ignore the loss there.");
   }
   if (key_padding.defined() && (key_padding.scalar_type() != at::kBool || key_padding.dim() != 2 ||
                                 key_padding.size(0) != q.size(0) || key_padding.size(1) != q.size(2))) {
     refuse(concat("key_padding must be bool [", q.size(0), ", ", q.size(2), "], got ",
                   c10::toString(key_padding.scalar_type()), " ", key_padding.sizes(), "."),
-           "Give this rank's tokens of it, true where there is a token.");
+           "Pass this rank's part of it, true for real tokens.");
   }
   if (options.kind == Kind::ring && options.causal && ranks.size() > 1 && q.size(2) % 2 != 0) {
     refuse(concat("each of ", ranks.size(), " ranks has ", q.size(2),

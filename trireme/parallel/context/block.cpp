@@ -17,7 +17,7 @@ namespace trireme::context {
 namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
-/// at::_fused_sdp_choice()'s word for its flash kernel.
+/// at::_fused_sdp_choice()'s value for its flash kernel.
 constexpr int64_t kFlashChosen = 1;
 
 double scale_of(const Block& block) {
@@ -47,7 +47,7 @@ Form form_of(const Block& block) {
   return flash ? Form::flash : Form::plain;
 }
 
-/// As kernels want it.
+/// The kernels need a last stride of 1.
 at::Tensor unit_stride(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }
@@ -68,7 +68,7 @@ BlockResult flash_forward(const Block& block) {
   }
   auto [out, lse] =
       at::_scaled_dot_product_flash_attention_for_cpu(block.q, block.k, block.v, 0.0, block.causal, added_mask(block));
-  if (block.key_padding.defined()) { // the kernel says 0 where there is no key
+  if (block.key_padding.defined()) { // the kernel returns 0 for queries without a key
     lse.masked_fill_(block.key_padding.any(-1).logical_not().view({-1, 1, 1}), kNever);
   }
   return {out, lse};
@@ -84,14 +84,14 @@ BlockGradients flash_backward(const Block& block, const at::Tensor& dout, const 
         block.causal, unused, unused);
     return {q, k, v};
   }
-  // exp(-inf - 0) is a weight of 0, exp(-inf + inf) none.
+  // exp(-inf - 0) is a weight of 0; exp(-inf + inf) is NaN.
   const at::Tensor finite = block.key_padding.defined() ? lse.masked_fill(lse == kNever, 0) : lse;
   auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       dout, block.q, block.k, block.v, same, finite, 0.0, block.causal, added_mask(block));
   return {q, k, v};
 }
 
-/// The plain form: some queries at a time.
+/// The fallback with matrix products: a range of queries at a time.
 class Plain {
  public:
   explicit Plain(const Block& block)
@@ -108,7 +108,7 @@ class Plain {
     }
   }
 
-  /// One piece: queries [begin, end), and the keys that they may see.
+  /// Queries [begin, end), and the number of keys that they may see.
   struct Piece {
     int64_t begin, end, seen;
     at::Tensor q, k, v;
@@ -152,7 +152,7 @@ class Plain {
   static at::Tensor rows(const at::Tensor& x, const Piece& piece) {
     return x.narrow(2, piece.begin, piece.end - piece.begin);
   }
-  /// The softmax's weights, over the scores.
+  /// Overwrites the scores with the softmax's weights.
   static at::Tensor weights(const Piece& piece, const at::Tensor& lse) {
     return piece.scores.sub_(lse.masked_fill(lse == kNever, 0).unsqueeze(-1)).exp_();
   }
@@ -237,7 +237,7 @@ BlockGradients one_backward(const Block& block, const at::Tensor& dout, const at
   }
 }
 
-/// Heads of `x` that share keys with none of the others: head `index` of each group of `count`.
+/// Heads of `x` that do not share keys: head `index` of each group of `count`.
 at::Tensor heads_of(const at::Tensor& x, int64_t index, int64_t count) {
   return x.unflatten(1, {x.size(1) / count, count}).select(2, index);
 }
@@ -272,7 +272,7 @@ void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& bloc
   lse.copy_(at::logaddexp(lse, block.lse));
 }
 
-// Grouped queries: one call for each member of a group, so that keys are not repeated.
+// Grouped queries: one call per member of a group, so that keys are not repeated.
 
 BlockResult forward(const Block& any) {
   const Block block = prepared(any);

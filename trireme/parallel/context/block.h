@@ -14,20 +14,21 @@ struct Range {
   }
 };
 
-/// Some queries and some keys of one attention: q [B, A, t, D], k and v [B, K, s, D], K divides A.
+/// A block of queries against a block of keys: q [B, A, t, D], k and v [B, K, s, D], K divides A.
 struct Block {
   at::Tensor q, k, v;
   /// Query i sees keys 0 to i; then s == t.
   bool causal = false;
-  /// [B, s] bool, true where there is a key to see, or undefined.
+  /// [B, s] bool, true for keys that may be seen, or undefined.
   at::Tensor key_padding = {};
   double dropout = 0;
-  /// Which weights are dropped follows from it.
+  /// Selects the weights that dropout drops.
   uint64_t seed = 0;
 };
 
-/// Softmax over this block's keys alone. out [B, A, t, D] in q's type or the type of sums (fp32, fp64 for double), lse
-/// [B, A, t] in the latter: log sum exp of the scores, -inf where a query sees no key (out is 0 there).
+/// Softmax over this block's keys alone. Result out [B, A, t, D] is in q's type or the type of sums (fp32, fp64 for
+/// double). Result lse [B, A, t] is in the type of sums: log sum exp of the scores, -inf if a query sees no key (then
+/// out is 0).
 struct BlockResult {
   at::Tensor out, lse;
 };
@@ -37,8 +38,8 @@ BlockResult forward(const Block& block);
 /// e^lse_b). `may_be_empty`: some queries may see no key in either.
 void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& block, bool may_be_empty);
 
-/// What a block adds to the gradients of the whole attention; `out` and `lse` are the whole's for these queries, dout
-/// is its gradient. In q's type or that of sums.
+/// A block's addend to the gradients of the full attention. `out` and `lse` are the full attention's for these queries,
+/// dout is its gradient. In q's type or that of sums.
 struct BlockGradients {
   at::Tensor q, k, v;
 };

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 
-// What context parallelism costs, as formulas; no torch.
+// The cost of context parallelism, as formulas; no torch.
 
 namespace trireme::context {
 
-/// One call of attention() as a rank sees it.
+/// The shape of one call of attention() on a rank.
 struct AttentionShape {
   int64_t batch = 1;
   int64_t heads = 1;
@@ -20,16 +20,16 @@ struct AttentionShape {
   bool key_padding = false;
 };
 
-/// Heads of keys and values that `ranks` ranks exchange with Kind::ulysses: as many as there are where the ranks divide
-/// them, else they are repeated, to one for each rank where they divide the ranks, else to one for each head of the
+/// Heads of keys and values that `ranks` ranks exchange with Kind::ulysses. If `ranks` divides kv_heads: kv_heads.
+/// Otherwise heads are repeated: one for each rank if kv_heads divides `ranks`, else one for each head of the
 /// queries.
 inline int64_t exchanged_kv_heads(int64_t heads, int64_t kv_heads, int ranks) {
   return kv_heads % ranks == 0 ? kv_heads : ranks % kv_heads == 0 ? ranks : heads;
 }
 
-/// Bytes that a rank sends in one forward.
-/// ring: its K and V, and those of all ranks but two: (N - 1) blocks. Ulysses: (N - 1) / N of q, k, v and of the
-/// result. Key padding adds a byte a token to each block (ring), or an all-gather (Ulysses).
+/// Bytes that a rank sends in one forward. ring: its K and V, and those of all ranks but two: (N - 1) blocks. Ulysses:
+/// (N - 1) / N of q, k, v and of the result. Key padding adds one byte per token to each block (ring), or an all-gather
+/// (Ulysses).
 inline int64_t forward_bytes(Kind kind, int ranks, const AttentionShape& shape) {
   const int64_t head = shape.batch * shape.tokens * shape.head_size * shape.element_bytes;
   const int64_t padding = shape.key_padding ? shape.batch * shape.tokens * (ranks - 1) : 0;
@@ -40,9 +40,9 @@ inline int64_t forward_bytes(Kind kind, int ranks, const AttentionShape& shape) 
          padding;
 }
 
-/// Bytes that a rank sends in one backward.
-/// ring: K and V go round again, and their gradients behind them in fp32 (fp64 for double): (N - 1) blocks of both;
-/// what a rank adds to its own block does not travel. Ulysses: as forward, without the padding.
+/// Bytes that a rank sends in one backward. ring: K and V once more, followed by their gradients in fp32 (fp64 for
+/// double): (N - 1) blocks of both. A rank's gradient of its own block is not sent. Ulysses: as forward, without the
+/// padding.
 inline int64_t backward_bytes(Kind kind, int ranks, const AttentionShape& shape) {
   AttentionShape without = shape;
   if (kind == Kind::ulysses) {

@@ -28,8 +28,8 @@ int previous_of(const comm::Group& ranks) {
   return (ranks.rank() + ranks.size() - 1) % ranks.size();
 }
 
-/// The ranks' blocks, coming by: first this rank's own, then that of the rank before, and so on. Each step's block is
-/// sent on while it is used. The memory of `own` is used for later blocks.
+/// The ring of blocks: first this rank's own, then the previous rank's, and so on. Each step's block is sent on while
+/// it is used. The memory of `own` is reused for later blocks.
 class Carousel {
  public:
   Carousel(const comm::Group& ranks, const at::Tensor& own, Tag tag, const char* what)
@@ -40,13 +40,13 @@ class Carousel {
   const at::Tensor& present() const {
     return places_[at(step_)].tensor;
   }
-  /// Begins to send the present block on and to receive the next.
+  /// Starts to send the present block and to receive the next one.
   void start() {
     if (step_ + 1 == ranks_.size()) {
       return;
     }
     Place& place = places_[at(step_ + 1)];
-    place.sent.wait(); // three places: the next rank has had two steps to take it
+    place.sent.wait(); // three buffers: the next rank has had two steps to receive it
     if (!place.tensor.defined()) {
       const at::Tensor& like = present();
       place.tensor = ranks_.allocate(like.numel(), like.scalar_type(), like.device()).view(like.sizes());
@@ -54,7 +54,7 @@ class Carousel {
     received_ = ranks_.recv(place.tensor, previous_of(ranks_), tag_, what_);
     places_[at(step_)].sent = ranks_.send(present(), next_of(ranks_), tag_, what_);
   }
-  /// Waits for the next block, which is present then.
+  /// Waits for the next block and makes it the present one.
   void advance() {
     received_.wait(); // nothing in the last step
     ++step_;
@@ -77,14 +77,14 @@ class Carousel {
   int step_ = 0;
 };
 
-/// The gradients of blocks that came by, following them to their owners: each rank adds its part and sends them on. The
-/// chain of a block begins one step behind its owner, who adds its own part last.
+/// Gradients of the blocks, sent behind them to their owners: each rank adds its part and sends them on. A block's
+/// chain begins one step behind its owner, who adds its own part last.
 class GradientChain {
  public:
   GradientChain(const comm::Group& ranks, std::vector<int64_t> sizes, at::TensorOptions options)
       : ranks_(ranks), sizes_(std::move(sizes)), options_(options) {}
 
-  /// Prepares for the gradients of the block of step `step`; of step N: this rank's own.
+  /// Posts the receive for the gradients of the block of step `step`; of step N: this rank's own.
   void expect(int step) {
     if (step == 0) {
       return;
@@ -98,7 +98,7 @@ class GradientChain {
       received_ = ranks_.recv(incoming_, previous_of(ranks_), kGradients, kWhat);
     }
   }
-  /// What was expected is there.
+  /// Waits for the expected gradients.
   const at::Tensor& arrived() {
     received_.wait();
     return incoming_;
@@ -122,9 +122,9 @@ class GradientChain {
   std::deque<comm::Work> sent_;
 };
 
-/// Which of a rank's queries see which keys of the block of rank `from`. Causal, chunks r and 2N-1-r on rank r: blocks
-/// of ranks before are seen by their first chunk alone, but by all queries; those of ranks behind whole, but by the
-/// second chunk of queries alone.
+/// The queries of this rank and the keys of rank `from`'s block that they see. Causal, with chunks r and 2N-1-r on rank
+/// r: all queries see the first chunk of earlier ranks; only the second chunk of queries sees both chunks of later
+/// ranks.
 struct Meeting {
   Range queries, keys;
   bool causal;
@@ -138,7 +138,7 @@ Meeting meeting(int rank, int from, int64_t tokens, bool causal) {
   return from < rank ? Meeting{all, {0, chunk}, false} : Meeting{{chunk, chunk}, all, false};
 }
 
-/// What backward needs beside tensors.
+/// Backward's state other than tensors.
 struct Call : torch::CustomClassHolder {
   Call(const comm::Group& ranks, const AttentionOptions& options, int64_t seed)
       : ranks(ranks), options(options), seed(seed) {}
@@ -163,7 +163,7 @@ struct Call : torch::CustomClassHolder {
   }
 };
 
-/// [2, B, K, t, D], keys and values, in memory that moves without a copy.
+/// [2, B, K, t, D], keys and values, in memory that the backend sends without a copy.
 at::Tensor pack(const comm::Group& ranks, const at::Tensor& k, const at::Tensor& v) {
   if (ranks.size() == 1) {
     return {};
@@ -176,8 +176,8 @@ at::Tensor pack(const comm::Group& ranks, const at::Tensor& k, const at::Tensor&
   return both;
 }
 
-/// Calls f(step, block, meeting) for the block of every rank, keys and values of others on their way meanwhile;
-/// before(step) comes first in each step.
+/// Calls before(step) and then f(step, block, meeting) for the block of every rank, while the next keys and values are
+/// sent.
 template <class Before, class F>
 void go_round(const Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const at::Tensor& padding, const Before& before, const F& f) {
@@ -230,9 +230,8 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (at::GradMode::is_enabled()) {
-      throw Error("context",
-                  "attention over several ranks cannot be differentiated twice (backward with create_graph).",
-                  "Leave create_graph out.");
+      throw Error("context", "attention over several ranks has no double backward (create_graph).",
+                  "Remove create_graph.");
     }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &padding = saved[3], &out = saved[4], &lse = saved[5];
@@ -242,7 +241,7 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     std::vector<int64_t> sizes = k.sizes().vec();
     sizes.insert(sizes.begin(), 2);
     GradientChain chain(call->ranks, sizes, q.options().dtype(type_of_sums(q)));
-    // What a rank expects of the one before it, it expects in the order of sending: not every backend knows tags.
+    // Receives must be posted in the order in which the previous rank sends: not every backend has tags.
     go_round(
         *call, q, k, v, padding, [&](int step) { chain.expect(step); },
         [&](int step, const Block& block, const Meeting& met) {

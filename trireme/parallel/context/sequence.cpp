@@ -19,7 +19,7 @@ void check_divides(int64_t length, int ranks, Kind kind) {
   if (length % parts != 0) {
     throw InputError(
         "context",
-        concat("a sequence of ", length, " tokens does not divide among ", ranks, " ranks: with ",
+        concat("a sequence of ", length, " tokens cannot be split among ", ranks, " ranks: with ",
                ring ? "ring attention 2 x " : "Ulysses ", ranks, ring ? concat(" = ", parts) : "",
                " must divide its length."),
         concat("Make it ", (length / parts + 1) * parts, " tokens long, or choose another number of context ranks."));
@@ -38,7 +38,7 @@ at::Tensor take(const at::Tensor& x, int rank, int ranks, Kind kind, int64_t dim
 int64_t checked_dim(const at::Tensor& x, int64_t dim) {
   const int64_t wrapped = dim < 0 ? dim + x.dim() : dim;
   if (wrapped < 0 || wrapped >= x.dim()) {
-    throw InputError("context", concat("dim ", dim, " holds no tokens of a tensor of shape ", x.sizes(), "."),
+    throw InputError("context", concat("a tensor of shape ", x.sizes(), " has no tokens in dim ", dim, "."),
                      "Name the dim of the sequence.");
   }
   return wrapped;

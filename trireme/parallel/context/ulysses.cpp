@@ -18,10 +18,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// at::_fused_sdp_choice()'s word for products with a T x T matrix.
+/// at::_fused_sdp_choice()'s value for products with a T x T matrix.
 constexpr int64_t kMatrixChosen = 0;
 
-/// Heads of all tensors together.
+/// Number of heads of all tensors.
 int64_t heads_of(const variable_list& tensors) {
   int64_t heads = 0;
   for (const at::Tensor& x : tensors) {
@@ -60,7 +60,7 @@ variable_list heads_from_tokens(const comm::Group& ranks, const variable_list& t
   return parts;
 }
 
-/// The way back: [B, H_i/N, T, D] each -> [B, H_i, t, D], in memory [B, t, H_i, D].
+/// The inverse: [B, H_i/N, T, D] each -> [B, H_i, t, D], in memory [B, t, H_i, D].
 variable_list tokens_from_heads(const comm::Group& ranks, const variable_list& tensors) {
   const int64_t N = ranks.size(), B = tensors[0].size(0), T = tensors[0].size(2), D = tensors[0].size(3),
                 H = heads_of(tensors);
@@ -88,8 +88,8 @@ void keep(AutogradContext* context, const comm::Group& ranks) {
 }
 comm::Group kept(AutogradContext* context) {
   if (at::GradMode::is_enabled()) {
-    throw Error("context", "attention over several ranks cannot be differentiated twice (backward with create_graph).",
-                "Leave create_graph out.");
+    throw Error("context", "attention over several ranks has no double backward (create_graph).",
+                "Remove create_graph.");
   }
   return comm::HeldGroup::of(context->saved_data["ranks"]);
 }
@@ -143,10 +143,8 @@ at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              const AttentionOptions& options, const at::Tensor& key_padding) {
   const int N = ranks.size();
   if (q.size(1) % N != 0) {
-    throw InputError(
-        "context",
-        concat("Ulysses gives each of ", N, " ranks an equal number of heads, but there are ", q.size(1), "."),
-        "Choose a number of context ranks that divides the heads, or ring attention.");
+    throw InputError("context", concat("Ulysses cannot split ", q.size(1), " heads equally among ", N, " ranks."),
+                     "Choose a number of context ranks that divides the heads, or ring attention.");
   }
   const int64_t kv_heads = exchanged_kv_heads(q.size(1), k.size(1), N);
   const variable_list here = HeadsFromTokens::apply(q, repeat_heads(k, kv_heads), repeat_heads(v, kv_heads), ranks);

@@ -11,8 +11,8 @@ namespace trireme::context {
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks,
                              const AttentionOptions& options, const at::Tensor& key_padding);
 
-/// Attention over tokens that are all here, in order: the ring's block where that is fused/'s kernel or ATen's
-/// attention has a T x T matrix, else ATen's.
+/// Attention over all tokens in order. Uses the ring's block if it is fused/'s kernel or ATen would make a T x T
+/// matrix; otherwise ATen's attention.
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, const at::Tensor& key_padding);
 

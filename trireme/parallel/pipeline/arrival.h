@@ -8,8 +8,8 @@
 
 namespace trireme::pipeline {
 
-/// What arrived is a leaf, and leaves must not be modified in place; a layer such as ReLU(inplace) may
-/// want to. The result shares the leaf's memory but is a tensor of its own to autograd.
+/// Received tensors are leaves, which a layer such as ReLU(inplace) must not modify in place. The result shares the
+/// leaf's memory, but is a different tensor to autograd.
 class Arrive : public torch::autograd::Function<Arrive> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& leaf) {

@@ -13,7 +13,7 @@ namespace trireme::pipeline {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-12; // of sums of costs
+constexpr double kRounding = 1e-12; // error of sums of costs
 
 void check_parts(int64_t count, int64_t parts, bool allow_empty) {
   if (parts < 1) {
@@ -25,7 +25,7 @@ void check_parts(int64_t count, int64_t parts, bool allow_empty) {
   }
 }
 
-// Sums of consecutive costs, in each part.
+// Sums of consecutive costs, per part.
 class Sums {
  public:
   explicit Sums(const std::vector<std::vector<double>>& costs) {

@@ -11,12 +11,12 @@ namespace trireme::pipeline {
 
 at::Tensor BufferPool::take(int64_t bytes) {
   for (const at::Tensor& buffer : buffers_) {
-    // One reference is the pool's; views of a buffer share its storage.
+    // The pool holds one reference; views of a buffer share its storage.
     if (buffer.numel() == bytes && buffer.use_count() == 1 && buffer.storage().use_count() == 1) {
       return buffer;
     }
   }
-  // Lengths that no longer occur must not pile up.
+  // Drops buffers of lengths that no longer occur.
   std::erase_if(buffers_,
                 [&](const at::Tensor& buffer) { return buffer.numel() != bytes && buffer.storage().use_count() == 1; });
   buffers_.push_back(group_.allocate(bytes, at::kByte, device_));
@@ -33,7 +33,7 @@ void Agreement::adopt(const Layout& layout) {
 
 namespace {
 
-// Tag of host messages that are headers of payloads on a device.
+// Tag of host messages that are headers of GPU payloads.
 constexpr int kHeaderTag = 0;
 
 void copy_into(const at::Tensor& buffer, const Layout& layout, const Tensors& tensors) {
@@ -49,7 +49,7 @@ Header header_in(const at::Tensor& buffer, const std::string& what) {
   Header header;
   std::memcpy(&header, buffer.data_ptr(), sizeof(header));
   if (header.magic != Header::kMagic || header.count > kMaxTensors) {
-    throw Error("pipeline", concat(what, ": something else came than a message"),
+    throw Error("pipeline", concat(what, ": received something that is not a message"),
                 "The two stages run different programs or schedules: start all ranks with the same configuration.");
   }
   return header;
@@ -153,7 +153,7 @@ Arrival DeviceInbox::next(int channel, const std::string& what) {
   Channel& wanted = channels_[channel];
   while (wanted.arrived.empty()) {
     if (!header_) {
-      throw Error("pipeline", concat(what, ": a message that nobody expects is waited for"));
+      throw Error("pipeline", concat(what, ": next() without expect()"));
     }
     read();
   }
@@ -227,17 +227,15 @@ Message RecvChannel::recv(int64_t micro_batch) {
   Arrival arrival = inbox_ ? inbox_->next(tag_, what_) : arrive_on_host();
   const Header& header = arrival.header;
   if (header.sequence != sequence_ + 1) {
-    throw Error("pipeline",
-                concat(what_, ": message ", sequence_ + 1, " was expected, message ", header.sequence, " came"),
+    throw Error("pipeline", concat(what_, ": expected message ", sequence_ + 1, ", received message ", header.sequence),
                 "The two stages run different programs or schedules: start all ranks with the same configuration.");
   }
   arrival.payload.wait();
   ++sequence_;
   if (header.micro_batch != micro_batch) {
-    throw Error(
-        "pipeline",
-        concat(what_, ": micro-batch ", micro_batch, " was expected, micro-batch ", header.micro_batch, " came"),
-        "The two stages run different schedules.");
+    throw Error("pipeline",
+                concat(what_, ": expected micro-batch ", micro_batch, ", received micro-batch ", header.micro_batch),
+                "The two stages run different schedules.");
   }
   Message message;
   message.micro_batch = header.micro_batch;

@@ -11,7 +11,7 @@
 
 namespace trireme::pipeline {
 
-/// Byte buffers of a channel, reused when no tensor views them any more.
+/// Byte buffers of a channel, reused when no tensor views them.
 class BufferPool {
  public:
   explicit BufferPool(comm::Group group, at::Device device = at::kCPU) : group_(std::move(group)), device_(device) {}
@@ -23,10 +23,10 @@ class BufferPool {
   std::vector<at::Tensor> buffers_;
 };
 
-/// The length of the next message, known to both ends of a channel. While types and shapes stay
-/// the same a message is one transfer of a known length, so the receiver can post it in advance.
-/// When they change, the sender uses that transfer to announce them. Channels whose messages always
-/// change announce each in a short transfer, so that the announcement costs little.
+/// The length of the next message, known to both ends of a channel. While types and shapes stay the same a message
+/// is one transfer of a known length, so the receiver can post it in advance. When they change, the sender uses that
+/// transfer to announce them. Channels whose messages always change announce each in a short transfer of little
+/// cost.
 class Agreement {
  public:
   int64_t bytes() const {
@@ -52,13 +52,13 @@ class Agreement {
 class SendChannel {
  public:
   /// `to` is a rank of `group`; `tag` identifies the channel; `what` names it in messages: "activations of stage 0 for
-  /// stage 1". Messages are sent from memory of `device`; the other end receives into a device of the same kind.
+  /// stage 1". Messages are sent from memory of `device`; the other end receives into the same kind of device.
   SendChannel(comm::Group group, int to, int tag, std::string what, at::Device device = at::kCPU);
 
   /// Copies the tensors into a buffer and starts to send it.
   /// Cost: one copy, and the transfer in the background.
   void send(const Message& message);
-  /// Frees the buffers of the first `received` messages: the other end has them.
+  /// Frees the buffers of the first `received` messages: the other end has received them.
   void release(uint64_t received);
   /// Waits until all messages are sent.
   void finish();
@@ -74,7 +74,7 @@ class SendChannel {
   std::string what_;
   at::Device device_;
   BufferPool pool_;    // of the device
-  BufferPool headers_; // on the host, where the device is not
+  BufferPool headers_; // on the host, if `device` is not
   Agreement agreement_;
   uint64_t sequence_ = 0;
   struct Travelling {
@@ -93,14 +93,14 @@ struct Arrival {
   comm::Work payload;
 };
 
-/// Receives the messages of one rank for channels on a device. Backends of devices match a message by its order only
-/// (NCCL has no tags), so the headers of all channels come on the host in one stream, and each starts its payload's
+/// Receives the messages of one rank for channels on a GPU. GPU backends match messages by order only (NCCL has
+/// no tags). So the headers of all channels arrive on the host in one stream, and each starts its payload's
 /// receive.
 class DeviceInbox {
  public:
   DeviceInbox(comm::Group group, int from, at::Device device);
 
-  /// Makes ready for the next message of the channel.
+  /// Posts the receive for the next message of the channel.
   void expect(int channel);
   /// Waits for that message's header. Errors: Error for any other message.
   Arrival next(int channel, const std::string& what);
@@ -126,14 +126,14 @@ class DeviceInbox {
 /// The receiving end of one direction between two virtual stages.
 class RecvChannel {
  public:
-  /// `inbox` receives messages on a device; null: messages are on the host.
+  /// `inbox` receives messages on a GPU; null: messages are on the host.
   RecvChannel(comm::Group group, int from, int tag, std::string what, std::shared_ptr<DeviceInbox> inbox = nullptr);
 
-  /// Makes ready for the next message, so that it can arrive while this rank computes.
+  /// Posts the receive for the next message, so that it can arrive while this rank computes.
   void expect();
-  /// Waits for the next message (on a device: for its place in the device's order); its tensors lie in a buffer that is
-  /// used again once they are gone. Errors: Error when it is not that of `micro_batch`; PeerError when the neighbour is
-  /// lost.
+  /// Waits for the next message (on a GPU: until its order among the messages is known). Its tensors lie in a buffer
+  /// that is reused once they are freed. Errors: Error when it is not that of `micro_batch`; PeerError when the
+  /// neighbour is lost.
   Message recv(int64_t micro_batch);
   uint64_t received() const {
     return sequence_;

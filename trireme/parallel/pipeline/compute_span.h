@@ -9,8 +9,8 @@
 
 namespace trireme::pipeline {
 
-/// Adds up time of the host, or marks a stretch for the device's; and is a span of the trace named after micro-batch
-/// and chunk: "F 3 0".
+/// Adds up host time, or marks a stretch of GPU time; and is a span of the trace named after micro-batch and chunk: "F
+/// 3 0".
 class ComputeSpan {
  public:
   ComputeSpan(char kind, const Instruction& instruction, double& seconds, device::PhaseTimer* on_device)

@@ -11,8 +11,8 @@
 namespace trireme::pipeline {
 namespace {
 
-// A key that acts on every operator of a thread while it is included; libtorch registers nothing there. (DeferredInit
-// marks split weights, parallel/tensor/split_mark.h.)
+// A key that intercepts every operator of a thread while it is included; libtorch registers nothing for it.
+// (DeferredInit marks split weights, parallel/tensor/split_mark.h.)
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 bool is_device(const c10::TypePtr& type) {
@@ -59,7 +59,7 @@ int64_t count_parameters(const std::function<std::shared_ptr<torch::nn::Module>(
     const MetaDeviceGuard guard;
     return count_parameters(*make());
   } catch (const std::exception&) {
-    // It looks at values: only a real one can.
+    // The constructor reads values: make it on a real device.
   }
   return count_parameters(*make());
 }

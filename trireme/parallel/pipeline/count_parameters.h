@@ -9,8 +9,8 @@
 
 namespace trireme::pipeline {
 
-/// While it lives, tensors that this thread makes or moves are on the meta device: they have a
-/// shape and a type but no memory, and operations on them take no time.
+/// During its lifetime, tensors that this thread makes or moves are on the meta device: they have a shape and a type
+/// but no memory, and operations on them take no time.
 ///
 ///   const MetaDeviceGuard guard;
 ///   torch::nn::Linear huge(100000, 100000); // 40 GB in microseconds
@@ -24,12 +24,12 @@ class MetaDeviceGuard {
   c10::impl::IncludeDispatchKeyGuard guard_;
 };
 
-/// Counts the elements of the parameters that require a gradient, a shared one once.
+/// Counts the elements of the parameters that require a gradient; a shared one counts once.
 int64_t count_parameters(const torch::nn::Module& module);
 
-/// The same for the module that `make` makes, without its memory if possible: a constructor that
-/// reads elements of its tensors runs on a real device, and its module is freed. The random state does not change.
-/// Errors: exceptions of `make`.
+/// The same for the module that `make` makes, without allocating it if possible: a constructor that reads elements of
+/// its tensors runs on a real device, and its module is freed. The random state does not change. Errors: exceptions of
+/// `make`.
 int64_t count_parameters(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
 
 } // namespace trireme::pipeline

@@ -36,13 +36,13 @@ Executor::Executor(PipelineModule& model, comm::Group pipe, int replica, int rep
 
 Executor::~Executor() = default;
 
-// Virtual stage v exchanges messages with v + 1; the channel's tag names the pair and the direction.
+// Virtual stage v exchanges messages with v + 1; the channel's tag encodes the pair and the direction.
 void Executor::open_channels(at::Device device) {
   const int stages = pipe_.size();
   pipe_.open(device, model_.options().chunks > 1 ? comm::Neighbours::ring : comm::Neighbours::chain);
   const int previous = (pipe_.rank() + stages - 1) % stages;
   const int next = (pipe_.rank() + 1) % stages;
-  std::map<int, std::shared_ptr<DeviceInbox>> inboxes; // by the rank that sends; none for the host
+  std::map<int, std::shared_ptr<DeviceInbox>> inboxes; // by sending rank; none for the host
   const auto receive = [&](int from, int tag, const std::string& what) {
     if (!device.is_cpu() && inboxes.count(from) == 0) {
       inboxes[from] = std::make_shared<DeviceInbox>(pipe_, from, device);
@@ -99,7 +99,7 @@ void Executor::train(int micro_batches, int64_t first_micro_batch, const LossSca
   loss_sum_ = at::Tensor();
   seconds_ = {};
   if (on_device_) {
-    on_device_->forward.drop(); // of a batch that failed
+    on_device_->forward.drop(); // of a failed batch
     on_device_->backward.drop();
   }
   next_ = &next;
@@ -139,8 +139,8 @@ void Executor::evaluate(int micro_batches, const NextBatch& next, const Visit& v
 
 namespace {
 
-// A failure must not wait for messages that will never come: dropping them while the exception is on
-// its way ends the group, and with it the neighbours' waiting.
+// Drops pending messages while an exception is thrown, which ends the group: neither this stage nor its neighbours wait
+// for messages that are never sent.
 template <typename Channels>
 class DropOnFailure {
  public:
@@ -167,14 +167,14 @@ void Executor::run(const Program& todo) {
   if (!failure_.empty()) {
     throw Error(
         "pipeline",
-        concat("stage ", pipe_.rank(), " of ", pipe_.size(), " ran after a failure, which ended its group: ", failure_),
+        concat("stage ", pipe_.rank(), " of ", pipe_.size(), " ran after a failure that ended its group: ", failure_),
         "Start the ranks again and load the last checkpoint.");
   }
   const DropOnFailure<Channels> guard(channels_);
   try {
     interpret(todo);
   } catch (const std::exception& error) {
-    // A single stage waits for no other and may continue.
+    // A single stage can continue.
     failure_ = pipe_.size() > 1 ? error.what() : "";
     if (pipe_.size() > 1 && dynamic_cast<const PeerError*>(&error) == nullptr) {
       pipe_.report_failure(error.what());
@@ -194,7 +194,7 @@ bool is_computation(Op op) {
 
 } // namespace
 
-// Evaluation has numbers of its own: it recomputes nothing.
+// Evaluation has its own numbers, because it recomputes nothing.
 void Executor::announce(const Program& todo) const {
   if (!model_.hooks().schedule) {
     return;
@@ -255,7 +255,7 @@ void Executor::interpret(const Program& todo) {
       case Op::backward_weight:
         backward_weight(instruction);
         break;
-      case Op::send_activation: // left when it was made
+      case Op::send_activation: // sent when it was made
       case Op::send_grad:
         break;
       case Op::reduce_tied_grads:
@@ -265,7 +265,7 @@ void Executor::interpret(const Program& todo) {
         callbacks_->reduce_grads();
         break;
       case Op::optimizer_step:
-        break; // the caller's
+        break; // done by the caller
     }
     if (RecvChannel* channel = channel_of(instruction); channel != nullptr && --coming[channel] > 0) {
       channel->expect();

@@ -24,14 +24,14 @@ class SplitBackward;
 
 /// Runs the schedule's instructions on one stage.
 ///
-/// An activation or a gradient is sent as soon as it exists, and the next one is received in the
-/// background while this stage computes; the schedule says what is computed when. Only an output's
-/// place in the graph is kept: its memory is freed once it was copied for the next stage.
+/// Sends an activation or a gradient as soon as it exists, and receives the next one in the background while this stage
+/// computes; the schedule orders the computations. After an output was copied for the next stage, its memory is freed;
+/// only its node in the graph is kept.
 class Executor {
  public:
   /// Functions of the engine that the schedule calls.
   struct Callbacks {
-    /// Before a backward of `chunk`; `last`: its gradients are final afterwards.
+    /// Called before a backward of `chunk`; `last`: its gradients are final afterwards.
     std::function<void(int chunk, bool last)> before_backward;
     std::function<void()> reduce_tied_grads;
     std::function<void()> reduce_grads;
@@ -40,32 +40,32 @@ class Executor {
   /// The loss scale of a micro-batch in backward, by the loss's type.
   using LossScale = std::function<double(at::ScalarType loss)>;
 
-  /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline.
-  /// `replica` of `replicas` pipelines: selects the random numbers of seed_layers.
-  /// `device`: where this stage computes; all stages use the same kind.
+  /// Makes the channels to the neighbours and checks the schedule. `pipe`: this rank's pipeline. `replica` of
+  /// `replicas` pipelines: selects the random numbers of seed_layers. `device`: where this stage computes; all stages
+  /// use the same kind.
   Executor(PipelineModule& model, comm::Group pipe, int replica = 0, int replicas = 1, at::Device device = at::kCPU);
   ~Executor();
 
-  /// Runs forward and backward of `micro_batches`. Only the first and the last stage call `next`, once for
-  /// each, and use its inputs and targets. `first_micro_batch` counts those of all earlier
-  /// steps (seed_layers). `loss_scale` is called on the last stage.
-  /// Errors: Error naming both stages when their messages do not fit, or inputs and targets belong
-  /// to different samples. After any exception a pipeline of several stages has ended: the next call throws Error. A
-  /// single stage can go on.
+  /// Runs forward and backward of `micro_batches`. Only the first and the last stage call `next`, once
+  /// per micro-batch, and use its inputs and targets. `first_micro_batch` counts those of all earlier
+  /// steps (seed_layers). `loss_scale` is called on the last stage. Errors: Error naming both stages
+  /// when their messages do not fit, or inputs and targets belong to different samples. After any
+  /// exception a pipeline of several stages has ended: the next call throws Error. A single stage can
+  /// continue.
   void train(int micro_batches, int64_t first_micro_batch, const LossScale& loss_scale, const NextBatch& next,
              const Callbacks& callbacks);
 
-  /// Runs forward of `micro_batches` without gradients, and `visit(outputs, batch)` on the last stage.
+  /// Runs forward of `micro_batches` without gradients, and calls `visit(outputs, batch)` on the last stage.
   using Visit = std::function<void(const Tensors& outputs, const data::Batch& batch)>;
   void evaluate(int micro_batches, const NextBatch& next, const Visit& visit);
 
-  /// Sum of the losses so far of the batch that is running or ran last: float64 on the device, undefined where there is
-  /// none.
+  /// Sum of the losses so far of the running or last batch: float64 on the device; undefined without a
+  /// loss.
   const at::Tensor& loss_sum() const {
     return loss_sum_;
   }
-  /// Of the batch that was trained last. On a device forward and backward are the device's own (device/phase_timer.h),
-  /// of the newest batch that it is known to be done with; the host does not wait for them.
+  /// Times of the last trained batch. On a GPU forward and backward are GPU times (device/phase_timer.h) of the newest
+  /// batch that is known to be finished; the host does not wait for them.
   struct Seconds {
     double forward = 0;
     double backward = 0;
@@ -79,7 +79,7 @@ class Executor {
   bool loads_targets() const {
     return pipe_.rank() == pipe_.size() - 1;
   }
-  /// Largest number of micro-batches in flight so far, all chunks together.
+  /// Largest number of micro-batches in flight so far, over all chunks.
   int peak_in_flight() const {
     return peak_in_flight_;
   }
@@ -88,7 +88,7 @@ class Executor {
   // One micro-batch in one chunk, from its arrival to the end of its backward.
   struct InFlight {
     Tensors inputs;
-    uint64_t fingerprint = 0; // as data::Batch has it
+    uint64_t fingerprint = 0; // as in data::Batch
     bool identified_by_contents = false;
     std::vector<torch::autograd::Edge> roots; ///< of the outputs that require a gradient
     std::vector<Layout::Entry> outputs;       ///< of all outputs
@@ -141,11 +141,11 @@ class Executor {
   int replica_;
   int replicas_;
   std::vector<Channels> channels_;                                           // by chunk
-  std::string failure_;                                                      // of several stages: what ended them
-  std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters only know them weakly
+  std::string failure_;                                                      // several stages: what ended them
+  std::vector<decltype(torch::autograd::Edge::function)> kept_accumulators_; // parameters hold only weak references
   std::unordered_set<torch::autograd::Node*> accumulators_;
   std::unordered_map<torch::autograd::Node*, std::shared_ptr<torch::nn::Module>>
-      layer_of_; // that has the accumulator's parameter
+      layer_of_; // layer with the accumulator's parameter
   std::map<std::pair<int, bool>, Program> programs_;
 
   // State of the batch that is running.

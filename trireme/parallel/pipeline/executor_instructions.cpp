@@ -1,4 +1,4 @@
-// What each instruction of a schedule does on its stage.
+// The instructions of a schedule, as a stage runs them.
 #include <trireme/parallel/pipeline/executor.h>
 
 #include <trireme/base/error.h>
@@ -24,7 +24,7 @@ namespace {
 using monitor::Lane;
 using monitor::tracer;
 
-// Applies TRIREME_FAULT to the first of these tensors that can be NaN.
+// Applies TRIREME_FAULT to the first of these tensors that can hold NaN.
 void spoil(Tensors& tensors, fault::Effect effect) {
   for (size_t i = 0; i < tensors.size() && effect == fault::Effect::nan; ++i) {
     if (tensors[i].defined() && tensors[i].is_floating_point()) {
@@ -44,7 +44,7 @@ Tensors detached(const Tensors& tensors) {
 
 } // namespace
 
-// Batches come in order, whatever the order of the schedule.
+// Loads batches in order, whatever the order of the schedule.
 void Executor::load(int micro_batch) {
   const monitor::Span span("load", Lane::data);
   const Note note("load of micro-batch", micro_batch);
@@ -122,7 +122,7 @@ void Executor::forward(const Instruction& instruction) {
   peak_in_flight_ = std::max(peak_in_flight_, in_flight);
 }
 
-// Keeps only the outputs' nodes of the graph: nothing else is needed from now on.
+// Keeps only the outputs' nodes of the graph; nothing else is needed later.
 void Executor::keep_graph(InFlight& flight, const Tensors& outputs) {
   flight.outputs = Layout::of(outputs).entries;
   for (const at::Tensor& output : outputs) {
@@ -158,7 +158,7 @@ void Executor::finish_forward(const Instruction& instruction, InFlight& flight, 
          channels_[instruction.chunk].grads_in->received(), flight.identified_by_contents});
   }
   if (is_last(instruction.chunk) || !loads_targets()) {
-    batches_[instruction.micro_batch] = {}; // the entry stays: it counts what was loaded
+    batches_[instruction.micro_batch] = {}; // the entry stays: it counts loaded batches
   }
   if (!training_) {
     flights_[instruction.chunk].erase(instruction.micro_batch);
@@ -171,7 +171,7 @@ void Executor::check_fingerprint(const Instruction& instruction, const InFlight&
                                  mine.identified_by_contents)) {
     throw Error("pipeline",
                 concat("micro-batch ", instruction.micro_batch, ": the first stage (rank ", pipe_.members().front(),
-                       ") loaded the inputs of other samples than those whose targets the last stage (rank ",
+                       ") loaded other samples than the last stage (rank ",
                        pipe_.members()[static_cast<size_t>(pipe_.rank())], ") loaded"),
                 "Every rank of a pipeline must read the same samples in the same order: one seed, no random choices "
                 "inside the dataset. Batches without a fingerprint are compared by "
@@ -222,7 +222,7 @@ void Executor::backward(const Instruction& instruction) {
   }
 }
 
-// Whether nothing of the other micro-batches is left to be added to the gradients of the chunk.
+// True if no other micro-batch will add to the gradients of the chunk.
 bool Executor::completes_gradients(const Instruction& instruction) const {
   const auto& flights = flights_.at(instruction.chunk);
   return backwards_left_.at(instruction.chunk) == 0 &&
@@ -240,7 +240,7 @@ void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
   for (at::Tensor& input : flight.inputs) {
     message.tensors.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
     if (message.tensors.back().defined()) {
-      input.mutable_grad().reset(); // where gradients of weights come later, the inputs live on
+      input.mutable_grad().reset(); // with later weight gradients, the inputs live on
     }
   }
   message.received = channels_[instruction.chunk].activations_in->received();
@@ -250,7 +250,7 @@ void Executor::send_grads(const Instruction& instruction, InFlight& flight) {
 void Executor::backward_weight(const Instruction& instruction) {
   const auto found = flights_[instruction.chunk].find(instruction.micro_batch);
   if (found == flights_[instruction.chunk].end() || !found->second.split) {
-    return; // everything was done with the inputs
+    return; // the first half did everything
   }
   callbacks_->before_backward(instruction.chunk, completes_gradients(instruction));
   const Note note("weight gradients of micro-batch", instruction.micro_batch);

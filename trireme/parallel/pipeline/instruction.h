@@ -6,8 +6,8 @@
 
 namespace trireme::pipeline {
 
-/// Operations of a stage. `backward` computes the gradients of inputs and weights; a
-/// zero-bubble schedule separates the two: `backward_input` and a later `backward_weight`.
+/// Operations of a stage. `backward` computes the gradients of inputs and weights; a zero-bubble schedule splits it
+/// into `backward_input` and a later `backward_weight`.
 enum class Op : uint8_t {
   load_micro_batch, ///< inputs on the first virtual stage, targets on the last
   forward,

@@ -4,11 +4,11 @@
 
 namespace trireme::pipeline {
 
-// Micro-batches advance in groups of as many as there are stages: the group through chunk 0, then through chunk 1, and
-// so on, backwards in the opposite order of chunks. A stage runs so many forwards ahead that the first backward arrives
-// when it turns to it. A last group that is not full is scheduled as if it were and the missing micro-batches are left
-// out: what is left of an order that cannot deadlock cannot deadlock either, because a computation only waits for
-// others of its own micro-batch.
+// Micro-batches advance in groups of as many as there are stages: the group through chunk 0, then through chunk
+// 1, and so on; backward in the opposite order of chunks. A stage runs enough forwards ahead that the first
+// backward arrives just in time. An incomplete last group is scheduled as if complete, without the missing
+// micro-batches. Removing them cannot cause a deadlock, because a computation only waits for others of its own
+// micro-batch.
 Program interleaved(const ScheduleShape& shape, int stage) {
   const int p = shape.stages;
   const int groups = (shape.micro_batches + p - 1) / p;

@@ -38,12 +38,12 @@ void refuse_count(const std::string& type, const std::vector<size_t>& taken, con
   throw InputError(
       "pipeline",
       concat(type, " takes ", what, " and got ", inputs.size(), inputs.empty() ? "" : ": ", shapes_of(inputs)),
-      "A layer gets all that the layer before it returns.");
+      "A layer gets all outputs of the layer before it.");
 }
 
 void check_outputs(const std::string& type, const Tensors& outputs) {
   if (outputs.empty()) {
-    throw InputError("pipeline", concat(type, " returned nothing"), "A layer returns at least one tensor.");
+    throw InputError("pipeline", concat(type, " returned nothing"), "Return at least one tensor.");
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined()) {
@@ -57,7 +57,7 @@ void check_outputs(const std::string& type, const Tensors& outputs) {
 
 namespace {
 
-// A module in an AnyModule takes exactly what its forward() names: tensors one by one, a vector, or a tuple.
+// A module in an AnyModule takes exactly the arguments of its forward(): tensors, a vector, or a tuple.
 enum Style { one_by_one, vector, tuple, pair, unknown };
 
 template <size_t... I>
@@ -70,7 +70,7 @@ torch::nn::AnyValue forward_tuple(torch::nn::AnyModule& module, const Tensors& i
   return module.any_forward(std::tuple<TensorAt<I>...>(inputs[I]...));
 }
 
-// Calls f(index_sequence<0 .. count - 1>) for a count that is known at run time only.
+// Calls f(index_sequence<0 .. count - 1>) for a count known only at run time.
 template <typename F>
 torch::nn::AnyValue with_count(size_t count, F f) {
   switch (count) {
@@ -106,7 +106,7 @@ torch::nn::AnyValue forward_as(Style style, torch::nn::AnyModule& module, const 
   }
 }
 
-// Has forward() not even been called, because it takes other things?
+// True if forward() was not called, because it takes other arguments.
 bool is_mismatch(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   return text.find("forward() method expects") != std::string_view::npos || text.rfind("Expected argument #", 0) == 0;
@@ -187,7 +187,7 @@ Layer& Layer::name(std::string name) {
 
 Layer& Layer::initialise(std::function<void(torch::nn::Module&)> initialise) {
   if (!recipe_->make) {
-    throw InputError("pipeline", "initialise() of a function layer: it has no module");
+    throw InputError("pipeline", "initialise() of a function layer, which has no module");
   }
   change().initialise = std::move(initialise);
   return *this;
@@ -264,8 +264,7 @@ void Layer::require_module(const torch::nn::Module* module) {
 void Layer::refuse_module(const std::shared_ptr<torch::nn::Module>& module, const std::string& type) {
   const torch::nn::Module* const given = module.get();
   const std::string other = given == nullptr ? "an empty one" : type_name(typeid(*given));
-  throw InputError("pipeline",
-                   concat("a tied layer of type ", type, " cannot share the module of another type: ", other),
+  throw InputError("pipeline", concat("a tied layer of type ", type, " cannot share a module of another type: ", other),
                    "Tied layers of one key have one class; use another key, or forward_fn on the same class.");
 }
 
@@ -292,9 +291,9 @@ LayerList::LayerList(torch::nn::Sequential sequential)
 
 LayerList LayerList::flatten(const std::shared_ptr<torch::nn::SequentialImpl>& sequential) {
   if (sequential == nullptr) {
-    return Layer(torch::nn::AnyModule()); // says so
+    return Layer(torch::nn::AnyModule()); // throws the error for an empty Sequential
   }
-  const auto children = sequential->named_children(); // a derived class may have registered others too
+  const auto children = sequential->named_children(); // a derived class may have registered other children
   LayerList list;
   for (const torch::nn::AnyModule& child : *sequential) {
     Layer layer(child);

@@ -16,24 +16,24 @@
 
 namespace trireme::pipeline {
 
-/// A layer that is ready to run.
+/// A built layer, ready to run.
 struct BuiltLayer {
   std::shared_ptr<torch::nn::Module> module; ///< null: a function
   Forward forward;
 };
 
-/// Layers of one key share parameters.
+/// Layers with the same key share parameters.
 struct Tie {
   std::string key;
   /// Names of the shared parameters within the module; empty: all of them.
   std::vector<std::string> attributes;
 };
 
-/// Says how to make one layer and how to call it. Copies are cheap.
+/// Describes how to make one layer and how to call it. Copies are cheap.
 ///
-/// Made from a module holder (`torch::nn::Linear(3, 4)`), a shared pointer to a module class,
-/// `torch::nn::AnyModule`, or any callable. forward() and callables take 1 to 8 tensors (as many as the layer
-/// before returns) or a vector of them, and return a tensor, a vector, or a pair or tuple of tensors.
+/// Made from a module holder (`torch::nn::Linear(3, 4)`), a shared pointer to a module class, `torch::nn::AnyModule`,
+/// or any callable. A forward() or callable takes 1 to 8 tensors (all outputs of the layer before) or a vector of them,
+/// and returns a tensor, a vector, or a pair or tuple of tensors.
 class Layer {
  public:
   /// Errors: InputError for a holder or pointer without a module.
@@ -41,10 +41,10 @@ class Layer {
     requires(!std::is_base_of_v<Layer, F> && (detail::Eager<F> || detail::Callable<F>))
   Layer(F f) : Layer(recipe_from(std::move(f))) {}
 
-  /// Sets the prefix of its parameters in checkpoints; otherwise it is the layer's index in the whole list.
+  /// Sets the prefix of its parameters in checkpoints; default: the layer's index in the full list.
   Layer& name(std::string name);
-  /// Sets a function that is called on the module when the layer is built, without autograd; not when it is only
-  /// counted. Errors: InputError for a function.
+  /// Sets a function that is called on the module, without autograd, when the layer is built, but not when it is only
+  /// counted. Errors: InputError for a function layer.
   Layer& initialise(std::function<void(torch::nn::Module&)> initialise);
 
   const std::optional<std::string>& name() const {
@@ -54,26 +54,26 @@ class Layer {
   const std::string& type() const {
     return recipe_->type;
   }
-  /// Whether the module exists only after build().
+  /// True if the module exists only after build().
   bool is_lazy() const {
     return recipe_->lazy;
   }
   const std::optional<Tie>& tie() const {
     return recipe_->tie;
   }
-  /// The module that the layer was made from; null for a function and for what build() makes.
+  /// The module that the layer was made from; null for a function and for a module that build() makes.
   std::shared_ptr<torch::nn::Module> given_module() const {
     return recipe_->make && !recipe_->lazy ? recipe_->make() : nullptr;
   }
 
-  /// Makes a new module (LayerSpec), or returns the one that the layer was made from.
-  /// Calling it throws InputError when the number of tensors is wrong or none, or an undefined one, is returned.
-  /// Errors: InputError when the tie names a parameter that the module does not have.
+  /// Makes a new module (LayerSpec), or returns the one that the layer was made from. Calling the layer throws
+  /// InputError for a wrong number of tensors, or if it returns none or an undefined one. Errors: InputError when the
+  /// tie names a parameter that the module does not have.
   BuiltLayer build() const;
-  /// This layer with the module that another layer of its tie has built. Errors: InputError if that has another class.
+  /// This layer with the module that another layer of its tie has built. Errors: InputError if its class differs.
   BuiltLayer share(const std::shared_ptr<torch::nn::Module>& module) const;
-  /// Counts the elements of the parameters that require a gradient. A LayerSpec is neither kept nor, as far
-  /// as its constructor allows (see count_parameters.h), given memory.
+  /// Counts the elements of the parameters that require a gradient. A LayerSpec's module is freed and, if its
+  /// constructor permits (see count_parameters.h), never allocated.
   int64_t trainable_parameters() const;
 
  protected:
@@ -88,7 +88,7 @@ class Layer {
   };
   explicit Layer(Recipe recipe) : recipe_(std::make_shared<Recipe>(std::move(recipe))) {}
 
-  /// A copy of the recipe that belongs to this layer alone, to be changed.
+  /// A copy of the recipe for this layer alone, to be changed.
   Recipe& change();
 
   template <typename Impl>
@@ -116,7 +116,7 @@ class Layer {
   std::shared_ptr<Recipe> recipe_;
 };
 
-/// A layer that is built only on the stage that owns it, from copies of the arguments.
+/// A layer that is built only on its own stage, from copies of the arguments.
 ///
 ///   LayerSpec<torch::nn::Linear>(784, 128)
 ///   LayerSpec<torch::nn::Conv2d>(torch::nn::Conv2dOptions(3, 64, 11).stride(4))
@@ -153,7 +153,7 @@ class TiedLayerSpec : public Layer {
     };
     return *this;
   }
-  /// Shares only the parameters of these names.
+  /// Shares only the parameters with these names.
   TiedLayerSpec& attributes(std::vector<std::string> names) {
     change().tie->attributes = std::move(names);
     return *this;
@@ -180,14 +180,14 @@ struct PointeeOf<std::shared_ptr<M>> {
 template <typename Result, typename Class, typename... Arguments>
 std::type_identity<Class> class_of(Result (Class::*)(Arguments...));
 
-/// Whether a class derives from SequentialImpl, or is it, and has no forward() of its own.
+/// True if a class is SequentialImpl or derives from it, and has no forward() of its own.
 template <typename Impl>
 concept InheritsForward = std::is_base_of_v<torch::nn::SequentialImpl, Impl> && requires {
   {
     class_of(&Impl::template forward<at::Tensor, at::Tensor>)
   } -> std::same_as<std::type_identity<torch::nn::SequentialImpl>>;
 };
-/// A holder of such a module, a pointer to one, or one.
+/// True for a holder of such a module, a pointer to one, or a module itself.
 template <typename F>
 concept IsSequential = InheritsForward<typename PointeeOf<F>::Type>;
 
@@ -204,9 +204,9 @@ std::shared_ptr<torch::nn::SequentialImpl> sequential_of(F one) {
 
 } // namespace detail
 
-/// Layers in order. Lists within lists and Sequentials flatten; a Sequential's child with a name that is not a
-/// number keeps it. So does a class of one's own that derives from SequentialImpl and leaves forward() to it; one with
-/// a forward() of its own is one layer.
+/// Layers in order. Lists within lists and Sequentials are flattened; a Sequential's child keeps its name unless it is
+/// a number. A class that derives from SequentialImpl without its own forward() is flattened too; with its own
+/// forward() it is one layer.
 ///
 ///   LayerList{LayerSpec<torch::nn::Linear>(8, 8), torch::nn::ReLU(), [](at::Tensor x) { return x.flatten(1); }}
 class LayerList {

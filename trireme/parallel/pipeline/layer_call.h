@@ -21,7 +21,7 @@ using Forward = std::function<Tensors(const Tensors&)>;
 
 } // namespace trireme::pipeline
 
-/// Calls a layer's function or forward() with a list of tensors, whatever it takes and returns.
+/// Calls a layer's function or forward() with a list of tensors, whatever its arguments and results are.
 namespace trireme::pipeline::detail {
 
 inline constexpr size_t kMaxArguments = 8;
@@ -43,13 +43,13 @@ constexpr bool takes_some(std::index_sequence<I...>) {
 template <typename C>
 inline constexpr bool takes_tensors = takes_some<C>(std::make_index_sequence<kMaxArguments>());
 
-/// A generic lambda's body does not compile for everything, so it is not tried with a list.
+/// Does not try a generic lambda with a list, because its body may not compile for one.
 template <typename C>
 inline constexpr bool is_generic = std::is_class_v<C> && !requires { &C::operator(); };
 template <typename Impl>
 struct CallForward;
 template <typename Impl>
-inline constexpr bool is_generic<CallForward<Impl>> = false; // it exists only for what forward() takes
+inline constexpr bool is_generic<CallForward<Impl>> = false; // callable only with the arguments of forward()
 
 template <typename C>
 constexpr bool takes_a_list() {
@@ -62,7 +62,7 @@ constexpr bool takes_a_list() {
 template <typename C>
 inline constexpr bool takes_list = takes_a_list<C>();
 
-/// Throws the InputError for a number of tensors that the layer does not take.
+/// Throws the InputError for a wrong number of tensors.
 [[noreturn]] void refuse_count(const std::string& type, const std::vector<size_t>& taken, const Tensors& inputs);
 /// Throws InputError unless there is at least one tensor and each is defined.
 void check_outputs(const std::string& type, const Tensors& outputs);
@@ -89,7 +89,7 @@ bool call_with(C& callee, const Tensors& inputs, Tensors& outputs) {
   return false;
 }
 
-/// Calls a callable with as many tensors as there are, or with the list.
+/// Calls a callable with the tensors as arguments, or with the list.
 template <typename C>
 Tensors call(C& callee, const std::string& type, const Tensors& inputs) {
   Tensors outputs;
@@ -111,7 +111,7 @@ Tensors call(C& callee, const std::string& type, const Tensors& inputs) {
   return outputs;
 }
 
-/// forward() of a module as a callable that exists for what forward() takes.
+/// forward() of a module as a callable that exists only for forward()'s arguments.
 template <typename Impl>
 struct CallForward {
   std::shared_ptr<Impl> module;
@@ -123,8 +123,8 @@ struct CallForward {
   }
 };
 
-/// Whether f takes the holder (1) or the module (2) in front of the tensors, or neither (0). A generic one gets the
-/// holder.
+/// Returns whether f takes the holder (1) or the module (2) in front of the tensors, or neither (0). A generic f gets
+/// the holder.
 template <typename F, typename M, typename Impl, typename... T>
 constexpr int wanted_module() {
   if constexpr (std::is_same_v<M, Impl>) {
@@ -181,7 +181,7 @@ inline constexpr bool is_module_pointer = false;
 template <typename T>
 inline constexpr bool is_module_pointer<std::shared_ptr<T>> = is_module<T>;
 
-/// What Layer can be made from, apart from other layers.
+/// Types that Layer can be made from, except other layers.
 template <typename F>
 concept Eager = is_holder<F> || is_module_pointer<F> || is_module<F> || std::same_as<F, torch::nn::AnyModule>;
 template <typename F>

@@ -31,10 +31,9 @@ void place(Layout& layout) {
 
 Layout Layout::of(const Tensors& tensors) {
   if (static_cast<int64_t>(tensors.size()) > kMaxTensors) {
-    throw InputError(
-        "pipeline",
-        concat("a layer hands ", tensors.size(), " tensors to the next stage; at most ", kMaxTensors, " can travel"),
-        "Stack some of them into one tensor.");
+    throw InputError("pipeline",
+                     concat("a layer sends ", tensors.size(), " tensors to the next stage, more than ", kMaxTensors),
+                     "Stack some of them into one tensor.");
   }
   Layout layout;
   for (const at::Tensor& tensor : tensors) {
@@ -61,7 +60,7 @@ void Layout::write(uint8_t* announcement) const {
     }
     const int64_t head[2] = {(entry.defined ? 256 : 0) + static_cast<int64_t>(entry.type), dims};
     std::memcpy(at, head, sizeof(head));
-    if (dims > 0) { // without any there is no pointer, which memcpy must not get
+    if (dims > 0) { // a tensor without dims has no pointer for memcpy
       std::memcpy(at + sizeof(head), entry.sizes.data(), 8 * dims);
     }
     at += 16 + 8 * dims;

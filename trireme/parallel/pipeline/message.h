@@ -12,8 +12,8 @@ namespace trireme::pipeline {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// What one virtual stage sends to its neighbour for one micro-batch: activations forwards,
-/// their gradients backwards. An undefined tensor means "no gradient".
+/// A message from one virtual stage to its neighbour for one micro-batch: activations forward, their gradients
+/// backward. An undefined tensor means "no gradient".
 struct Message {
   int64_t micro_batch = 0;
   Tensors tensors;
@@ -23,14 +23,14 @@ struct Message {
   uint64_t fingerprint = 0;
   /// Number of messages that the sender has received on the opposite channel.
   uint64_t received = 0;
-  /// Of the fingerprint, as data::Batch says.
+  /// Kind of the fingerprint, as in data::Batch.
   bool identified_by_contents = false;
 };
 
-/// The bytes of a message on the wire: a header of 64 bytes, then the tensors' elements, each
-/// from a 64-byte boundary. Types and shapes are sent only when they change: an announcement of
-/// kAnnouncementBytes then comes first. Elements on a device use its backend; the header (followed by the announcement)
-/// uses the host's. All members are trivially copyable and little-endian.
+/// The bytes of a message: a header of 64 bytes, then the tensors' elements, each from a 64-byte boundary. When
+/// types and shapes change, an announcement of kAnnouncementBytes is sent first. Elements on a GPU are sent by its
+/// backend; the header (followed by the announcement) by the host's. All members are trivially copyable and
+/// little-endian.
 struct Header {
   uint32_t magic = kMagic;
   /// 1: an announcement of types and shapes. On the host the message then follows separately, with `next_bytes`.
@@ -71,7 +71,7 @@ struct Layout {
   /// Writes the entries behind the header of an announcement. Errors: InputError when they do not fit.
   void write(uint8_t* announcement) const;
   static Layout read(const uint8_t* announcement, int64_t count);
-  /// The tensors of a message that lies in `buffer` (bytes), as views of it.
+  /// The tensors of a message in `buffer` (bytes), as views of it.
   Tensors views(const at::Tensor& buffer) const;
   /// "[4, 128] float32, [4] int64".
   std::string describe() const;

@@ -16,7 +16,7 @@
 namespace trireme::pipeline {
 namespace {
 
-// Mixes the numbers, so that no layer draws what its neighbour draws for another micro-batch. The generator keeps 32
+// Mixes the numbers, so that no layer draws the same as its neighbour for another micro-batch. The generator keeps 32
 // bits.
 uint32_t seed_of(int64_t base, int64_t micro_batch, int64_t layer) {
   uint64_t mixed = 0;
@@ -44,7 +44,7 @@ PipelineModule::PipelineModule(LayerList layers, Loss loss, PipelineOptions opti
   for (int64_t i = 0; i < layers_.size(); ++i) {
     if (!layers_[i].tie() && !names.insert(name_of(i)).second) {
       throw InputError("pipeline", concat("two layers are named \"", name_of(i), "\"; layer ", i, " is the second"),
-                       "Give every layer a name of its own.");
+                       "Give every layer a different name.");
     }
   }
 }
@@ -145,13 +145,13 @@ Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t mi
   } catch (const c10::Error& error) {
     throw InputError(
         "pipeline",
-        concat(where(), " refuses its input ", pipeline::describe(inputs), ": ", error.what_without_backtrace()),
-        part.index == 0 ? "Compare it with what the data gives."
+        concat(where(), " rejects its input ", pipeline::describe(inputs), ": ", error.what_without_backtrace()),
+        part.index == 0 ? "Compare it with the data's shape."
                         : concat("Its input comes from layer ", part.index - 1, " (", layers_[part.index - 1].type(),
                                  ", stage ", stage_of(part.index - 1), ")."));
   }
   if (outputs.empty()) {
-    throw InputError("pipeline", concat(where(), " returned nothing"), "A layer returns at least one tensor.");
+    throw InputError("pipeline", concat(where(), " returned nothing"), "Return at least one tensor.");
   }
   return outputs;
 }
@@ -199,7 +199,7 @@ Tensors PipelineModule::forward(const Tensors& inputs) {
   }
   if (stages_ != 1) {
     throw InputError("pipeline", concat("forward() of a model in ", stages_, " stages"),
-                     "No rank has all of it: use Engine::train_batch and eval_batch.");
+                     "No rank has all layers: use Engine::train_batch and eval_batch.");
   }
   Tensors tensors = inputs;
   for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {

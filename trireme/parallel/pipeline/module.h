@@ -24,24 +24,24 @@ struct TiedParameter {
   std::string name;
   /// This stage's copies: one, unless layers of one stage tie only some of their attributes.
   Tensors copies;
-  /// Stages with a copy, ascending. The first one's first copy is what is saved and counted in norms.
+  /// Stages with a copy, ascending. The first stage's first copy is saved and counted in norms.
   std::vector<int> owners;
 };
 
-/// Hooks around layers, for mixed precision and for ZeRO stage 3, whose parameters are gathered only while they are
+/// Hooks around layers, for mixed precision and for ZeRO stage 3, which gathers parameters only while they are
 /// used.
 struct LayerHooks {
-  /// The returned object lives while a chunk's forward, or the loss, is computed.
+  /// Called before a chunk's forward or the loss; the returned object lives until it ends.
   std::function<std::shared_ptr<void>()> around = nullptr;
-  /// Called after a layer with a module was built and initialized.
+  /// Called after a layer with a module was built and initialised.
   std::function<void(torch::nn::Module&)> built = nullptr;
   /// Called around each forward of a layer with a module, also when it is recomputed.
   std::function<void(torch::nn::Module&)> before = nullptr;
   std::function<void(torch::nn::Module&, const Tensors& outputs)> after = nullptr;
   /// Called before a schedule runs, with a number for each forward, backward and half of a backward that this stage
-  /// computes, in order. Computations of one number use the same layers in the same order.
+  /// computes, in order. Computations with the same number use the same layers in the same order.
   std::function<void(std::vector<int> computations)> schedule = nullptr;
-  /// The next one of them begins.
+  /// Called before each of these computations.
   std::function<void()> computation = nullptr;
 };
 
@@ -51,28 +51,28 @@ struct LayerHooks {
 ///       LayerSpec<torch::nn::Linear>(784, 128), torch::nn::ReLU(), [](at::Tensor x) { return x * 2; },
 ///       LayerSpec<torch::nn::Linear>(128, 10)}, loss, options);
 ///
-/// build() builds the layers: initialize() calls it, or the caller does for a model in
-/// one process. Parameters are named after the layer's index in the whole list ("0.weight")
-/// or the layer's own name, whatever the partition: a checkpoint fits any number of stages.
-/// Source: Huang et al. 2019, arXiv:1811.06965; layer and tie semantics follow DeepSpeed's PipelineModule.
+/// build() builds the layers: initialize() calls it, or the caller does for a model in one process. Parameters are
+/// named after the layer's index in the full list ("0.weight") or the layer's own name, whatever the partition: a
+/// checkpoint fits any number of stages. Source: Huang et al. 2019, arXiv:1811.06965; layer and tie semantics follow
+/// DeepSpeed's PipelineModule.
 class PipelineModule : public torch::nn::Module {
  public:
   /// Loss of the last layer's outputs: a 0-dim tensor, the mean over the samples.
   using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
-  /// Without a loss, the last layer's first output is the loss; its other outputs are used only by evaluations that
-  /// return logits.
+  /// Without a loss, the last layer's first output is the loss; only evaluations that return logits use its other
+  /// outputs.
   explicit PipelineModule(LayerList layers, Loss loss = nullptr, PipelineOptions options = {});
 
   /// Sets a micro-batch to measure layers with, for partition "profile" and "memory". Call it before build().
   void set_sample_inputs(Tensors inputs) {
     sample_inputs_ = std::move(inputs);
   }
-  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Once. Collective over `pipe`. Partition "memory" asks
-  /// how many `micro_batches` a step has; 0: as many as there are stages. Where there are several pipelines, `replicas`
-  /// are the ranks of this stage in all of them: the first pipeline's measurement decides for all. Errors: InputError
-  /// for a partition that does not work out, with the choices; for modules in the list that share trained tensors
-  /// across stages, or memory without being one tensor.
+  /// Builds the layers of `pipe.rank()` of `pipe.size()` stages. Call it once. Collective over `pipe`. `micro_batches`:
+  /// per step, for partition "memory"; 0: as many as there are stages. `replicas`: with several pipelines, the ranks of
+  /// this stage in all of them; the first pipeline's measurement decides for all. Errors: InputError for an impossible
+  /// partition, with the choices; for modules in the list that share trained tensors across stages, or memory without
+  /// being one tensor.
   void build(const comm::Group& pipe = {}, int micro_batches = 0, const comm::Group& replicas = {});
 
   /// Overrides options() with those of a configuration. initialize() calls it, before build().
@@ -84,10 +84,10 @@ class PipelineModule : public torch::nn::Module {
   const LayerHooks& hooks() const {
     return hooks_;
   }
-  /// The modules of this stage's layers, in order, each once.
+  /// The modules of this stage's layers, in order, without repetition.
   std::vector<std::shared_ptr<torch::nn::Module>> layer_modules() const;
 
-  /// Runs the whole model in one process, chunk after chunk. Needs a pipe of one stage.
+  /// Runs the full model in one process, chunk after chunk. Needs a pipe of one stage.
   Tensors forward(const Tensors& inputs);
   at::Tensor forward(const at::Tensor& input);
   /// Runs one chunk of this stage. `micro_batch` counts all micro-batches of this replica; seed_layers uses it.
@@ -116,8 +116,8 @@ class PipelineModule : public torch::nn::Module {
   const std::vector<TiedParameter>& ties() const {
     return ties_;
   }
-  /// Parameters whose gradients are final only after all backwards: tied ones, on this or other stages, and those that
-  /// several chunks share.
+  /// Parameters whose gradients are final only after all backwards: tied ones, and those that several chunks
+  /// share.
   Tensors late_parameters() const;
   /// The name of a parameter or buffer in checkpoints: the first layer's if several share it.
   const std::string& saved_name(const std::string& parameter) const;
@@ -126,15 +126,15 @@ class PipelineModule : public torch::nn::Module {
   /// Layer, type, stage, parameters and cost of every layer as a table.
   std::string describe() const;
 
-  /// The names of the modules of this stage's layers and of the modules within them, as parameters begin with them.
+  /// Names of the modules of this stage's layers and of their submodules: the prefixes of their parameters.
   std::vector<std::string> module_names() const;
-  /// Further names of tensors that this stage saves under another one, with that one.
+  /// Aliases: further names of tensors that this stage saves under another name, with that name.
   const std::map<std::string, std::string>& saved_names() const {
     return saved_names_;
   }
 
   void train(bool on = true) override;
-  /// What torch::save() calls. Errors: InputError in several stages, where this rank has a part of the model: see
+  /// Called by torch::save(). Errors: InputError with several stages, where this rank has a part of the model: see
   /// Engine::gather_model().
   void save(torch::serialize::OutputArchive& archive) const override;
 
@@ -169,7 +169,7 @@ class PipelineModule : public torch::nn::Module {
   std::map<std::string, std::shared_ptr<torch::nn::Module>> shared_; // by tie key
   std::vector<TiedParameter> ties_;
   std::map<std::string, std::string> saved_names_;
-  std::map<const void*, size_t> registered_; // tensors, with how many chunks there were
+  std::map<const void*, size_t> registered_; // tensors, with the number of chunks at the time
   Tensors in_several_chunks_;
 };
 

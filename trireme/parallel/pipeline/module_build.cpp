@@ -1,5 +1,5 @@
-// How the layers of a stage come to be: the partition, modules that the program gave, layers that are built, what they
-// share.
+// Builds the layers of a stage: partition, modules that the program gave, modules that are built, shared
+// parameters.
 #include <trireme/parallel/pipeline/module.h>
 
 #include <trireme/base/error.h>
@@ -18,15 +18,15 @@ namespace trireme::pipeline {
 
 void PipelineModule::configure(const PipelineKeys& keys) {
   if (stages_ != 0) {
-    throw Error("pipeline", "a PipelineModule that is built cannot be configured",
+    throw Error("pipeline", "a PipelineModule cannot be configured after build()",
                 "initialize() builds the module itself.");
   }
   options_ = keys.over(options_);
 }
 
-// Measured costs differ from rank to rank, and so do the parameters of tensor ranks with parts of unequal size. The
-// partition must not: the first stage of the first pipeline decides, or of each stage the first rank, which all have
-// the same part.
+// Costs differ between ranks if they are measured, and parameters between tensor ranks with parts of unequal size, but
+// the partition must not. Measured: the first stage of the first pipeline decides. "parameters": the first rank of each
+// stage decides; all these have the same part.
 void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches, const comm::Group& replicas) {
   const int parts = stages_ * options_.chunks;
   const bool measures = options_.bounds.empty() && (options_.partition == "profile" || options_.partition == "memory");
@@ -57,7 +57,7 @@ void PipelineModule::choose_partition(const comm::Group& pipe, int micro_batches
                    : balance_costs_by_part(memory_by_part(measured, micro_batches), options_.allow_empty_stages);
 }
 
-// The earlier a part comes, the more of its micro-batches wait for their backward.
+// The earlier a part, the more of its micro-batches wait for their backward.
 std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfile& measured, int micro_batches) const {
   const ScheduleShape shape{stages_, micro_batches > 0 ? micro_batches : stages_, options_.chunks};
   std::vector<std::vector<double>> costs(static_cast<size_t>(shape.virtual_stages()));
@@ -73,8 +73,8 @@ std::vector<std::vector<double>> PipelineModule::memory_by_part(const LayerProfi
   return costs;
 }
 
-// Every rank has all of these modules, with its own values until here, and each stage trains its own copy: tensors
-// shared by two stages would drift apart.
+// Every rank has all of these modules, so far with its own values, and each stage trains its own copy: tensors shared
+// by two stages would diverge.
 void PipelineModule::join_given_modules(const comm::Group& pipe) {
   struct First {
     int64_t layer;
@@ -123,8 +123,8 @@ void PipelineModule::join_given_modules(const comm::Group& pipe) {
   }
 }
 
-// Other stages train their own copies of these. Nobody shall save or use this rank's without a word, and it needs no
-// memory for them.
+// Other stages train their own copies of these. Frees this rank's memory for them, and makes any use or save of them
+// throw.
 void PipelineModule::drop_foreign_modules() {
   std::set<const void*> own;
   for (int64_t i = 0; i < layers_.size(); ++i) {
@@ -168,7 +168,7 @@ void PipelineModule::build(const comm::Group& pipe, int micro_batches, const com
     }
   }
   std::erase_if(ties_, [](const TiedParameter& tied) { return tied.owners.size() == 1 && tied.copies.size() == 1; });
-  // Stages visit the ties in one order, whatever order they built them in.
+  // Stages process ties in one order, whatever order they built them in.
   std::sort(ties_.begin(), ties_.end(), [](const TiedParameter& a, const TiedParameter& b) { return a.name < b.name; });
 }
 
@@ -211,7 +211,7 @@ void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
   if (hooks_.built) {
     hooks_.built(*built.module);
   }
-  // A further copy of a tied parameter needs its own name here; saved_name() gives the saved one.
+  // A further copy of a tied parameter needs a different name in the module; saved_name() maps it to the saved one.
   const std::string prefix = index == first ? name_of(index) : std::to_string(index);
   register_tensors(prefix, *built.module);
   if (layer.tie()) {

@@ -8,8 +8,8 @@ class Module;
 
 namespace trireme::pipeline {
 
-/// The module "transformer.h.0" below `root`; plain modules are made where none of that name are, for the sake of the
-/// names alone.
+/// The module "transformer.h.0" below `root`. Makes plain modules for missing
+/// names.
 torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path);
 
 } // namespace trireme::pipeline

@@ -11,24 +11,24 @@ namespace trireme::pipeline {
 
 /// Options of a pipeline.
 struct PipelineOptions {
-  /// Number of pipeline stages; the ranks divided by it are the data-parallel replicas.
+  /// Number of pipeline stages. The number of data-parallel replicas is ranks / stages.
   int stages = 1;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  /// A custom schedule in place of `schedule`; it is checked before step 0 like the built-in ones.
+  /// A custom schedule instead of `schedule`; it is checked before step 0 like the built-in ones.
   ScheduleFunction custom_schedule;
   /// Parts that each stage holds of the model (virtual stages); more than 1 for `interleaved`.
   int chunks = 1;
 
-  /// What is balanced over the stages: "parameters", "uniform" (number of layers),
-  /// "type:REGEX" (layers whose class name contains a match), "profile" (measured forward and
-  /// backward time) or "memory" (parameters, their states and the activations in flight).
+  /// Quantity to balance over the stages: "parameters", "uniform" (number of layers), "type:REGEX" (layers whose class
+  /// name contains a match), "profile" (measured forward and backward time) or "memory" (parameters, their states and
+  /// the activations in flight).
   std::string partition = "parameters";
-  /// Layer index at which each part begins, and the number of layers: overrides `partition`.
+  /// Layer index at which each part begins, then the number of layers; overrides `partition`.
   std::vector<int64_t> bounds;
   /// Allows more parts than layers; the surplus parts pass their inputs on.
   bool allow_empty_stages = false;
 
-  /// Layers recomputed together in backward; 0: activations are kept.
+  /// Layers per recomputed group in backward; 0: activations are kept.
   int64_t activation_checkpoint_interval = 0;
   /// Seeds every layer's construction with base_seed + index and its forward by base_seed, micro-batch
   /// and index, so that weights and dropout do not depend on the partition.
@@ -36,7 +36,7 @@ struct PipelineOptions {
   int64_t base_seed = 1234;
 };
 
-/// Pipeline options from a configuration. Options that it does not set keep the program's values.
+/// Pipeline options of a configuration. Unset options keep the program's values.
 struct PipelineKeys {
   std::optional<int> stages;
   std::optional<std::string> partition;

@@ -20,7 +20,7 @@ std::vector<LayerSize> sizes_of(const LayerList& layers) {
   return sizes;
 }
 
-// "1 234 567": five digits and more are hard to read otherwise.
+// "1 234 567": groups the digits of numbers with five or more.
 std::string grouped(int64_t number) {
   std::string digits = std::to_string(number);
   for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {

@@ -20,7 +20,7 @@ struct Partition {
 };
 
 /// Balances the number of layers whose type() contains a match of the regular expression (ECMAScript, any case).
-/// Errors: InputError for an expression that is wrong or matches no layer.
+/// Errors: InputError for an invalid expression, or one without a match.
 std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts,
                              bool allow_empty = false);
 
@@ -30,14 +30,14 @@ Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, b
 /// balance() with its costs.
 Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_empty = false);
 
-/// Partitions by "parameters", "uniform" or "type:REGEX"; or by `bounds`, unless empty. Costs are parameters,
-/// 1 for each layer, or 1 for each that matches.
-/// Errors: InputError for an unknown method, and as above.
+/// Partitions by "parameters", "uniform" or "type:REGEX"; or by `bounds`, unless empty. Costs are
+/// parameters, 1 per layer, or 1 per matching layer. Errors: InputError for an unknown method, and as
+/// above.
 Partition make_partition(const LayerList& layers, const std::string& method, const std::vector<int64_t>& bounds,
                          int64_t parts, bool allow_empty = false);
 
-/// A table of layer, type, stage, parameters and cost, and the sums of each part. With chunks, part p is on
-/// stage p % stages; `stages` 0: one part a stage.
+/// A table of layer, type, stage, parameters and cost, and the sums of each part. With chunks, part p is on stage p %
+/// stages; `stages` 0: one part per stage.
 std::string describe(const Partition& partition, const LayerList& layers, int stages = 0);
 
 } // namespace trireme::pipeline

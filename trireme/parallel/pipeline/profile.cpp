@@ -17,7 +17,7 @@ namespace trireme::pipeline {
 namespace {
 
 constexpr int kRepeats = 5;
-constexpr double kEnoughSeconds = 0.2; // of one layer: then what was measured so far will do
+constexpr double kEnoughSeconds = 0.2; // of one layer: no further repetitions after that
 
 Tensors as_leaves(const Tensors& tensors) {
   Tensors leaves;
@@ -30,8 +30,8 @@ Tensors as_leaves(const Tensors& tensors) {
   return leaves;
 }
 
-// Copies with a graph behind them: a layer such as ReLU(inplace) must not modify a leaf, nor the inputs of the next
-// repetition.
+// Copies with a graph behind them, so that a layer such as ReLU(inplace) modifies neither a leaf nor the inputs of the
+// next repetition.
 Tensors copies_of(const Tensors& leaves) {
   Tensors copies;
   for (const at::Tensor& leaf : leaves) {
@@ -40,7 +40,7 @@ Tensors copies_of(const Tensors& leaves) {
   return copies;
 }
 
-// Gradients of a layer that the caller gave come back after the measurement.
+// Restores the gradients of a layer that the caller gave.
 class GradientGuard {
  public:
   explicit GradientGuard(const std::vector<at::Tensor>& parameters) {
@@ -61,7 +61,7 @@ class GradientGuard {
   std::vector<std::pair<at::Tensor, at::Tensor>> before_;
 };
 
-// The first time warms up caches and allocator.
+// The first repetition warms up caches and allocator.
 double seconds_of(const BuiltLayer& layer, const Tensors& inputs, Tensors& outputs) {
   std::vector<double> seconds;
   double spent = 0;
@@ -112,7 +112,7 @@ LayerProfile profile_layers(const LayerList& layers, const Tensors& sample_input
   };
   std::map<std::string, Known> known;
   for (const Layer& layer : layers) {
-    // Blocks of one class, size and input cost the same: one of them is measured.
+    // Measures one of several blocks of the same class, size and input: they cost the same.
     const std::string kind = concat(layer.type(), ' ', layer.trainable_parameters(), ' ', describe(tensors));
     if (const auto same = known.find(kind); layer.is_lazy() && !layer.tie() && same != known.end()) {
       profile.seconds.push_back(profile.seconds[same->second.layer]);

@@ -25,9 +25,9 @@ class ProgramWriter {
   /// Ends a step of training.
   void end_step();
 
-  /// Returns the program with the fewest buffers.
+  /// Returns the program, with the fewest buffers.
   Program finish();
-  /// Returns it with micro-batch i in buffer i modulo `buffers`.
+  /// Returns the program, with micro-batch i in buffer i modulo `buffers`.
   Program finish_cyclic(int buffers);
 
  private:
@@ -45,7 +45,7 @@ Program gpipe(const ScheduleShape& shape, int stage);
 Program one_f_one_b(const ScheduleShape& shape, int stage);
 Program interleaved(const ScheduleShape& shape, int stage);
 Program forward_only(const ScheduleShape& shape, int stage);
-/// All stages at once: their order comes from one simulation.
+/// All stages at once, because one simulation orders them.
 std::vector<Program> zero_bubble(const ScheduleShape& shape);
 
 } // namespace trireme::pipeline

@@ -21,9 +21,8 @@ void check_kind(ScheduleKind kind, const ScheduleShape& shape) {
   check_shape(shape);
   if (shape.chunks > 1 && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zero_bubble)) {
     throw InputError("schedule",
-                     concat(schedule_name(kind), " holds one part of the model on each stage; ", shape.chunks,
-                            " chunks were asked for"),
-                     "Use interleaved, or leave chunks away.");
+                     concat(schedule_name(kind), " has one part of the model per stage, not ", shape.chunks, " chunks"),
+                     "Use interleaved, or remove chunks.");
   }
 }
 
@@ -202,8 +201,8 @@ Program gpipe(const ScheduleShape& shape, int stage) {
   return writer.finish();
 }
 
-// The k-th backward follows the forward of micro-batch k + ahead. A message is exchanged when the partner
-// is between the same two computations, which is one computation later than it was made.
+// The k-th backward follows the forward of micro-batch k + ahead. A message is exchanged when the partner is between
+// the same two computations: one computation after it was made.
 Program one_f_one_b(const ScheduleShape& shape, int stage) {
   ProgramWriter writer(shape, stage);
   const int ahead = shape.stages - 1 - stage;
@@ -231,7 +230,7 @@ Program one_f_one_b(const ScheduleShape& shape, int stage) {
   return writer.finish_cyclic(std::max(2, std::min(shape.stages - stage, shape.micro_batches)));
 }
 
-// One chunk: as DeepSpeed, an activation is sent at the next micro-batch's turn, before or after it is received on
+// One chunk: as in DeepSpeed, an activation is sent at the next micro-batch's turn, before or after receiving on
 // even and odd stages. More chunks: groups of as many micro-batches as stages, so that no stage waits for a second
 // round.
 Program forward_only(const ScheduleShape& shape, int stage) {

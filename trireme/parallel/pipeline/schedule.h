@@ -46,31 +46,31 @@ enum class ScheduleKind { naive, gpipe, one_f_one_b, interleaved, zero_bubble, f
 ScheduleKind parse_schedule(const std::string& name);
 const char* schedule_name(ScheduleKind kind);
 
-/// Makes the program of one stage. Pure; takes microseconds (zero_bubble: a few for every micro-batch
-/// of every stage). Errors: InputError for numbers below 1, a stage that is not there, more than
-/// 4096 stages or chunks or a million forwards in all, or chunks in a schedule that has one.
+/// Makes the program of one stage. Pure; takes microseconds (zero_bubble: a few per micro-batch and stage). Errors:
+/// InputError for numbers below 1, a stage that does not exist, more than 4096 stages or chunks, more than a million
+/// forwards, or chunks in a schedule that has one.
 Program make_program(ScheduleKind kind, const ScheduleShape& shape, int stage);
 
 /// Makes the programs of all stages.
 std::vector<Program> make_programs(ScheduleKind kind, const ScheduleShape& shape);
 
-/// A custom schedule: returns the program of `stage`. Pass it to check_schedule() first.
+/// A custom schedule: returns the program of `stage`. Pass its programs to check_schedule() first.
 using ScheduleFunction = std::function<Program(const ScheduleShape& shape, int stage)>;
 
 /// Counts the buffers that `program` uses in `chunk`.
 int num_buffers(const Program& program, int chunk);
 
-/// Counts for each chunk the micro-batches whose forward is done and whose backward is not, at the moment when a stage
-/// that runs `program` has most of them, all chunks together.
+/// Micro-batches of each chunk whose forward is done and whose backward is not, at the peak (over all chunks) of a
+/// stage that runs `program`.
 std::vector<int64_t> most_in_flight(const Program& program, int chunks);
 
-/// Gives every micro-batch the lowest buffer of its chunk that is free from its first
-/// instruction to its last; for schedules that do not care. Overwrites what `buffer` was.
+/// Assigns every micro-batch the lowest buffer of its chunk that is free from its first instruction to its last.
+/// Overwrites `buffer`.
 void assign_buffers(Program& program);
 
-/// Forwards of all stages in a step, at most.
+/// Most forwards of all stages per step.
 inline constexpr int kMostForwards = 1'000'000;
-/// Throws InputError when a number is below 1 or their product is out of hand.
+/// Throws InputError when a number is below 1 or their product is too large.
 void check_shape(const ScheduleShape& shape);
 
 } // namespace trireme::pipeline

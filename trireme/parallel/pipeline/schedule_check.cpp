@@ -17,7 +17,7 @@ bool is_backward(Op op) {
          op == Op::recv_grad;
 }
 
-// One stage's program, and where in it each thing happens.
+// One stage's program, with the index of each operation.
 class StageCheck {
  public:
   StageCheck(const Program& program, const ScheduleShape& shape, int stage, bool training)
@@ -33,7 +33,7 @@ class StageCheck {
     ends_.fill(kAbsent);
   }
 
-  // Checks that need no other stage.
+  // Runs the checks that need no other stage.
   void check() {
     for (int i = 0; i < size(); ++i) {
       read(i);
@@ -56,7 +56,7 @@ class StageCheck {
   const Instruction& at(int i) const {
     return program_[i];
   }
-  // The instruction that does `op`; `backward` stands for backward_input as well.
+  // Index of the instruction that does `op`; `backward` also finds backward_input.
   int place(Op op, int micro_batch, int chunk) const {
     const auto& places = places_[size_t(chunk) * shape_.micro_batches + micro_batch];
     const int whole = places[static_cast<int>(op)];
@@ -65,7 +65,7 @@ class StageCheck {
   int place_of_end(Op op) const {
     return ends_[static_cast<int>(op) - static_cast<int>(Op::reduce_tied_grads)];
   }
-  // Micro-batches in the order in which `op` meets them; `backward` stands for backward_input as well.
+  // Micro-batches in the order of `op`; `backward` also finds backward_input.
   const std::vector<int>& order(Op op, int chunk) const {
     return orders_[chunk][static_cast<int>(op)];
   }
@@ -101,7 +101,7 @@ class StageCheck {
                                           static_cast<int>(instruction.op)));
     }
     if (!training_ && (is_backward(instruction.op) || !has_micro_batch(instruction.op))) {
-      fail(i, "nothing is trained here, there are only loads, forwards and activations");
+      fail(i, "an evaluation has only loads, forwards and activations");
     }
     int* place = nullptr;
     if (has_micro_batch(instruction.op)) {
@@ -138,7 +138,7 @@ class StageCheck {
     }
   }
 
-  // Is there something to load, to send or to receive at all?
+  // Checks that there is something to load, send or receive.
   void check_belongs(int i) const {
     const auto [op, micro_batch, chunk, buffer] = program_[i];
     if (op == Op::load_micro_batch && !is_first(chunk) && !is_last(chunk)) {
@@ -153,7 +153,7 @@ class StageCheck {
       fail(i, "this is the last part of the model, nothing comes after it");
     }
     if ((before || after) && shape_.stages == 1) {
-      fail(i, "there is one stage; its chunks hand on what they make without messages");
+      fail(i, "a single stage needs no messages between its chunks");
     }
   }
 
@@ -245,7 +245,7 @@ class StageCheck {
     }
   }
 
-  // A message may leave as soon as it is made, so the order of making is the order of sending.
+  // A message may be sent as soon as it is made, so the order of making is the order of sending.
   void check_send_order(Op send, Op make) const {
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
       const std::vector<int>& sent = order(send, chunk);
@@ -254,7 +254,7 @@ class StageCheck {
         if (sent[k] != made[k]) {
           fail(place(send, sent[k], chunk),
                concat("micro-batch ", made[k], " was made before it (instruction ", place(make, made[k], chunk),
-                      "), and messages leave in the order in which they are made"));
+                      "), and messages are sent in the order in which they are made"));
         }
       }
     }
@@ -306,7 +306,7 @@ class StageCheck {
   std::array<int, 3> ends_;
 };
 
-// All stages together.
+// The checks that compare all stages.
 class TogetherCheck {
  public:
   TogetherCheck(const std::vector<StageCheck>& stages, const ScheduleShape& shape)
@@ -343,7 +343,7 @@ class TogetherCheck {
       waiting += concat("; and ", waiting_stages - kMostListed, " more");
     }
     if (!waiting.empty()) {
-      throw InputError("schedule", "the stages wait for each other for ever: " + waiting);
+      throw InputError("schedule", "deadlock: " + waiting);
     }
   }
 
@@ -366,8 +366,8 @@ class TogetherCheck {
       }
     }
     if (received.size() != sent.size()) {
-      holder(to).fail(concat(received.size(), ' ', op_name(recv), " in chunk ", chunk_of(to), " face ", sent.size(),
-                             ' ', op_name(send), " of stage ", from % shape_.stages));
+      holder(to).fail(concat(received.size(), ' ', op_name(recv), " in chunk ", chunk_of(to), " for ", sent.size(), ' ',
+                             op_name(send), " of stage ", from % shape_.stages));
     }
   }
 

@@ -13,7 +13,7 @@ using torch::autograd::edge_list;
 using torch::autograd::Engine;
 using torch::autograd::Node;
 
-// Every node that can be reached from the roots, those nearer to the inputs first.
+// All nodes reachable from the roots, those nearer to the inputs first.
 std::vector<NodePtr> inputs_first(const edge_list& roots) {
   std::vector<NodePtr> order;
   std::unordered_set<Node*> seen;
@@ -65,7 +65,7 @@ void SplitBackward::find_joints(const std::unordered_set<Node*>& parameters) {
   for (const at::Tensor& input : inputs_) {
     inputs.insert(torch::autograd::impl::gradient_edge(input).function.get());
   }
-  std::unordered_set<Node*> on_path;                        // an input is reached from here
+  std::unordered_set<Node*> on_path;                        // an input is reachable from here
   std::unordered_map<Node*, std::unordered_set<Node*>> own; // parameters reached without another node on the path
   std::unordered_map<Node*, NodePtr> accumulators;
   std::unordered_map<Node*, int> joints_of; // how many joints lead to a parameter
@@ -105,7 +105,7 @@ void SplitBackward::find_joints(const std::unordered_set<Node*>& parameters) {
   for (const auto& [parameter, count] : joints_of) {
     whole_ = whole_ || count > 1;
   }
-  // Nodes off the path would be reached by no joint.
+  // No joint reaches nodes off the path.
   for (const Edge& root : roots_) {
     whole_ = whole_ || on_path.count(root.function.get()) == 0;
   }

@@ -14,30 +14,30 @@ namespace trireme::pipeline {
 /// shared_ptr or intrusive_ptr, by libtorch's version.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-/// A backward pass whose gradients for the parameters come later than those for the inputs.
+/// A backward pass that computes the gradients of parameters after those of inputs.
 ///
-/// The nodes of the graph where parameters join the path from outputs to inputs get their incoming
-/// gradients captured; the second half runs those nodes once more, for the parameters alone.
-/// If that is impossible (no input requires a gradient, or a parameter is also reached from
-/// further up because it is used twice), the first half does everything.
-/// Custom functions with parameters inside (recomputation) do all their work in the first half.
-/// Cost: the two halves together are one backward and a few microseconds a parameter.
-/// Source: Qi et al. 2023, arXiv:2401.10241.
+/// Captures the incoming gradients of the nodes where parameters join the path from outputs
+/// to inputs. The second half runs those nodes once more, for the parameters alone. The
+/// first half does everything if no input requires a gradient, or a parameter is also
+/// reached from further up because it is used twice. Custom functions with parameters inside
+/// (recomputation) do all their work in the first half. Cost: both halves take as long as
+/// one backward, plus a few microseconds per parameter. Source: Qi et al. 2023,
+/// arXiv:2401.10241.
 class SplitBackward {
  public:
   /// `parameters`: the parameters' grad accumulators (torch::autograd::impl::grad_accumulator).
   SplitBackward(std::vector<torch::autograd::Edge> roots, Tensors grads, const Tensors& inputs,
                 const std::unordered_set<torch::autograd::Node*>& parameters);
 
-  /// Whether the second half has work to do.
+  /// True if the second half has work to do.
   bool puts_off() const {
     return !whole_;
   }
   /// Accumulates into the inputs' grad.
   void run_inputs();
-  /// Accumulates into the parameters' grad and frees the graph. Calls `before` with the grad accumulator of one of the
-  /// parameters before each node that they join the path at: other hooks of the graph do not always see the second
-  /// half.
+  /// Accumulates into the parameters' grad and frees the graph. Calls `before` with the grad
+  /// accumulator of one of the parameters before each joint: other hooks of the graph may not see the
+  /// second half.
   void run_weights(const std::function<void(torch::autograd::Node* parameter)>& before = nullptr);
 
  private:

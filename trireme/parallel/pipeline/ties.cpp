@@ -41,7 +41,7 @@ void Ties::broadcast_weights() const {
   }
 }
 
-// By key, of its parameters in their order: on how many copies each has a gradient. The small messages are on their way
+// For each key and each of its parameters in order: the number of copies with a gradient. Sends these small messages
 // before the sums.
 std::map<std::string, Ties::Uses> Ties::count_uses() const {
   std::map<std::string, Uses> uses;
@@ -81,7 +81,7 @@ void Ties::sum_gradients() const {
       group->second.all_reduce(sum, comm::ReduceOp::sum, tied.name).wait();
     }
     if (!uses.at(tied.key).any(next[tied.key]++)) {
-      continue; // as in one process: without a gradient it is not stepped
+      continue; // without a gradient it is not stepped, as in one process
     }
     for (const at::Tensor& copy : tied.copies) {
       if (copy.grad().defined()) {

@@ -12,9 +12,9 @@ namespace trireme::pipeline {
 
 /// Keeps the copies of tied parameters on several stages equal.
 ///
-/// Gradients are summed over all copies before the data-parallel reduction; a copy without a
-/// gradient counts as zeros, so no stage ever waits for one that has none. What no copy used stays without a gradient
-/// on all of them.
+/// Gradients are summed over all copies before the data-parallel reduction. A copy without a gradient
+/// counts as zeros, so no stage waits for one. A parameter that no copy used has no gradient on all of
+/// them.
 class Ties {
  public:
   /// Collective over the pipeline's group: every stage makes the groups of all keys in the same order.
@@ -23,14 +23,14 @@ class Ties {
   bool empty() const {
     return model_.ties().empty();
   }
-  /// All copies get the first stage's value: at the start and after loading.
+  /// Broadcasts the first stage's values: at the start and after loading.
   void broadcast_weights() const;
-  /// All copies get the sum of their gradients, if one of them has any. Cost: an all-reduce of each parameter, and one
-  /// of a few numbers on the host for each key.
+  /// Sums the gradients over all copies, if one of them has any. Cost: one all-reduce per parameter, and one of a few
+  /// numbers on the host per key.
   void sum_gradients() const;
 
  private:
-  /// Of one key: how many copies of each parameter have a gradient, here and, where there is a group, on all stages.
+  /// For one key: number of copies with a gradient per parameter, on this rank and, with a group, on all stages.
   struct Uses {
     std::vector<int64_t> counts;
     at::Tensor sum;
@@ -41,7 +41,7 @@ class Ties {
   std::map<std::string, Uses> count_uses() const;
 
   const PipelineModule& model_;
-  std::map<std::string, comm::Group> groups_; // by key; absent: the copies are all here
+  std::map<std::string, comm::Group> groups_; // by key; absent: all copies are on this rank
 };
 
 } // namespace trireme::pipeline

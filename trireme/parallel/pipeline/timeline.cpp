@@ -23,7 +23,7 @@ class Simulation {
         grad_(activation_.size(), kNotYet),
         spans_(programs.size()) {}
 
-  // By stage, then by begin.
+  // Returns the spans by stage, then by begin.
   std::vector<TimelineSpan> run() {
     bool moved = true;
     while (moved) {
@@ -36,7 +36,7 @@ class Simulation {
     }
     for (size_t s = 0; s < programs_.size(); ++s) {
       if (next_[s] < programs_[s].size()) {
-        throw InputError("schedule", concat("stage ", s, " waits for ever at instruction ", next_[s], " (",
+        throw InputError("schedule", concat("stage ", s, " waits forever at instruction ", next_[s], " (",
                                             describe(programs_[s][next_[s]]), ')'));
       }
     }
@@ -121,7 +121,7 @@ class Simulation {
 std::vector<double> peak_in_flight(const Timeline& timeline) {
   const bool evaluation = std::all_of(timeline.spans.begin(), timeline.spans.end(),
                                       [](const TimelineSpan& span) { return span.op == Op::forward; });
-  // A layer that cannot split its backward does all of it at once, and no weight gradient follows.
+  // A layer that cannot split its backward runs all of it at once, and no weight gradient follows.
   std::vector<std::tuple<int, int, int>> split;
   for (const TimelineSpan& span : timeline.spans) {
     if (span.op == Op::backward_weight) {
@@ -162,14 +162,14 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
       const bool inside = instruction.micro_batch >= 0 && instruction.micro_batch < shape.micro_batches &&
                           instruction.chunk >= 0 && instruction.chunk < shape.chunks;
       if (has_micro_batch(instruction.op) && !inside) {
-        throw InputError("schedule", concat("there is no place for ", describe(instruction)),
-                         "check_schedule() says more.");
+        throw InputError("schedule", concat("the schedule's shape has no ", describe(instruction)),
+                         "check_schedule() explains it.");
       }
     }
   }
   if (!costs.parts.empty() && costs.parts.size() != static_cast<size_t>(shape.virtual_stages())) {
-    throw InputError(
-        "schedule", concat("there are costs of ", costs.parts.size(), " parts for ", shape.virtual_stages(), " parts"));
+    throw InputError("schedule",
+                     concat("got the costs of ", costs.parts.size(), " parts for ", shape.virtual_stages(), " parts"));
   }
   Timeline timeline;
   timeline.shape = shape;
@@ -184,7 +184,7 @@ void summarize(Timeline& timeline) {
   const auto before = [](const TimelineSpan& a, const TimelineSpan& b) {
     return std::tie(a.stage, a.begin, a.end) < std::tie(b.stage, b.begin, b.end);
   };
-  if (!std::is_sorted(spans.begin(), spans.end(), before)) { // as simulate() makes them, they are
+  if (!std::is_sorted(spans.begin(), spans.end(), before)) { // those of simulate() are sorted
     std::sort(spans.begin(), spans.end(), before);
   }
   double first = kNotYet;

@@ -18,25 +18,25 @@ struct TimelineSpan {
   double end = 0;
 };
 
-/// When the stages compute what, in one step.
+/// The computations of all stages in one step.
 struct Timeline {
   ScheduleShape shape;
   std::vector<TimelineSpan> spans; ///< by stage, then by begin; the first of all begins at 0
   std::string unit;                ///< "units" of a whole forward, or "ms" when measured
   double total = 0;                ///< from the first begin to the last end
   double bubble = 0;               ///< share of stages * total in which a stage computes nothing, 0 to 1
-  /// Largest number of micro-batches in flight on each stage: forwards whose backward (to the last weight gradient)
-  /// is not over, each counting 1/chunks. An evaluation keeps nothing: there it is one.
+  /// Largest number of micro-batches in flight on each stage: forwards whose backward (to the last weight gradient) is
+  /// not over, each counting 1/chunks. An evaluation keeps nothing, so it is one there.
   std::vector<double> peak_in_flight;
 };
 
-/// Durations of what one part of the model does for one micro-batch.
+/// Durations of one part of the model for one micro-batch.
 struct PartCosts {
   double forward = 1;
   double backward = 2;
   double backward_input = 1;
   double backward_weight = 1;
-  /// From the end of a computation to the arrival of its result at the next part, and at the one before.
+  /// From the end of a computation to the arrival of its result at the next part, and at the previous one.
   double send_activation = 0;
   double send_grad = 0;
 
@@ -50,13 +50,13 @@ struct Costs {
   double backward_input = 1;
   double backward_weight = 1;
   double transfer = 0; ///< from the end of a computation to the arrival of its result; overlaps computation
-  /// Of every part by its virtual stage, in place of all numbers above; empty: parts are equal.
+  /// Costs of every part by its virtual stage, instead of all numbers above; empty: parts are equal.
   std::vector<PartCosts> parts = {};
 };
 
 /// Simulates the programs: results are sent when they are made, receives wait, everything else takes no time.
-/// Time: proportional to the number of instructions. Errors: InputError for a deadlock; check_schedule()
-/// says more.
+/// Time: proportional to the number of instructions. Errors: InputError for a deadlock, which check_schedule()
+/// explains.
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape, const Costs& costs = {});
 
 /// Reads a run's timeline from its trace (monitor/chrome_trace.h): the last step that all stages

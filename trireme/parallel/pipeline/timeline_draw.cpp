@@ -15,7 +15,7 @@ namespace {
 struct Look {
   const char* before;
   const char* after;
-  char filled; // where there is no room for the number
+  char filled; // if the number does not fit
   const char* meaning;
   int red, green, blue;
 };
@@ -82,17 +82,17 @@ std::string figures(const Timeline& timeline) {
                 ", micro-batches in flight at most ", join(peaks, " "), peaks.size() > 1 ? " (by stage)" : "");
 }
 
-// How many columns a unit of time gets.
+// Columns per unit of time.
 struct Scale {
   double columns = 0;
-  size_t dot = 1; // an idle stretch shows one dot in so many columns
+  size_t dot = 1; // an idle stretch shows one dot per this many columns
 };
 
-// A plan is made of equal cells: whole columns for each keep the rows comparable. What was measured is stretched to the
-// room.
+// A simulated step has equal cells: an integer number of columns for each keeps rows comparable. A measured one is
+// scaled to the available width.
 Scale choose_scale(const Timeline& timeline, double room) {
   double cell = timeline.total;
-  double comfortable = 0; // columns that let every label stand with a space after it
+  double comfortable = 0; // columns that fit every label and a space after it
   for (const TimelineSpan& span : timeline.spans) {
     const double width = span.end - span.begin;
     if (width > 0) {

@@ -6,14 +6,14 @@
 
 namespace trireme::pipeline {
 
-/// Draws one row a stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)` its
-/// backward,
-/// `[3]` its input gradient, `w3` its weight gradient, a letter after the number the chunk, dots idle time. Where cells
-/// are too narrow for that they become = # < w, and a line says so. A legend and the figures follow.
+/// Draws one row per stage, at most `columns` wide (at least 40): `3` is the forward of micro-batch 3, `(3)` its
+/// backward, `[3]` its input gradient, `w3` its weight gradient. A letter after the number is the chunk; dots
+/// are idle time. Cells too narrow for that become = # < w, and a line explains it. A legend and the figures
+/// follow.
 std::string draw_text(const Timeline& timeline, int columns = 120);
 
-/// Draws a self-contained SVG image: no scripts, no fonts or files from elsewhere; hovering shows what a cell is and
-/// how long it took.
+/// Draws a self-contained SVG image, without scripts, external fonts or files. Hovering over a cell shows its
+/// computation and duration.
 std::string draw_svg(const Timeline& timeline, const std::string& title);
 
 } // namespace trireme::pipeline

@@ -19,13 +19,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kLatestUs = 1e15; // 30 years; more is no time
-constexpr int kMost = 1'000'000;   // micro-batches and chunks that a name may count
+constexpr double kLatestUs = 1e15; // 30 years; larger values are not times
+constexpr int kMost = 1'000'000;   // largest micro-batch and chunk that a name may hold
 using Step = std::vector<TimelineSpan>;
 
 struct Rank {
   Step spans;
-  std::optional<std::pair<int, int>> stage; // and of how many
+  std::optional<std::pair<int, int>> stage; // and the number of stages
 };
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
@@ -66,7 +66,7 @@ std::optional<std::pair<int, int>> parse_stage(const std::string& name) {
 std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
   const json trace = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!trace.is_object() || !trace.contains("traceEvents") || !trace["traceEvents"].is_array()) {
-    refuse(path, "this is no Chrome trace: JSON with \"traceEvents\" was expected");
+    refuse(path, "not a Chrome trace: expected JSON with \"traceEvents\"");
   }
   std::map<int64_t, Rank> ranks;
   for (const json& event : trace["traceEvents"]) {
@@ -95,7 +95,8 @@ std::map<int64_t, Rank> read_ranks(const std::filesystem::path& path) {
   return ranks;
 }
 
-// Steps of training. A computation that repeats begins the next one; evaluations have no backward.
+// Steps of training. A computation that repeats begins the next one; evaluations have no
+// backward.
 std::vector<Step> training_steps(Step spans) {
   std::stable_sort(spans.begin(), spans.end(),
                    [](const TimelineSpan& a, const TimelineSpan& b) { return a.begin < b.begin; });
@@ -114,7 +115,7 @@ std::vector<Step> training_steps(Step spans) {
   return steps;
 }
 
-// The number of micro-batches, if every one went through every chunk there and back.
+// The shape, if every micro-batch ran forward and backward in every chunk.
 std::optional<ScheduleShape> complete_shape(const Step& step) {
   std::set<std::pair<int, int>> forwards;
   std::set<std::pair<int, int>> backwards;
@@ -153,8 +154,7 @@ std::vector<std::vector<Step>> steps_of_stages(const std::filesystem::path& path
     stages.push_back(std::move(steps));
   }
   if (static_cast<int>(stages.size()) != expected) {
-    refuse(path,
-           concat("it holds nothing of stage ", stages.size(), " of ", expected, "; the trace of all ranks is needed"));
+    refuse(path, concat("it has no spans of stage ", stages.size(), " of ", expected, "; use the trace of all ranks"));
   }
   return stages;
 }

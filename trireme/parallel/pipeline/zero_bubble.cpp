@@ -7,9 +7,9 @@ namespace trireme::pipeline {
 namespace {
 
 // All stages in lockstep; forward, input gradient and weight gradient take one tick each. A stage takes the first of
-// these that it can: a forward, with no more than p - stage awaiting their input gradient (as in 1F1B) and no more than
-// p their weight gradient (the memory of 1F1B's first stage); an input gradient; a weight gradient. That reaches 3m + p
-// - 1 ticks for m >= p and, below, 2p + 2m - 1, in which the last stage starts as early as it can.
+// these that is possible: a forward, if at most p - stage await their input gradient (as in 1F1B) and at most p their
+// weight gradient (the memory of 1F1B's first stage); an input gradient; a weight gradient. This takes 3m + p - 1 ticks
+// for m >= p and, below, 2p + 2m - 1, in which the last stage starts as early as possible.
 class Simulation {
  public:
   explicit Simulation(const ScheduleShape& shape)
@@ -20,7 +20,7 @@ class Simulation {
         input_at_(size_t(p_) * m_, kNever) {}
 
   void run() {
-    const int most = 3 * (m_ + p_); // more ticks than that would be an error in this loop: report it, do not hang
+    const int most = 3 * (m_ + p_); // more ticks would be a bug in this loop: report it, do not hang
     int done = 0;
     for (int tick = 0; tick < most && done < p_; ++tick) {
       done = 0;

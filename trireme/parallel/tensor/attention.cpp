@@ -14,12 +14,12 @@
 namespace trireme::tensor {
 namespace {
 
-/// Ranks that share a head of keys and values; 1: each has its own.
+/// Number of ranks that share a head of keys and values; 1: each has its own.
 int64_t sharers_of(const ParallelAttentionOptions& options, const Ranks& ranks) {
   return options.kv_heads < ranks.group.size() ? ranks.group.size() / options.kv_heads : 1;
 }
 
-/// `given` with its zeros filled in.
+/// `given` with defaults filled in for its zeros.
 ParallelAttentionOptions checked_attention(const ParallelAttentionOptions& given, const Ranks& ranks) {
   const auto refuse = [](const std::string& what, const char* next) {
     throw InputError("tensor parallel", concat("attention: ", what), next);
@@ -65,7 +65,7 @@ ParallelAttentionOptions checked_attention(const ParallelAttentionOptions& given
   return options;
 }
 
-/// Keys and values of the whole head that `sharers` neighbouring ranks share, from each rank's part of the features,
+/// Keys and values of the head that `sharers` neighbouring ranks share, gathered from each rank's part of the features,
 /// [B, T, D / sharers] -> [2, B, 1, T, D].
 at::Tensor shared_head(const at::Tensor& k, const at::Tensor& v, int64_t sharers, const comm::Group& ranks) {
   const at::Tensor all = gather_parts(at::stack({k, v}).unsqueeze(0), ranks, 0); // [N, 2, B, T, D / sharers]
@@ -103,7 +103,7 @@ ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x)
 at::Tensor ParallelAttentionImpl::mix(const Heads& heads, const at::Tensor& key_padding) {
   const double dropout = is_training() ? options_.dropout : 0;
   const OwnRandom own(ranks_.group.rank(), dropout > 0 ? ranks_.group.size() : 1,
-                      heads.q.device()); // other heads, other weights
+                      heads.q.device()); // masks differ between heads
   const at::ScalarType type = heads.v.scalar_type();
   const at::Tensor y = context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context,
                                           {options_.context_kind, options_.causal, dropout}, key_padding);

@@ -15,52 +15,52 @@ struct ParallelAttentionOptions {
   int64_t hidden = 0;
   /// Heads of the queries.
   int64_t heads = 0;
-  /// Heads of keys and values, each for heads / kv_heads heads of the queries, neighbours (grouped queries). 0: as many
-  /// as `heads`; 1: multi-query.
+  /// Heads of keys and values, each used by heads / kv_heads neighbouring heads of the queries (grouped queries). 0: as
+  /// many as `heads`; 1: multi-query.
   int64_t kv_heads = 0;
   /// Features of a head. 0: hidden / heads.
   int64_t head_size = 0;
-  /// Whether a token sees those before it and itself alone.
+  /// Whether a token sees only itself and earlier ones.
   bool causal = true;
-  /// Whether the four projections have one.
+  /// Whether the four projections have a bias.
   bool bias = false;
-  /// Probability that a weight of the softmax is dropped in training; other weights on each tensor rank, since it has
-  /// other heads.
+  /// Probability that a weight of the softmax is dropped in training. Masks differ between tensor ranks, which have
+  /// different heads.
   double dropout = 0;
-  /// The ranks that share the tokens of each sample, by default nobody, and how attention sees those of others
+  /// The ranks that split the tokens of each sample (default: none), and how attention reads the tokens of others
   /// (context/attention.h).
   comm::Group context = {};
   context::Kind context_kind = context::Kind::ring;
 };
 
-/// Self-attention, N tensor ranks having 1/N of the heads each. B samples, T tokens (of the context rank), A heads of
+/// Self-attention; each of N tensor ranks has 1/N of the heads. B samples, T tokens (of the context rank), A heads of
 /// the queries and K of keys and values.
 ///
 /// Parameters have the names of Hugging Face's llama: q_proj [A D, hidden], k_proj and v_proj [K D, hidden], split by
-/// columns, o_proj [hidden, A D], split by rows. N divides A. Where N divides K, each rank has K/N heads of keys and
-/// values. Where K divides N, N/K ranks compute each a part of the features of the head that they share, and exchange
-/// them: no weight is there twice. Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
+/// columns, o_proj [hidden, A D], split by rows. N must divide A. If N divides K, each rank has K/N heads of keys and
+/// values. If K divides N, N/K ranks share a head: each computes a part of its features, and they exchange them, so no
+/// weight is stored twice. Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
 ///
-/// Cost: one exchange of x and one of the result, as column_linear() and row_linear() have it, and where ranks share a
-/// head an all-gather of all keys and values, 2 B T K D (N-1)/N elements sent by each rank forward, and as many
-/// backward. Kept for backward: x, queries, keys, values, the mixed values, a float a query and head. First values do
-/// not depend on N (layers.h).
+/// Cost: one exchange of x and one of the result, as in column_linear() and row_linear(). If ranks share a head, also
+/// an all-gather of all keys and values: each rank sends 2 B T K D (N-1)/N elements forward, and as many backward. Kept
+/// for backward: x, queries, keys, values, the mixed values, one float per query and head. Initial values do not depend
+/// on N (layers.h).
 class ParallelAttentionImpl : public torch::nn::Module {
  public:
-  /// Errors: InputError for numbers that do not divide.
+  /// Errors: InputError for numbers that do not divide each other as above.
   explicit ParallelAttentionImpl(const ParallelAttentionOptions& options, const Ranks& ranks = {});
 
   /// x [B, T, hidden], or [B, T/N, hidden] where the sequence is split -> the same shape. key_padding [B, T] bool, true
   /// where there is a token, or undefined; not if causal.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& key_padding = {});
 
-  /// What this rank's heads of the queries need: q [B, A/N, T, D], k and v [B, K/N or 1, T, D].
+  /// Inputs of this rank's heads of the queries: q [B, A/N, T, D], k and v [B, K/N or 1, T, D].
   struct Heads {
     at::Tensor q, k, v;
   };
-  /// The parts of forward(): o_proj(mix(project(x))). In between a model turns q and k by their positions.
+  /// The steps of forward(): o_proj(mix(project(x))). Between them a model rotates q and k by their positions.
   Heads project(const at::Tensor& x);
-  /// [B, T, A/N D]. q and k may have a wider type than v, by factors in fp32: they are converted to v's.
+  /// [B, T, A/N D]. q and k may have a wider type than v, from factors in fp32: they are converted to v's.
   at::Tensor mix(const Heads& heads, const at::Tensor& key_padding = {});
 
   const ParallelAttentionOptions& options() const {

@@ -17,10 +17,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr int64_t kElsewhere = CrossEntropyArgs::kElsewhere;
-/// What an ignored row's target is among the local ones: no class, nor kElsewhere.
+/// The local target of an ignored row: neither a class nor kElsewhere.
 constexpr int64_t kIgnored = -2;
 
-/// The targets as columns of this rank.
+/// Maps the targets to columns of this rank.
 at::Tensor local_targets(const at::Tensor& target, const Part& part, int64_t ignore_index) {
   const at::Tensor inside = target.ge(part.begin).logical_and_(target.lt(part.end));
   const at::Tensor column = at::where(inside, target - part.begin, at::full_like(target, kElsewhere));
@@ -60,7 +60,7 @@ at::Tensor local_terms(const at::Tensor& logits, const at::Tensor& column) {
   return at::stack({lse, at::where(column.ge(0), found, at::zeros_like(found))});
 }
 
-/// (softmax - one-hot) * factor, written over the logits.
+/// Overwrites the logits with (softmax - one-hot) * factor.
 void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at::Tensor& lse,
                     const at::Tensor& factor) {
   if (fused::usable({logits}) && logits.size(1) > 0) {
@@ -102,8 +102,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     fused::refuse_create_graph("cross_entropy", kOnOneRank);
     if (context->saved_data["gone"].toBool()) {
       throw Error("tensor parallel",
-                  "cross_entropy is differentiated a second time, but its logits were overwritten by their gradient "
-                  "the first time.",
+                  "cross_entropy: second backward, but the first one overwrote the logits with their gradient.",
                   "Compute the loss again for a second backward; retain_graph does not keep the logits.");
     }
     context->saved_data["gone"] = true;
@@ -124,7 +123,7 @@ void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, 
                             " classes, and int64 targets [rows], got ", logits.sizes(), " and ", target.sizes(),
                             " of type ", target.scalar_type()));
   }
-  if (target.is_cpu()) { // a device would have to be waited for
+  if (target.is_cpu()) { // on a GPU the host would have to wait
     const at::Tensor wrong = target.ne(ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(classes)));
     if (wrong.any().item<bool>()) {
       throw InputError("tensor parallel",
@@ -142,7 +141,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (reduction != at::Reduction::Mean && reduction != at::Reduction::Sum) {
     throw InputError("tensor parallel", "cross_entropy: the reduction must be mean or sum.");
   }
-  if (ranks.alone()) { // which checks what it gets
+  if (ranks.alone()) { // fused::cross_entropy checks its input
     return fused::cross_entropy(logits, target, reduction, ignore_index, fused::Logits::overwrite);
   }
   const Part part = part_of(classes, ranks);

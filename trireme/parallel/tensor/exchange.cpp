@@ -14,7 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What is done with a tensor, forward or backward.
+/// The operation on a tensor, forward or backward.
 enum class Op : int64_t { nothing, sum, part, join, sum_to_part };
 
 at::Tensor sum(const at::Tensor& x, const comm::Group& ranks) {
@@ -71,7 +71,7 @@ void check_divides(const at::Tensor& x, const comm::Group& ranks, int64_t dim) {
     throw InputError("tensor parallel",
                      concat("dim ", dim, " of a tensor of sizes ", x.sizes(), " does not divide by the ", ranks.size(),
                             " ranks of ", ranks.name()),
-                     "With sequence_parallel the tokens of a sample divide by the tensor ranks: choose another "
+                     "With sequence_parallel the tensor ranks must divide the tokens of a sample: choose another "
                      "sequence_length, or switch it off.");
   }
 }

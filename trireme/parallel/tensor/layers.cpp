@@ -24,7 +24,7 @@ int64_t split(const char* what, int64_t size, const Ranks& ranks) {
   return part_of(size, ranks).size();
 }
 
-/// Keeps this rank's part of a whole layer's first values.
+/// Copies this rank's part of the initial values from the full layer.
 template <typename Module>
 void take_values(Module& mine, const Module& whole, const std::map<std::string, bucket::Placement>& placements) {
   const torch::NoGradGuard no_grad;
@@ -37,7 +37,7 @@ void take_values(Module& mine, const Module& whole, const std::map<std::string, 
 
 int64_t columns(int64_t out, const Ranks& ranks, int64_t parts) {
   if (parts < 1 || out % parts != 0) {
-    throw InputError("tensor parallel", concat("a layer of ", out, " outputs cannot be ", parts, " equal blocks"));
+    throw InputError("tensor parallel", concat("a layer of ", out, " outputs cannot have ", parts, " equal blocks"));
   }
   return parts * split("outputs", out / parts, ranks);
 }
@@ -104,8 +104,7 @@ at::Tensor RowParallelLinearImpl::project(const at::Tensor& x) {
 }
 
 at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
-  if (ranks_.alone()) { // not LinearImpl's forward, which adds the bias in a pass of its own to what has more than two
-                        // dims
+  if (ranks_.alone()) { // LinearImpl's forward would add the bias in a separate pass
     return at::linear(x, weight, bias);
   }
   const at::Tensor y = project(x);
@@ -138,7 +137,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   const Part part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
   const at::Tensor outside =
-      tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // an error of every rank, as with one rank
+      tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // fails on every rank, as with one rank
   at::Tensor x = at::embedding(weight, (tokens_BT - part.begin).masked_fill_(elsewhere, 0).masked_fill_(outside, -1));
   x = x.masked_fill(elsewhere.unsqueeze(-1), 0);
   return leave(x, ranks_);

@@ -13,15 +13,15 @@
 
 /// Layers of which each rank has a part. With one rank each is the torch::nn layer it derives from.
 ///
-/// First values do not depend on the number of ranks, if all ranks of the group start with the same state of the random
-/// generator: each makes the whole layer's and keeps its part. Source: Shoeybi et al. 2019, arXiv:1909.08053.
+/// Initial values do not depend on the number of ranks, if all ranks of the group start with the same random state:
+/// each rank makes the full layer's and keeps its part. Source: Shoeybi et al. 2019, arXiv:1909.08053.
 namespace trireme::tensor {
 
-/// The random generator as it was before a layer's own first values were drawn: all ranks draw those of the whole layer
+/// The random state before a layer's own initial values were drawn: all ranks draw those of the full layer
 /// instead.
 struct BeforeFirstValues {
   explicit BeforeFirstValues(const Ranks& ranks);
-  /// Constructs the whole layer as if nothing had been drawn.
+  /// Constructs the full layer from that random state.
   template <typename Layer, typename Options>
   Layer whole(const Options& options) const {
     restore();
@@ -33,15 +33,15 @@ struct BeforeFirstValues {
   at::Tensor state_;
 };
 
-/// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes what all ranks
+/// y = x W^T + b with the output's features split: weight [part of out, in], bias [part of out]. Takes x that all ranks
 /// have (or parts of the sequence, Ranks::sequence_parallel) and returns this rank's features.
 class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
  public:
-  /// `parts`: the output is so many equal blocks side by side, queries, keys and values for instance, each of which is
-  /// split. Errors: InputError for fewer features than ranks, or an output that does not divide by `parts`.
+  /// `parts`: number of equal blocks of the output, each of which is split (queries, keys and values for instance).
+  /// Errors: InputError for fewer features than ranks, or if `parts` does not divide the output.
   ColumnParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true, int64_t parts = 1);
   at::Tensor forward(const at::Tensor& x);
-  /// Without the bias, for what adds it in the same pass as something else.
+  /// The same without the bias, if another pass adds it.
   at::Tensor project(const at::Tensor& x);
   std::map<std::string, bucket::Placement> placements() const override;
 
@@ -53,14 +53,14 @@ class ColumnParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-/// y = x W^T + b with the input's features split: weight [out, part of in], bias [out] whole on every rank. Takes this
-/// rank's features and returns the sum over all ranks (or this rank's part of the sequence of it).
+/// y = x W^T + b with the input's features split: weight [out, part of in], the full bias [out] on every rank. Takes
+/// this rank's features and returns the sum over all ranks (or this rank's part of its sequence).
 class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, public SplitModule {
  public:
   /// Errors: InputError for fewer features than ranks.
   RowParallelLinearImpl(int64_t in, int64_t out, const Ranks& ranks, bool bias = true);
   at::Tensor forward(const at::Tensor& x);
-  /// Without the bias.
+  /// The same without the bias.
   at::Tensor project(const at::Tensor& x);
   std::map<std::string, bucket::Placement> placements() const override;
 
@@ -71,14 +71,15 @@ class RowParallelLinearImpl : BeforeFirstValues, public torch::nn::LinearImpl, p
 };
 TORCH_MODULE(RowParallelLinear);
 
-/// An embedding with its rows split: weight [part of the vocabulary, hidden]; any size of the vocabulary of at least as
-/// many rows as ranks, without padding. Takes tokens [B, T] that all ranks have and returns the sum over all ranks, [B,
-/// T, hidden] or [B, T/N, hidden].
+/// An embedding with its rows split: weight [part of the vocabulary, hidden]. The vocabulary needs at least one row per
+/// rank, and no padding. Takes tokens [B, T] that all ranks have and returns the sum over all ranks, [B, T, hidden] or
+/// [B, T/N, hidden].
 class VocabParallelEmbeddingImpl : BeforeFirstValues, public torch::nn::EmbeddingImpl, public SplitModule {
  public:
   VocabParallelEmbeddingImpl(int64_t vocabulary, int64_t hidden, const Ranks& ranks);
   at::Tensor forward(const at::Tensor& tokens_BT);
-  /// As the output layer: x [B, T or T/N, hidden] -> this rank's columns of the logits, [B, T, part of the vocabulary].
+  /// The tied output layer: x [B, T or T/N, hidden] -> this rank's columns of the logits, [B, T, part of
+  /// V].
   at::Tensor logits(const at::Tensor& x);
   std::map<std::string, bucket::Placement> placements() const override;
 

@@ -32,13 +32,13 @@ at::Tensor rows_of(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
-/// What products of `x` are computed in: autocast's type where it is on.
+/// Type of the products of `x`: autocast's if it is enabled.
 at::ScalarType product_type(const at::Tensor& x) {
   const at::DeviceType device = x.device().type();
   return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : x.scalar_type();
 }
 
-/// Weights [out, in] as products take them, [in, out].
+/// Weights [out, in] transposed for products, [in, out].
 variable_list transposed(at::TensorList weights, at::ScalarType type) {
   variable_list result;
   for (const at::Tensor& weight : weights) {
@@ -55,7 +55,7 @@ variable_list converted(at::TensorList tensors, at::ScalarType type) {
   return result;
 }
 
-/// Sum over i of x_i W_i, in memory that the ranks read where it is.
+/// Sum over i of x_i W_i, in memory that other ranks read directly.
 at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm::Group& ranks) {
   at::DimVector sizes(xs[0].sizes());
   sizes.back() = weights[0].size(1);
@@ -68,7 +68,7 @@ at::Tensor sum_of_products(at::TensorList xs, at::TensorList weights, const comm
   return y;
 }
 
-// `biases`: none, or one for each weight.
+// `biases`: none, or one per weight.
 variable_list linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
   variable_list y;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -111,7 +111,7 @@ struct ColumnLinears : torch::autograd::Function<ColumnLinears> {
       gathering.emplace(start_join(saved[0], ranks.group, kSequenceDim));
     }
     std::optional<Transfer> dx;
-    if (context->needs_input_grad(0)) { // not where a pipeline computes the gradients of weights alone
+    if (context->needs_input_grad(0)) { // false if a pipeline computes the gradients of weights alone
       const variable_list taken = converted(at::TensorList(saved).slice(1, count), dy[0].scalar_type());
       dx.emplace(splits ? start_multiply_to_part(dy, taken, ranks.group)
                         : start_sum(sum_of_products(dy, taken, ranks.group), ranks.group));
@@ -201,9 +201,9 @@ void check_split(const at::Tensor& x, const Ranks& ranks, int64_t parts) {
   if (x.dim() < 2 || (ranks.splits_sequence() && (x.dim() < 3 || x.size(kSequenceDim) % parts != 0))) {
     throw InputError(
         "tensor parallel",
-        concat("a split linear layer got a tensor of sizes ", x.sizes(),
-               ", whose tokens (dim 1) cannot be shared by the ", ranks.group.size(), " ranks of ", ranks.group.name()),
-        "With sequence_parallel it takes [samples, tokens, features], and the tokens divide by the tensor ranks: "
+        concat("a split linear layer got a tensor of sizes ", x.sizes(), ", whose tokens (dim 1) cannot be split over ",
+               ranks.group.size(), " ranks of ", ranks.group.name()),
+        "With sequence_parallel it takes [samples, tokens, features], and the tensor ranks must divide the tokens: "
         "choose another sequence_length, or switch it off.");
   }
 }

@@ -29,7 +29,7 @@ const ParallelMlpOptions& checked_mlp(const ParallelMlpOptions& options) {
   if (options.hidden < 1 || options.intermediate < 1) {
     throw InputError(
         "tensor parallel",
-        concat("an MLP of hidden ", options.hidden, " and intermediate ", options.intermediate, ": both are 1 or more"),
+        concat("an MLP of hidden ", options.hidden, " and intermediate ", options.intermediate, ": both must be >= 1"),
         "Give both.");
   }
   return options;

@@ -12,21 +12,21 @@ namespace trireme::tensor {
 struct ParallelMlpOptions {
   int64_t hidden = 0;
   int64_t intermediate = 0;
-  /// Whether the three layers have one.
+  /// Whether the three layers have a bias.
   bool bias = false;
 };
 
-/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), hidden -> intermediate -> hidden, each tensor rank having part
-/// of `intermediate`, which need not divide by them. Parameters have the names of Hugging Face's llama. Source: Shazeer
-/// 2020, arXiv:2002.05202.
+/// SwiGLU: down_proj(silu(gate_proj(x)) * up_proj(x)), hidden -> intermediate -> hidden. Each tensor rank has a part of
+/// `intermediate`, of any size. Parameters have the names of Hugging Face's llama. Source: Shazeer 2020,
+/// arXiv:2002.05202.
 ///
-/// Cost: one exchange of x and one of the result, as column_linear() and row_linear() have it. Kept for backward: x,
-/// gate, up and their product. First values do not depend on the number of ranks (layers.h).
+/// Cost: one exchange of x and one of the result, as in column_linear() and row_linear(). Kept for backward: x, gate,
+/// up and their product. Initial values do not depend on the number of ranks (layers.h).
 class ParallelMlpImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes below 1, or fewer features than ranks.
   explicit ParallelMlpImpl(const ParallelMlpOptions& options, const Ranks& ranks = {});
-  /// x [B, T, hidden], or [B, T/N, hidden] where the sequence is split -> the same shape.
+  /// x [B, T, hidden], or [B, T/N, hidden] if the sequence is split -> the same shape.
   at::Tensor forward(const at::Tensor& x);
 
   ColumnParallelLinear gate_proj{nullptr};
@@ -38,7 +38,7 @@ class ParallelMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelMlp);
 
-/// silu(gate) * up, of equal shapes. Kept for backward: these two alone. Errors: Error for derivatives of derivatives
+/// silu(gate) * up, of equal shapes. Kept for backward: only these two. Errors: Error for double backward
 /// (create_graph).
 at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
 

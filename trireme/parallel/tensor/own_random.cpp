@@ -19,7 +19,7 @@ OwnRandom::OwnRandom(int rank, int ranks, at::Device device) {
     const std::lock_guard<std::mutex> lock(host.mutex());
     drawn = at::check_generator<at::CPUGeneratorImpl>(host)->random64();
   }
-  // A CPU's generator keeps 32 bits of a seed, so both are mixed first.
+  // Mixes number and rank first, because a CPU's generator keeps 32 bits of a seed.
   const auto seed = static_cast<uint32_t>(mix64(drawn + kMixStep * static_cast<uint64_t>(rank + 1)));
   std::vector<at::Device> devices = {at::kCPU};
   if (!device.is_cpu()) {

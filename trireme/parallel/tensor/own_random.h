@@ -7,12 +7,12 @@
 
 namespace trireme::tensor {
 
-/// While it lives, random numbers differ between the ranks of a group that otherwise draw the same ones: for dropout in
-/// what each rank has alone, heads or tokens. Outside, all ranks of a group draw the same.
+/// During its lifetime, random numbers differ between the ranks of a group that otherwise draw the same ones. Needed
+/// for dropout of heads or tokens that only one rank has.
 ///
-/// It draws one number where all ranks are at the same place, and starts the host's and the device's generator anew
-/// from it and the rank; afterwards both go on as if nothing had happened. So recomputation and checkpoints, which keep
-/// the generators' states, repeat it. `ranks` of 1: it does nothing.
+/// Draws one number, the same on all ranks, and seeds the generators of the CPU and the GPU from it and the rank; the
+/// destructor restores both. So recomputation and checkpoints, which keep the generators' states, repeat it. `ranks` of
+/// 1: no effect.
 class OwnRandom {
  public:
   OwnRandom(int rank, int ranks, at::Device device);

@@ -4,10 +4,10 @@
 
 namespace trireme::tensor {
 
-/// From so many bytes on a sample of a sequence travels by itself: what a rank has of it lies together, so that nothing
-/// is copied into another order.
+/// A sample of a sequence of at least this many bytes is sent alone: a rank's part of it is contiguous, so nothing is
+/// reordered by a copy.
 inline constexpr int64_t kSampleBytes = 1 << 20;
-/// What of a larger result travels while the next is computed.
+/// Bytes of a larger result that are sent while the next piece is computed.
 inline constexpr int64_t kPieceBytes = 8 << 20;
 
 } // namespace trireme::tensor

@@ -9,7 +9,7 @@
 namespace trireme::tensor {
 namespace {
 
-/// Pieces whose gathers are on their way while one is multiplied.
+/// Pieces that are being gathered while one is multiplied.
 constexpr size_t kAhead = 2;
 
 /// Tokens [begin, begin + count) of each rank's part of a sample.
@@ -19,7 +19,7 @@ struct Piece {
   int64_t count;
 };
 
-/// None where all samples travel at once. `whole`: sizes of all ranks' tokens, `token_bytes` of one of them.
+/// Empty if all samples are sent at once. `whole`: sizes of all ranks' tokens, `token_bytes` of one of them.
 std::vector<Piece> pieces_of(int64_t samples, int64_t tokens, int64_t token_bytes, const comm::Group& ranks) {
   std::vector<Piece> pieces;
   if (tokens * token_bytes < kSampleBytes) {
@@ -35,8 +35,8 @@ std::vector<Piece> pieces_of(int64_t samples, int64_t tokens, int64_t token_byte
   return pieces;
 }
 
-/// The matrices of which a piece of `whole` [B, T, F] consists: one where all its tokens are neighbours, otherwise one
-/// for each rank.
+/// The matrices in a piece of `whole` [B, T, F]: one if all its tokens are neighbours, otherwise one per
+/// rank.
 std::vector<at::Tensor> matrices_of(const at::Tensor& whole, const Piece& piece, int ranks) {
   const at::Tensor sample = whole[piece.sample];
   const int64_t part = sample.size(0) / ranks;
@@ -50,12 +50,12 @@ std::vector<at::Tensor> matrices_of(const at::Tensor& whole, const Piece& piece,
   return matrices;
 }
 
-/// The same matrices of a piece that lies by itself, [tokens of the piece, F].
+/// The same matrices of a contiguous piece, [tokens of the piece, F].
 std::vector<at::Tensor> split_like(const at::Tensor& piece, const std::vector<at::Tensor>& matrices) {
   return piece.chunk(static_cast<int64_t>(matrices.size()), 0);
 }
 
-/// [B, T, F] of a tensor with more dims between.
+/// [B, T, F] from a tensor with more dims in between.
 at::Tensor three_dims(const at::Tensor& x) {
   return x.contiguous().view({x.size(0), -1, x.size(-1)});
 }

@@ -8,11 +8,11 @@
 
 namespace trireme::tensor {
 
-/// The ranks that share the work of each layer of one model: an axis of the mesh. By default one rank alone.
+/// The ranks that split the layers of one model: an axis of the mesh. Default: one rank.
 struct Ranks {
   comm::Group group = {};
   /// Between the split layers each rank has T/N of a sample's T tokens instead of all: norms, residuals and dropout
-  /// cost 1/N of the memory.
+  /// need 1/N of the memory.
   bool sequence_parallel = false;
 
   bool alone() const {
@@ -23,18 +23,18 @@ struct Ranks {
   }
 };
 
-/// The dim of [B, T, H] whose parts the ranks have where the sequence is split.
+/// The dim of [B, T, H] that is split over the ranks if the sequence is split.
 inline constexpr int64_t kSequenceDim = 1;
 
-/// What a layer that is split by columns computes with: [B, T, H] from x [B, T, H], or [B, T/N, H] where the sequence
-/// is split.
+/// The input of a layer that is split by columns: [B, T, H] from x [B, T, H], or from [B, T/N, H] if the sequence is
+/// split.
 at::Tensor enter(const at::Tensor& x, const Ranks& ranks);
-/// Turns what a layer that is split by rows computes, [B, T, H], of which each rank has a summand, into the sum: [B, T,
-/// H], or [B, T/N, H].
+/// Sums the ranks' addends [B, T, H], the output of a layer that is split by rows: [B, T, H], or [B, T/N, H] if the
+/// sequence is split.
 at::Tensor leave(const at::Tensor& x, const Ranks& ranks);
 
-/// Elements [begin, end) of a dim of `size` elements that rank `rank` of `ranks` has. Parts differ by one element at
-/// most, the first ones are larger.
+/// Elements [begin, end) of a dim of `size` elements that rank `rank` of `ranks` has. Parts differ by at most one
+/// element; the first ones are larger.
 struct Part {
   int64_t begin = 0;
   int64_t end = 0;
@@ -48,8 +48,8 @@ inline Part part_of(int64_t size, const Ranks& ranks) {
   return part_of(size, ranks.group.rank(), ranks.group.size());
 }
 
-/// Parts of the last dim, as part_of() cuts `size`, side by side again: logits over the whole vocabulary. Backward
-/// takes this rank's part of the gradient. Cost: P(N-1)/N sent by each rank for P bytes.
+/// All-gathers the last dim, whose parts part_of() cuts from `size`: logits over the full vocabulary. Backward takes
+/// this rank's part of the gradient. Cost: P(N-1)/N sent by each rank for P bytes.
 at::Tensor join_last_dim(const at::Tensor& x, int64_t size, const Ranks& ranks);
 
 } // namespace trireme::tensor

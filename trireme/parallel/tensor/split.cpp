@@ -30,7 +30,7 @@ namespace {
 
 using Kind = SplitRule::Kind;
 
-/// A parameter under one of its names.
+/// A parameter with one of its names.
 struct Named {
   std::string name;
   std::string module_name;
@@ -47,7 +47,7 @@ std::vector<Named> named_parameters(torch::nn::Module& model) {
                      parameter.value()});
     }
   }
-  for (const auto& parameter : model.named_parameters(false)) { // its shared_ptr may not exist
+  for (const auto& parameter : model.named_parameters(false)) { // the module's shared_ptr may not exist
     out.push_back({parameter.key(), "", parameter.key(), &model, parameter.value()});
   }
   return out;
@@ -64,17 +64,17 @@ void check_agreement(const std::vector<Named>& parameters, const std::vector<Spl
   }
   const at::Tensor least = at::empty({2}, at::kLong);
   least[0] = static_cast<int64_t>(hash);
-  least[1] = ~static_cast<int64_t>(hash); // the least of these is of the greatest hash
+  least[1] = ~static_cast<int64_t>(hash); // the least of these is the largest hash's
   ranks.all_reduce(least, comm::ReduceOp::min, "names of the model to split").wait();
   if (least[0].item<int64_t>() != ~least[1].item<int64_t>()) {
     throw InputError(kPart,
                      concat("the ", ranks.size(), " ranks of ", ranks.name(),
-                            " have models with other names, shapes or types, or other rules"),
+                            " have models with different names, shapes or types, or different rules"),
                      "Build the same model with the same rules on every rank.");
   }
 }
 
-// Whether the rule of a module's weight decides about this parameter.
+// True if the rule of a module's weight also decides about this parameter.
 bool goes_with_weight(const Named& p, const std::vector<Named>& all) {
   return p.key == "bias" && std::ranges::any_of(all, [&](const Named& other) {
            return other.module == p.module && other.key == "weight";
@@ -91,7 +91,7 @@ bool goes_with_weight(const Named& p, const std::vector<Named>& all) {
 std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule, const comm::Group& ranks) {
   const bool bias = p.parameter.dim() == 1 && rule.kind == Kind::column && p.key != "weight";
   if (p.parameter.dim() != 2 && !bias) {
-    cannot(p, rule, "only weights of two dimensions are, and what is added to columns");
+    cannot(p, rule, "only weights of two dimensions can be, and biases of column layers");
   }
   if (!p.parameter.is_floating_point() || p.parameter.layout() != at::kStrided) {
     cannot(p, rule, "it is not a dense tensor of floating-point numbers");
@@ -106,11 +106,11 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
     cannot(p, rule, "an embedding is split by vocabulary");
   }
   if (embedding != nullptr && (embedding->options.max_norm() || embedding->options.scale_grad_by_freq())) {
-    cannot(p, rule, "max_norm and scale_grad_by_freq need the whole embedding");
+    cannot(p, rule, "max_norm and scale_grad_by_freq need the full embedding");
   }
   if (p.parameter.grad().defined() || !p.parameter.is_leaf() ||
       torch::autograd::impl::try_get_grad_accumulator(p.parameter)) {
-    cannot(p, rule, "a backward pass or hooks have met it already; split the model right after it was built");
+    cannot(p, rule, "it already has hooks or was in a backward pass; split the model right after building it");
   }
   auto out = std::make_shared<SplitParameter>();
   out->name = p.name;
@@ -135,7 +135,7 @@ std::shared_ptr<SplitParameter> make_split(const Named& p, const SplitRule& rule
   return out;
 }
 
-// Both split rows, and both give all logits to every rank.
+// Both split rows, and both return all logits on every rank.
 bool same_split(const SplitParameter& a, const SplitParameter& b) {
   const auto joined = [](Kind kind) { return kind == Kind::vocabulary || kind == Kind::column_gathered; };
   return a.part.begin == b.part.begin && a.part.end == b.part.end && a.blocks == b.blocks && a.dim == b.dim &&
@@ -154,7 +154,7 @@ void add_split(const Named& p, std::shared_ptr<SplitParameter> split, Splits& ou
     throw InputError(kPart,
                      concat(first.name, " and ", p.name, " are the same tensor (tied), but one is split as ",
                             kind_name(first.kind), ", the other as ", kind_name(split->kind)),
-                     "A tied head is split as column with gather_output, or needs no rule of its own.");
+                     "Split a tied head as column with gather_output, or remove its rule.");
   }
   if (!first.padding_idx) {
     first.padding_idx = split->padding_idx;
@@ -192,8 +192,8 @@ Splits plan(const std::vector<Named>& parameters, const std::vector<SplitRule>& 
   }
   matches.check_all_used(modules_with_weights(parameters));
   if (columns && !rows) {
-    throw InputError(kPart, "layers are split by columns, but none by rows: nothing would sum up their parts",
-                     "Split the layer behind them by rows, or gather their output (\"gather_output\": true).");
+    throw InputError(kPart, "layers are split by columns, but none by rows, which would sum up their parts",
+                     "Split the layer after them by rows, or gather their output (\"gather_output\": true).");
   }
   for (const Named& p : parameters) { // a column's bias is split like its weight
     const auto weight = std::ranges::find_if(
@@ -220,7 +220,7 @@ void broadcast(const at::Tensor& tensor, const comm::Group& ranks, const std::st
   }
 }
 
-// Whole until here: no copy of it stays.
+// The parameter is not split yet; keeps no copy of it.
 void cut(at::Tensor parameter, const std::shared_ptr<const SplitParameter>& split) {
   const at::Tensor blocks = parameter.detach()
                                 .unflatten(split->dim, {split->blocks, -1})
@@ -266,7 +266,7 @@ SplitModel SplitModel::split(torch::nn::Module& model, const std::vector<SplitRu
       cut(p.parameter, split);
     }
     if (auto* embedding = p.module->as<torch::nn::Embedding>(); split && embedding != nullptr) {
-      embedding->options.padding_idx(std::nullopt); // compared with the rows that are here; the mark knows it
+      embedding->options.padding_idx(std::nullopt); // it would be compared with this rank's rows; the mark knows it
     }
   }
   for (const auto& buffer : model.named_buffers()) {
@@ -319,7 +319,7 @@ bool SplitModel::check_gradients() const {
     return true;
   }
   const torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> sums; // of each: the sum, and the sum of magnitudes
+  std::vector<at::Tensor> sums; // for each parameter: its sum, and the sum of magnitudes
   for (const Entry* const entry : whole) {
     const at::Tensor& gradient = entry->parameter.grad();
     const at::Tensor dense = gradient.defined() ? gradient.to_dense() : at::zeros({1}, entry->parameter.options());
@@ -330,8 +330,8 @@ bool SplitModel::check_gradients() const {
   ranks_.all_reduce(least, comm::ReduceOp::min, "gradients of whole parameters").wait();
   const at::Tensor differ = (-least[1] - least[0]).amax(-1);
   const at::Tensor size = -least[1].select(-1, 1);
-  constexpr double kNoise = 1e-9;     // of the sizes of all: gradients that are zero but for rounding
-  constexpr double kTolerance = 1e-3; // orders of additions, in bf16 too; what is missing is a rank's part
+  constexpr double kNoise = 1e-9;     // relative to all magnitudes: gradients that are zero except for rounding
+  constexpr double kTolerance = 1e-3; // orders of additions, also in bf16; a missing rank's part is larger
   std::vector<at::Tensor> wanted = (differ - kTolerance * size - kNoise * size.sum()).unbind();
   wanted.push_back(size.sum());
   const std::vector<double> missing = device::read_scalars(wanted);
@@ -341,10 +341,10 @@ bool SplitModel::check_gradients() const {
   for (size_t i = 0; i < whole.size(); ++i) {
     if (!(missing[i] <= 0)) {
       throw InputError(kPart,
-                       concat("the gradients of ", whole[i]->name,
-                              ", which every rank has whole, differ between the ranks of ", ranks_.name()),
+                       concat("the gradients of ", whole[i]->name, ", which is not split, differ between the ranks of ",
+                              ranks_.name()),
                        "It acts on features that are split by columns, so each rank sees only a part of its gradient, "
-                       "or the ranks draw other random numbers. Split it by a "
+                       "or the ranks draw different random numbers. Split it by a "
                        "rule of its own, use it outside of split layers, or give all ranks the same seed.");
     }
   }
@@ -356,7 +356,7 @@ double SplitModel::clip_grad_norm(double max_norm) const {
   std::map<c10::TensorImpl*, const Entry*> once;
   const at::Device device = entries_.empty() ? at::Device(at::kCPU) : entries_.front().parameter.device();
   const at::Tensor squares =
-      at::zeros({2}, at::TensorOptions(at::kDouble).device(device)); // of what is split, and of what is whole
+      at::zeros({2}, at::TensorOptions(at::kDouble).device(device)); // of split parameters, and of unsplit ones
   for (const Entry& entry : entries_) {
     if (entry.parameter.grad().defined() && once.emplace(entry.parameter.unsafeGetTensorImpl(), &entry).second) {
       squares[entry.split ? 0 : 1].add_(

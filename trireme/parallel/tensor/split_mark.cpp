@@ -15,8 +15,8 @@ struct MarkMeta : c10::BackendMeta {
   Mark mark;
 };
 
-// TensorImpl has no public way to add a key. Derived classes may change its set of keys, and a pointer to that member
-// fits any TensorImpl.
+// TensorImpl has no public function to add a key. Derived classes may change its set of keys, and a pointer to that
+// member fits any TensorImpl.
 struct KeySet : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& tensor) {
     return tensor.*(&KeySet::key_set_);
@@ -28,8 +28,8 @@ void add_mark(c10::TensorImpl& tensor, c10::intrusive_ptr<c10::BackendMeta> meta
   tensor.set_backend_meta(std::move(meta));
 }
 
-// Of the kinds of device that libtorch does not list, only tensors with the same keys may take each other's place:
-// `tensor` gets or loses ours.
+// For kinds of device that libtorch does not list, tensors can only replace each other if their keys are equal: adds
+// our key to `tensor`, or removes it.
 void make_key_fit(c10::TensorImpl& tensor, bool marked) {
   KeySet::of(tensor) = marked ? KeySet::of(tensor).add(kSplitKey) : KeySet::of(tensor).remove(kSplitKey);
 }
@@ -40,7 +40,7 @@ using at::TensorBase;
 using GradFn =
     decltype(std::declval<const at::impl::VariableHooksInterface&>().grad_fn(std::declval<const TensorBase&>()));
 
-// libtorch's hooks with one change: set_data() replaces a tensor's keys by those of the data, and a mark must stay.
+// libtorch's hooks, except that set_data() keeps the mark: libtorch replaces a tensor's keys by those of the data.
 class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
  public:
   explicit HooksThatKeepMarks(const at::impl::VariableHooksInterface& next) : next_(next) {}
@@ -54,7 +54,7 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
     make_key_fit(tensor, gets_mark);
     try {
       next_.set_data(self, data);
-    } catch (...) { // data of another kind: the tensor stays what it was
+    } catch (...) { // data of another kind: the tensor is unchanged
       make_key_fit(tensor, marked);
       throw;
     }
@@ -130,7 +130,7 @@ class HooksThatKeepMarks : public at::impl::VariableHooksInterface {
 void prepare_once() {
   static const bool done = [] {
     register_split_operators();
-    // Not deleted: tensors live until the end of the process.
+    // Never deleted: tensors live until the end of the process.
     at::impl::SetVariableHooks(new HooksThatKeepMarks(*at::impl::GetVariableHooks()));
     return true;
   }();

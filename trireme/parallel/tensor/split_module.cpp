@@ -6,7 +6,7 @@
 namespace trireme::tensor {
 namespace {
 
-// Module::modules() wants a shared_ptr to the first one, which is not there while it is built.
+// Module::modules() needs a shared_ptr to the first module, which does not exist while it is built.
 void add_placements(const torch::nn::Module& module, Placements& found) {
   if (const auto* const split = dynamic_cast<const SplitModule*>(&module)) {
     const auto parameters = module.named_parameters(/*recurse=*/false);

@@ -13,20 +13,20 @@ class Module;
 
 namespace trireme::tensor {
 
-/// A module of which each rank has a part.
+/// A module that is split over the ranks.
 class SplitModule {
  public:
   virtual ~SplitModule() = default;
-  /// Which part of the whole this rank has of the module's own parameters and buffers, by name. Others are whole on
-  /// every rank.
+  /// Placements of this rank's parts of the module's own parameters and buffers, by name. All others are not
+  /// split.
   virtual std::map<std::string, bucket::Placement> placements() const = 0;
 };
 
-/// The same for all modules within `model`, by TensorImpl.
+/// Placements of all modules within `model`, by TensorImpl.
 using Placements = std::map<const void*, bucket::Placement>;
 Placements placements_of(const torch::nn::Module& model);
 
-/// Views the part of `whole` that `placement` describes, for a parameter of these sizes.
+/// A view of the part of `whole` that `placement` describes, for a parameter of these sizes.
 at::Tensor box_of(const at::Tensor& whole, const bucket::Placement& placement, at::IntArrayRef sizes);
 
 } // namespace trireme::tensor

@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <array>
 
-// What operators do with a split parameter. A few are layers: they get the exchanges of Shoeybi et al. 2019 around
-// them. Others may work on this rank's part alone, and what they return is split the same way: views, copies, element
-// by element, in place. All others are refused by name, because their result on a part is not a part of the result.
+// Operators on split parameters. A few are layers: they run with the exchanges of Shoeybi et al. 2019. Others may act
+// on this rank's part alone, and their result is split the same way: views, copies, element by element, in place. All
+// others throw an error that names them, because their result on a part is not a part of the result.
 namespace trireme::tensor {
 namespace {
 
@@ -32,16 +32,16 @@ std::string what_is(const SplitParameter& p) {
   throw InputError(kPart,
                    concat("the operator ", op, " got ", mark.form == Form::other ? "a view of another shape of " : "",
                           mark.parameter ? what_is(*mark.parameter) : name_of(mark),
-                          ": on the part of one rank its result would not be a part of the whole result"),
-                   "Layers, torch::linear(), x.matmul(weight.t()) and torch::embedding() are understood, and what acts "
-                   "element by element. Else keep the parameter whole: a rule of kind skip in "
+                          ": its result on one rank's part is not a part of the full result"),
+                   "Supported: layers, torch::linear(), x.matmul(weight.t()), torch::embedding() and what acts "
+                   "element by element. Otherwise do not split the parameter: put a rule of kind skip in "
                    "front of the others.");
 }
 
 using Multiply =
     c10::function_ref<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias)>;
 
-// A column-split layer's own part of the bias.
+// A column-split layer's part of the bias.
 OptionalTensor bias_part(const SplitParameter& p, const OptionalTensor& bias) {
   if (!bias || !bias->defined()) {
     return std::nullopt;
@@ -50,7 +50,7 @@ OptionalTensor bias_part(const SplitParameter& p, const OptionalTensor& bias) {
   if (!mark || !mark->parameter || !mark->parameter->is_bias() || mark->parameter->whole[0] != p.whole[0] ||
       mark->parameter->part.begin != p.part.begin) {
     throw InputError(kPart, concat("the bias that is added with ", what_is(p), " is not split like it"),
-                     "A module's \"bias\" goes with its \"weight\"; give a bias of another name a rule of its own.");
+                     "A module's \"bias\" is split with its \"weight\"; give a bias of another name its own rule.");
   }
   return without_mark(*bias);
 }
@@ -69,10 +69,10 @@ void check_features(const SplitParameter& p, const at::Tensor& x, int64_t featur
   }
   throw InputError(
       kPart, concat(what_is(p), ", takes all ", features, " features but got an input of sizes ", x.sizes()),
-      "If the layer before it is split by columns too, this one is split by rows, or that one's output is gathered.");
+      "If the layer before it is split by columns too, split this one by rows, or gather that one's output.");
 }
 
-// x times a weight [out, in], or its transpose, as `form` says; `multiply` does it with what this rank has.
+// x times a weight [out, in], or its transpose, by `form`; `multiply` computes it with this rank's part.
 at::Tensor product(std::string_view op, const at::Tensor& x, const at::Tensor& weight, Form form,
                    const OptionalTensor& bias, Multiply multiply) {
   for (const at::Tensor& other : {x, bias && !is_marked(weight) ? *bias : at::Tensor()}) {
@@ -116,7 +116,7 @@ at::Tensor addmm(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& 
                  const at::Scalar& alpha) {
   const bool scaled = !beta.equal(1) || !alpha.equal(1);
   const std::optional<Mark> mark = mark_of(scaled ? bias : weight);
-  if (scaled) { // layers have no factors
+  if (scaled) { // the layers' forms have no factors
     refuse("aten::addmm with beta or alpha", mark.value_or(mark_of(weight).value_or(Mark{nullptr, Form::same})));
   }
   return product("aten::addmm", x, weight, Form::transposed, bias,
@@ -142,7 +142,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, c10::SymIn
   const c10::impl::ExcludeDispatchKeyGuard below(kSplitKey);
   const at::Tensor elsewhere = ids.lt(p.part.begin).logical_or_(ids.ge(p.part.end));
   const at::Tensor nowhere = ids.lt(0).logical_or_(ids.ge(p.whole[0]));
-  // Rows of other ranks read row 0 and are zeroed; an id that no rank has must fail as it does without ranks.
+  // Rows of other ranks read row 0 and are zeroed; an id that no rank has must fail, as with one rank.
   const at::Tensor own = (ids - p.part.begin).masked_fill_(elsewhere, 0).masked_fill_(nowhere, -1);
   const int64_t padding = p.padding_idx.value_or(-1) - p.part.begin;
   const bool has_padding = padding >= 0 && padding < p.part.size();
@@ -150,7 +150,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& ids, c10::SymIn
   return sum_over_ranks(rows.masked_fill(elsewhere.unsqueeze(-1), 0), p.ranks.group);
 }
 
-// What an operator that is no layer does with a part.
+// How an operator that is not a layer treats a part.
 enum class Use {
   split, ///< it acts on each element or views them: what it returns is split the same way
   plain, ///< it reads no element
@@ -218,7 +218,7 @@ constexpr std::array<std::string_view, 5> kTransposes = {"aten::t", "aten::numpy
 constexpr std::array<std::string_view, 4> kPermutations = {"aten::permute", "aten::swapaxes", "aten::swapdims",
                                                            "aten::movedim"};
 
-// How `out` comes from the parameter, given that `in` does so by `form`.
+// How `out` is derived from the parameter, if `in` is by `form`.
 Form form_of(std::string_view op, const at::Tensor& out, const at::Tensor& in, Form form) {
   if (form == Form::other) {
     return form;
@@ -240,14 +240,14 @@ void mark_outputs(std::string_view op, const std::vector<at::Tensor>& inputs, co
       continue;
     }
     const Form form = form_of(op, out, in, mark.form);
-    // A bias acts on features that are split: what comes of both is an activation.
+    // A bias is added to split features: the result is an activation.
     if (!mark.parameter || !mark.parameter->is_bias() || (form == Form::same && op != "aten::add")) {
       set_mark(out, {mark.parameter, form});
     }
   }
 }
 
-// Operands that are split must be split alike, or their elements do not belong together.
+// Split operands must be split alike, or their elements do not correspond.
 bool fit_together(const Mark& a, const Mark& b) {
   const bool same = a.parameter == b.parameter ||
                     (a.parameter && b.parameter && a.parameter->dim == b.parameter->dim &&
@@ -269,7 +269,7 @@ void any_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   const bool mixed = std::ranges::any_of(
       inputs, [&](const at::Tensor& input) { return is_marked(input) && !fit_together(*mark_of(input), mark); });
   const at::Tensor& first = inputs.front();
-  // Written into a tensor without a mark in a forward pass, it could not be followed.
+  // The part could not be tracked in an unmarked tensor that a forward pass writes.
   const bool lost = op.schema().is_mutable() && first.defined() && !is_marked(first) && at::GradMode::is_enabled() &&
                     !(mark.parameter && mark.parameter->is_bias());
   if (use == Use::refused || (use == Use::split && !list && (mixed || lost))) {
@@ -291,7 +291,7 @@ void any_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
 } // namespace
 
 void register_split_operators() {
-  // Not deleted: leaving would take the operators away while tensors with a mark live.
+  // Never deleted: the destructor would remove the operators while marked tensors live.
   static auto* const every = new torch::Library(torch::Library::IMPL, "_", kSplitKey, __FILE__, __LINE__);
   static auto* const aten = new torch::Library(torch::Library::IMPL, "aten", kSplitKey, __FILE__, __LINE__);
   every->fallback(torch::CppFunction::makeFromBoxedFunction<&any_operator>());

@@ -9,7 +9,7 @@
 namespace trireme::tensor {
 namespace {
 
-constexpr size_t kLongestPattern = 1000; // std::regex calls itself for every bracket
+constexpr size_t kLongestPattern = 1000; // std::regex recurses for every bracket
 
 std::regex compile(const std::string& pattern) {
   if (pattern.size() > kLongestPattern) {
@@ -23,7 +23,7 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
-// The words of a pattern without its operators, to compare it with names: ".*\.querry$" is "querry".
+// The words of a pattern without its operators, for a comparison with names: ".*\.querry$" is "querry".
 std::string plain_words(const std::string& pattern) {
   std::string out;
   for (size_t i = 0; i < pattern.size(); ++i) {
@@ -40,7 +40,7 @@ std::string plain_words(const std::string& pattern) {
   return out.ends_with(weight) ? out.substr(0, out.size() - weight.size()) : out;
 }
 
-// The nearest name, whole or by its last component, else all of them.
+// The nearest name, full or by its last component; otherwise all of them.
 std::string nearest_module(const std::string& pattern, const std::vector<std::string>& modules) {
   const std::string words = plain_words(pattern);
   std::string near = nearest(words, modules);
@@ -63,7 +63,7 @@ struct RuleMatches::Rule {
   std::string pattern;
   std::regex expression;
   bool first = false;
-  /// A name that it matched after an earlier rule had, and that rule's pattern.
+  /// A name that it matched only after an earlier rule, and that rule's pattern.
   std::string late_for = {};
   std::string earlier = {};
 };
@@ -103,8 +103,8 @@ void RuleMatches::check_all_used(const std::vector<std::string>& modules) const 
     }
     if (!rule.first) {
       throw InputError(kPart,
-                       concat("the pattern \"", rule.pattern, "\" comes too late: all that it matches, as ",
-                              rule.late_for, ", is matched by earlier ones, as \"", rule.earlier, '"'),
+                       concat("the pattern \"", rule.pattern, "\" has no effect: all that it matches, such as ",
+                              rule.late_for, ", is matched by earlier rules, such as \"", rule.earlier, '"'),
                        "The first rule that matches counts: put the narrower one first.");
     }
   }

@@ -6,7 +6,7 @@
 namespace trireme::tensor {
 namespace {
 
-/// Indices of the dims in front of `dim`, as one.
+/// Number of indices of the dims before `dim`.
 int64_t samples_of(const at::Tensor& x, int64_t dim) {
   int64_t samples = 1;
   for (int64_t d = 0; d < dim; ++d) {
@@ -29,7 +29,7 @@ at::Tensor Transfer::wait() {
   return result_;
 }
 
-// Not a view to autograd: ordinary layers add a bias in place to what they get.
+// Not a view to autograd: ordinary layers add a bias in place to their input.
 at::Tensor allocate(const comm::Group& ranks, at::IntArrayRef sizes, const at::Tensor& like) {
   const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   return ranks.allocate(c10::multiply_integers(sizes), like.scalar_type(), like.device()).view(sizes);
