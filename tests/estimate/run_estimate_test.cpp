@@ -1,6 +1,6 @@
 #include <trireme/base/error.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/estimate/memory.h>
+#include <trireme/plan/run_estimate.h>
 
 #include <gmock/gmock.h>
 

@@ -1,10 +1,10 @@
 // Formulas against the resident memory of ranks.
 #include <trireme/comm/host_memory.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/models/gpt.h>
 #include <trireme/monitor/resources.h>
+#include <trireme/plan/run_estimate.h>
 #include <trireme/zero/init.h>
 
 #include <tests/support/run_ranks.h>
@@ -105,7 +105,7 @@ TEST_P(ResidentMemory, IsWithinFivePercentOfTheFormula) {
   const config::RunConfig run = run_config(overrides);
   overrides.emplace_back("model.layers=1");
   const config::RunConfig small = run_config(overrides);
-  const StageMemory memory = memory_of(config::describe(run, c.ranks).run).front();
+  const StageMemory memory = memory_of(plan::describe(run, c.ranks).run).front();
   // What stages 2 and 3 keep for buckets that come and go is the communication buffers'.
   const int64_t buffers = memory.item(Category::communication_buffers).bytes;
   EXPECT_THAT(run_ranks(c.ranks,

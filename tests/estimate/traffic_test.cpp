@@ -1,9 +1,9 @@
 // Formulas against counted bytes: equal, not near.
-#include <trireme/config/run_estimate.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/estimate/traffic.h>
 #include <trireme/models/gpt.h>
 #include <trireme/models/gpt_layers.h>
+#include <trireme/plan/run_estimate.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -214,7 +214,7 @@ std::vector<Case> split_cases() {
 // The run as this tensor rank sees it: of a vocabulary that is divided unevenly the first has most, which is what
 // describe() says.
 Run on_tensor_rank(const config::RunConfig& config, int ranks, int tensor_rank) {
-  Run run = config::describe(config, ranks).run;
+  Run run = plan::describe(config, ranks).run;
   Conditions conditions;
   conditions.samples = run.micro_batch;
   conditions.type = run.precision.compute;
@@ -415,7 +415,7 @@ TEST_P(CountedCompressedBytes, AreTheFormulas) {
                           made.engine->train_batch();
                           const int64_t before = made.engine->bytes_sent();
                           made.engine->train_batch();
-                          const auto described = config::describe(run, c.ranks).run;
+                          const auto described = plan::describe(run, c.ranks).run;
                           const auto stage = static_cast<size_t>(made.engine->pipe_group().rank());
                           EXPECT_EQ(made.engine->bytes_sent() - before,
                                     traffic_of(described, Step::compressed).at(stage).bytes());

@@ -3,12 +3,12 @@
 #include "allocated.h"
 
 #include <trireme/comm/host_memory.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/zero_memory.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/moves.h>
 #include <trireme/models/gpt.h>
+#include <trireme/plan/run_estimate.h>
 #include <trireme/zero/sharded.h>
 
 #include <trireme/base/error.h>
@@ -191,7 +191,7 @@ TEST(ZeroMemoryTest, IsWhatTheEstimateOfARunSays) {
                      : "",
           "}}}");
       const config::RunConfig config = config::read_run(JsonNode::parse(text, "run.json"), "/");
-      const estimate::Run run = config::describe(config, 4).run;
+      const estimate::Run run = plan::describe(config, 4).run;
       const estimate::StageMemory expected = estimate::memory_of(run).front();
       models::Gpt model(config.model.gpt);
       const ZeroMemory memory =

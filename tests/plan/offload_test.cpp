@@ -92,7 +92,7 @@ TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
   const Layout states{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   EXPECT_EQ(predict(cards(), what, states).refused, "");
   what.base.averaging.every = 4;
-  EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("step by themselves share nothing"));
+  EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("parameter_averaging with ZeRO stage"));
   EXPECT_THAT(predict(cards(), what, {.micro_batch = 1, .states = Place::host}).refused,
               HasSubstr("with parameter_averaging"));
   EXPECT_TRUE(search(cards(), what).best.empty() || search(cards(), what).best.front().layout.moves_nothing());

@@ -7,9 +7,9 @@
 #include <tests/tools/small_training.h>
 
 #include <trireme/base/error.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/moves.h>
+#include <trireme/plan/run_estimate.h>
 
 #include <gmock/gmock.h>
 
@@ -68,7 +68,7 @@ class SimDeviceEstimateTest : public SmallTrainingTest {
   }
   static Device estimated(json run) {
     run["training"]["device"] = "cuda";
-    const estimate::Run described = config::describe(read(run), 1).run;
+    const estimate::Run described = plan::describe(read(run), 1).run;
     const estimate::StageMoves moves = estimate::moves_of(described).front();
     const estimate::StageMemory memory = estimate::memory_of(described).front();
     using estimate::Category;
@@ -132,7 +132,7 @@ TEST_F(SimDeviceEstimateTest, IsTheRoomThatRanksAskFor) {
     for (const char* const section : {"offload_optimizer", "offload_param"}) {
       run["engine"]["zero_optimization"][section]["nvme_path"] = (mounted / "nvme").string();
     }
-    const int64_t need = estimate::moves_of(config::describe(read(run), 1).run).front().disk_bytes();
+    const int64_t need = estimate::moves_of(plan::describe(read(run), 1).run).front().disk_bytes();
     run["training"].erase("device");
     for (const bool enough : {true, false}) {
       const test::SmallDisk disk(mounted, (need + kPage - 1) / kPage * kPage - (enough ? 0 : kPage));
@@ -179,7 +179,7 @@ TEST_F(SimDeviceEstimateTest, ActivationsByTheirWays) {
                           run_training(world, run_of(policy), false, sim::device());
                           json described = run_of(policy);
                           described["training"]["device"] = "cuda";
-                          const estimate::Run run = config::describe(read(described), 1).run;
+                          const estimate::Run run = plan::describe(read(described), 1).run;
                           const estimate::StageMemory memory = estimate::memory_of(run).front();
                           const int64_t activations = memory.item(estimate::Category::activations).bytes;
                           const int64_t seen = sim::memory().peak - (memory.peak_on_device() - activations);

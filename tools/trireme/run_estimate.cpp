@@ -48,7 +48,7 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
   return ranks;
 }
 
-config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
+plan::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
   const bool asks =
       run.model.kind == config::ModelConfig::Kind::gpt && run.model.gpt.vocab_size == 0 && !run.data.tokenizer.empty();
   if (asks &&
@@ -58,7 +58,7 @@ config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
         concat("there is no file ", run.data.tokenizer, " (data.tokenizer), which determines the model's vocab_size"),
         "Set the size: --set model.vocab_size=50257");
   }
-  return config::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
+  return plan::describe(run, ranks, asks ? data::make_tokenizer(run.data.tokenizer)->vocab_size() : 0);
 }
 
 } // namespace trireme::tools

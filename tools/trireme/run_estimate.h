@@ -1,8 +1,8 @@
 #pragma once
 
-#include <trireme/config/run_estimate.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/verdict.h>
+#include <trireme/plan/run_estimate.h>
 
 #include <filesystem>
 #include <string>
@@ -22,8 +22,8 @@ int64_t ranks_of_replica(const config::RunConfig& run);
 config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file,
                               std::vector<std::string>& overrides, config::Files files = config::Files::must_exist);
 
-/// config::describe(), with the vocabulary size of the run's tokenizer if the model uses it. Errors: InputError for a
+/// plan::describe(), with the vocabulary size of the run's tokenizer if the model uses it. Errors: InputError for a
 /// missing tokenizer that is needed.
-config::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks);
+plan::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks);
 
 } // namespace trireme::tools

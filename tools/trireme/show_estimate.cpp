@@ -386,7 +386,7 @@ int show_estimate(const EstimateCommand& command) {
   shown.config =
       with_device(config::read_run_file(command.run_file, overrides, files), command.run_file, overrides, files);
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
-  config::RunEstimate described = describe_run(shown.config, shown.ranks);
+  plan::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);
   shown.notes = shown.config.notes;
   shown.notes.insert(shown.notes.end(), described.notes.begin(), described.notes.end());

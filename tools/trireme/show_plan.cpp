@@ -52,7 +52,7 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   run.engine.batch = {job.batch, 1, {}, run.engine.batch.where};
   activations::Options wanted =
       std::exchange(run.engine.activations, {}); // each layout decides whether it has such parts
-  config::RunEstimate described = describe_run(run, 1);
+  plan::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
   job.base.activations = std::move(wanted);
   job.gpt = run.model.gpt;
@@ -361,7 +361,7 @@ int show_plan(const PlanCommand& command) {
   if (run.engine.zero.shard_size) {
     log::info(command.run_file.string(), ": mics_shard_size is ignored: the plan shards over all data ranks");
   }
-  if (const std::string note = config::note_on_absent_data(run); cluster.on_host && !note.empty()) {
+  if (const std::string note = plan::note_on_absent_data(run); cluster.on_host && !note.empty()) {
     log::info(command.run_file.string(), ": ", note);
   }
   const plan::Job job = job_of(run, command.run_file.string(), cluster.ranks());

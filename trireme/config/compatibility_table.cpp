@@ -168,8 +168,7 @@ constexpr Feature kTensor{"tensor ranks", "parallel.tensor", [](const Setting& s
                           [](const Setting& s) { return concat(s.tensor, " tensor ranks"); }};
 constexpr Feature kSplitLayers{
     "layers split among tensor ranks", "parallel.tensor engine.tensor_parallel",
-    [](const Setting& s) { return s.engine.tensor_parallel.size > 1 || (s.run != nullptr && s.tensor > 1); },
-    kTensor.said};
+    [](const Setting& s) { return s.engine.tensor_parallel.size > 1 || (!s.program && s.tensor > 1); }, kTensor.said};
 constexpr Feature kStages{"pipeline stages", "parallel.pipe engine.pipeline.stages",
                           [](const Setting& s) { return s.pipe > 1; },
                           [](const Setting& s) { return concat("a pipeline of ", s.pipe, " stages"); }};

@@ -3,7 +3,6 @@
 #include <trireme/aio/memory.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/engine/build_agreement.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/same_options.h>
@@ -11,6 +10,7 @@
 #include <trireme/estimate/what_stays.h>
 #include <trireme/offload/preflight.h>
 #include <trireme/offload/ratio.h>
+#include <trireme/plan/run_estimate.h>
 #include <trireme/store/sockets.h>
 
 #include <torch/types.h>
@@ -150,7 +150,7 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
     return;
   }
   estimate::Run run;
-  config::set_engine(options.config, run);
+  plan::set_engine(options.config, run);
   run.on_device = !parts.device().is_cpu();
   run.accumulation = parts.settings.batch.accumulation;
   const int64_t threshold = run.zero.param_persistence_threshold;

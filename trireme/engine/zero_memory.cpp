@@ -2,10 +2,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/config/run_estimate.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/estimate/memory.h>
 #include <trireme/estimate/what_stays.h>
+#include <trireme/plan/run_estimate.h>
 #include <trireme/zero/unit.h>
 
 #include <torch/nn/module.h>
@@ -97,7 +97,7 @@ class Described {
 estimate::Run run_of(const estimate::Model& model, int zero_stage, int64_t ranks, const ZeroMemoryOptions& options,
                      Place states, Place parameters) {
   estimate::Run run;
-  config::set_engine(options.config, run);
+  plan::set_engine(options.config, run);
   run.explains = false;
   run.model = model;
   run.bounds = {0, std::ssize(model.layers)};

@@ -424,19 +424,6 @@ const char* way_name(Way way) {
   return names[static_cast<size_t>(way)];
 }
 
-offload::Setting setting_of(const Run& run) {
-  const char* const exchanges = run.averaging.on()                   ? "parameter_averaging"
-                                : run.optimizer.compresses_momenta() ? "a 1-bit optimizer"
-                                : run.compressed().on()              ? "compressed gradients"
-                                                                     : "";
-  return {.zero_stage = run.zero.stage,
-          .device = run.on_device ? kDevice : "",
-          .exchanges_values = exchanges,
-          .steps_in_backward = run.steps_in_backward,
-          .needs_norms = run.optimizer.needs_norms() ? optim::family_of(run.optimizer.rule) : "",
-          .has_servers = false};
-}
-
 Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout) {
   return elsewhere_of(run, {&layout}, {});
 }

@@ -2,7 +2,7 @@
 
 #include <trireme/bucket/flat_layout.h>
 #include <trireme/estimate/memory.h>
-#include <trireme/offload/conflict.h>
+#include <trireme/offload/options.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,9 +18,8 @@ inline constexpr Way kWays[] = {Way::to_host, Way::to_device, Way::from_files, W
 /// "to_host", "to_device", "from_files", "to_files".
 const char* way_name(Way way);
 
-/// What offload::conflict() asks of a run. Parameter servers are none of an estimate's business.
+/// A GPU, as errors name it before ranks start.
 inline constexpr const char* kDevice = "a GPU";
-offload::Setting setting_of(const Run& run);
 
 /// Name of the moves of units of stage 3 that layers are about to use.
 inline constexpr const char* kUnits = "units";

@@ -1,5 +1,7 @@
 #include <trireme/estimate/what_stays.h>
 
+#include <trireme/offload/not_moved.h>
+
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>

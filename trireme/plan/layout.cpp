@@ -1,5 +1,7 @@
 #include <trireme/plan/layout.h>
 
+#include <trireme/plan/conflict.h>
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/layouts.h>
 #include <trireme/plan/programs.h>
@@ -53,11 +55,8 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   if (gpt.vocab_size < layout.tensor) {
     return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
   }
-  if (job.base.optimizer.needs_norms() && layout.tensor > 1) {
-    return concat("LAMB needs norms of whole parameters, of which each of tensor ", layout.tensor, " has a part");
-  }
-  if (job.base.averaging.on() && (layout.zero_stage > 0 || layout.context > 1 || layout.sequence_parallel)) {
-    return "replicas that step by themselves share nothing: no ZeRO, no context ranks, no sequence parallelism";
+  if (const auto conflict = find_conflict(job, layout, /*on_gpu=*/false)) {
+    return conflict->what;
   }
   const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces =

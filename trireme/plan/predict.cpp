@@ -1,5 +1,7 @@
 #include <trireme/plan/predict.h>
 
+#include <trireme/plan/conflict.h>
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/activations.h>
 #include <trireme/estimate/layouts.h>
@@ -294,10 +296,8 @@ Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layo
     return out;
   }
   const estimate::Run run = run_of(job, layout, shared, !cluster.on_host);
-  out.refused = offload::conflict(run.offload, estimate::setting_of(run)).what;
-  if (out.refused.empty()) {
-    out.refused = estimate::why_other_parts(run);
-  }
+  const auto conflict = find_conflict(job, layout, run.on_device);
+  out.refused = conflict ? conflict->what : estimate::why_other_parts(run);
   if (!out.refused.empty()) {
     return out;
   }

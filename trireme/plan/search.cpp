@@ -1,5 +1,7 @@
 #include <trireme/plan/search.h>
 
+#include <trireme/plan/conflict.h>
+
 #include <trireme/base/error.h>
 #include <trireme/estimate/moves.h>
 #include <trireme/plan/choose_ways.h>
@@ -53,9 +55,6 @@ std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t 
 // Where states and parameters of a layout may be beside where the model is. A rank alone has ZeRO's stages for this.
 std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout layout) {
   using offload::Place;
-  offload::Options options = job.base.offload;
-  offload::Setting setting = estimate::setting_of(job.base);
-  setting.device = cluster.on_host ? "" : estimate::kDevice;
   std::vector<Place> places = {Place::device};
   if (cluster.has_hosts_beside()) {
     places.push_back(Place::host);
@@ -70,11 +69,8 @@ std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout la
       for (const Place parameters : places) {
         layout.states = states;
         layout.parameters = parameters;
-        setting.zero_stage = zero_stage;
-        options.optimizer.place = states;
-        options.parameters.place = parameters;
         const bool as_stage_two = layout.gradient_ranks() == 1 && zero_stage == 3 && parameters == Place::device;
-        if (!layout.moves_nothing() && !as_stage_two && offload::conflict(options, setting).what.empty()) {
+        if (!layout.moves_nothing() && !as_stage_two && !find_conflict(job, layout, !cluster.on_host)) {
           out.push_back(layout);
         }
       }

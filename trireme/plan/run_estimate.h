@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace trireme::config {
+namespace trireme::plan {
 
 /// A run for its memory estimate, and what the estimate assumes if the run file does not say enough.
 struct RunEstimate {
@@ -17,14 +17,14 @@ struct RunEstimate {
 
 /// The part of a run that follows from an engine's configuration: types, optimizer, ZeRO, buckets, offload. A model's
 /// shape and the ranks are the caller's.
-void set_engine(const EngineConfig& engine, estimate::Run& out);
+void set_engine(const config::EngineConfig& engine, estimate::Run& out);
 
 /// A note on data files that do not exist and would count in an estimate (Files::may_be_absent); empty: there are none.
-std::string note_on_absent_data(const RunConfig& run);
+std::string note_on_absent_data(const config::RunConfig& run);
 
 /// Describes the run on `ranks` ranks. `vocab_size` is used for a model that takes its tokenizer's.
 /// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, and for a vocabulary of
 /// unknown size.
-RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size = 0);
+RunEstimate describe(const config::RunConfig& run, int64_t ranks, int64_t vocab_size = 0);
 
-} // namespace trireme::config
+} // namespace trireme::plan

@@ -1,4 +1,4 @@
-#include <trireme/config/run_estimate.h>
+#include <trireme/plan/run_estimate.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
@@ -14,8 +14,13 @@
 
 #include <algorithm>
 
-namespace trireme::config {
+namespace trireme::plan {
 namespace {
+
+using config::BatchTriple;
+using config::EngineConfig;
+using config::ModelConfig;
+using config::RunConfig;
 
 using estimate::Run;
 
@@ -97,7 +102,7 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
     }
   }
   if (e.shards(3)) {
-    e.programs = plan::programs_of(options.schedule, shape);
+    e.programs = programs_of(options.schedule, shape);
   }
 }
 
@@ -113,14 +118,9 @@ void set_offload(const RunConfig& run, RunEstimate& out) {
   note("offload_param", run.engine.offload.parameters.place);
 }
 
-// Checks of the ranks, and defaults that keep data out of files.
-void check_offload(const RunConfig& run, RunEstimate& out) {
+// Notes on defaults that keep data out of files.
+void note_offload(RunEstimate& out) {
   const Run& e = out.run;
-  offload::Setting setting = estimate::setting_of(e);
-  setting.has_servers = run.engine.server.on();
-  if (const offload::Conflict no = offload::conflict(e.offload, setting); !no.what.empty()) {
-    throw InputError("estimate", no.what, no.next);
-  }
   if (!e.moves_parameters() && !e.moves_states()) {
     return;
   }
@@ -258,12 +258,6 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     }
     e.zero.shard_size = size;
   }
-  if (e.optimizer.needs_norms() && e.tensor_ranks > 1) {
-    throw InputError("estimate",
-                     concat("LAMB needs the norm of each whole parameter, of which each of ", e.tensor_ranks,
-                            " tensor ranks has a part."),
-                     "Use AdamW, or leave parallel.tensor out.");
-  }
   note_compression(run.engine, out);
   using DataParallel = parallel::DataParallelOptions;
   if (const auto algorithm = run.engine.data_parallel.algorithm;
@@ -282,8 +276,8 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
   }
   check_choices(e);
   check_budget(run, vocab_size, e);
-  check_offload(run, out);
+  note_offload(out);
   return out;
 }
 
-} // namespace trireme::config
+} // namespace trireme::plan
