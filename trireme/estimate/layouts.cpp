@@ -1,6 +1,9 @@
 #include <trireme/estimate/layouts.h>
 
 #include <trireme/bucket/buffer_order.h>
+#include <trireme/bucket/chunks.h>
+#include <trireme/bucket/shard_plan.h>
+#include <trireme/offload/options.h>
 #include <trireme/zero/persistence.h>
 
 #include <algorithm>
@@ -172,6 +175,16 @@ int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool un
   }
   std::sort(sizes.begin(), sizes.end(), std::greater<>());
   return std::accumulate(sizes.begin(), sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes)), int64_t{0});
+}
+
+std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut) {
+  const bucket::Range part = bucket::shard_of(layout.buckets()[b], 0, run.shard_ranks());
+  std::vector<int64_t> chunks;
+  for (const bucket::Range& range :
+       bucket::chunks_of(layout, b, part, is_cut ? offload::kChunkElements : part.numel())) {
+    chunks.push_back(range.numel());
+  }
+  return chunks;
 }
 
 } // namespace trireme::estimate

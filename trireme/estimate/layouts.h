@@ -39,4 +39,8 @@ int64_t whole_elements(const bucket::FlatLayout& layout);
 /// The sum of the `count` largest buckets; with `units`, only buckets of units count.
 int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool units = false);
 
+/// Elements of what moves at a time of the first rank's part of bucket `b` (bucket::StateStore::chunk_elements()); not
+/// `is_cut`: all of it.
+std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut);
+
 } // namespace trireme::estimate

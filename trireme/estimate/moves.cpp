@@ -2,7 +2,6 @@
 
 #include <trireme/aio/options.h>
 #include <trireme/base/error.h>
-#include <trireme/bucket/chunks.h>
 #include <trireme/bucket/pinned_blocks.h>
 #include <trireme/bucket/returning.h>
 #include <trireme/bucket/shard_plan.h>
@@ -75,17 +74,6 @@ int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
   return std::ranges::count_if(layout.buckets(), [&](const bucket::Bucket& bucket) {
     return offload::is_moved(bucket.begin, bucket.end, layout.numel(), run.offload.optimizer.ratio);
   });
-}
-
-// Elements of what moves at a time of the first rank's part of a bucket (StateStore::chunk_elements()).
-std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut) {
-  const bucket::Range part = bucket::shard_of(layout.buckets()[b], 0, run.shard_ranks());
-  std::vector<int64_t> chunks;
-  for (const bucket::Range& range :
-       bucket::chunks_of(layout, b, part, is_cut ? offload::kChunkElements : part.numel())) {
-    chunks.push_back(range.numel());
-  }
-  return chunks;
 }
 
 void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<int64_t>& in_files, Elsewhere& out) {
