@@ -24,7 +24,7 @@ inline std::vector<std::filesystem::path> public_configs() {
 inline const std::map<std::string, std::string>& refused_public_configs() {
   static const std::map<std::string, std::string> refused = {
       {"imagenet_own_key", "cuda_visible_devices: unknown key"},
-      {"summarize_rlhf_zero2_offload", "zero_optimization.offload_param.device: parameters are in parts"},
+      {"summarize_rlhf_zero2_offload", "zero_optimization.offload_param: offload_param with ZeRO stage 2"},
   };
   return refused;
 }

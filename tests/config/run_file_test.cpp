@@ -225,7 +225,8 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"model", R"({"type": "gpt", "init_from": "nothing"})", {"model.init_from: there is no file", "nothing"}},
       {"model",
        R"({"type": "cnn"})",
-       {"model.type: a cnn cannot learn from text, the data.type at ", "Use data of type \"images\""}},
+       {"model.type: a cnn with data of type tokens or text: it learns from images (data.type at ",
+        "Use data of type \"images\""}},
       {"model", "\"gpt\"", {"model: must be an object, found a string"}},
       {"data",
        R"({"type": "texts", "train": "train.txt"})",
@@ -244,7 +245,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
        {"data.sequence_length: 64 is not the model's 128", "Leave out the one in \"data\""}},
       {"data",
        R"({"type": "text", "train": "train.txt", "validation": "validation.txt", "validation_fraction": 0.1})",
-       {"data.validation_fraction: there are validation files already, data.validation at "}},
+       {"data.validation_fraction: a validation_fraction with validation files: both ", "(data.validation at "}},
       {"data",
        R"({"type": "text", "train": "train.txt", "validation_fraction": 1})",
        {"data.validation_fraction: must be a number from 0 to below 1"}},
@@ -262,7 +263,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
        {"data.validation_fraction: unknown key"}},
       {"data",
        R"({"type": "images", "train": "images", "train_labels": "labels"})",
-       {"model.type: a gpt cannot learn from images"}},
+       {"model.type: a gpt with data of type images: it learns from tokens"}},
       {"parallel", R"({"pipe": 0})", {"parallel.pipe: must be a whole number from 1 to 4096"}},
       {"parallel",
        R"({"pipe": 2, "schedule": "zero-bubble", "chunks": 2})",
@@ -291,7 +292,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a device"}},
       {"training",
        R"({"steps": 5, "eval_every": 2})",
-       {"training.eval_every: there is nothing to evaluate on: no \"validation\" in data at "}},
+       {"training.eval_every: evaluation with no validation data: there is nothing to evaluate on (data at "}},
       {"training", R"({"steps": 5, "sample": {"promt": "a"}})", {"training.sample.promt: unknown key", "\"prompt\""}},
       {"training",
        R"({"steps": 5, "sample": {"temperature": -1}})",
@@ -301,11 +302,10 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
        {"training.steps: 10 is not a multiple of 4, engine.parameter_averaging.every at ", "Write 8 or 12."}},
       {"engine",
        R"({"train_batch_size": 8, "zero_optimization": {"stage": 1}, "parameter_averaging": {"every": 5}})",
-       {"engine.parameter_averaging: replicas that step by themselves cannot have ZeRO stage 1",
-        "Use stage 0, or leave "}},
+       {"engine.parameter_averaging: parameter_averaging with ZeRO stage 1", "Use \"stage\": 0, or agree "}},
       {"parallel",
        R"({"context": 2, "sync": {"kind": "local_sgd", "every": 5}})",
-       {"parallel.sync: replicas that step by themselves cannot have 2 context ranks"}},
+       {"parallel.sync: parameter_averaging with 2 context ranks"}},
       {"engine",
        R"({"train_batch_size": 8, "parameter_averaging": {"every": 20}})",
        {"training.steps: 10 is not a multiple of 20", "Write 20."}},
@@ -351,7 +351,7 @@ TEST_F(RunFileTest, ASampleNeedsATokenizer) {
   const std::string text =
       R"({"model": {"type": "gpt", "vocab_size": 300}, "data": {"type": "tokens", "train": "train.txt"},
     "training": {"steps": 1, "sample": {}}, "engine": {"train_batch_size": 8, "optimizer": {"type": "SGD"}}})";
-  EXPECT_THAT(error_of(text), AllOf(HasSubstr("training.sample: a sample needs a tokenizer"),
+  EXPECT_THAT(error_of(text), AllOf(HasSubstr("training.sample: a sample with no tokenizer"),
                                     HasSubstr("Write \"tokenizer\" in \"data\"")));
   EXPECT_EQ(read(text, {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
   EXPECT_EQ(read(text, {"training.sample=null"}).training.sample.has_value(), false);
@@ -380,19 +380,20 @@ TEST_F(RunFileTest, AModelIsSplitInOnePlace) {
   };
   EXPECT_THAT(
       error_of(kMinimal, {"parallel.tensor=2", splits("autotp_size")}),
-      AllOf(HasSubstr("engine.tensor_parallel.autotp_size: this splits the weights of a C++ program's own model"),
-            HasSubstr("this run's gpt are split already, parallel.tensor at "),
+      AllOf(HasSubstr(
+                "engine.tensor_parallel.autotp_size: tensor_parallel with a gpt: it splits a C++ program's own model"),
+            HasSubstr("a run file's gpt splits its layers itself (model.type at "),
             HasSubstr("Leave engine.tensor_parallel out")));
   EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}),
-              HasSubstr("engine.tensor_parallel.tp_size: this splits"));
+              HasSubstr("engine.tensor_parallel.tp_size: tensor_parallel with a gpt"));
   EXPECT_THAT(error_of(kMinimal, {splits("autotp_size")}),
-              AllOf(HasSubstr("the run has a gpt, model.type at "),
+              AllOf(HasSubstr("tensor_parallel with a gpt"),
                     HasSubstr("say in parallel.tensor how many ranks share each layer")));
   EXPECT_THAT(
       error_of(
           R"({"model": {"type": "cnn"}, "data": {"type": "images", "train": "images", "train_labels": "labels"}, "training": {"steps": 1}, "engine": {"train_batch_size": 8}})",
           {splits("autotp_size")}),
-      HasSubstr("the run has a cnn, model.type at "));
+      HasSubstr("tensor_parallel with a cnn: it splits a C++ program's own model (model.type at "));
   EXPECT_EQ(read(kMinimal, {"parallel.tensor=2", "engine.tensor_parallel={\"autotp_size\": 1}"}).parallel.tensor, 2)
       << "as without";
 }

@@ -152,7 +152,7 @@ TEST(TorchOptimizersTest, AFunctionGivesTheRateOfEachStepAndSetLrThatOfAllFurthe
                       std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.1));
                   options.lr = [](int64_t) { return 0.1; };
                   EXPECT_THAT(refusal([&] { initialize(world, options); }),
-                              HasSubstr("a function for the lr beside a torch optimizer"));
+                              HasSubstr("a function for the lr with a torch optimizer"));
                   options.lr = nullptr;
                   options.optimizer = nullptr;
                   engine = initialize(world, options).engine;

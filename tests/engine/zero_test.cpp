@@ -362,7 +362,7 @@ TEST(ZeroTest, AnAlgorithmForWholeBucketsIsRefused) {
                           config.data_parallel.algorithm = parallel::DataParallelOptions::Algorithm::halving_doubling;
                           EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),
                                       testing::HasSubstr(
-                                          "gradient_allreduce_algorithm is \"halving-doubling\", with ZeRO stage 1"));
+                                          "gradient_allreduce_algorithm \"halving-doubling\" with ZeRO stage 1"));
                           config.zero.stage = 0;
                           config.averaging.every = 2;
                           EXPECT_THAT(test::error_of([&] { SmallRun run(world, config); }),

@@ -415,8 +415,7 @@ TEST(SimDeviceOffload, WhatDoesNotGoTogetherIsRefused) {
   expect_refused(plain, [](InitializeOptions& options) { options.config.averaging.every = 2; }, "parameter_averaging");
   expect_refused({.run = {.name = "lamb", .optimizer = "LAMB"}, .ratio = 0.5}, nullptr,
                  "needs the norms of whole parameters");
-  expect_refused({.run = {.name = "lamb", .optimizer = "LAMB"}, .delayed = true}, nullptr,
-                 "lamb with a delayed update");
+  expect_refused({.run = {.name = "lamb", .optimizer = "LAMB"}, .delayed = true}, nullptr, "delayed_update with LAMB");
   expect_refused({.run = {.name = "delayed"}, .ratio = 0.5, .delayed = true}, nullptr,
                  "delayed_update with a ratio below 1");
   expect_refused({.run = {.name = "parameters"}, .parameters = Place::host}, nullptr,
@@ -425,7 +424,7 @@ TEST(SimDeviceOffload, WhatDoesNotGoTogetherIsRefused) {
       {.run = {.name = "lamb", .zero_stage = 3, .optimizer = "LAMB"}, .ratio = 0.5, .parameters = Place::host}, nullptr,
       "needs the norms of whole parameters");
   expect_refused({.run = {.name = "delayed"}, .delayed = true, .states = Place::device}, nullptr,
-                 "delayed_update with optimizer states on the device");
+                 "delayed_update with optimizer states on the GPU");
 }
 
 } // namespace

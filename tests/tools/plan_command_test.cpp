@@ -205,7 +205,7 @@ TEST_F(PlanCommandTest, LambIsNotSplitAmongTensorRanks) {
     EXPECT_TRUE(row.at("tensor") == 1 || !row.at("refused").is_null()) << row;
   }
   EXPECT_THAT(plan("--set engine.optimizer.type=OneBitLamb --set parallel.tensor=2").output,
-              HasSubstr("LAMB needs norms of whole parameters, of which each of tensor 2 has a part"));
+              HasSubstr("LAMB with 2 tensor ranks: it needs the norm of each whole parameter"));
 }
 
 TEST_F(PlanCommandTest, ReplicasThatStepByThemselvesShareNothing) {

@@ -3,6 +3,7 @@
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
 #include <trireme/config/activations_json.h>
+#include <trireme/config/compatibility.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/offload_json.h>
 #include <trireme/config/optimizer_json.h>
@@ -267,7 +268,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.activations = read_activations(values.section("activation_checkpointing"));
   out.tensor_parallel = read_tensor_parallel(values.section("tensor_parallel"));
   out.zero = read_zero(values.section("zero_optimization"));
-  out.offload = read_offload(values, out.zero.stage, out.activations.uses_nvme(), out.notes);
+  out.offload = read_offload(values, out.activations.uses_nvme(), out.notes);
   out.precision = read_precision(values);
   if (bf16_section(values).get("bf16_optimizer_states", false)) {
     if (!out.optimizer) {
@@ -286,6 +287,7 @@ EngineConfig read_deepspeed(const JsonNode& given, const AutoValues& known) {
   out.csv_monitor = read_monitor(values.section("csv_monitor"));
   out.tensorboard = read_monitor(values.section("tensorboard"));
   out.checkpoint.tag_validation = read_tag_validation(values.section("checkpoint"));
+  check_compatibility(node, node, Setting{.engine = out});
   return out;
 }
 

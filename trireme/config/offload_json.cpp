@@ -85,16 +85,11 @@ offload::OptimizerOptions read_optimizer_place(const Values& section, std::vecto
   return out;
 }
 
-offload::ParameterOptions read_parameter_place(const Values& section, int zero_stage, std::vector<std::string>& notes) {
+offload::ParameterOptions read_parameter_place(const Values& section, std::vector<std::string>& notes) {
   offload::ParameterOptions out;
   out.place = place_of(section);
   if (out.place == Place::device) {
     return out;
-  }
-  if (zero_stage < 3) {
-    section.find("device")->fail(
-        concat("parameters are in parts, which can be elsewhere, at \"stage\": 3, and the stage is ", zero_stage),
-        "Say \"stage\": 3, or leave offload_param out; offload_optimizer works at every stage.");
   }
   out.nvme_path = folder_of(section, out.place);
   out.buffer_count = buffers_of(section, out.place, out.buffer_count);
@@ -130,13 +125,12 @@ ordered_json path_or_null(const std::string& path) {
 
 } // namespace
 
-offload::Options read_offload(const Values& engine, int zero_stage, bool moves_activations,
-                              std::vector<std::string>& notes) {
+offload::Options read_offload(const Values& engine, bool moves_activations, std::vector<std::string>& notes) {
   const Values zero = engine.section("zero_optimization");
   const Values section = engine.section("aio");
   offload::Options out;
   out.optimizer = read_optimizer_place(zero.section("offload_optimizer"), notes);
-  out.parameters = read_parameter_place(zero.section("offload_param"), zero_stage, notes);
+  out.parameters = read_parameter_place(zero.section("offload_param"), notes);
   out.aio = read_aio(section);
   if (section.present() && !out.uses_files() && !moves_activations && to_json(out.aio) != to_json(aio::Options())) {
     notes.push_back(concat(section.node().where(),

@@ -14,8 +14,7 @@ namespace trireme::config {
 /// "auto" asks for nothing: what else is in it counts as its default. `moves_activations`: there are files of
 /// activations. Adds a sentence to `notes` for keys that only files need, where there are none. Errors: InputError for
 /// nvme without nvme_path, offload_param below stage 3, and values that exclude each other.
-offload::Options read_offload(const Values& engine, int zero_stage, bool moves_activations,
-                              std::vector<std::string>& notes);
+offload::Options read_offload(const Values& engine, bool moves_activations, std::vector<std::string>& notes);
 
 /// Under DeepSpeed's names, defaults included.
 nlohmann::ordered_json to_json(const offload::OptimizerOptions& options);

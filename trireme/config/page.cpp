@@ -42,6 +42,7 @@ oneself; `//` and `/* */` comments are allowed.
 - **Parameters that no rank used in a step** are not stepped, as in PyTorch: neither weight decay nor moments, the same at every ZeRO stage
   (DeepSpeed's ZeRO steps them with a gradient of zero, and so does `step_in_backward` here). Bias correction counts the
   optimizer's steps, not each parameter's.
+- **What does not go together** is refused; [one table](compatibility.md) has all of it, with what to do instead.
 - **Overrides**: `--set training.steps=500 --set engine.optimizer.params.lr=1e-4`; the value is JSON, or else a string.
 - **Paths** in a run file start at its folder; what is not there is looked up in the working directory.
 - **Editors**: write `"$schema": "path/to/docs/run.schema.json"` at the top of a run file to get completion and checks.

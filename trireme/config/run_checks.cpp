@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/config/compatibility.h>
 #include <trireme/config/key_check.h>
 #include <trireme/device/options.h>
 
@@ -28,17 +29,6 @@ const JsonNode& place(const JsonNode& root, const char* section, const char* key
 
 std::string named(const JsonNode& node) {
   return concat(node.path(), " at ", node.where());
-}
-
-void check_kinds_fit(const JsonNode& root, const RunConfig& run) {
-  const bool images = run.data.kind == data::DataOptions::Kind::images;
-  const bool cnn = run.model.kind == ModelConfig::Kind::cnn;
-  if (images != cnn) {
-    place(root, "model", "type")
-        .fail(concat("a ", cnn ? "cnn" : "gpt", " cannot learn from ", place(root, "data", "type").as_string(),
-                     ", the ", named(place(root, "data", "type"))),
-              cnn ? "Use data of type \"images\"." : "Use data of type \"tokens\" or \"text\".");
-  }
 }
 
 // Beyond these a number is a slip, and what is computed from it is no number any more.
@@ -97,11 +87,6 @@ void check_gpt(const JsonNode& root, RunConfig& run) {
         concat("\"vocab_size\" is missing, and there is no tokenizer to ask, ", named(place(root, "data", "type"))),
         "Write it, or \"tokenizer\" in \"data\".");
   }
-  if (run.training.sample && run.data.tokenizer.empty()) {
-    place(root, "training", "sample")
-        .fail(concat("a sample needs a tokenizer, there is none in ", named(*root.find("data"))),
-              "Write \"tokenizer\" in \"data\".");
-  }
 }
 
 // Of a gpt: what ranks share must divide among them.
@@ -146,30 +131,6 @@ void check_split(const JsonNode& root, RunConfig& run) {
   }
 }
 
-// A run file's models are those of models/.
-void check_tensor_parallel(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
-  const int64_t size = run.engine.tensor_parallel.size;
-  if (size == 1) {
-    return;
-  }
-  const JsonNode& keys = *engine.find("tensor_parallel");
-  const JsonNode* const autotp = keys.find("autotp_size");
-  const JsonNode& key = autotp != nullptr && autotp->as_integer() > 1 ? *autotp : *keys.find("tp_size");
-  const bool gpt = run.model.kind == ModelConfig::Kind::gpt;
-  const char* const next =
-      gpt ? "Leave engine.tensor_parallel out, and say in parallel.tensor how many ranks share each layer."
-          : "Leave engine.tensor_parallel out.";
-  if (run.parallel.tensor > 1) {
-    key.fail(concat("this splits the weights of a C++ program's own model, and the layers of this run's gpt are split "
-                    "already, ",
-                    named(place(root, "parallel", "tensor"))),
-             next);
-  }
-  key.fail(concat("this splits the weights of a C++ program's own model, and the run has a ", gpt ? "gpt" : "cnn", ", ",
-                  named(place(root, "model", "type"))),
-           next);
-}
-
 // The last step is saved, and only what the replicas agree on can be.
 void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
   const int64_t every = run.engine.averaging.every;
@@ -178,21 +139,6 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   }
   const bool in_short = run.parallel.sync.kind == "local_sgd";
   const JsonNode& section = in_short ? *root.find("parallel")->find("sync") : *engine.find("parameter_averaging");
-  const auto refuse = [&](const std::string& what, const std::string& next) {
-    section.fail(concat("replicas that step by themselves cannot have ", what),
-                 concat(next, ", or leave ", section.path(), " out."));
-  };
-  if (run.engine.zero.stage > 0) {
-    refuse(concat("ZeRO stage ", run.engine.zero.stage, ", which shards what they have whole"), "Use stage 0");
-  }
-  if (run.parallel.context > 1) {
-    refuse(concat(run.parallel.context, " context ranks, who share the tokens of a sample and so step together"),
-           "Use one context rank");
-  }
-  if (run.parallel.sequence_parallel && run.parallel.tensor > 1) {
-    refuse("sequence_parallel, where what tensor ranks have whole has gradients to be added up in every step",
-           "Switch sequence_parallel off");
-  }
   const JsonNode& key = section.find("every") != nullptr ? *section.find("every") : *section.find("kind");
   const auto meets = [&](const char* name, int64_t steps) {
     if (steps % every != 0) {
@@ -207,11 +153,6 @@ void check_averaging(const JsonNode& root, const JsonNode& engine, const RunConf
   meets("checkpoint_every", run.training.checkpoint_every);
   if (run.engine.averaging.elastic) { // between two meetings a replica knows nothing of the others
     meets("eval_every", run.training.eval_every);
-    if (run.parallel.ranks_of_replica() > 1) {
-      section.find("elastic")->fail(concat("a replica that comes and goes is one process, and here it has ",
-                                           run.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"),
-                                    "Leave those at 1.");
-    }
   }
 }
 
@@ -244,7 +185,7 @@ void check_meetings(const JsonNode& root, const JsonNode& engine, const RunConfi
   }
 }
 
-void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& run) {
+void check_cnn(const JsonNode& root, const RunConfig& run) {
   const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
     if (n_images != n_labels) {
       place(root, "data", labels)
@@ -254,51 +195,16 @@ void check_cnn(const JsonNode& root, const JsonNode& engine, const RunConfig& ru
   };
   count("train", run.data.train.size(), "train_labels", run.data.train_labels.size());
   count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
-  for (const char* axis : {"tensor", "context"}) {
-    if ((*axis == 't' ? run.parallel.tensor : run.parallel.context) > 1) {
-      place(root, "parallel", axis)
-          .fail(concat("a cnn cannot be split so, ", named(place(root, "model", "type"))),
-                "Use a gpt, or leave the key out.");
-    }
-  }
-  if (run.parallel.pipe > 1) {
-    place(root, "model", "type")
-        .fail(concat("a run file cannot cut a cnn into ", run.parallel.pipe, " pipeline stages"),
-              "Use a gpt, or a layer list in C++ as examples/alexnet_pipeline does.");
-  }
-  if (run.builds_layers() && run.parallel.pipe == 1) {
-    engine.find("pipeline")
-        ->fail(concat("a cnn is a model in one piece, it has no layers to ",
-                      run.pipeline.seed_layers ? "seed" : "recompute", " one by one, ",
-                      named(place(root, "model", "type"))),
-               "Leave seed_layers and activation_checkpoint_interval out, or use a gpt.");
-  }
   if (run.model.cnn.side % 4 != 0) {
     place(root, "model", "side")
         .fail(concat("must be a multiple of 4, because images are halved twice; found ", run.model.cnn.side));
   }
-  if (run.training.sample) {
-    place(root, "training", "sample")
-        .fail(concat("a cnn writes no text, ", named(place(root, "model", "type"))), "Leave it out.");
-  }
 }
 
 void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
-  const data::DataOptions& data = run.data;
-  const bool no_validation = data.validation.empty() && data.validation_fraction == 0;
-  if (run.training.eval_every > 0 && no_validation) {
-    place(root, "training", "eval_every")
-        .fail(concat("there is nothing to evaluate on: no \"validation\" in ", named(*root.find("data"))),
-              "Add it, or leave eval_every out.");
-  }
   if (!device::is_choice(run.training.device)) {
     place(root, "training", "device")
         .fail(concat('"', run.training.device, "\" is not a device that can be asked for"), device::kChoices);
-  }
-  if (!data.validation.empty() && data.validation_fraction > 0) {
-    place(root, "data", "validation_fraction")
-        .fail(concat("there are validation files already, ", named(place(root, "data", "validation"))),
-              "Keep one of the two.");
   }
   const int64_t end = run.engine.schedule.total_num_steps;
   if (end > 0 && end < run.training.steps) {
@@ -391,13 +297,12 @@ ordered_json write_training(const TrainingConfig& training) {
 } // namespace
 
 void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
-  check_kinds_fit(root, run);
-  check_tensor_parallel(root, engine, run);
+  check_compatibility(root, engine, setting_of(run));
   if (run.model.kind == ModelConfig::Kind::gpt) {
     check_gpt(root, run);
     check_split(root, run);
   } else {
-    check_cnn(root, engine, run);
+    check_cnn(root, run);
   }
   check_training(root, engine, run);
   check_averaging(root, engine, run);

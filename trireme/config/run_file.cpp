@@ -172,24 +172,18 @@ SyncConfig read_sync(const Values& values) {
 }
 
 // Puts into the engine's options what parallel.sync says.
-void resolve_sync(const JsonNode& root, const JsonNode& engine, RunConfig& out) {
+void resolve_sync(const JsonNode& engine, RunConfig& out) {
   const SyncConfig& sync = out.parallel.sync;
   if (sync.kind == "all_reduce") {
     return;
   }
-  const JsonNode& kind = *root.find("parallel")->find("sync")->find("kind");
-  if (const JsonNode* averaging = engine.find("parameter_averaging");
-      averaging != nullptr && averaging->kind() != JsonNode::Kind::null) {
-    averaging->fail(concat("parallel.sync is of the kind \"", sync.kind, "\" already"), "Leave one of them out.");
-  }
   if (sync.kind == "server") {
-    if (out.parallel.ranks_of_replica() > 1) {
-      kind.fail(concat("a worker of parameter servers is one process, and a replica has ",
-                       out.parallel.ranks_of_replica(), " ranks (pipe * context * tensor)"),
-                "Leave those at 1.");
-    }
     out.engine.server = sync.server;
     return;
+  }
+  if (const JsonNode* averaging = engine.find("parameter_averaging");
+      averaging != nullptr && averaging->kind() != JsonNode::Kind::null) {
+    averaging->fail("parallel.sync says how replicas average already", "Leave one of them out.");
   }
   parallel::AveragingOptions& averaging = out.engine.averaging;
   averaging.every = sync.every.value_or(SyncConfig::kEvery);
@@ -331,7 +325,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
   resolve_pipeline(root, engine, out);
-  resolve_sync(root, engine, out);
+  resolve_sync(engine, out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;

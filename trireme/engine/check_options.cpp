@@ -1,8 +1,8 @@
 #include <trireme/engine/check_options.h>
 
 #include <trireme/base/error.h>
+#include <trireme/config/compatibility.h>
 #include <trireme/device/absent_memory.h>
-#include <trireme/engine/make_sync.h>
 
 #include <torch/nn/module.h>
 
@@ -16,62 +16,36 @@ void check_options(const InitializeOptions& options) {
     throw InputError("engine", "initialize() got both a model and a pipeline",
                      "A PipelineModule has its layers and its loss: leave model and loss away.");
   }
-  if (options.optimizer && (options.config.optimizer || !options.parameter_groups.empty())) {
-    throw InputError("engine",
-                     concat("initialize() got a torch optimizer beside ",
-                            options.config.optimizer ? "the configuration's \"optimizer\"" : "parameter_groups"),
-                     "Leave one of them out.");
-  }
-  const bool has_scheduler = options.config.schedule.kind != optim::ScheduleOptions::Kind::constant;
-  if (options.lr && (has_scheduler || options.optimizer)) {
-    throw InputError(
-        "engine",
-        concat("initialize() got a function for the lr beside ",
-               has_scheduler ? "the configuration's \"scheduler\"" : "a torch optimizer, whose groups have theirs"),
-        "Leave one of them out.");
-  }
-  if (options.optimizer && options.pipeline) {
-    throw InputError(
-        "engine", "initialize() got a torch optimizer and a pipeline, whose parameters do not exist before it is built",
-        "Say \"optimizer\" in the configuration, and InitializeOptions::parameter_groups where parameters differ.");
-  }
 }
 
-void apply_pipeline(const InitializeOptions& options) {
-  const pipeline::PipelineKeys& keys = options.config.pipeline;
-  if (options.pipeline) {
-    options.pipeline->configure(keys);
-    return;
+void check_compatibility(const InitializeOptions& options, const precision::PrecisionOptions& resolved,
+                         const comm::World& world, at::Device device) {
+  config::EngineConfig used = options.config;
+  used.precision = resolved;
+  if (options.optimizer) {
+    used.gradient_clipping = used.gradient_clipping.value_or(0);
   }
-  const char* const asked = keys.stages.value_or(1) > 1                           ? "stages"
-                            : keys.activation_checkpoint_interval.value_or(0) > 0 ? "activation_checkpoint_interval"
-                            : keys.seed_layers.value_or(false)                    ? "seed_layers"
-                                                                                  : nullptr;
-  if (asked != nullptr) {
-    throw InputError(
-        "engine", concat("the configuration asks for \"pipeline\": {\"", asked, "\"}, but the model is in one piece"),
-        "Give initialize() a PipelineModule, a list of layers, or leave the key out. To recompute the blocks of a "
-        "model in one piece, say "
-        "\"activation_checkpointing\": {\"policy\": \"recompute\"}; its forward() calls them as zero::Sharded or with "
-        "trireme::activations::call(part, f, x).");
-  }
-}
-
-void check_step_in_backward(const Parts& parts, const InitializeOptions& options) {
-  const char* const needs_all = options.config.averaging.on()           ? "parameter_averaging"
-                                : options.gradient_sync                 ? "a gradient_sync of its own"
-                                : compresses(options.config) != nullptr ? compresses(options.config)
-                                : parts.clipping > 0                    ? "gradient_clipping"
-                                : parts.looks_for_overflow()
-                                    ? "the look for NaN in fp16 and bf16 gradients (bf16.check_grad_overflow)"
-                                : parts.optimizer->needs_norms() ? "LAMB"
-                                : parts.pipe.size() > 1          ? "a pipeline"
-                                                                 : nullptr;
-  if (needs_all != nullptr) {
-    throw InputError("engine",
-                     concat("step_in_backward with ", needs_all,
-                            ", which needs all gradients before the first parameter is stepped"),
-                     "Switch one of them off (\"gradient_clipping\": 0).");
+  config::Setting setting{.engine = used};
+  setting.program = config::ProgramOptions{.pipeline = options.pipeline != nullptr,
+                                           .optimizer = options.optimizer != nullptr,
+                                           .parameter_groups = !options.parameter_groups.empty(),
+                                           .lr = options.lr != nullptr,
+                                           .gradient_sync = options.gradient_sync != nullptr,
+                                           .placement = options.placement || options.reduce_groups,
+                                           .state_store = options.state_store != nullptr,
+                                           .replica = options.replica.has_value(),
+                                           .server_worker = options.server_worker.has_value()};
+  setting.device = device.is_cpu() ? "" : device.str();
+  const auto ranks_of = [&](const char* axis, int64_t otherwise) {
+    return options.mesh ? options.mesh->shape().size(axis) : otherwise;
+  };
+  setting.pipe = options.pipeline ? options.pipeline->options().stages : 1;
+  setting.context = ranks_of(mesh::Axis::context, 1);
+  setting.tensor = ranks_of(mesh::Axis::tensor, used.tensor_parallel.size);
+  setting.sequence_parallel = options.sequence_parallel;
+  setting.replica_ranks = options.mesh ? options.mesh->group().size() : world.size();
+  if (const std::optional<config::Conflict> conflict = config::find_conflict(setting)) {
+    throw InputError("engine", conflict->what, conflict->next);
   }
 }
 
@@ -80,26 +54,12 @@ void check_split(const InitializeOptions& options) {
   if (size == 1) {
     return;
   }
-  if (options.pipeline) {
-    throw InputError("engine", "tensor_parallel splits a model in one piece, and initialize() got a pipeline",
-                     "Write its layers with tensor::ColumnParallelLinear and the like, or leave autotp_size out.");
-  }
-  if (options.sequence_parallel) {
-    throw InputError("engine",
-                     "tensor_parallel splits a model that does not split its sequences, and "
-                     "InitializeOptions::sequence_parallel is set",
-                     "It would add up gradients that are the same on all tensor ranks: leave it out.");
-  }
   for (const at::Tensor& parameter : options.model->parameters()) {
     if (!device::has_memory(parameter)) {
       throw InputError("engine",
                        "tensor_parallel with a model made under zero::Init, which has sharded its parameters already",
                        "Build the model after zero::Init has ended.");
     }
-  }
-  if (options.placement) {
-    throw InputError("engine", "tensor_parallel says where parameters lie, and so does InitializeOptions::placement",
-                     "Leave one of them out.");
   }
   if (options.mesh && options.mesh->shape().size(mesh::Axis::tensor) != size) {
     throw InputError("engine",

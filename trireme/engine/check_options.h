@@ -9,14 +9,13 @@ namespace trireme::engine {
 // says what to leave out.
 
 void check_options(const InitializeOptions& options);
-/// Gives the list of layers what the configuration says of pipelines; refuses keys that need one if the model is in one
-/// piece.
-void apply_pipeline(const InitializeOptions& options);
+/// What does not go together (config/compatibility.h), with the types and the device that were chosen.
+void check_compatibility(const InitializeOptions& options, const precision::PrecisionOptions& resolved,
+                         const comm::World& world, at::Device device);
 /// What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the
 /// program's own.
 void check_split(const InitializeOptions& options);
 void check_mesh(const mesh::Mesh& mesh, int stages);
 void check_step_group(const parallel::GradientSync& sync);
-void check_step_in_backward(const Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

@@ -72,7 +72,7 @@ void Engine::Impl::check_whole(const char* wanted) const {
 }
 
 void Engine::Impl::check_released() const {
-  if (parts.coordinator->has_pins()) {
+  if (parts.buffers.coordinator->has_pins()) {
     throw InputError("engine",
                      concat("after step ", state.global_steps,
                             ": a step or a load would leave the gathered parameters as they were before it"),
@@ -90,25 +90,26 @@ void Engine::Impl::check_released() const {
 void Engine::Impl::start_step() {
   check_whole("train_batch()");
   in_step_ = true;
-  parts.unchanged->check();
+  parts.buffers.unchanged->check();
   clock.start();
   fault::set_step(state.global_steps + 1);
-  parts.coordinator->begin(zero::Pass::training);
+  parts.buffers.coordinator->begin(zero::Pass::training);
   broadcast_module_buffers();
 }
 
 void Engine::Impl::broadcast_module_buffers() {
-  for (size_t axis = 0; axis < parts.module_buffers.size(); ++axis) {
+  for (size_t axis = 0; axis < parts.model.module_buffers.size(); ++axis) {
     const bool of_one_replica = axis == 1;
-    if ((of_one_replica || parts.sync->replicas_are_equal()) && std::exchange(module_buffers_differ_[axis], false)) {
-      parts.module_buffers[axis].broadcast();
+    if ((of_one_replica || parts.agreement.sync->replicas_are_equal()) &&
+        std::exchange(module_buffers_differ_[axis], false)) {
+      parts.model.module_buffers[axis].broadcast();
     }
   }
 }
 
 std::shared_ptr<ReplicaMean> Engine::Impl::replica_mean() {
   std::shared_ptr<ReplicaMean> mean = replica_mean_.lock();
-  if (!mean && !parts.sync->replicas_are_equal()) {
+  if (!mean && !parts.agreement.sync->replicas_are_equal()) {
     mean = std::make_shared<ReplicaMean>(parts);
     replica_mean_ = mean;
   }
@@ -120,17 +121,17 @@ void Engine::Impl::drop_step(const char* why) noexcept {
     return;
   }
   try {
-    if (parts.everyone.size() > 1) {
+    if (parts.ranks.everyone.size() > 1) {
       failure_ = why;
-      parts.everyone.report_failure(why);
+      parts.ranks.everyone.report_failure(why);
       return;
     }
     if (optimizer_step.has_begun()) {
       torn_by(concat("step ", state.global_steps + 1, " failed after some parameters had been stepped"));
     }
     clock.drop();
-    parts.reducer->abandon();
-    parts.coordinator->release_all();
+    parts.buffers.reducer->abandon();
+    parts.buffers.coordinator->release_all();
     clear_step();
   } catch (const std::exception& error) {
     log::error("a failed step was not dropped as a whole: ", error.what());
@@ -141,8 +142,8 @@ void Engine::Impl::clear_step() {
   loss_sum_ = at::Tensor();
   in_step_ = went_back_ = false;
   optimizer_step.clear();
-  state.micro_steps = state.global_steps * parts.batch.accumulation;
-  for (const auto& buffer : parts.buffers) {
+  state.micro_steps = state.global_steps * parts.settings.batch.accumulation;
+  for (const auto& buffer : parts.buffers.trained) {
     buffer->clear_grads();
   }
 }
@@ -152,7 +153,7 @@ void Engine::Impl::zero_grad() {
   check_whole("zero_grad()");
   if (loss_sum_.defined()) {
     const bool in_step = in_step_;
-    parts.reducer->finish();
+    parts.buffers.reducer->finish();
     clear_step();
     in_step_ = in_step;
   }
@@ -167,8 +168,8 @@ data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
 }
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
-  if (parts.pipe.size() > 1) {
-    throw InputError("engine", concat("forward() of a model in ", parts.pipe.size(), " pipeline stages"),
+  if (parts.ranks.pipe.size() > 1) {
+    throw InputError("engine", concat("forward() of a model in ", parts.ranks.pipe.size(), " pipeline stages"),
                      "No rank has all layers: use train_batch() and eval_batch(), which run the whole schedule.");
   }
   if (!in_the_middle_of_a_step()) {
@@ -178,8 +179,8 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   const monitor::Span span("forward");
   const Note note("forward of step", state.global_steps + 1);
   const fault::Effect effect = fault::at(fault::Phase::forward);
-  if (!parts.model->is_training()) {
-    parts.model->train();
+  if (!parts.model.module->is_training()) {
+    parts.model.module->train();
   }
   module_buffers_differ_.fill(true);
   return spoiled(parts.loss_of(micro_batch).loss, effect);
@@ -189,31 +190,31 @@ at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
 void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   start_step();
   const Note note("step", state.global_steps + 1);
-  if (!parts.model->is_training()) {
-    parts.model->train();
+  if (!parts.model.module->is_training()) {
+    parts.model.module->train();
   }
   module_buffers_differ_.fill(true);
-  const OwnBackward own(*parts.reducer);
+  const OwnBackward own(*parts.buffers.reducer);
   went_back_ = true;
-  const int64_t micro_batches = parts.batch.accumulation;
+  const int64_t micro_batches = parts.settings.batch.accumulation;
   const auto send_loss = [&] {
     if (!optimizer_step.loss_was_sent()) {
-      optimizer_step.send_loss(parts.executor->loss_sum());
+      optimizer_step.send_loss(parts.model.executor->loss_sum());
     }
   };
   pipeline::Executor::Callbacks callbacks;
   callbacks.before_backward = [&](int, bool last) {
-    parts.reducer->set_synchronising(last);
+    parts.buffers.reducer->set_synchronising(last);
     if (last) {
       send_loss();
     }
   };
-  callbacks.reduce_tied_grads = [this] { parts.ties->sum_gradients(); };
-  callbacks.reduce_grads = [this] { parts.reducer->end(); };
-  parts.reducer->begin();
+  callbacks.reduce_tied_grads = [this] { parts.model.ties->sum_gradients(); };
+  callbacks.reduce_grads = [this] { parts.buffers.reducer->end(); };
+  parts.buffers.reducer->begin();
   const auto loaded = [&] { return parts.prepared(load(next)); };
   const auto scale = [&](at::ScalarType loss) { return state.scale.root_gradient(loss, micro_batches); };
-  parts.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
+  parts.model.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
   send_loss(); // a stage that trains nothing
   state.micro_steps += micro_batches - 1;
 }
@@ -238,22 +239,22 @@ void Engine::Impl::backward(const at::Tensor& loss) {
       optimizer_step.send_loss(loss_sum_);
     }
     // Sharded gradients accumulate as shards, so every micro-batch is reduced.
-    const bool reduces = at_boundary() || parts.buffers.front()->gradients_are_sharded();
-    parts.reducer->set_synchronising(reduces);
+    const bool reduces = at_boundary() || parts.buffers.trained.front()->gradients_are_sharded();
+    parts.buffers.reducer->set_synchronising(reduces);
     if (reduces) {
-      parts.sync->backward_begins(at_boundary());
-      parts.reducer->begin();
+      parts.agreement.sync->backward_begins(at_boundary());
+      parts.buffers.reducer->begin();
     }
-    const double scale = state.scale.root_gradient(root.scalar_type(), parts.batch.accumulation);
-    const OwnBackward own(*parts.reducer);
+    const double scale = state.scale.root_gradient(root.scalar_type(), parts.settings.batch.accumulation);
+    const OwnBackward own(*parts.buffers.reducer);
     went_back_ = true;
     root.backward(
         torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
     if (reduces) {
-      if (parts.ties) { // of layers in one stage
-        parts.ties->sum_gradients();
+      if (parts.model.ties) { // of layers in one stage
+        parts.model.ties->sum_gradients();
       }
-      parts.reducer->end();
+      parts.buffers.reducer->end();
     }
   });
 }
@@ -278,20 +279,20 @@ void Engine::Impl::step() {
   }
   ++state.global_steps;
   clear_step();
-  end_step_of_activations(parts);
-  state.global_samples += parts.batch.train;
-  if (parts.server != nullptr) { // those that the others have made without this worker
-    skip_to(state.global_steps + parts.server->take_updates() - 1);
+  end_step_of_activations(parts, state);
+  state.global_samples += parts.settings.batch.train;
+  if (parts.agreement.server != nullptr) { // those that the others have made without this worker
+    skip_to(state.global_steps + parts.agreement.server->take_updates() - 1);
   }
-  if (parts.elastic != nullptr) {
-    parts.elastic->after_step();
+  if (parts.agreement.elastic != nullptr) {
+    parts.agreement.elastic->after_step();
   }
   if (!parts.steps_together()) {
     broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
   }
   double schedule_waited = 0;
   if (parts.runs_schedule()) {
-    const pipeline::Executor::Seconds seconds = parts.executor->seconds();
+    const pipeline::Executor::Seconds seconds = parts.model.executor->seconds();
     clock.set_compute(seconds.forward, seconds.backward);
     schedule_waited = seconds.waiting;
   }
@@ -299,31 +300,32 @@ void Engine::Impl::step() {
   const StepTimes& times = clock.times();
   arrivals->step(state.global_steps,
                  {times.data, times.forward, times.backward, times.optimizer, times.exposed_communication, times.total},
-                 parts.steps_together() || parts.sync->replicas_are_equal());
+                 parts.steps_together() || parts.agreement.sync->replicas_are_equal());
 }
 
 void Engine::Impl::skip_to(int64_t step) {
   for (; state.global_steps < step; ++state.global_steps) {
-    parts.schedule->advance();
-    for (int64_t i = 0; parts.loader && i < parts.batch.accumulation; ++i) {
-      parts.loader->skip();
+    parts.stepper.schedule->advance();
+    for (int64_t i = 0; parts.stepper.loader && i < parts.settings.batch.accumulation; ++i) {
+      parts.stepper.loader->skip();
     }
-    state.micro_steps += parts.batch.accumulation;
-    state.global_samples += parts.batch.train;
+    state.micro_steps += parts.settings.batch.accumulation;
+    state.global_samples += parts.settings.batch.train;
   }
 }
 
 at::Tensor Engine::train_batch() {
-  if (!impl_->parts.loader) {
+  if (!impl_->parts.stepper.loader) {
     throw InputError("engine", "train_batch() has no data",
                      "Give initialize() training_data, or call train_batch(next).");
   }
-  if (impl_->parts.executor && !impl_->parts.executor->loads_inputs() && !impl_->parts.executor->loads_targets()) {
-    for (int64_t i = 0; i < impl_->parts.batch.accumulation; ++i) {
-      impl_->parts.loader->skip(); // a stage between has no use for data, but its position must be everybody's
+  if (impl_->parts.model.executor && !impl_->parts.model.executor->loads_inputs() &&
+      !impl_->parts.model.executor->loads_targets()) {
+    for (int64_t i = 0; i < impl_->parts.settings.batch.accumulation; ++i) {
+      impl_->parts.stepper.loader->skip(); // a stage between has no use for data, but its position must be everybody's
     }
   }
-  return train_batch([this] { return impl_->parts.loader->next(); });
+  return train_batch([this] { return impl_->parts.stepper.loader->next(); });
 }
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
@@ -338,7 +340,7 @@ at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
       step();
       return;
     }
-    for (int64_t i = 0; i < impl_->parts.batch.accumulation; ++i) {
+    for (int64_t i = 0; i < impl_->parts.settings.batch.accumulation; ++i) {
       impl_->backward(impl_->forward(impl_->load(next)));
       step();
     }
@@ -353,7 +355,7 @@ at::Tensor Engine::forward(const data::Batch& batch) {
   return loss;
 }
 void Engine::backward(const at::Tensor& loss) {
-  if (impl_->parts.may_step_in_backward) {
+  if (impl_->parts.stepper.may_step_in_backward) {
     impl_->check_released();
   }
   impl_->backward(loss);
@@ -372,19 +374,19 @@ void Engine::zero_grad() {
 }
 void Engine::set_lr(double lr) {
   check_same_rates(impl_->parts.step_ranks(), {lr}, "set_lr()");
-  impl_->parts.schedule->set_lr(lr);
+  impl_->parts.stepper.schedule->set_lr(lr);
 }
 bool Engine::join_replicas() {
   impl_->check_whole("join_replicas()");
   impl_->check_released();
-  return impl_->parts.elastic != nullptr && impl_->parts.elastic->join();
+  return impl_->parts.agreement.elastic != nullptr && impl_->parts.agreement.elastic->join();
 }
 bool Engine::finish_replicas(bool saved) {
-  return impl_->parts.elastic == nullptr || impl_->parts.elastic->finish_training(saved);
+  return impl_->parts.agreement.elastic == nullptr || impl_->parts.agreement.elastic->finish_training(saved);
 }
 void Engine::begin_at(int64_t step) {
-  if (impl_->parts.server != nullptr) {
-    impl_->parts.server->begin();
+  if (impl_->parts.agreement.server != nullptr) {
+    impl_->parts.agreement.server->begin();
   }
   impl_->skip_to(step);
 }
@@ -393,7 +395,8 @@ std::unique_ptr<zero::GatheredParameters> Engine::gather_parameters(std::vector<
   if (!impl_->in_the_middle_of_a_step()) {
     impl_->optimizer_step.finish_delayed();
   }
-  return std::make_unique<zero::GatheredParameters>(impl_->parts.coordinator, std::move(parameters), modifier_rank);
+  return std::make_unique<zero::GatheredParameters>(impl_->parts.buffers.coordinator, std::move(parameters),
+                                                    modifier_rank);
 }
 std::shared_ptr<torch::nn::Module> Engine::gather_model() {
   impl_->check_whole("gather_model()");
@@ -408,7 +411,7 @@ void Engine::finish_delayed_update() {
   impl_->optimizer_step.finish_delayed();
 }
 torch::nn::Module& Engine::module() {
-  return *impl_->parts.model;
+  return *impl_->parts.model.module;
 }
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
@@ -417,9 +420,9 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 
 void Engine::save_checkpoint(const std::filesystem::path& folder, const std::string& tag,
                              const nlohmann::json& client_state, int64_t keep_last) {
-  checkpoint::SaveOptions options(impl_->parts.checkpoint);
+  checkpoint::SaveOptions options(impl_->parts.settings.checkpoint);
   options.keep_last = keep_last;
-  if (const auto token = impl_->parts.run_token) {
+  if (const auto token = impl_->parts.settings.run_token) {
     options.check_claim = [token] { token->check(); };
   }
   impl_->check_whole("save_checkpoint()");
@@ -431,7 +434,7 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
   impl_->check_usable();
-  if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.everyone)) {
+  if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.ranks.everyone)) {
     const std::string name = (folder / "").parent_path().filename().string(); // whether it ends with a slash or not
     if (name.starts_with("global_step") && checkpoint::step_of(name) >= 0) {
       throw InputError("engine", concat("there is no checkpoint ", folder.string()),

@@ -21,7 +21,8 @@ class Engine::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Parts parts;
+  Parts built; // by initialize(), stage by stage
+  const Parts& parts = built;
   StepState state;
   StepClock clock{[this] { return parts.exposed_seconds(); }};
   OptimizerStep optimizer_step{parts, state, clock};
@@ -35,10 +36,10 @@ class Engine::Impl {
   };
 
   bool at_boundary() const {
-    return state.at_boundary(parts.batch.accumulation);
+    return state.at_boundary(parts.settings.batch.accumulation);
   }
   bool in_the_middle_of_a_step() const {
-    return state.micro_steps % parts.batch.accumulation != 0;
+    return state.micro_steps % parts.settings.batch.accumulation != 0;
   }
   /// The next micro-batch, as a part of the step.
   data::Batch load(const std::function<data::Batch()>& next);

@@ -5,24 +5,25 @@
 namespace trireme::engine {
 
 int64_t Engine::train_batch_size() const {
-  return impl_->parts.batch.train;
+  return impl_->parts.settings.batch.train;
 }
 int64_t Engine::train_micro_batch_size_per_gpu() const {
-  return impl_->parts.batch.micro;
+  return impl_->parts.settings.batch.micro;
 }
 int64_t Engine::gradient_accumulation_steps() const {
-  return impl_->parts.batch.accumulation;
+  return impl_->parts.settings.batch.accumulation;
 }
 bool Engine::is_gradient_accumulation_boundary() const {
   return impl_->at_boundary();
 }
 int64_t Engine::step_of_servers() const {
   const Parts& parts = impl_->parts;
-  return parts.server != nullptr ? parts.server->step() : 0;
+  return parts.agreement.server != nullptr ? parts.agreement.server->step() : 0;
 }
 bool Engine::is_first_replica() const {
   const Parts& parts = impl_->parts;
-  return parts.server != nullptr ? parts.server->first() : parts.elastic == nullptr || parts.elastic->first();
+  return parts.agreement.server != nullptr ? parts.agreement.server->first()
+                                           : parts.agreement.elastic == nullptr || parts.agreement.elastic->first();
 }
 int64_t Engine::global_steps() const {
   return impl_->state.global_steps;
@@ -58,31 +59,31 @@ const std::optional<monitor::Straggler>& Engine::straggler() const {
   return impl_->arrivals->straggler();
 }
 int64_t Engine::num_parameters() const {
-  return impl_->parts.num_parameters;
+  return impl_->parts.buffers.num_parameters;
 }
 std::optional<double> Engine::loss_scale() const {
-  return impl_->parts.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
+  return impl_->parts.settings.precision.scales_loss() ? std::optional(impl_->state.scale.used()) : std::nullopt;
 }
 double Engine::loss() const {
   return impl_->optimizer_step.mean_loss();
 }
 const activations::Activations* Engine::activations() const {
-  return impl_->parts.activations.get();
+  return impl_->parts.stepper.activations.get();
 }
 at::Device Engine::device() const {
   return impl_->parts.device();
 }
 const comm::Group& Engine::group() const {
-  return impl_->parts.data;
+  return impl_->parts.ranks.data;
 }
 const comm::Group& Engine::context_group() const {
-  return impl_->parts.context;
+  return impl_->parts.ranks.context;
 }
 const comm::Group& Engine::tensor_group() const {
-  return impl_->parts.tensor;
+  return impl_->parts.ranks.tensor;
 }
 const comm::Group& Engine::pipe_group() const {
-  return impl_->parts.pipe;
+  return impl_->parts.ranks.pipe;
 }
 int64_t Engine::bytes_sent() const {
   int64_t bytes = 0;
@@ -100,31 +101,31 @@ std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
       bytes[axes] += group.bytes_sent();
     }
   };
-  if (parts.server != nullptr) {
-    bytes["server"] = parts.server->bytes_sent();
+  if (parts.agreement.server != nullptr) {
+    bytes["server"] = parts.agreement.server->bytes_sent();
   }
-  if (parts.elastic != nullptr) {
-    bytes["data"] = parts.elastic->bytes_sent();
+  if (parts.agreement.elastic != nullptr) {
+    bytes["data"] = parts.agreement.elastic->bytes_sent();
   }
-  add("tensor", parts.tensor);
-  add("context", parts.context);
-  add("pipe", parts.pipe);
-  add("data", parts.data);
-  add(parts.data.size() > 1 ? "data+context" : "context", parts.group);
-  if (parts.tensor.size() > 1) {
-    add(parts.group.size() > 1 ? "data+tensor" : "tensor", parts.stage);
-    add("pipe+tensor", parts.model_ranks);
+  add("tensor", parts.ranks.tensor);
+  add("context", parts.ranks.context);
+  add("pipe", parts.ranks.pipe);
+  add("data", parts.ranks.data);
+  add(parts.ranks.data.size() > 1 ? "data+context" : "context", parts.ranks.group);
+  if (parts.ranks.tensor.size() > 1) {
+    add(parts.ranks.group.size() > 1 ? "data+tensor" : "tensor", parts.ranks.stage);
+    add("pipe+tensor", parts.ranks.model_ranks);
   }
-  for (const comm::Group& group : parts.sync->groups().every()) {
+  for (const comm::Group& group : parts.agreement.sync->groups().every()) {
     add("data", group);
   }
-  if (parts.synced_norms) {
-    add("data", parts.synced_norms->group());
+  if (parts.model.synced_norms) {
+    add("data", parts.model.synced_norms->group());
   }
   return bytes;
 }
 std::optional<offload::Traffic> Engine::offload_traffic() const {
-  return impl_->parts.offloaded ? std::optional(*impl_->parts.offloaded) : std::nullopt;
+  return impl_->parts.ranks.offloaded ? std::optional(*impl_->parts.ranks.offloaded) : std::nullopt;
 }
 
 } // namespace trireme::engine

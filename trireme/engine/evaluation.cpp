@@ -41,7 +41,7 @@ at::Tensor Engine::eval_batch(const data::Batch& batch) {
 
 LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
   impl_->check_whole("eval_batch()");
-  impl_->parts.unchanged->check();
+  impl_->parts.buffers.unchanged->check();
   impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();
@@ -57,7 +57,7 @@ LossAndLogits Engine::eval_batch_with_logits(const data::Batch& batch) {
 
 double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   impl_->check_whole("evaluate()");
-  impl_->parts.unchanged->check();
+  impl_->parts.buffers.unchanged->check();
   impl_->optimizer_step.finish_delayed();
   impl_->broadcast_module_buffers();
   const auto mean = impl_->replica_mean();
@@ -71,8 +71,8 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
       impl_->next_or_padding(loader, last);
       return last;
     };
-    const int64_t at_once =
-        std::max<int64_t>(impl_->parts.batch.accumulation, 4 * impl_->parts.pipe.size()); // to fill the pipeline
+    const int64_t at_once = std::max<int64_t>(impl_->parts.settings.batch.accumulation,
+                                              4 * impl_->parts.ranks.pipe.size()); // to fill the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
       impl_->evaluate_pipeline(std::min(at_once, count - done), next, sum);
     }
@@ -94,8 +94,8 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
 // With sharded parameters each rank runs as many forwards as the one with most data: the others need its shards.
 int64_t Engine::Impl::batches_to_evaluate(data::DataLoader& loader) const {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
-  if (parts.shards_parameters) {
-    parts.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
+  if (parts.settings.shards_parameters) {
+    parts.ranks.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
   }
   return most.item<int64_t>();
 }
@@ -132,8 +132,8 @@ void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeli
     return;
   }
   const Note note("evaluation after step", state.global_steps);
-  const EvaluationMode mode(*parts.model, parts.layers.get());
-  parts.coordinator->begin(zero::Pass::evaluation);
+  const EvaluationMode mode(*parts.model.module, parts.model.layers.get());
+  parts.buffers.coordinator->begin(zero::Pass::evaluation);
   if (micro_batch.samples == 0) {
     parts.loss_of(micro_batch);
     return;
@@ -150,24 +150,24 @@ void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeli
 void Engine::Impl::evaluate_pipeline(int64_t micro_batches, const std::function<data::Batch()>& next, LossSum& sum,
                                      pipeline::Tensors* logits) {
   const Note note("evaluation after step", state.global_steps);
-  const EvaluationMode mode(*parts.model, parts.layers.get());
-  parts.executor->evaluate(
+  const EvaluationMode mode(*parts.model.module, parts.model.layers.get());
+  parts.model.executor->evaluate(
       static_cast<int>(micro_batches), [&] { return parts.prepared(without_padding(next())); },
       [&](const pipeline::Tensors& outputs, const data::Batch& micro_batch) {
         const auto real = static_cast<double>(micro_batch.samples);
         if (real > 0) {
-          device::add_scalar(sum.loss, parts.layers->loss(outputs, micro_batch.targets).to(at::kDouble) * real);
+          device::add_scalar(sum.loss, parts.model.layers->loss(outputs, micro_batch.targets).to(at::kDouble) * real);
           sum.samples += real;
         }
         if (logits != nullptr && real > 0) {
-          *logits = parts.layers->logits(outputs);
+          *logits = parts.model.layers->logits(outputs);
         }
       });
 }
 
 double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   at::Tensor both = torch::tensor({device::read_scalars({sum.loss}).front(), sum.samples}, torch::kFloat64);
-  parts.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
+  parts.ranks.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
     throw InputError(

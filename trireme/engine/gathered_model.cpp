@@ -35,11 +35,11 @@ void add_tensor(torch::nn::Module& root, const std::string& name, const at::Tens
 // names.
 nlohmann::json TrainingState::names_here() const {
   nlohmann::json modules = nlohmann::json::array(), buffers = nlohmann::json::array(), more = nlohmann::json::object();
-  if (const auto& layers = engine_.parts.layers) {
+  if (const auto& layers = engine_.parts.model.layers) {
     modules = layers->module_names();
     more = layers->saved_names();
   } else {
-    for (const auto& item : engine_.parts.model->named_modules("", /*include_self=*/false)) {
+    for (const auto& item : engine_.parts.model.module->named_modules("", /*include_self=*/false)) {
       modules.push_back(item.key());
     }
   }
@@ -50,10 +50,10 @@ nlohmann::json TrainingState::names_here() const {
       more[name] = saved_name(at->second);
     }
   };
-  for (const auto& item : engine_.parts.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model.module->named_parameters()) {
     add(item.key(), item.value());
   }
-  for (const auto& item : engine_.parts.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model.module->named_buffers()) {
     add(item.key(), item.value());
     buffers.push_back(item.key());
   }
@@ -63,18 +63,18 @@ nlohmann::json TrainingState::names_here() const {
 std::shared_ptr<torch::nn::Module> TrainingState::gather_model() {
   make_ready("gather_model()");
   std::vector<checkpoint::TensorShard> mine;
-  check_together(engine_.parts.everyone, [&] {
-    engine_.parts.unchanged->check();
+  check_together(engine_.parts.ranks.everyone, [&] {
+    engine_.parts.buffers.unchanged->check();
     std::vector<Balance> of_groups = balances();
     mine = model_shards(of_groups);
   });
   std::vector<nlohmann::json> names;
-  checkpoint::decide(engine_.parts.everyone, names_here(), [&](const std::vector<nlohmann::json>& of_ranks) {
+  checkpoint::decide(engine_.parts.ranks.everyone, names_here(), [&](const std::vector<nlohmann::json>& of_ranks) {
     names = of_ranks;
     return nlohmann::json();
   });
-  const checkpoint::WholeTensors tensors = checkpoint::gather(engine_.parts.everyone, mine);
-  if (engine_.parts.everyone.rank() != 0) {
+  const checkpoint::WholeTensors tensors = checkpoint::gather(engine_.parts.ranks.everyone, mine);
+  if (engine_.parts.ranks.everyone.rank() != 0) {
     return nullptr;
   }
   auto root = std::make_shared<torch::nn::Module>("GatheredModel");

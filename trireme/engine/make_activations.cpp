@@ -18,14 +18,15 @@ namespace {
 
 // Micro-batches that this stage has in flight, and those of them that are put off (estimate::Run::Waiting).
 estimate::Run::Waiting waiting_of(const Parts& parts) {
-  if (!parts.runs_schedule() || parts.pipe.size() == 1) {
+  if (!parts.runs_schedule() || parts.ranks.pipe.size() == 1) {
     return {1, 0};
   }
-  const pipeline::PipelineOptions& options = parts.layers->options();
-  const pipeline::ScheduleShape shape{parts.pipe.size(), static_cast<int>(parts.batch.accumulation), options.chunks};
+  const pipeline::PipelineOptions& options = parts.model.layers->options();
+  const pipeline::ScheduleShape shape{parts.ranks.pipe.size(), static_cast<int>(parts.settings.batch.accumulation),
+                                      options.chunks};
   const pipeline::Program program = options.custom_schedule
-                                        ? options.custom_schedule(shape, parts.pipe.rank())
-                                        : pipeline::make_program(options.schedule, shape, parts.pipe.rank());
+                                        ? options.custom_schedule(shape, parts.ranks.pipe.rank())
+                                        : pipeline::make_program(options.schedule, shape, parts.ranks.pipe.rank());
   const std::vector<int64_t> most = pipeline::most_in_flight(program, shape.chunks);
   return {std::max<int64_t>(1, *std::max_element(most.begin(), most.end())), plan::waiting_of(program).put_off};
 }
@@ -39,7 +40,7 @@ activations::Sharing sharing_of(const comm::Group& ranks) {
 
 // Bytes of the host's memory that a rank may take.
 int64_t host_room(const Parts& parts) {
-  return estimate::memory_at_hand().bytes / parts.activations->options().ranks_on_host;
+  return estimate::memory_at_hand().bytes / parts.stepper.activations->options().ranks_on_host;
 }
 
 at::Tensor as_tensor(const std::vector<double>& numbers) {
@@ -54,9 +55,9 @@ std::vector<double> largest(const std::vector<double>& own, const comm::Group& r
 
 // The choices of all stages, by the places of their parts; where a stage has none at a place, activations are kept.
 activations::Decision whole_decision(const Parts& parts) {
-  const activations::Decision own = parts.activations->decision();
-  const std::vector<int64_t> places = parts.activations->places();
-  const auto count = static_cast<size_t>(parts.layers ? parts.layers->layers().size() : own.ways.size());
+  const activations::Decision own = parts.stepper.activations->decision();
+  const std::vector<int64_t> places = parts.stepper.activations->places();
+  const auto count = static_cast<size_t>(parts.model.layers ? parts.model.layers->layers().size() : own.ways.size());
   std::vector<double> whole(4 * count, 0);
   for (size_t i = 0; i < own.ways.size(); ++i) {
     double* const at = &whole.at(4 * static_cast<size_t>(places[i]));
@@ -65,7 +66,7 @@ activations::Decision whole_decision(const Parts& parts) {
     at[2] = static_cast<double>(own.input_bytes[i]);
     at[3] = static_cast<double>(own.share_bytes[i]);
   }
-  whole = largest(whole, parts.pipe);
+  whole = largest(whole, parts.ranks.pipe);
   activations::Decision decision;
   for (size_t i = 0; i < count; ++i) {
     const double* const at = &whole[4 * i];
@@ -79,13 +80,15 @@ activations::Decision whole_decision(const Parts& parts) {
 
 // What must be the same for a choice to be of use.
 nlohmann::json circumstances(const Parts& parts) {
-  nlohmann::json of = {{"parameters", parts.num_parameters},
-                       {"ranks", {parts.pipe.size(), parts.data.size(), parts.context.size(), parts.tensor.size()}},
-                       {"micro_batch", parts.batch.micro},
-                       {"accumulation", parts.batch.accumulation},
-                       {"device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}};
+  nlohmann::json of = {
+      {"parameters", parts.buffers.num_parameters},
+      {"ranks",
+       {parts.ranks.pipe.size(), parts.ranks.data.size(), parts.ranks.context.size(), parts.ranks.tensor.size()}},
+      {"micro_batch", parts.settings.batch.micro},
+      {"accumulation", parts.settings.batch.accumulation},
+      {"device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}};
   for (const char* section : {"activation_checkpointing", "pipeline", "aio"}) {
-    of[section] = parts.used_config.value(section, nlohmann::ordered_json());
+    of[section] = parts.settings.used_config.value(section, nlohmann::ordered_json());
   }
   return of;
 }
@@ -93,12 +96,12 @@ nlohmann::json circumstances(const Parts& parts) {
 // Of a list of layers the classes in it, else of what this rank has called.
 std::vector<std::string> classes_of(const Parts& parts) {
   std::set<std::string> names;
-  if (parts.layers) {
-    for (const pipeline::Layer& layer : parts.layers->layers()) {
+  if (parts.model.layers) {
+    for (const pipeline::Layer& layer : parts.model.layers->layers()) {
       names.emplace(layer.type());
     }
   } else {
-    const std::vector<std::string> called = parts.activations->left_out();
+    const std::vector<std::string> called = parts.stepper.activations->left_out();
     names.insert(called.begin(), called.end());
   }
   return {names.begin(), names.end()};
@@ -106,12 +109,13 @@ std::vector<std::string> classes_of(const Parts& parts) {
 
 // "layers" names classes: none of them is a mistake that would look as if it worked.
 void check_layers(const Parts& parts) {
-  const std::string& pattern = parts.activations->options().layers;
-  if (parts.activations->steps() != 1 || pattern.empty()) {
+  const std::string& pattern = parts.stepper.activations->options().layers;
+  if (parts.stepper.activations->steps() != 1 || pattern.empty()) {
     return;
   }
-  const bool any = largest({static_cast<double>(parts.activations->ways().size())}, parts.everyone).front() > 0;
-  check_together(parts.everyone, [&] {
+  const bool any =
+      largest({static_cast<double>(parts.stepper.activations->ways().size())}, parts.ranks.everyone).front() > 0;
+  check_together(parts.ranks.everyone, [&] {
     if (!any) {
       const std::vector<std::string> names = classes_of(parts);
       throw InputError(
@@ -123,12 +127,13 @@ void check_layers(const Parts& parts) {
   });
 }
 
-void end_adoption(Parts& parts) {
-  const bool doubts = largest({parts.activations->doubts_adopted() ? 1.0 : 0.0}, parts.everyone).front() > 0;
-  parts.activations->end_adoption(!doubts);
+void end_adoption(const Parts& parts, StepState& state) {
+  const bool doubts =
+      largest({parts.stepper.activations->doubts_adopted() ? 1.0 : 0.0}, parts.ranks.everyone).front() > 0;
+  parts.stepper.activations->end_adoption(!doubts);
   if (doubts) {
-    parts.chosen_ways = nullptr;
-    if (parts.everyone.rank() == 0) {
+    state.chosen_ways = nullptr;
+    if (parts.ranks.everyone.rank() == 0) {
       log::info(
           "activation_checkpointing: parts of the model have other inputs than when the checkpoint was saved; what "
           "becomes of their activations is measured again");
@@ -138,13 +143,13 @@ void end_adoption(Parts& parts) {
 
 // Once, after the first step has shown what becomes of the parts.
 void note_nothing_to_share(const Parts& parts) {
-  const activations::Activations& all = *parts.activations;
+  const activations::Activations& all = *parts.stepper.activations;
   if (!all.options().shares_inputs || all.options().automatic || all.steps() != 1) {
     return;
   }
   const std::vector<activations::Way> ways = all.ways();
   const bool any = std::any_of(ways.begin(), ways.end(), activations::recomputes);
-  if (largest({any ? 1.0 : 0.0}, parts.everyone).front() == 0 && parts.everyone.rank() == 0) {
+  if (largest({any ? 1.0 : 0.0}, parts.ranks.everyone).front() == 0 && parts.ranks.everyone.rank() == 0) {
     log::info(
         "activation_checkpointing.partition_activations changes nothing: no part that activation_checkpointing treats "
         "is recomputed, and only inputs of recomputed parts are shared",
@@ -158,11 +163,11 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
   activations::Options wanted = options.config.activations;
   const auto worker = env::place("TRIREME_LOCAL_WORKER"); // of a job whose ranks are worlds of their own
   wanted.ranks_on_host = std::max(ranks_of_host, worker ? int64_t{worker->second} : 1);
-  if (wanted.shares_inputs && (parts.tensor.size() == 1 || options.sequence_parallel)) {
+  if (wanted.shares_inputs && (parts.ranks.tensor.size() == 1 || options.sequence_parallel)) {
     wanted.shares_inputs = false;
-    if (parts.everyone.rank() == 0) {
+    if (parts.ranks.everyone.rank() == 0) {
       log::info("activation_checkpointing.partition_activations changes nothing: ",
-                parts.tensor.size() == 1
+                parts.ranks.tensor.size() == 1
                     ? "no tensor ranks have the same inputs"
                     : "with sequence_parallel the inputs of parts are shares of the tensor ranks already");
     }
@@ -170,63 +175,63 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
   if (!wanted.on()) {
     return;
   }
-  if (parts.device().is_cpu() && parts.everyone.rank() == 0 &&
+  if (parts.device().is_cpu() && parts.ranks.everyone.rank() == 0 &&
       (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
     log::info(
         "activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host "
         "stays where it is");
   }
   const estimate::Run::Waiting waiting = waiting_of(parts);
-  parts.activations =
+  parts.stepper.activations =
       std::make_unique<activations::Activations>(std::move(wanted), parts.device(), options.config.offload.aio,
-                                                 waiting.in_flight, sharing_of(parts.tensor), waiting.put_off);
+                                                 waiting.in_flight, sharing_of(parts.ranks.tensor), waiting.put_off);
 }
 
-void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved) {
-  if (!parts.activations || !parts.activations->options().automatic || parts.activations->options().profile ||
-      parts.activations->steps() > 0) {
+void adopt_chosen_ways(const Parts& parts, StepState& state, const nlohmann::json& saved) {
+  if (!parts.stepper.activations || !parts.stepper.activations->options().automatic ||
+      parts.stepper.activations->options().profile || parts.stepper.activations->steps() > 0) {
     return;
   }
   activations::Decision decision;
   double other = 1;
-  if (parts.activations->ways().empty() && saved.is_object() && saved.at("for") == circumstances(parts)) {
+  if (parts.stepper.activations->ways().empty() && saved.is_object() && saved.at("for") == circumstances(parts)) {
     decision = {activations::from_words(saved.at("ways")), saved.at("bytes"), saved.at("input_bytes"),
                 saved.at("share_bytes")};
     const size_t count = decision.ways.size();
     const bool is_whole =
         decision.bytes.size() == count && decision.input_bytes.size() == count && decision.share_bytes.size() == count;
-    other = is_whole && parts.activations->has_room_for(decision, host_room(parts)) ? 0 : 1;
+    other = is_whole && parts.stepper.activations->has_room_for(decision, host_room(parts)) ? 0 : 1;
   }
-  if (largest({other}, parts.everyone).front() > 0) {
+  if (largest({other}, parts.ranks.everyone).front() > 0) {
     return;
   }
-  parts.activations->adopt(std::move(decision), /*all=*/!parts.layers);
-  parts.chosen_ways = saved;
-  if (parts.everyone.rank() == 0) {
+  parts.stepper.activations->adopt(std::move(decision), /*all=*/!parts.model.layers);
+  state.chosen_ways = saved;
+  if (parts.ranks.everyone.rank() == 0) {
     log::info("activation_checkpointing: the choice of the run that saved the checkpoint is used again: \"",
               join(saved.at("ways").get<std::vector<std::string>>(), "\", \""), '"');
   }
 }
 
-void end_step_of_activations(Parts& parts) {
-  if (!parts.activations) {
+void end_step_of_activations(const Parts& parts, StepState& state) {
+  if (!parts.stepper.activations) {
     return;
   }
-  parts.activations->end_step();
+  parts.stepper.activations->end_step();
   check_layers(parts);
   note_nothing_to_share(parts);
-  if (parts.activations->wants_adoption()) {
-    end_adoption(parts);
+  if (parts.stepper.activations->wants_adoption()) {
+    end_adoption(parts, state);
   }
-  if (!parts.activations->wants_decision()) {
+  if (!parts.stepper.activations->wants_decision()) {
     return;
   }
   std::vector<double> own;
-  check_together(parts.everyone, [&] { own = parts.activations->measured(host_room(parts)); });
+  check_together(parts.ranks.everyone, [&] { own = parts.stepper.activations->measured(host_room(parts)); });
   const auto count = static_cast<double>(own.size());
-  const std::vector<double> counts = largest({count, -count}, parts.stage);
+  const std::vector<double> counts = largest({count, -count}, parts.ranks.stage);
   std::string said;
-  check_together(parts.everyone, [&] {
+  check_together(parts.ranks.everyone, [&] {
     if (counts[0] != -counts[1]) {
       throw Error(
           "engine",
@@ -235,21 +240,22 @@ void end_step_of_activations(Parts& parts) {
           "All ranks must run the same layers in a step.");
     }
   });
-  const std::vector<double> agreed = largest(own, parts.stage);
-  check_together(parts.everyone, [&] { said = parts.activations->decide(agreed); });
-  const std::string stage = parts.pipe.size() > 1 ? concat("stage ", parts.pipe.rank(), ": ") : std::string();
-  if (parts.stage.rank() == 0) {
+  const std::vector<double> agreed = largest(own, parts.ranks.stage);
+  check_together(parts.ranks.everyone, [&] { said = parts.stepper.activations->decide(agreed); });
+  const std::string stage =
+      parts.ranks.pipe.size() > 1 ? concat("stage ", parts.ranks.pipe.rank(), ": ") : std::string();
+  if (parts.ranks.stage.rank() == 0) {
     log::info(stage, said);
   }
-  if (parts.activations->options().automatic) {
+  if (parts.stepper.activations->options().automatic) {
     const activations::Decision decision = whole_decision(parts);
     const std::vector<std::string> words = activations::to_words(decision.ways);
-    parts.chosen_ways = {{"for", circumstances(parts)},
+    state.chosen_ways = {{"for", circumstances(parts)},
                          {"ways", words},
                          {"bytes", decision.bytes},
                          {"input_bytes", decision.input_bytes},
                          {"share_bytes", decision.share_bytes}};
-    if (parts.everyone.rank() == 0) {
+    if (parts.ranks.everyone.rank() == 0) {
       log::info("activation_checkpointing has chosen. To choose the same in another run: \"choices\": [\"",
                 join(words, "\", \""), "\"]");
     }

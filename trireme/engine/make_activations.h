@@ -2,6 +2,7 @@
 
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
+#include <trireme/engine/step_state.h>
 
 namespace trireme::engine {
 
@@ -12,10 +13,10 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
 /// What "auto" chose when the checkpoint with this entry was saved is chosen again, without measuring, if model, layout
 /// and "activation_checkpointing" are the same and no step was taken; where a part turns out to get more bytes, all is
 /// measured as ever. Collective over all ranks.
-void adopt_chosen_ways(Parts& parts, const nlohmann::json& saved);
+void adopt_chosen_ways(const Parts& parts, StepState& state, const nlohmann::json& saved);
 
 /// Ends a step for them. After the second one the ranks of a stage agree on what becomes of each part, if that is to be
 /// chosen: collective over all ranks then. Errors: InputError after the first step if "layers" matches no class.
-void end_step_of_activations(Parts& parts);
+void end_step_of_activations(const Parts& parts, StepState& state);
 
 } // namespace trireme::engine

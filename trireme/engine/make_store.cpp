@@ -2,8 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/engine/make_sync.h>
-#include <trireme/offload/conflict.h>
 #include <trireme/offload/disk_store.h>
 #include <trireme/offload/host_store.h>
 
@@ -24,22 +22,22 @@ std::string key_of(const std::string& nvme_path) {
 // One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one
 // than the others.
 void open_folder(Parts& parts, const std::string& nvme_path) {
-  std::shared_ptr<offload::RankFolder>& folder = parts.offload_folders[key_of(nvme_path)];
+  std::shared_ptr<offload::RankFolder>& folder = parts.ranks.offload_folders[key_of(nvme_path)];
   if (!folder) {
-    folder =
-        offload::RankFolder::open(nvme_path, parts.worker * parts.everyone.size() +
-                                                 parts.everyone.members()[static_cast<size_t>(parts.everyone.rank())]);
+    folder = offload::RankFolder::open(
+        nvme_path, parts.ranks.worker * parts.ranks.everyone.size() +
+                       parts.ranks.everyone.members()[static_cast<size_t>(parts.ranks.everyone.rank())]);
   }
-  if (!parts.offloaded) {
-    parts.offloaded = std::make_shared<offload::Traffic>();
+  if (!parts.ranks.offloaded) {
+    parts.ranks.offloaded = std::make_shared<offload::Traffic>();
   }
 }
 
 std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& nvme_path, offload::DiskOptions disk,
                                          const aio::Options& aio) {
   disk.aio = aio;
-  return std::make_unique<offload::DiskStore>(parts.offload_folders.at(key_of(nvme_path)), std::move(disk),
-                                              parts.offloaded);
+  return std::make_unique<offload::DiskStore>(parts.ranks.offload_folders.at(key_of(nvme_path)), std::move(disk),
+                                              parts.ranks.offloaded);
 }
 
 // The rest stays on the device.
@@ -49,38 +47,15 @@ std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> 
                                                : std::move(store);
 }
 
-// What exchanges something else than gradients reads and writes masters and states where the device is.
-const char* exchanges_values(const InitializeOptions& options) {
-  return options.config.averaging.on()           ? "parameter_averaging"
-         : compresses(options.config) != nullptr ? compresses(options.config)
-         : options.gradient_sync                 ? "a gradient_sync of its own"
-                                                 : nullptr;
-}
-
 // Several ranks have the same shard, and add up their gradients where they lie.
 bool has_copies(const Parts& parts) {
-  const parallel::ReduceGroups& groups = parts.sync->groups();
+  const parallel::ReduceGroups& groups = parts.agreement.sync->groups();
   for (int group = 0; group < static_cast<int>(groups.all().size()); ++group) {
     if (groups.replicas(group).size() > 1) {
       return true;
     }
   }
   return false;
-}
-
-// A store of the client's may do what ours do not.
-offload::Setting setting_of(const Parts& parts, const InitializeOptions& options) {
-  const config::EngineConfig& config = options.config;
-  offload::Setting setting{
-      .zero_stage = config.zero.stage, .steps_in_backward = config.step_in_backward, .has_servers = config.server.on()};
-  if (!parts.device().is_cpu() && !options.state_store) {
-    const std::unique_ptr<optim::Optimizer> rule = optim::make_optimizer(config.optimizer_or_adamw());
-    const char* const exchanges = exchanges_values(options);
-    setting.device = parts.device().str();
-    setting.exchanges_values = exchanges != nullptr ? exchanges : "";
-    setting.needs_norms = rule->needs_norms() ? rule->name() : "";
-  }
-  return setting;
 }
 
 } // namespace
@@ -95,9 +70,6 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   const offload::ParameterOptions& parameters = config.offload.parameters;
   if (states.place == Place::device && parameters.place == Place::device && !states.delayed_update) {
     return;
-  }
-  if (const offload::Conflict no = offload::conflict(config.offload, setting_of(parts, options)); !no.what.empty()) {
-    throw InputError("engine", no.what, no.next);
   }
   if (options.state_store) {
     log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
@@ -119,9 +91,10 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
   }
   if (parameters.place == Place::host) {
     log::info("offload_param", kThereAlready,
-              parts.group.size() > 1 ? "changes nothing"
-                                     : "moves nothing. A data rank alone shards its parameters by it as several do, so "
-                                       "that norms may differ in the last digit");
+              parts.ranks.group.size() > 1
+                  ? "changes nothing"
+                  : "moves nothing. A data rank alone shards its parameters by it as several do, so "
+                    "that norms may differ in the last digit");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
     const char* const keys = states.ratio == 1       ? "delayed_update is"

@@ -13,7 +13,7 @@ namespace trireme::engine {
 /// own elsewhere.
 bool shards_parameters(const config::EngineConfig& config, int data_ranks);
 
-/// Refuses what offload cannot do, says what it does not, and opens this rank's folders. Errors: InputError; also for a
+/// Says where offload has no effect, and opens this rank's folders. Errors: InputError; also for a
 /// folder that cannot be made or that another job uses, which may happen on some ranks only.
 void prepare_offload(Parts& parts, const InitializeOptions& options);
 

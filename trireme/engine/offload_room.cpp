@@ -4,8 +4,8 @@
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
 #include <trireme/config/run_estimate.h>
+#include <trireme/engine/build_agreement.h>
 #include <trireme/engine/make_store.h>
-#include <trireme/engine/make_sync.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>
 #include <trireme/estimate/what_stays.h>
@@ -34,7 +34,7 @@ void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
   constexpr int64_t kFields = 5;
   const auto folders = std::ssize(uses);
   at::Tensor own = torch::zeros({folders, kFields}, torch::kInt64);
-  check_together(parts.everyone, [&] {
+  check_together(parts.ranks.everyone, [&] {
     for (int64_t i = 0; i < folders; ++i) {
       const FolderUse& use = uses[static_cast<size_t>(i)];
       struct stat disk = {};
@@ -50,15 +50,15 @@ void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
       }
     }
   });
-  at::Tensor all = torch::zeros({parts.everyone.size(), folders, kFields}, torch::kInt64);
-  parts.everyone.all_gather(all, own, "what ranks have in files").wait();
+  at::Tensor all = torch::zeros({parts.ranks.everyone.size(), folders, kFields}, torch::kInt64);
+  parts.ranks.everyone.all_gather(all, own, "what ranks have in files").wait();
   const auto rows = all.accessor<int64_t, 3>();
   const auto mine = own.accessor<int64_t, 2>();
   for (int64_t i = 0; i < folders; ++i) {
     FolderUse& use = uses[static_cast<size_t>(i)];
-    for (int64_t rank = 0; rank < parts.everyone.size(); ++rank) {
+    for (int64_t rank = 0; rank < parts.ranks.everyone.size(); ++rank) {
       const auto row = rows[rank][i];
-      if (rank == parts.everyone.rank() || row[0] != mine[i][0] || row[1] != mine[i][1]) {
+      if (rank == parts.ranks.everyone.rank() || row[0] != mine[i][0] || row[1] != mine[i][1]) {
         continue;
       }
       ++use.ranks;
@@ -71,7 +71,7 @@ void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
 
 void check(const Parts& parts, const InitializeOptions& options, std::vector<FolderUse> uses) {
   add_up(parts, uses);
-  check_together(parts.everyone, [&] {
+  check_together(parts.ranks.everyone, [&] {
     offload::check_room(uses, options.config.offload, estimate::memory_at_hand().bytes, !parts.device().is_cpu());
   });
 }
@@ -104,7 +104,7 @@ void check_room_for_shards(const Parts& parts, const InitializeOptions& options,
 void check_room_for_states(const Parts& parts, const InitializeOptions& options,
                            const std::vector<bucket::FlatParameters*>& buffers) {
   const offload::OptimizerOptions& wanted = options.config.offload.optimizer;
-  if (options.state_store || parts.server != nullptr || wanted.place != Place::nvme) {
+  if (options.state_store || parts.agreement.server != nullptr || wanted.place != Place::nvme) {
     return;
   }
   const optim::OptimizerOptions optimizer = options.config.optimizer_or_adamw();
@@ -148,23 +148,23 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
 void note_offload(const Parts& parts, const InitializeOptions& options) {
   const bool asked = options.config.offload.optimizer.place != Place::device ||
                      options.config.offload.parameters.place != Place::device;
-  if (!asked || options.state_store || parts.server != nullptr || parts.everyone.rank() != 0) {
+  if (!asked || options.state_store || parts.agreement.server != nullptr || parts.ranks.everyone.rank() != 0) {
     return;
   }
   estimate::Run run;
   config::set_engine(options.config, run);
   run.on_device = !parts.device().is_cpu();
-  run.accumulation = parts.batch.accumulation;
+  run.accumulation = parts.settings.batch.accumulation;
   const int64_t threshold = run.param_persistence_threshold;
   bool any_large = false; // then it was said already that they are not sharded
   std::vector<const bucket::FlatLayout*> trained;
   std::vector<const bucket::FlatLayout*> frozen;
-  for (const auto* const buffers : {&parts.buffers, &parts.frozen}) {
+  for (const auto* const buffers : {&parts.buffers.trained, &parts.buffers.frozen}) {
     for (const auto& buffer : *buffers) {
-      (buffers == &parts.buffers ? trained : frozen).push_back(&buffer->layout());
+      (buffers == &parts.buffers.trained ? trained : frozen).push_back(&buffer->layout());
       run.shard_size = std::max<int64_t>(run.shard_size.value_or(1), buffer->plan().size());
-      run.data_ranks =
-          std::max(run.data_ranks, *run.shard_size * parts.sync->groups().replicas(buffer->reduce_group()).size());
+      run.data_ranks = std::max(
+          run.data_ranks, *run.shard_size * parts.agreement.sync->groups().replicas(buffer->reduce_group()).size());
       for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
         any_large = any_large || tensor.numel() >= threshold;
       }
@@ -174,7 +174,7 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
   if (const std::string where = estimate::where_things_are(run, there); !where.empty()) {
     log::info(where);
   }
-  if (there.parameters == 0 && (any_large || parts.pipe.size() > 1)) { // other stages may have some
+  if (there.parameters == 0 && (any_large || parts.ranks.pipe.size() > 1)) { // other stages may have some
     run.offload.parameters.place = Place::device;
   }
   for (const std::string& note : estimate::what_stays(run, there)) {

@@ -32,10 +32,10 @@ void check_group(const Parts& parts, const ParameterGroup& group, size_t index) 
     refuse(concat("has lr_factor ", group.lr_factor, " and weight_decay ", group.weight_decay.value_or(0)),
            "Neither can be negative.");
   }
-  if (!group.parameters.empty() && parts.layers) {
+  if (!group.parameters.empty() && parts.model.layers) {
     refuse("names tensors of a list of layers, which each stage builds for itself", "Choose them by name and sizes.");
   }
-  const std::vector<at::Tensor> known = parts.model->parameters();
+  const std::vector<at::Tensor> known = parts.model.module->parameters();
   for (const at::Tensor& tensor : group.parameters) {
     if (std::none_of(known.begin(), known.end(),
                      [&](const at::Tensor& parameter) { return parameter.is_same(tensor); })) {
@@ -61,19 +61,19 @@ void check_same_choices(const Parts& parts, const std::map<std::string, optim::P
     mine[name] = {of.lr_factor, of.weight_decay};
   }
   const auto hash = static_cast<int64_t>(fnv1a(mine.dump()));
-  const at::Tensor all = torch::empty({parts.stage.size()}, torch::kInt64);
-  parts.stage.all_gather(all, torch::tensor({hash}, torch::kInt64), "choices of parameter groups").wait();
+  const at::Tensor all = torch::empty({parts.ranks.stage.size()}, torch::kInt64);
+  parts.ranks.stage.all_gather(all, torch::tensor({hash}, torch::kInt64), "choices of parameter groups").wait();
   if (all.eq(all[0]).all().item<bool>()) {
     return;
   }
-  checkpoint::decide(parts.stage, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
+  checkpoint::decide(parts.ranks.stage, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
       for (const auto& item : of_ranks.front().items()) { // what only some ranks have is theirs
         const nlohmann::json there = of_ranks[rank].value(item.key(), item.value());
         if (there != item.value()) {
           throw InputError(
               "engine",
-              concat("rank ", parts.stage.members()[rank], " and rank ", parts.stage.members().front(),
+              concat("rank ", parts.ranks.stage.members()[rank], " and rank ", parts.ranks.stage.members().front(),
                      " choose other parameter groups for \"", item.key(), "\": lr_factor ", there[0].dump(), " and ",
                      item.value()[0].dump(), ", weight_decay ", there[1].dump(), " and ", item.value()[1].dump()),
               "ParameterGroup::chooses gets the same name and sizes on every rank: give the same answer.");
@@ -145,11 +145,12 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   std::map<std::string, optim::ParameterOptions> options;
   std::map<std::string, optim::ParameterOptions> of_whole;
   std::vector<bool> used(groups.size());
-  for (const auto& buffer : parts.buffers) {
+  for (const auto& buffer : parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
-      const std::string name = tensor.placement.whole_name(
-          parts.layers ? parts.layers->saved_name(tensor.name) : tensor.name); // copies of a tied one are in one group
+      const std::string name =
+          tensor.placement.whole_name(parts.model.layers ? parts.model.layers->saved_name(tensor.name)
+                                                         : tensor.name); // copies of a tied one are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
@@ -170,7 +171,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
     check_same_choices(parts, of_whole);
   }
   const auto unused = std::find(used.begin(), used.end(), false);
-  if (unused != used.end() && parts.pipe.size() == 1 && parts.everyone.rank() == 0) {
+  if (unused != used.end() && parts.ranks.pipe.size() == 1 && parts.ranks.everyone.rank() == 0) {
     log::warning("parameter group ", unused - used.begin(),
                  " holds no trained parameter that is not in a group before it");
   }

@@ -19,7 +19,7 @@ namespace trireme::engine {
 /// of an engine and its state must outlive it.
 class OptimizerStep {
  public:
-  OptimizerStep(Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
+  OptimizerStep(const Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
   /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward,
   /// which hides the message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays
@@ -89,7 +89,7 @@ class OptimizerStep {
   void end_step(bool taken);
   void skip();
 
-  Parts& parts_;
+  const Parts& parts_;
   StepState& state_;
   StepClock& clock_;
   SkippedSteps skipped_;

@@ -53,13 +53,23 @@ struct WholeParameters {
   }
 };
 
-/// The parts of an engine. initialize() builds them; none is replaced afterwards.
-struct Parts {
-  std::shared_ptr<torch::nn::Module> model;
-  std::optional<ClaimedModel> claim;
-  LossFunction loss_function;
-  device::Uploader uploader; // to the device that this rank trains on
-  comm::Group group;         // data and context: the ranks that add up gradients
+/// What the configuration and the program say of steps and checkpoints, with "auto" resolved.
+struct Settings {
+  config::BatchTriple batch;
+  double clipping = 0;
+  int64_t seed = 0; // the run's
+  precision::PrecisionOptions precision;
+  bool shards_parameters = false;     // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
+  bool rates_may_differ = false;      // between ranks: the program decides them, not the configuration
+  nlohmann::ordered_json config;      // as checkpoints have it: perhaps a whole run file
+  nlohmann::ordered_json used_config; // the engine's, in use
+  checkpoint::CheckpointOptions checkpoint;
+  std::shared_ptr<const RunToken> run_token; // null: whoever saves may
+};
+
+/// Where this rank is: its groups, its device and its files.
+struct Ranks {
+  comm::Group group; // data and context: the ranks that add up gradients
   comm::Group data;
   comm::Group pipe;
   comm::Group context;
@@ -68,46 +78,65 @@ struct Parts {
   comm::Group stage;       // data, context and tensor: all that have the same layers
   comm::Group everyone;
   nlohmann::json axes; // axes_in_use() of the mesh
-  int64_t seed = 0;    // the run's
+  int worker = 0;      // of parameter servers, or of replicas that come and go, and how many there are
+  int workers = 1;
+  std::unique_ptr<device::Uploader> uploader;                                  // to the device that this rank trains on
+  std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
+  std::shared_ptr<offload::Traffic> offloaded;                                 // null: nothing is in files
+};
+
+/// How ranks agree on one model, and which of them add up the gradients of what.
+struct Agreement {
+  std::unique_ptr<parallel::GradientSync> sync;
+  parallel::server::ServerSync* server = nullptr;    // `sync`, if it is one
+  parallel::ElasticAveragingSync* elastic = nullptr; // `sync`, if it is one
   WholeParameters whole;
-  int program_groups = 0;                     // of InitializeOptions::reduce_groups
+  int program_groups = 0;             // of InitializeOptions::reduce_groups
+  bool several_reduce_groups = false; // on any rank
+};
+
+/// What of the model is this rank's: modules, and how they are split.
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  std::optional<ClaimedModel> claim;
+  LossFunction loss_function;
   std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
   tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
   std::map<const void*, bucket::Placement> tiles;   // of parameters that are tiles of one (zero::TiledLinear)
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
   std::unique_ptr<pipeline::Executor> executor;
-  config::BatchTriple batch;
-  double clipping = 0;
-  precision::PrecisionOptions precision;
-  bool may_step_in_backward = false;
-  bool several_reduce_groups = false; // on any rank
-  bool shards_parameters = false;     // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
-  std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
-  std::shared_ptr<offload::Traffic> offloaded;                                 // null: nothing is in files
-  parallel::FlatBuffers buffers;
-  std::optional<UnchangedModel> unchanged;
-  parallel::FlatBuffers frozen;                        // sharded parameters that are not trained
   std::vector<parallel::ModuleBuffers> module_buffers; // of replicas, then of tensor ranks; empty: ranks keep their own
   std::optional<parallel::SyncedBatchNorms> synced_norms;
-  std::unique_ptr<parallel::GradientSync> sync;
-  parallel::server::ServerSync* server = nullptr;    // `sync`, if it is one
-  parallel::ElasticAveragingSync* elastic = nullptr; // `sync`, if it is one
-  int worker = 0; // of parameter servers, or of replicas that come and go, and how many there are
-  int workers = 1;
-  std::unique_ptr<parallel::Reducer> reducer;
-  std::shared_ptr<optim::FlatOptimizer> optimizer;
-  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
-  std::shared_ptr<optim::Schedule> schedule;
-  bool rates_may_differ = false; // between ranks: the program decides them, not the configuration
-  std::shared_ptr<data::RepeatingLoader> loader;
-  std::unique_ptr<activations::Activations> activations; // null: they stay where they are
-  nlohmann::json chosen_ways;         // what "auto" has chosen for activations, for checkpoints; null: nothing
-  nlohmann::ordered_json config;      // as checkpoints have it: perhaps a whole run file
-  nlohmann::ordered_json used_config; // the engine's, in use
-  checkpoint::CheckpointOptions checkpoint;
-  std::shared_ptr<const RunToken> run_token; // null: whoever saves may
+};
+
+/// The model's parameters in flat buffers.
+struct Buffers {
+  parallel::FlatBuffers trained;
+  parallel::FlatBuffers frozen; // sharded parameters that are not trained
+  std::optional<UnchangedModel> unchanged;
   int64_t num_parameters = 0;
+  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
+  std::unique_ptr<parallel::Reducer> reducer;
+};
+
+/// What a step does with gradients, and with activations before it.
+struct Stepper {
+  std::shared_ptr<optim::FlatOptimizer> optimizer;
+  std::shared_ptr<optim::Schedule> schedule;
+  bool may_step_in_backward = false;
+  std::unique_ptr<activations::Activations> activations; // null: they stay where they are
+  std::shared_ptr<data::RepeatingLoader> loader;
+};
+
+/// The parts of an engine. initialize() builds them, each stage from those before it.
+struct Parts {
+  Settings settings;
+  Ranks ranks;
+  Agreement agreement;
+  Model model;
+  Buffers buffers;
+  Stepper stepper;
 
   Parts() = default;
   ~Parts();
@@ -115,40 +144,42 @@ struct Parts {
   Parts& operator=(const Parts&) = delete;
 
   at::Device device() const {
-    return uploader.device();
+    return ranks.uploader->device();
   }
   bool parameters_are_sharded() const {
-    return !buffers.empty() && buffers.front()->parameters_are_sharded();
+    return !buffers.trained.empty() && buffers.trained.front()->parameters_are_sharded();
   }
   /// Whether the executor runs the step. One stage with sharded parameters needs none.
   bool runs_schedule() const {
-    return executor && (pipe.size() > 1 || !parameters_are_sharded());
+    return model.executor && (ranks.pipe.size() > 1 || !parameters_are_sharded());
   }
   bool looks_for_overflow() const {
-    return precision.scales_loss() || (precision.compute == precision::Type::bf16 && precision.check_grad_overflow);
+    return settings.precision.scales_loss() ||
+           (settings.precision.compute == precision::Type::bf16 && settings.precision.check_grad_overflow);
   }
   /// Whether all ranks of the data axis take a step as one, or each by itself.
   bool steps_together() const {
-    return sync->step_group().size() == group.size();
+    return agreement.sync->step_group().size() == ranks.group.size();
   }
   /// All ranks that take a step as one, or skip it.
   const comm::Group& step_ranks() const {
-    return steps_together() ? everyone : model_ranks;
+    return steps_together() ? ranks.everyone : ranks.model_ranks;
   }
   /// Whether this rank tells the others of its model the loss: the last stage computes it, on all tensor ranks.
   bool tells_loss() const {
-    return pipe.rank() == pipe.size() - 1 && tensor.rank() == 0;
+    return ranks.pipe.rank() == ranks.pipe.size() - 1 && ranks.tensor.rank() == 0;
   }
   /// Which part of the whole model's parameter this rank has, by the model's own word.
   bucket::Placement placement_of(const at::Tensor& parameter) const;
   /// Seconds of communication that nothing has hidden so far.
   double exposed_seconds() const {
-    return reducer->exposed_seconds() + coordinator->exposed_seconds() + sync->exposed_seconds();
+    return buffers.reducer->exposed_seconds() + buffers.coordinator->exposed_seconds() +
+           agreement.sync->exposed_seconds();
   }
   /// The loss function in the precision that was asked for.
-  LossAndLogits loss_of(const data::Batch& micro_batch);
+  LossAndLogits loss_of(const data::Batch& micro_batch) const;
   /// The micro-batch on the device, its inputs in the type that is computed in.
-  data::Batch prepared(data::Batch micro_batch);
+  data::Batch prepared(data::Batch micro_batch) const;
   /// Lives while a forward or a loss is computed: autocast, and what becomes of activations. Null if there is neither.
   std::shared_ptr<void> forward_guard() const;
 };

@@ -108,16 +108,17 @@ Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, b
     merge_boxes(said, placement);
   }
   if (said.given.reduce_group != 0) {
-    const bool is_whole = parts.tensor.size() > 1 && !is_split_by_layer;
-    if (is_whole && parts.whole.is_sum) {
+    const bool is_whole = parts.ranks.tensor.size() > 1 && !is_split_by_layer;
+    if (is_whole && parts.agreement.whole.is_sum) {
       refuse(
           said,
-          concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.tensor.size(),
+          concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.ranks.tensor.size(),
                  " tensor ranks have it whole: with sequence_parallel its gradients are to be added up over them too"),
           "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
     }
-    placement.reduce_group =
-        is_whole ? parts.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1] : said.given.reduce_group;
+    placement.reduce_group = is_whole
+                                 ? parts.agreement.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1]
+                                 : said.given.reduce_group;
   }
   return placement;
 }
@@ -148,7 +149,7 @@ std::map<const void*, Placement> merged_placements(const Parts& parts, const Ini
   std::map<const void*, Placement> placements;
   std::vector<Said> all;
   std::set<const void*> seen;
-  for (const auto& item : parts.model->named_parameters()) {
+  for (const auto& item : parts.model.module->named_parameters()) {
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
       all.push_back({item.key(), item.value(), parts.placement_of(item.value()), {}});
     }
@@ -159,18 +160,18 @@ std::map<const void*, Placement> merged_placements(const Parts& parts, const Ini
     }
     return placements;
   }
-  check_together(parts.everyone, [&] {
+  check_together(parts.ranks.everyone, [&] {
     for (Said& said : all) {
       said.given = options.placement(said.name, said.parameter);
-      check(said, parts.program_groups);
+      check(said, parts.agreement.program_groups);
     }
   });
   const std::set<std::string> by_program =
-      parts.tensor.size() > 1 ? split_by_program(all, parts.tensor) : std::set<std::string>();
-  check_together(parts.everyone, [&] {
+      parts.ranks.tensor.size() > 1 ? split_by_program(all, parts.ranks.tensor) : std::set<std::string>();
+  check_together(parts.ranks.everyone, [&] {
     for (const Said& said : all) {
       const void* const impl = said.parameter.unsafeGetTensorImpl();
-      const bool by_layer = parts.split.count(impl) != 0;
+      const bool by_layer = parts.model.split.count(impl) != 0;
       placements.emplace(impl, merged(said, parts, by_layer, !by_layer && by_program.count(said.name) != 0));
     }
   });

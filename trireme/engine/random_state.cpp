@@ -36,18 +36,18 @@ void set_state(at::Device device, const at::Tensor& state) {
 
 // The first of the tensor ranks of this rank's replica and stage: they draw the same numbers.
 int drawing_rank(const Parts& parts) {
-  if (parts.tensor.size() == 1) {
-    return parts.everyone.rank();
+  if (parts.ranks.tensor.size() == 1) {
+    return parts.ranks.everyone.rank();
   }
-  const std::vector<int>& all = parts.everyone.members();
-  return static_cast<int>(std::find(all.begin(), all.end(), parts.tensor.members().front()) - all.begin());
+  const std::vector<int>& all = parts.ranks.everyone.members();
+  return static_cast<int>(std::find(all.begin(), all.end(), parts.ranks.tensor.members().front()) - all.begin());
 }
 
 // Different for different ranks and workers of one step.
 uint64_t new_seed(const Parts& parts, int64_t step) {
   const uint64_t of_step =
-      mix64(mix64(static_cast<uint64_t>(parts.seed) + kMixStep) + static_cast<uint64_t>(step) + kMixStep);
-  return of_step + static_cast<uint64_t>(parts.worker + drawing_rank(parts));
+      mix64(mix64(static_cast<uint64_t>(parts.settings.seed) + kMixStep) + static_cast<uint64_t>(step) + kMixStep);
+  return of_step + static_cast<uint64_t>(parts.ranks.worker + drawing_rank(parts));
 }
 
 std::string words(const nlohmann::json& axes) {
@@ -74,7 +74,7 @@ std::vector<checkpoint::TensorShard> random_states(const Parts& parts) {
   std::vector<checkpoint::TensorShard> states;
   for (const at::Device device : devices_with_generators(parts.device())) {
     const at::Tensor state = state_of(device);
-    states.push_back({name_of(device, parts.everyone.rank()), "rng", state.sizes().vec(), 0, state, {}, {}});
+    states.push_back({name_of(device, parts.ranks.everyone.rank()), "rng", state.sizes().vec(), 0, state, {}, {}});
   }
   return states;
 }
@@ -86,12 +86,12 @@ void seed_generators(const Parts& parts, int64_t step) {
 void continue_random_states(const Parts& parts, const checkpoint::Checkpoint& saved, int64_t step) {
   const nlohmann::json unsaid = saved.world_size() == 1 ? nlohmann::json::array() : nlohmann::json();
   const nlohmann::json axes = saved.state().value("mesh", unsaid);
-  if (parts.worker > 0 ||
-      axes != parts.axes) { // of workers and replicas in worlds of their own only the first one's are saved
+  if (parts.ranks.worker > 0 ||
+      axes != parts.ranks.axes) { // of workers and replicas in worlds of their own only the first one's are saved
     seed_generators(parts, step);
-    if (axes != parts.axes) {
+    if (axes != parts.ranks.axes) {
       log::info("the checkpoint was saved on ", axes.is_null() ? "a mesh that it does not say" : words(axes),
-                ", this run has ", words(parts.axes),
+                ", this run has ", words(parts.ranks.axes),
                 "; random numbers begin anew, on each rank with a seed of its own, made of \"seed\" and the step: "
                 "ranks that drew the same numbers do not any more");
     }

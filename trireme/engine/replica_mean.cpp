@@ -21,14 +21,15 @@ std::vector<bucket::FlatParameters*> all_of(const parallel::FlatBuffers& buffers
 
 } // namespace
 
-ReplicaMean::ReplicaMean(Parts& parts) : parameters_(all_of(parts.buffers), parts.sync->group()) {
-  if (parts.module_buffers.empty() || parts.module_buffers.front().empty()) {
+ReplicaMean::ReplicaMean(const Parts& parts)
+    : parameters_(all_of(parts.buffers.trained), parts.agreement.sync->group()) {
+  if (parts.model.module_buffers.empty() || parts.model.module_buffers.front().empty()) {
     return;
   }
-  for (const at::Tensor& buffer : parts.model->buffers()) {
+  for (const at::Tensor& buffer : parts.model.module->buffers()) {
     own_buffers_.emplace_back(buffer, buffer.detach().clone());
   }
-  parts.module_buffers.front().broadcast();
+  parts.model.module_buffers.front().broadcast();
 }
 
 ReplicaMean::~ReplicaMean() {

@@ -15,7 +15,7 @@ struct Parts;
 /// ("broadcast_buffers"). Then it is its own again. Collective at its begin. See parallel/averaging/mean_parameters.h.
 class ReplicaMean {
  public:
-  explicit ReplicaMean(Parts& parts);
+  explicit ReplicaMean(const Parts& parts);
   ~ReplicaMean();
   ReplicaMean(const ReplicaMean&) = delete;
   ReplicaMean& operator=(const ReplicaMean&) = delete;

@@ -219,10 +219,11 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
 }
 
 void check_same_sizes(const Parts& parts) {
-  compare(parts.everyone, {{"the micro-batch", parts.batch.micro},
-                           {"gradient_accumulation_steps", parts.batch.accumulation},
-                           {"the type of computation", precision::type_name(parts.precision.compute)},
-                           {"the kind of device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}});
+  compare(parts.ranks.everyone,
+          {{"the micro-batch", parts.settings.batch.micro},
+           {"gradient_accumulation_steps", parts.settings.batch.accumulation},
+           {"the type of computation", precision::type_name(parts.settings.precision.compute)},
+           {"the kind of device", c10::DeviceTypeName(parts.device().type(), /*lower_case=*/true)}});
 }
 
 void check_together(const comm::Group& ranks, const std::function<void()>& f) {

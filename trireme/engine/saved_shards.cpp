@@ -25,14 +25,14 @@ bool TrainingState::Balance::is_mine(int64_t bytes) {
 // The ranks that have the same tensors share the work of saving them.
 std::vector<TrainingState::Balance> TrainingState::balances() const {
   std::vector<Balance> all;
-  for (const comm::Group& group : engine_.parts.sync->groups().all()) {
+  for (const comm::Group& group : engine_.parts.agreement.sync->groups().all()) {
     all.emplace_back(group);
   }
   return all;
 }
 
 bool TrainingState::has_first_copy(const bucket::TensorInfo& tensor) const {
-  return engine_.parts.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0;
+  return engine_.parts.agreement.sync->groups().replicas(tensor.placement.reduce_group).rank() == 0;
 }
 
 std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Balance>& balances) {
@@ -60,7 +60,7 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
     }
   });
   const auto sharded_ones = sharded();
-  for (const auto& item : engine_.parts.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model.module->named_parameters()) {
     const bucket::TensorInfo info = info_of(item.value());
     if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0 && is_new(item.key(), item.value()) &&
         is_saved_here(info) &&
@@ -69,9 +69,9 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
     }
   }
   // Replicas may differ in these.
-  for (const auto& item : engine_.parts.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model.module->named_buffers()) {
     const bucket::TensorInfo info = info_of(item.value());
-    if (is_new(item.key(), item.value()) && engine_.parts.group.rank() == 0 && is_saved_here(info)) {
+    if (is_new(item.key(), item.value()) && engine_.parts.ranks.group.rank() == 0 && is_saved_here(info)) {
       add(info, item.key(), "buffer", 0, item.value().detach());
     }
   }
@@ -86,8 +86,8 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   };
   // Where replicas hold the same states, each tensor's are written by one of them.
   std::map<std::string, bool> is_mine;
-  for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.optimizer->state_buckets()) {
-    const auto lender = std::make_shared<StateLender>(*engine_.parts.optimizer, bucket.buffer, bucket.bucket);
+  for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.stepper.optimizer->state_buckets()) {
+    const auto lender = std::make_shared<StateLender>(*engine_.parts.stepper.optimizer, bucket.buffer, bucket.bucket);
     for (size_t i = 0; i < bucket.pieces.size(); ++i) {
       const optim::FlatOptimizer::Piece& piece = bucket.pieces[i];
       const bucket::TensorInfo& tensor = *piece.tensor;
@@ -100,21 +100,22 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
                                           static_cast<int64_t>(i)));
       };
       if (is_of_each_replica(piece.state)) {
-        lend(of_replica(engine_.parts.group.rank(), name));
+        lend(of_replica(engine_.parts.ranks.group.rank(), name));
         continue;
       }
       const int64_t bytes = piece.numel * static_cast<int64_t>(c10::elementSize(piece.type));
-      if (engine_.parts.optimizer->sharded() ? has_first_copy(tensor)
-                                             : is_mine
-                                                   .try_emplace(concat(piece.state, '/', tensor.name),
-                                                                balances[tensor.placement.reduce_group].is_mine(bytes))
-                                                   .first->second) {
+      if (engine_.parts.stepper.optimizer->sharded()
+              ? has_first_copy(tensor)
+              : is_mine
+                    .try_emplace(concat(piece.state, '/', tensor.name),
+                                 balances[tensor.placement.reduce_group].is_mine(bytes))
+                    .first->second) {
         lend(name);
       }
     }
   }
-  engine_.parts.sync->for_each_state(
-      engine_.parts.sync->state(),
+  engine_.parts.agreement.sync->for_each_state(
+      engine_.parts.agreement.sync->state(),
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
         if (saved_name(tensor.name) == tensor.name && is_saved_here(tensor)) {
           append(checkpoint::shards_of(tensor, concat(state, '/', whole_name(tensor)), "gradient_sync", begin, values));

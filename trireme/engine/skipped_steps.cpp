@@ -21,7 +21,7 @@ void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::s
   const bool tells = ranks.rank() == 0;
   if (tells) {
     log::warning(
-        "step ", number, " skipped", ranks.size() == parts.everyone.size() ? " on all ranks" : "", ": ", why,
+        "step ", number, " skipped", ranks.size() == parts.ranks.everyone.size() ? " on all ranks" : "", ": ", why,
         scaling.scale < scaling.used ? concat("; the loss scale falls from ", scaling.used, " to ", scaling.scale) : "",
         " (", state.skipped_steps, " skipped so far)");
   }
@@ -41,7 +41,7 @@ void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::s
   }
   if (in_a_row_ == kExplainAfter) {
     precision::NamedTensors parameters;
-    for (const auto& buffer : parts.buffers) {
+    for (const auto& buffer : parts.buffers.trained) {
       for (int64_t i = 0; i < buffer->count(); ++i) {
         parameters.emplace_back(buffer->name(i), buffer->parameter(i));
       }

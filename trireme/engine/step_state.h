@@ -2,6 +2,8 @@
 
 #include <trireme/engine/step_scale.h>
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 
 namespace trireme::engine {
@@ -14,6 +16,7 @@ struct StepState {
   int64_t skipped_steps = 0;
   int64_t global_samples = 0;
   StepScale scale;
+  nlohmann::json chosen_ways; // what "auto" has chosen for activations; null: nothing
 
   /// Whether the next micro-batch is the last of its step.
   bool at_boundary(int64_t accumulation) const {

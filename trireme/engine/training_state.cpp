@@ -33,7 +33,7 @@ nlohmann::json sync_state(const nlohmann::json& positions) {
 } // namespace
 
 TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
-  for (const auto& buffer : engine_.parts.buffers) {
+  for (const auto& buffer : engine_.parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       infos_[buffer->parameter(i).unsafeGetTensorImpl()] = &buffer->layout().tensors()[i];
     }
@@ -51,7 +51,7 @@ bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
 
 // Calls visit(buffer) for those whose parameters may be sharded.
 void TrainingState::for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const {
-  for (const auto* buffers : {&engine_.parts.buffers, &engine_.parts.frozen}) {
+  for (const auto* buffers : {&engine_.parts.buffers.trained, &engine_.parts.buffers.frozen}) {
     for (const auto& buffer : *buffers) {
       visit(*buffer);
     }
@@ -77,7 +77,7 @@ bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
 
 bool TrainingState::is_of_each_replica(const std::string& state) const {
   using Own = parallel::GradientSync::Own;
-  const Own own = engine_.parts.sync->own_values();
+  const Own own = engine_.parts.agreement.sync->own_values();
   return !engine_.parts.steps_together() &&
          (own == Own::masters_and_states || (own == Own::states && state != optim::kMasterState));
 }
@@ -87,21 +87,22 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
       {"global_steps", engine_.state.global_steps},
       {"skipped_steps", engine_.state.skipped_steps},
       {"global_samples", engine_.state.global_samples},
-      {"optimizer", {{"name", engine_.parts.optimizer->rule().name()}, {"steps", engine_.parts.optimizer->steps()}}},
-      {"schedule", engine_.parts.schedule->state()},
-      {"gradient_sync", engine_.parts.sync->state()},
+      {"optimizer",
+       {{"name", engine_.parts.stepper.optimizer->rule().name()}, {"steps", engine_.parts.stepper.optimizer->steps()}}},
+      {"schedule", engine_.parts.stepper.schedule->state()},
+      {"gradient_sync", engine_.parts.agreement.sync->state()},
       {"loss_scaler", engine_.state.scale.scaler().state()},
-      {"mesh", engine_.parts.axes},
+      {"mesh", engine_.parts.ranks.axes},
       {"client", client_state},
   };
-  if (engine_.parts.loader) {
-    state["loader"] = engine_.parts.loader->state();
+  if (engine_.parts.stepper.loader) {
+    state["loader"] = engine_.parts.stepper.loader->state();
   }
-  if (!engine_.parts.chosen_ways.is_null()) {
-    state["activations"] = engine_.parts.chosen_ways;
+  if (!engine_.state.chosen_ways.is_null()) {
+    state["activations"] = engine_.state.chosen_ways;
   }
   if (!engine_.parts.steps_together()) {
-    state["replicas"] = engine_.parts.group.size();
+    state["replicas"] = engine_.parts.ranks.group.size();
   }
   return state;
 }
@@ -111,7 +112,7 @@ nlohmann::json TrainingState::state_of_replica() const {
   if (engine_.parts.steps_together()) {
     return nlohmann::json::object();
   }
-  nlohmann::json own = {{"replica", engine_.parts.group.rank()}, {"state", nlohmann::json::object()}};
+  nlohmann::json own = {{"replica", engine_.parts.ranks.group.rank()}, {"state", nlohmann::json::object()}};
   const nlohmann::json all = state(nullptr);
   for (const char* key : {"skipped_steps", "optimizer", "schedule", "loss_scaler"}) {
     own["state"][key] = all[key];
@@ -121,10 +122,10 @@ nlohmann::json TrainingState::state_of_replica() const {
 
 nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) const {
   nlohmann::json own = saved.state();
-  for (int rank = 0; rank < saved.world_size() && engine_.parts.sync->steps_alone_after(own.at("global_steps"));
-       ++rank) {
+  for (int rank = 0;
+       rank < saved.world_size() && engine_.parts.agreement.sync->steps_alone_after(own.at("global_steps")); ++rank) {
     const nlohmann::json& of_rank = saved.rank_state(rank);
-    if (of_rank.value("replica", -1) == engine_.parts.group.rank()) {
+    if (of_rank.value("replica", -1) == engine_.parts.ranks.group.rank()) {
       own.update(of_rank.at("state"));
       break;
     }
@@ -134,14 +135,14 @@ nlohmann::json TrainingState::own_state(const checkpoint::Checkpoint& saved) con
 
 void TrainingState::make_ready(const char* wanted) {
   if (engine_.in_the_middle_of_a_step()) {
-    throw InputError(
-        "engine",
-        concat(wanted, " in the middle of a step: ", engine_.state.micro_steps % engine_.parts.batch.accumulation,
-               " of ", engine_.parts.batch.accumulation, " micro-batches are done"),
-        "Save after the step at the accumulation boundary.");
+    throw InputError("engine",
+                     concat(wanted, " in the middle of a step: ",
+                            engine_.state.micro_steps % engine_.parts.settings.batch.accumulation, " of ",
+                            engine_.parts.settings.batch.accumulation, " micro-batches are done"),
+                     "Save after the step at the accumulation boundary.");
   }
-  if (!engine_.parts.sync->replicas_are_equal()) {
-    const int64_t next = engine_.state.global_steps + engine_.parts.sync->steps_until_equal();
+  if (!engine_.parts.agreement.sync->replicas_are_equal()) {
+    const int64_t next = engine_.state.global_steps + engine_.parts.agreement.sync->steps_until_equal();
     throw InputError("engine",
                      concat(wanted, " after step ", engine_.state.global_steps,
                             ": the ranks are between two meetings and have different parameters"),
@@ -153,19 +154,20 @@ void TrainingState::make_ready(const char* wanted) {
 void TrainingState::save(const std::filesystem::path& folder, const std::string& tag,
                          const nlohmann::json& client_state, const checkpoint::SaveOptions& options) {
   make_ready("save_checkpoint()");
-  if (engine_.parts.server != nullptr) {
-    engine_.parts.server->fetch_states();
+  if (engine_.parts.agreement.server != nullptr) {
+    engine_.parts.agreement.server->fetch_states();
   }
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
-  check_together(engine_.parts.everyone, [&] { // a GradientSync of the client's may throw on one rank
-    engine_.parts.unchanged->check();
+  check_together(engine_.parts.ranks.everyone, [&] { // a GradientSync of the client's may throw on one rank
+    engine_.parts.buffers.unchanged->check();
     mine = shards();
     positions = state(client_state);
     own = state_of_replica();
   });
-  checkpoint::save(folder, tag, engine_.parts.everyone, mine, positions, own, options, engine_.parts.config);
+  checkpoint::save(folder, tag, engine_.parts.ranks.everyone, mine, positions, own, options,
+                   engine_.parts.settings.config);
 }
 
 void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
@@ -183,25 +185,25 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
   };
   std::set<const void*> named;
-  for (const auto& item : engine_.parts.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model.module->named_parameters()) {
     if (named.insert(item.value().unsafeGetTensorImpl()).second) {
       parameters.push_back(whole_name(item.key(), info_of(item.value()))); // one of two names is saved under its first
     }
     need(item.key(), item.value());
   }
-  for (const auto& item : engine_.parts.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model.module->named_buffers()) {
     need(item.key(), item.value());
   }
   nlohmann::json states = nlohmann::json::array();
-  for (const auto& buffer : engine_.parts.buffers) {
+  for (const auto& buffer : engine_.parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
-      for (const auto& state : engine_.parts.optimizer->rule().states()) {
+      for (const auto& state : engine_.parts.stepper.optimizer->rule().states()) {
         states.push_back(concat(state.name, '/', whole_name(buffer->layout().tensors()[i])));
       }
     }
   }
   nlohmann::json sync_states = nlohmann::json::array();
-  engine_.parts.sync->for_each_state(
+  engine_.parts.agreement.sync->for_each_state(
       sync_state(saved.state()),
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t, const at::Tensor&) {
         sync_states.push_back(concat(state, '/', whole_name(tensor)));
@@ -252,7 +254,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
     }
     return nullptr;
   };
-  checkpoint::decide(engine_.parts.everyone,
+  checkpoint::decide(engine_.parts.ranks.everyone,
                      {{"shapes", shapes}, {"parameters", parameters}, {"states", states}, {"sync_states", sync_states}},
                      verdict);
 }
@@ -277,7 +279,7 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
       tensor.detach().copy_(values);
     }
   };
-  engine_.parts.coordinator->release_all();
+  engine_.parts.buffers.coordinator->release_all();
   for_each_buffer([&](bucket::FlatParameters& buffer) {
     buffer.for_each_sharded([&](int64_t i, int64_t begin, const at::Tensor& values) {
       const bucket::TensorInfo& tensor = buffer.layout().tensors()[i];
@@ -285,22 +287,23 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
     });
   });
   const auto sharded_ones = sharded();
-  for (const auto& item : engine_.parts.model->named_parameters()) {
+  for (const auto& item : engine_.parts.model.module->named_parameters()) {
     if (sharded_ones.count(item.value().unsafeGetTensorImpl()) == 0) {
       read(item.key(), item.value());
     }
   }
-  for (const auto& item : engine_.parts.model->named_buffers()) {
+  for (const auto& item : engine_.parts.model.module->named_buffers()) {
     read(item.key(), item.value());
   }
-  engine_.parts.optimizer->for_each_state(
+  engine_.parts.stepper.optimizer->for_each_state(
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
         load_optimizer_state(saved, state, tensor, begin, values);
       });
-  if (engine_.parts.optimizer->steps_on_host()) {
-    engine_.parts.optimizer->refresh_masters(); // fp32 parameters have copies on the host, which no checkpoint has
+  if (engine_.parts.stepper.optimizer->steps_on_host()) {
+    engine_.parts.stepper.optimizer
+        ->refresh_masters(); // fp32 parameters have copies on the host, which no checkpoint has
   }
-  engine_.parts.sync->for_each_state(
+  engine_.parts.agreement.sync->for_each_state(
       sync_state(saved.state()),
       [&](const std::string& state, const bucket::TensorInfo& tensor, int64_t begin, const at::Tensor& values) {
         checkpoint::read_placed(saved, concat(state, '/', whole_name(tensor)), tensor, begin, values);
@@ -320,7 +323,7 @@ void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, co
     return;
   }
   const auto replicas = saved.state().at("replicas").get<int64_t>();
-  const int64_t own = engine_.parts.group.rank();
+  const int64_t own = engine_.parts.ranks.group.rank();
   if (is_of_each_replica(state) && own < replicas) {
     checkpoint::read_placed(saved, of_replica(own, whole), tensor, begin, values);
     return;
@@ -336,18 +339,18 @@ void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, co
 
 void TrainingState::load_positions(const nlohmann::json& state) {
   const auto put = [this](const nlohmann::json& positions) {
-    engine_.parts.schedule->load_state(positions.at("schedule"));
+    engine_.parts.stepper.schedule->load_state(positions.at("schedule"));
     if (positions.contains("loss_scaler")) {
       engine_.state.scale.load_state(positions["loss_scaler"]);
     }
-    if (engine_.parts.loader && positions.contains("loader")) {
-      engine_.parts.loader->load_state(positions["loader"]);
+    if (engine_.parts.stepper.loader && positions.contains("loader")) {
+      engine_.parts.stepper.loader->load_state(positions["loader"]);
     }
   };
   const nlohmann::json before = this->state(nullptr);
   try {
     put(state);
-    engine_.parts.sync->load_state(sync_state(state), state.at("global_steps"));
+    engine_.parts.agreement.sync->load_state(sync_state(state), state.at("global_steps"));
   } catch (...) {
     put(before); // a scale that only this rank has lowered still has to be sent
     throw;
@@ -356,7 +359,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
 }
 
 const std::string& TrainingState::saved_name(const std::string& parameter) const {
-  return engine_.parts.layers ? engine_.parts.layers->saved_name(parameter) : parameter;
+  return engine_.parts.model.layers ? engine_.parts.model.layers->saved_name(parameter) : parameter;
 }
 
 void TrainingState::load_counts(const nlohmann::json& state) {
@@ -365,7 +368,7 @@ void TrainingState::load_counts(const nlohmann::json& state) {
   engine_.state.skipped_steps = state.at("skipped_steps");
   engine_.state.global_samples = state.at("global_samples");
   engine_.clear_step();
-  engine_.parts.optimizer->set_steps(state.at("optimizer").at("steps"));
+  engine_.parts.stepper.optimizer->set_steps(state.at("optimizer").at("steps"));
 }
 
 void TrainingState::take_positions(const nlohmann::json& state) {
@@ -383,8 +386,8 @@ parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine
   rest.take = [&engine](const std::string& state) {
     TrainingState(engine).take_positions(nlohmann::json::parse(state));
   };
-  (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model->buffers();
-  for (const at::Tensor& parameter : engine.parts.model->parameters()) {
+  (buffers_are_shared ? rest.buffers : rest.fixed) = engine.parts.model.module->buffers();
+  for (const at::Tensor& parameter : engine.parts.model.module->parameters()) {
     if (!parameter.requires_grad()) {
       rest.fixed.push_back(parameter);
     }
@@ -393,31 +396,31 @@ parallel::ElasticAveragingSync::Rest TrainingState::rest_of(Engine::Impl& engine
 }
 
 nlohmann::json TrainingState::load(const std::filesystem::path& folder, const std::string& tag) {
-  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.everyone);
+  const auto saved = checkpoint::Checkpoint::open(folder, tag, engine_.parts.ranks.everyone);
   const nlohmann::json state = own_state(saved);
-  if (state.at("optimizer").at("name") != engine_.parts.optimizer->rule().name()) {
+  if (state.at("optimizer").at("name") != engine_.parts.stepper.optimizer->rule().name()) {
     throw InputError("checkpoint",
                      concat(saved.folder().string(), " was made with optimizer ", state["optimizer"]["name"],
-                            ", this run uses \"", engine_.parts.optimizer->rule().name(), '"'),
+                            ", this run uses \"", engine_.parts.stepper.optimizer->rule().name(), '"'),
                      kOfTheOptimizer);
   }
   check_model(saved);
   engine_.optimizer_step.finish_delayed();
-  engine_.parts.reducer->finish(); // of a step that has begun
-  engine_.parts.sync->finish();
+  engine_.parts.buffers.reducer->finish(); // of a step that has begun
+  engine_.parts.agreement.sync->finish();
   load_positions(state);
   engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
-  engine_.parts.optimizer->set_steps(
+  engine_.parts.stepper.optimizer->set_steps(
       state["optimizer"].at("steps")); // so that masters do not follow the parameters first
   load_tensors(saved);
   load_counts(state);
-  if (engine_.parts.server != nullptr) {
+  if (engine_.parts.agreement.server != nullptr) {
     const checkpoint::About& about = saved.manifest().about;
     const std::string id = concat(about.tag, " (save ", about.save_id, ')');
-    engine_.skip_to(engine_.parts.server->loaded(id, engine_.state.global_steps)); // where the others are
+    engine_.skip_to(engine_.parts.agreement.server->loaded(id, engine_.state.global_steps)); // where the others are
   }
   continue_random_states(engine_.parts, saved, engine_.state.global_steps);
-  adopt_chosen_ways(engine_.parts, state.value("activations", nlohmann::json()));
+  adopt_chosen_ways(engine_.parts, engine_.state, state.value("activations", nlohmann::json()));
   engine_.whole_again();
   log::info("continuing from ", saved.folder().string(), " at step ", engine_.state.global_steps);
   return state.value("client", nlohmann::json::object());

@@ -396,7 +396,7 @@ TEST_F(ElasticAveraging, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(run_ranks(2,
                         [&](comm::World& world) {
                           EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config(elastic({.every = 3}))); }),
-                                      HasSubstr("does not say which replica it is"));
+                                      HasSubstr("it has to know which replica it is"));
                           EXPECT_THAT(error_of([&] {
                                         AveragingRun(world, averaging_config(elastic({.every = 3})), 1, 1, std::nullopt,
                                                      replica(0, 2));

@@ -31,7 +31,7 @@ ModuleBuffers::ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group
   }
 }
 
-void ModuleBuffers::broadcast(int root) {
+void ModuleBuffers::broadcast(int root) const {
   const at::NoGradGuard no_grad;
   // Copies to or from the message; the root's buffers do not change.
   const auto copy = [](const Kind& kind, bool out) {

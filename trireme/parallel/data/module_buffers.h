@@ -19,7 +19,7 @@ class ModuleBuffers {
 
   /// Makes every rank's buffers those of `root`, with one broadcast for each type. Collective. A group of one, and a
   /// module without buffers, have nothing to do.
-  void broadcast(int root = 0);
+  void broadcast(int root = 0) const;
   bool empty() const {
     return kinds_.empty();
   }

@@ -16,24 +16,12 @@ bool shards_states(const Parts& parts, const config::EngineConfig& config);
 /// gradients go to the host.
 bool shards_gradients(const Parts& parts, const config::EngineConfig& config);
 
-/// Refuses what needs all replicas in every step, where they step by themselves ("parameter_averaging"). Errors:
-/// InputError.
-void check_averaging(const Parts& parts, const InitializeOptions& options);
-
-/// What compresses the ranks' messages, as a configuration calls it: "OneBitAdam", "gradient_compression"; null:
-/// nothing.
-const char* compresses(const config::EngineConfig& config);
-
-/// Refuses what does not go with parameter servers. Errors: InputError.
-void check_server(const Parts& parts, const InitializeOptions& options);
-
-/// Connects a worker to its servers; parts.sync has its buffers and values. Errors: InputError, PeerError.
+/// Connects a worker to its servers; parts.agreement.sync has its buffers and values. Errors: InputError, PeerError.
 void join_servers(Parts& parts, const config::EngineConfig& config,
                   const optim::FlatOptimizer::OptionsOf& options_of_each);
 
 /// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the
-/// client's own. Also says in `parts` which parameters the tensor ranks have whole. Collective. Errors: InputError for
-/// what does not go together.
-std::unique_ptr<parallel::GradientSync> make_sync(Parts& parts, const InitializeOptions& options);
+/// client's own; opens the groups of a GPU. Collective. Errors: InputError.
+void build_agreement(Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <trireme/engine/initialize.h>
+#include <trireme/engine/parts.h>
+#include <trireme/zero/model_units.h>
+
+namespace trireme::engine {
+
+/// Moves the model's parameters into flat buffers, sharded as `options` say, makes those of all replicas equal, and
+/// hands them to the reducer. Collective. Errors: InputError.
+void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units);
+
+} // namespace trireme::engine
