@@ -30,7 +30,7 @@ Cluster cards(int64_t ranks = 1) {
   return out;
 }
 
-Job job(int64_t batch = 4) {
+Job job_to_choose_for(int64_t batch = 4) {
   Job out = gpt_job(kBlocks, 256, 4, 64, 100, batch);
   out.base.clips = false;
   out.base.activations.nvme_path = "/n";
@@ -38,20 +38,20 @@ Job job(int64_t batch = 4) {
 }
 
 Job within(int64_t budget, int64_t batch = 4) {
-  Job out = job(batch);
+  Job out = job_to_choose_for(batch);
   out.base.activations.automatic = true;
   out.base.activations.memory_budget = budget;
   return out;
 }
 
 Job uniform(Way way) {
-  Job out = job();
+  Job out = job_to_choose_for();
   out.base.activations.policy = way;
   return out;
 }
 
 int64_t kept_by_a_block() {
-  return model_of(job(), {}, 1).layers.at(2).kept;
+  return model_of(job_to_choose_for(), {}, 1).layers.at(2).kept;
 }
 
 TEST(PlanChoiceTest, KeepsAllWhereThereIsRoom) {
@@ -106,7 +106,7 @@ TEST(PlanChoiceTest, StagesChooseByThemselves) {
   cluster.disk.bytes = 0;
   const Prediction p = predict(cluster, within(3 * kept_by_a_block(), 16), {.pipe = 4, .micro_batch = 1});
   ASSERT_EQ(p.refused, "");
-  const Job plain = job(16);
+  const Job plain = job_to_choose_for(16);
   Shared shared(plain);
   const std::vector<int64_t> bounds = shared.bounds({.pipe = 4});
   const auto recomputed = [&](int64_t stage) {
@@ -146,7 +146,7 @@ TEST(PlanChoiceTest, HostsMayBeSmall) {
   const Job few = within(3 * kSamples * kept_by_a_block(), kSamples);
   const Prediction roomy = predict(cluster, few, layout);
   EXPECT_THAT(roomy.choices, testing::Contains(Way::host));
-  Job inputs = job(kSamples);
+  Job inputs = job_to_choose_for(kSamples);
   inputs.base.activations.policy = Way::recompute_host;
   cluster.host.memory_bytes = predict(cluster, inputs, layout).host_bytes;
   const Prediction small = predict(cluster, few, layout);
@@ -208,7 +208,7 @@ TEST(PlanChoiceTest, StagesMayHaveNoParts) {
 
 // A list is one for each part of a model in one piece, and for each layer of a list of layers.
 TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
-  Job named = job();
+  Job named = job_to_choose_for();
   named.base.activations.choices.assign(kBlocks, Way::recompute);
   EXPECT_EQ(predict(cards(), named, {}).refused, "");
   EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused,
@@ -223,7 +223,7 @@ TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
 TEST(PlanChoiceTest, AListRefusesNoDivisionThatItFits) {
   const Cluster cluster = cards(4);
   for (const int64_t more : {0, 4}) { // of a model in one piece; of a list of layers
-    Job named = job();
+    Job named = job_to_choose_for();
     named.base.activations.choices.assign(static_cast<size_t>(kBlocks + more), Way::recompute);
     const Plan few = search(cluster, named, {.best = 1});
     const Plan all = search(cluster, named, {.best = 100'000});

@@ -11,7 +11,7 @@
 namespace trireme::plan {
 namespace {
 
-Job job(int64_t layers = 4) {
+Job job_of_layers(int64_t layers = 4) {
   return gpt_job(layers, 64, 4, 16, 100, 8);
 }
 
@@ -34,10 +34,10 @@ TEST(LayerCostTest, PassesOfContextAndOfSharedTokens) {
     return layout;
   };
   const double stream = 4.0 * 4 * 16 * 64; // bytes of 4 samples
-  expect(block({.tensor = 2, .micro_batch = 4}, job()), (12 / 2.0 + 9) * stream, 2 * (12 / 2.0 + 9) * stream);
-  expect(block(with_shared_tokens(4), job()), (21 / 2.0 + 4 * 2.5) * stream, (42 / 2.0 + 6 * 2.5) * stream);
-  expect(block({.context = 2, .micro_batch = 4}, job()), (21 + 13) * stream / 2, (42 + 24) * stream / 2);
-  expect(block(with_shared_tokens(1), job()), 21 / 2.0 * stream / 4,
+  expect(block({.tensor = 2, .micro_batch = 4}, job_of_layers()), (12 / 2.0 + 9) * stream, 2 * (12 / 2.0 + 9) * stream);
+  expect(block(with_shared_tokens(4), job_of_layers()), (21 / 2.0 + 4 * 2.5) * stream, (42 / 2.0 + 6 * 2.5) * stream);
+  expect(block({.context = 2, .micro_batch = 4}, job_of_layers()), (21 + 13) * stream / 2, (42 + 24) * stream / 2);
+  expect(block(with_shared_tokens(1), job_of_layers()), 21 / 2.0 * stream / 4,
          42 / 2.0 * stream / 4);                            // the only sample: in order as it comes
   const Job long_samples = gpt_job(4, 64, 4, 4096, 100, 8); // 1 MB each
   const double longer = 4.0 * 4096 * 64;
@@ -74,7 +74,7 @@ TEST(LayerCostTest, LayersOfFewerOperationsCostLessBesideTheirWork) {
   Cluster cluster = multiplying_host(1, kInfinite, {});
   cluster.layer_seconds = 1e-3;
   std::vector<double> forward;
-  for (const LayerCost& cost : layer_costs(cluster, job(1), {})) {
+  for (const LayerCost& cost : layer_costs(cluster, job_of_layers(1), {})) {
     forward.push_back(cost.forward);
     EXPECT_NEAR(cost.backward_input, cost.forward, 1e-9);
   }
@@ -91,7 +91,7 @@ TEST(LayerCostTest, TensorRanksShareWhatWeightsCost) {
   cluster.layer_seconds = 1e-3;
   cluster.weight_seconds = 2e-3;
   for (const int64_t tensor : {1, 2, 4}) {
-    const LayerCost block = layer_costs(cluster, job(1), {.tensor = tensor}).at(2);
+    const LayerCost block = layer_costs(cluster, job_of_layers(1), {.tensor = tensor}).at(2);
     EXPECT_NEAR(block.forward, 1e-3 + 2e-3 / static_cast<double>(tensor), 1e-9);
     EXPECT_NEAR(block.backward(), block.forward, 1e-9);
   }
@@ -100,7 +100,7 @@ TEST(LayerCostTest, TensorRanksShareWhatWeightsCost) {
 // What activation_checkpointing names recomputes as an interval does.
 TEST(LayerCostTest, NamedWaysRecomputeBlocks) {
   const Cluster cluster = multiplying_host(2, 1e9, {1e6, 0});
-  Job named = job(2);
+  Job named = job_of_layers(2);
   const auto backward = [&](const Job& of, int64_t recompute) {
     std::vector<double> out;
     for (const LayerCost& cost : layer_costs(cluster, of, {.tensor = 2, .recompute = recompute})) {

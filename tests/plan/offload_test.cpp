@@ -18,14 +18,14 @@ using offload::Place;
 using testing::HasSubstr;
 
 // Cards that only multiply matrices; a host and a disk with these bandwidths.
-Cluster cards(int64_t ranks = 1) {
+Cluster offload_cards(int64_t ranks = 1) {
   Cluster out = multiplying_host(ranks, 1e12, {});
   out.host = {int64_t{1} << 50, 0, 2e9, 1e9};
   out.disk = {int64_t{1} << 50, 5e8, 2.5e8};
   return out;
 }
 
-Job job(int64_t batch = 4) {
+Job offload_job(int64_t batch = 4) {
   Job out = gpt_job(8, 256, 4, 16, 100, batch);
   out.base.clips = false;
   out.base.precision.compute = estimate::Type::bf16;
@@ -44,10 +44,10 @@ double flat(const Job& what, const Layout& layout) {
 TEST(PlanOffloadTest, NoStepIsShorterThanTheDisksTime) {
   for (const bool on_host : {false, true}) {
     for (const int64_t pipe : {1, 2}) {
-      Cluster cluster = cards(2);
+      Cluster cluster = offload_cards(2);
       cluster.on_host = on_host;
       cluster.disk = {int64_t{1} << 50, 1e7, 1e7};
-      Job what = job();
+      Job what = offload_job();
       what.base.clips = true;
       const Prediction p = predict(cluster, what,
                                    {.pipe = pipe,
@@ -69,9 +69,9 @@ TEST(PlanOffloadTest, NoStepIsShorterThanTheDisksTime) {
 }
 
 TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
-  const Job what = job(1);
+  const Job what = offload_job(1);
   const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
-  const Prediction p = predict(cards(), what, layout);
+  const Prediction p = predict(offload_cards(), what, layout);
   ASSERT_EQ(p.refused, "");
   const double F = flat(what, layout);
   // Gradient 2, two moments read and written 16, master 8, parameter 2: 28 bytes at 2e9 a second; 2 bytes back at 1e9,
@@ -88,21 +88,22 @@ TEST(PlanOffloadTest, TheHostStepsAndTheLinkReturns) {
 
 // Asked for by name too, not only in a search.
 TEST(PlanOffloadTest, WhatRanksRefuseIsRefused) {
-  Job what = job(1);
+  Job what = offload_job(1);
   const Layout states{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
-  EXPECT_EQ(predict(cards(), what, states).refused, "");
+  EXPECT_EQ(predict(offload_cards(), what, states).refused, "");
   what.base.averaging.every = 4;
-  EXPECT_THAT(predict(cards(), what, states).refused, HasSubstr("parameter_averaging with ZeRO stage"));
-  EXPECT_THAT(predict(cards(), what, {.micro_batch = 1, .states = Place::host}).refused,
+  EXPECT_THAT(predict(offload_cards(), what, states).refused, HasSubstr("parameter_averaging with ZeRO stage"));
+  EXPECT_THAT(predict(offload_cards(), what, {.micro_batch = 1, .states = Place::host}).refused,
               HasSubstr("with parameter_averaging"));
-  EXPECT_TRUE(search(cards(), what).best.empty() || search(cards(), what).best.front().layout.moves_nothing());
+  EXPECT_TRUE(search(offload_cards(), what).best.empty() ||
+              search(offload_cards(), what).best.front().layout.moves_nothing());
 }
 
 // Shards come to the card that has their states, and go back over the other direction of the link.
 TEST(PlanOffloadTest, TheCardStepsWhatComesAndGoes) {
-  const Job what = job(1);
+  const Job what = offload_job(1);
   const Layout layout{.zero_stage = 3, .micro_batch = 1, .parameters = Place::host};
-  const Prediction p = predict(cards(), what, layout);
+  const Prediction p = predict(offload_cards(), what, layout);
   ASSERT_EQ(p.refused, "");
   Shared shared(what);
   const double units =
@@ -112,15 +113,15 @@ TEST(PlanOffloadTest, TheCardStepsWhatComesAndGoes) {
   EXPECT_EQ(p.moved[0].way, estimate::Way::to_host);
   EXPECT_EQ(static_cast<double>(p.moved[0].bytes), 2 * units);
   EXPECT_GT(static_cast<double>(p.memory_bytes), 12 * units) << "masters and states";
-  EXPECT_LT(p.memory_bytes, predict(cards(), what, {.zero_stage = 2, .micro_batch = 1}).memory_bytes);
+  EXPECT_LT(p.memory_bytes, predict(offload_cards(), what, {.zero_stage = 2, .micro_batch = 1}).memory_bytes);
 }
 
 // On a slow link gradients are what a backward waits for; on a fast one they hide.
 TEST(PlanOffloadTest, GradientsLeaveBesideBackward) {
-  Cluster where = cards();
+  Cluster where = offload_cards();
   where.host.link_bandwidth = kInfinite;
   where.host.memory_bandwidth = kInfinite;
-  const Job what = job(4);
+  const Job what = offload_job(4);
   const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   const double free = predict(where, what, layout).pipeline_seconds;
   where.host.link_bandwidth = 1e6;
@@ -131,12 +132,13 @@ TEST(PlanOffloadTest, GradientsLeaveBesideBackward) {
 }
 
 TEST(PlanOffloadTest, FilesTakeTheLongerOfDiskAndPassAndABucketOfTheOther) {
-  const Job what = job(1);
+  const Job what = offload_job(1);
   const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
   Shared shared(what);
   const estimate::Run run = run_of(what, layout, shared);
   EXPECT_TRUE(run.offload.optimizer.pipeline_read && run.offload.optimizer.pipeline_write);
-  const MoveTimes times = move_times(cards(), run, estimate::layout_of(run, 0), estimate::moves_of(run).front());
+  const MoveTimes times =
+      move_times(offload_cards(), run, estimate::layout_of(run, 0), estimate::moves_of(run).front());
   const double F = flat(what, layout);
   EXPECT_NEAR(times.reads, 12 * F / 5e8, 0.02 * times.reads);
   EXPECT_NEAR(times.writes, 12 * F / 2.5e8, 0.02 * times.writes);
@@ -144,14 +146,14 @@ TEST(PlanOffloadTest, FilesTakeTheLongerOfDiskAndPassAndABucketOfTheOther) {
   EXPECT_GT(times.buckets, 4);
   const double buckets = static_cast<double>(times.buckets);
   EXPECT_DOUBLE_EQ(times.optimizer(), times.reads + times.writes + (times.pass + times.returns) / buckets);
-  EXPECT_NEAR(predict(cards(), what, layout).optimizer_seconds, times.optimizer(), 1e-12);
+  EXPECT_NEAR(predict(offload_cards(), what, layout).optimizer_seconds, times.optimizer(), 1e-12);
 }
 
 // Ranks read them ahead and write them behind, wherever the states are.
 TEST(PlanOffloadTest, ParametersInFilesAreReadBesideThePass) {
-  Cluster where = cards();
+  Cluster where = offload_cards();
   where.host.memory_bandwidth = 1e8;
-  const Job what = job(1);
+  const Job what = offload_job(1);
   const Layout layout{.zero_stage = 3, .micro_batch = 1, .states = Place::host, .parameters = Place::nvme};
   Shared shared(what);
   const estimate::Run run = run_of(what, layout, shared);
@@ -166,27 +168,27 @@ TEST(PlanOffloadTest, RanksOfAHostShareItsCoresAndItsDisk) {
   for (const Place states : {Place::host, Place::nvme}) { // the cores are slowest, the disk is
     const Layout one{.zero_stage = 1, .micro_batch = 1, .states = states};
     const Layout two{.data = 2, .zero_stage = 1, .micro_batch = 1, .states = states};
-    const double alone = predict(cards(1), job(2), one).optimizer_seconds;
-    const double shared = predict(cards(2), job(2), two).optimizer_seconds;
+    const double alone = predict(offload_cards(1), offload_job(2), one).optimizer_seconds;
+    const double shared = predict(offload_cards(2), offload_job(2), two).optimizer_seconds;
     EXPECT_NEAR(shared, alone, 0.1 * alone) << "each has half, at half the speed; the last bucket is smaller";
   }
 }
 
 TEST(PlanOffloadTest, ADelayedUpdateHidesBehindTheStep) {
-  Job what = job(4);
+  Job what = offload_job(4);
   const Layout layout{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
-  const Prediction plain = predict(cards(), what, layout);
+  const Prediction plain = predict(offload_cards(), what, layout);
   what.base.offload.optimizer.delayed_update = true;
-  const Prediction delayed = predict(cards(), what, layout);
+  const Prediction delayed = predict(offload_cards(), what, layout);
   EXPECT_NEAR(delayed.step_seconds, std::max(plain.pipeline_seconds, plain.optimizer_seconds) + plain.reduce_seconds,
               1e-9);
   EXPECT_LT(delayed.step_seconds, plain.step_seconds);
 }
 
 TEST(PlanOffloadTest, UnitsComeBesideTheComputation) {
-  Cluster where = cards(2);
+  Cluster where = offload_cards(2);
   where.on_host = true;
-  const Job what = job(2);
+  const Job what = offload_job(2);
   const Layout layout{.data = 2, .zero_stage = 3, .micro_batch = 1, .parameters = Place::nvme};
   where.host.link_bandwidth = where.host.memory_bandwidth = kInfinite;
   where.disk.read_bandwidth = where.disk.write_bandwidth = kInfinite;
@@ -228,10 +230,10 @@ TEST(PlanOffloadTest, WhatSharesALinkAddsUp) {
 }
 
 TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
-  const Job what = job();
+  const Job what = offload_job();
   const Layout on_host{.zero_stage = 2, .micro_batch = 1, .states = Place::host};
   const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
-  Cluster where = cards();
+  Cluster where = offload_cards();
   where.host.memory_bytes = 230'000'000;
   EXPECT_THAT(
       predict(where, what, on_host).refused,
@@ -290,12 +292,12 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
 }
 
 TEST(PlanOffloadTest, SearchFindsWhatLookingAtAllFinds) {
-  Job what = job(8);
+  Job what = offload_job(8);
   what.gpt.vocab_size = 1000;
   for (const bool on_host : {false, true}) {
     for (const int64_t ranks : {1, 2}) {
       for (const int64_t memory : {int64_t{400'000'000}, int64_t{45'000'000}, int64_t{20'000'000}}) {
-        Cluster where = cards(ranks);
+        Cluster where = offload_cards(ranks);
         where.on_host = on_host;
         where.memory_bytes = memory + (on_host ? estimate::baseline_bytes() : 0);
         where.host = on_host ? HostMemory() : HostMemory{2'000'000'000, 0, 2e9, 1e9};
@@ -314,8 +316,8 @@ TEST(PlanOffloadTest, SearchFindsWhatLookingAtAllFinds) {
 }
 
 TEST(PlanOffloadTest, BoundsAreBounds) {
-  const Job what = job(8);
-  const Cluster where = cards(2);
+  const Job what = offload_job(8);
+  const Cluster where = offload_cards(2);
   const int64_t parameters = estimate::gpt(what.gpt, {}).parameters();
   for (const int stage : {1, 2, 3}) {
     for (const Place states : {Place::device, Place::host, Place::nvme}) {
@@ -335,9 +337,9 @@ TEST(PlanOffloadTest, BoundsAreBounds) {
 }
 
 TEST(PlanOffloadTest, ALayoutSaysWhereThingsAre) {
-  EXPECT_THAT(describe({.zero_stage = 3, .states = Place::host, .parameters = Place::nvme}, job()),
+  EXPECT_THAT(describe({.zero_stage = 3, .states = Place::host, .parameters = Place::nvme}, offload_job()),
               HasSubstr(", states on the host, parameters in files"));
-  EXPECT_THAT(describe({}, job()), testing::Not(HasSubstr("states")));
+  EXPECT_THAT(describe({}, offload_job()), testing::Not(HasSubstr("states")));
 }
 
 } // namespace

@@ -10,7 +10,7 @@
 namespace trireme::plan {
 namespace {
 
-Job job() {
+Job searched_job() {
   return gpt_job(8, 512, 8, 128, 1000, 16);
 }
 
@@ -65,13 +65,13 @@ void expect_what_looking_at_all_finds(const Job& what, int64_t memory) {
 
 TEST(SearchTest, FindsWhatLookingAtAllFinds) {
   for (const int64_t memory : {int64_t{2'000'000'000}, int64_t{420'000'000}, int64_t{230'000'000}}) {
-    expect_what_looking_at_all_finds(job(), memory);
+    expect_what_looking_at_all_finds(searched_job(), memory);
   }
 }
 
 // Blocks that are named to be recomputed keep their inputs only: more layouts fit than without.
 TEST(SearchTest, NamedWaysFindWhatLookingAtAllFinds) {
-  Job named = job();
+  Job named = searched_job();
   named.base.activations.policy = activations::Way::recompute;
   for (const int64_t memory : {int64_t{420'000'000}, int64_t{230'000'000}}) {
     expect_what_looking_at_all_finds(named, memory);
@@ -79,7 +79,7 @@ TEST(SearchTest, NamedWaysFindWhatLookingAtAllFinds) {
 }
 
 TEST(SearchTest, ChosenWaysFindWhatLookingAtAllFinds) {
-  Job chosen = job();
+  Job chosen = searched_job();
   chosen.base.activations.automatic = true;
   const int64_t block = model_of(chosen, {}, 1).layers.at(2).kept;
   for (const int64_t blocks : {2, 5}) {
@@ -93,7 +93,7 @@ TEST(SearchTest, ChosenWaysFindWhatLookingAtAllFinds) {
 TEST(SearchTest, RefusedDivisionsSayWhy) {
   Cluster where = cluster(1, 3);
   where.memory_bytes = 200'000'000;
-  const Plan found = search(where, job());
+  const Plan found = search(where, searched_job());
   const auto with = [&](const char* words) {
     return std::any_of(found.refused.begin(), found.refused.end(),
                        [&](const Prediction& p) { return p.refused.find(words) != std::string::npos; });
@@ -102,7 +102,7 @@ TEST(SearchTest, RefusedDivisionsSayWhy) {
   EXPECT_TRUE(with("batch 16 cannot be divided by data 3"));
   EXPECT_TRUE(with("sequence 128 cannot be divided"));
   where.memory_bytes = 1'000'000;
-  const Plan nothing = search(where, job());
+  const Plan nothing = search(where, searched_job());
   EXPECT_TRUE(nothing.best.empty());
   ASSERT_FALSE(nothing.refused.empty());
   EXPECT_THAT(nothing.refused.front().refused, testing::HasSubstr("too much"));
@@ -115,21 +115,21 @@ TEST(SearchTest, BoundsAreBounds) {
   Cluster where = cluster(2, 2);
   where.host = {int64_t{1} << 40, 0, 1e10, 1e10};
   where.disk = {int64_t{1} << 40, 1e9, 1e9};
-  const int64_t parameters = estimate::gpt(job().gpt, {}).parameters();
+  const int64_t parameters = estimate::gpt(searched_job().gpt, {}).parameters();
   std::vector<activations::Options> ways(10);
   ways[1].policy = Way::recompute;
   ways[2].policy = Way::nvme;
   ways[3] = {.policy = Way::recompute, .layers = "Norm"}; // of a list of layers
   ways[4].choices = {Way::keep, Way::recompute};
-  ways[4].choices.resize(static_cast<size_t>(job().gpt.layers), Way::recompute); // of a model in one piece
+  ways[4].choices.resize(static_cast<size_t>(searched_job().gpt.layers), Way::recompute); // of a model in one piece
   ways[9].choices = ways[4].choices;
-  ways[9].choices.resize(static_cast<size_t>(job().gpt.layers) + 4, Way::keep); // of a list of layers
+  ways[9].choices.resize(static_cast<size_t>(searched_job().gpt.layers) + 4, Way::keep); // of a list of layers
   ways[5] = {.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0};
   ways[6] = {.automatic = true, .memory_budget = 1};
   ways[7].policy = Way::host;
   ways[8].policy = Way::recompute_host;
   for (const activations::Options& activations : ways) {
-    Job what = job();
+    Job what = searched_job();
     what.base.activations = activations;
     Shared shared(what);
     int64_t looked_at = 0;

@@ -26,7 +26,7 @@ constexpr int64_t kWords = 300;
 constexpr int64_t kWidth = 12;
 constexpr int64_t kLength = 5;
 constexpr int64_t kBatch = 8;
-constexpr int kSteps = 20;
+constexpr int kSparseSteps = 20;
 
 /// Short texts, each of a few of the words, and a number that follows from them.
 class Texts : public data::Dataset {
@@ -105,7 +105,7 @@ ServerOptions options_of(int servers, bool sparse = true, ServerOptions::Mode mo
 
 /// Trains 20 steps with libtorch alone: the whole batch in one process. `step(t)` follows backward.
 void train_alone(Bag& model, double clipping, const std::function<void(int step)>& step, std::vector<double>& losses) {
-  for (int t = 0; t < kSteps; ++t) {
+  for (int t = 0; t < kSparseSteps; ++t) {
     std::vector<int64_t> indices(kBatch);
     std::iota(indices.begin(), indices.end(), t * kBatch);
     for (int64_t& index : indices) {
@@ -147,7 +147,7 @@ TEST_P(SparseRowsTest, PlainSgdEqualsTheDenseOne) {
     Bag model;
     const Initialized made =
         initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.5}, kClipping)));
-    for (int t = 0; t < kSteps; ++t) {
+    for (int t = 0; t < kSparseSteps; ++t) {
       EXPECT_NEAR(made.engine->train_batch().item<double>(), losses[t], 1e-5 * losses[t]) << "step " << t;
     }
     expect_near(model, expected, 2e-6); // of every worker, rows that only the other one has touched too
@@ -199,7 +199,7 @@ TEST_P(SparseRowsTest, AdamIsLazy) {
     Bag model;
     const optim::AdamOptions rule{.lr = kLr, .beta1 = kBeta1, .beta2 = kBeta2, .eps = kEps, .weight_decay = kDecay};
     const Initialized made = initialize(world, worker_of(job, number, model, config_of(rule, 0)));
-    for (int t = 0; t < kSteps; ++t) {
+    for (int t = 0; t < kSparseSteps; ++t) {
       EXPECT_NEAR(made.engine->train_batch().item<double>(), losses[t], 1e-5 * losses[t]) << "step " << t;
     }
     expect_near(model, lazy, 2e-5);
@@ -221,7 +221,7 @@ TEST(SparseRowsBitsTest, WhatLeavesRowsWithoutAGradientAloneHasTheBitsOfTheDense
         config::EngineConfig config = config_of(rule, 0); // norms are added up in another order
         config.precision.compute = type;
         const Initialized made = initialize(world, worker_of(job, number, model, config));
-        for (int t = 0; t < kSteps; ++t) {
+        for (int t = 0; t < kSparseSteps; ++t) {
           made.engine->train_batch();
         }
         std::string text;
@@ -252,7 +252,7 @@ TEST(SparseRowsBytesTest, TheRowsOfTheBatchTravelAndNoOthers) {
         initialize(world, worker_of(job, number, model, config_of(optim::SgdOptions{.lr = 0.1}, 0)));
     int64_t before = made.engine->bytes_sent();
     int64_t all = 0;
-    for (int t = 0; t < kSteps; ++t) {
+    for (int t = 0; t < kSparseSteps; ++t) {
       made.engine->train_batch();
       const int64_t sent = made.engine->bytes_sent() - before;
       before += sent;
@@ -260,7 +260,7 @@ TEST(SparseRowsBytesTest, TheRowsOfTheBatchTravelAndNoOthers) {
       const auto rows = std::ssize(Texts::words_of(t, number, 2));
       EXPECT_EQ(sent, kDense + padded(8 * rows) + padded(4 * kWidth * rows)) << "step " << t;
     }
-    EXPECT_LT(all, kSteps * (kDense + 4 * kWords * kWidth) / 10) << "a tenth of the dense gradient";
+    EXPECT_LT(all, kSparseSteps * (kDense + 4 * kWords * kWidth) / 10) << "a tenth of the dense gradient";
   }),
               IsEmpty());
 }
