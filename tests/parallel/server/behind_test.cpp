@@ -15,8 +15,7 @@ using testing::IsEmpty;
 
 /// A push to server 1 for this step of server 0.
 std::shared_ptr<Hand::Asked> push(Hand& hand, int worker, int64_t clock, int64_t step, const Values& gradient) {
-  return hand.send({{"op", "push"}, {"worker", worker}, {"clock", clock}, {"first_clock", step}, {"values", true}},
-                   &gradient, true);
+  return hand.send({{"op", "push"}, {"worker", worker}, {"clock", clock}, {"first_clock", step}}, &gradient, true);
 }
 std::shared_ptr<Hand::Asked> sum(Hand& hand, int worker, int64_t clock, int64_t step, const std::vector<int>& members) {
   return hand.send({{"op", "sum"}, {"worker", worker}, {"clock", clock}, {"first_clock", step}, {"members", members}});
@@ -144,7 +143,7 @@ TEST(ServerBehindTest, AWorkerThatWasStartedAgainIsNotReplacedByTheOneBefore) {
                             EXPECT_EQ(before.joined.at("status"), "refused");
                             EXPECT_THAT(before.joined.at("error").get<std::string>(),
                                         HasSubstr("worker 0 was started again"));
-                            EXPECT_EQ(Hand::answer(*again.push_for_values(0, {1, 0})).at("status"), "commit");
+                            EXPECT_EQ(Hand::answer(*again.push(0, {1, 0})).at("status"), "commit");
                           }),
               IsEmpty());
 }

@@ -66,11 +66,7 @@ class Hand {
     return send(header, &gradient, true);
   }
   std::shared_ptr<Asked> push(int64_t clock, const Values& gradient, double loss = 0) {
-    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient);
-  }
-  std::shared_ptr<Asked> push_for_values(int64_t clock, const Values& gradient, double loss = 0) {
-    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}, {"values", true}}, &gradient,
-                true);
+    return send({{"op", "push"}, {"worker", worker_}, {"clock", clock}, {"loss", loss}}, &gradient, true);
   }
   std::shared_ptr<Asked> sum(int64_t clock, const std::vector<int>& members) {
     return send({{"op", "sum"}, {"worker", worker_}, {"clock", clock}, {"members", members}});

@@ -109,14 +109,14 @@ TEST(ServerLoadsTest, APushOfARoundThatALoadEndsIsDropped) {
                             Hand one(address, 0);
                             Hand two(address, 1);
                             one.init({1, 2});
-                            const auto early = two.push_for_values(0, {1, 1});
+                            const auto early = two.push(0, {1, 1});
                             settle();
                             Hand::answer(*one.load("a"));
                             one.set(1, {10, 20}, 40);
                             EXPECT_EQ(Hand::answer(*early).at("status"), "stale");
                             EXPECT_THAT(early->values(), ElementsAre(10.0f, 20.0f));
-                            const auto first = one.push_for_values(1, {1, 0});
-                            const auto second = two.push_for_values(1, {1, 0});
+                            const auto first = one.push(1, {1, 0});
+                            const auto second = two.push(1, {1, 0});
                             EXPECT_EQ(Hand::answer(*first).at("status"), "commit");
                             Hand::answer(*one.commit(1, 1));
                             EXPECT_EQ(Hand::answer(*second).at("steps"), 41);

@@ -62,10 +62,10 @@ TEST(ServerRulesTest, AStepIsTheSumOfAllInTheOrderOfTheWorkers) {
                             const json decided = Hand::answer(*first);
                             EXPECT_EQ(decided.at("members"), json({0, 1}));
                             EXPECT_EQ(decided.at("loss"), 2.0);
-                            EXPECT_EQ(Hand::answer(*later).at("squared_norm"), decided.at("squared_norm"));
                             EXPECT_NEAR(decided.at("squared_norm").get<double>(), 16 + 1e16, 1e9);
                             const auto committed = one.commit(0, 0.5);
                             EXPECT_EQ(Hand::answer(*committed).at("clock"), 1);
+                            EXPECT_EQ(Hand::answer(*later).at("squared_norm"), decided.at("squared_norm"));
                             EXPECT_THAT(committed->values(), ElementsAre(-1.0f, testing::FloatEq(-2.5e7f)));
                             const auto also = two.commit(0, 0.5);
                             Hand::answer(*also);
@@ -81,8 +81,8 @@ TEST(ServerRulesTest, OneCommitsForAllThatWaitForValues) {
                             Hand one(address, 0);
                             Hand two(address, 1);
                             one.init({0, 0});
-                            const auto second = two.push_for_values(0, {3, 1}, 1.0);
-                            const auto first = one.push_for_values(0, {1, 1}, 3.0);
+                            const auto second = two.push(0, {3, 1}, 1.0);
+                            const auto first = one.push(0, {1, 1}, 3.0);
                             const json asked = Hand::answer(*first);
                             EXPECT_EQ(asked.at("status"), "commit");
                             EXPECT_EQ(asked.at("members"), json({0, 1}));
@@ -111,9 +111,9 @@ TEST(ServerRulesTest, AnotherOneIsAskedToCommitWhenTheFirstIsGone) {
                             Hand two(address, 1, 3);
                             Hand three(address, 2, 3);
                             one->init({0, 0});
-                            const auto third = three.push_for_values(0, {1, 0});
-                            const auto second = two.push_for_values(0, {1, 0});
-                            EXPECT_EQ(Hand::answer(*one->push_for_values(0, {4, 2})).at("status"), "commit");
+                            const auto third = three.push(0, {1, 0});
+                            const auto second = two.push(0, {1, 0});
+                            EXPECT_EQ(Hand::answer(*one->push(0, {4, 2})).at("status"), "commit");
                             one.reset();
                             const json asked = Hand::answer(*second);
                             EXPECT_EQ(asked.at("status"), "commit");
@@ -134,19 +134,19 @@ TEST(ServerRulesTest, AnotherOneIsAskedToCommitWhenTheFirstJoinsAgain) {
                             Hand one(address, 0);
                             Hand two(address, 1);
                             one.init({0, 0});
-                            const auto second = two.push_for_values(0, {1, 0});
-                            EXPECT_EQ(Hand::answer(*one.push_for_values(0, {1, 0})).at("status"), "commit");
+                            const auto second = two.push(0, {1, 0});
+                            EXPECT_EQ(Hand::answer(*one.push(0, {1, 0})).at("status"), "commit");
                             Hand again(address, 0);
                             EXPECT_EQ(Hand::answer(*second).at("status"), "commit");
-                            const auto late = again.push_for_values(0, {1, 0});
+                            const auto late = again.push(0, {1, 0});
                             Hand::answer(*two.commit(0, 1));
                             EXPECT_EQ(Hand::answer(*late).at("status"), "stale");
                             EXPECT_THAT(late->values(), ElementsAre(-1.0f, 0.0f));
                             Hand alone(address, 1); // the same with nobody else to ask
                             again.ask({{"op", "leave"}, {"worker", 0}});
-                            EXPECT_EQ(Hand::answer(*alone.push_for_values(1, {1, 0})).at("status"), "commit");
+                            EXPECT_EQ(Hand::answer(*alone.push(1, {1, 0})).at("status"), "commit");
                             Hand back(address, 1);
-                            EXPECT_EQ(Hand::answer(*back.push_for_values(1, {1, 0})).at("status"), "commit");
+                            EXPECT_EQ(Hand::answer(*back.push(1, {1, 0})).at("status"), "commit");
                             Hand::answer(*back.commit(1, 1));
                             EXPECT_THAT(back.values(), ElementsAre(-1.5f, 0.0f)) << "its gradient counts once";
                           }),
@@ -159,8 +159,8 @@ TEST(ServerRulesTest, WhoIsAskedToCommitIsNotWaitedForLongerThanTheTimeOut) {
                             Hand one(address, 0);
                             Hand two(address, 1);
                             one.init({0, 0});
-                            const auto first = one.push_for_values(0, {1, 0});
-                            const auto second = two.push_for_values(0, {1, 0});
+                            const auto first = one.push(0, {1, 0});
+                            const auto second = two.push(0, {1, 0});
                             const json asked = Hand::answer(*first); // and it says nothing more
                             EXPECT_EQ(asked.at("status"), "commit");
                             if (asked.at("members") == json({0, 1})) { // else the second one came later than that
@@ -186,8 +186,8 @@ TEST(ServerRulesTest, AServerThatDoesNotDecideAddsUpAgainForOtherMembers) {
                     Hand one(address, 0);
                     Hand two(address, 1);
                     one.init({0});
-                    const auto second = two.push_for_values(0, {2});
-                    const json asked = Hand::answer(*one.push_for_values(0, {1}));
+                    const auto second = two.push(0, {2});
+                    const json asked = Hand::answer(*one.push(0, {1}));
                     EXPECT_EQ(asked.at("status"), "commit");
                     EXPECT_EQ(asked.at("members"), json({0, 1}));
                     EXPECT_EQ(asked.at("squared_norm"), 9.0);
@@ -200,10 +200,10 @@ TEST(ServerRulesTest, AServerThatDoesNotDecideAddsUpAgainForOtherMembers) {
                     EXPECT_EQ(second->values()[0], -0.5f);
                     EXPECT_EQ(one.status().at("dropped"), 1);
                     // A third one joins when the two are added up; it is not among the members.
-                    const auto next = two.push_for_values(1, {2});
-                    EXPECT_EQ(Hand::answer(*one.push_for_values(1, {1})).at("squared_norm"), 9.0);
+                    const auto next = two.push(1, {2});
+                    EXPECT_EQ(Hand::answer(*one.push(1, {1})).at("squared_norm"), 9.0);
                     Hand again(address, 1);
-                    const auto other = again.push_for_values(1, {5});
+                    const auto other = again.push(1, {5});
                     EXPECT_FALSE(other->call->done());
                     const auto both = one.commit(1, 1, {{"members", {0, 1}}, {"first_clock", 1}});
                     Hand::answer(*both);
@@ -226,8 +226,8 @@ TEST(ServerRulesTest, AServerThatDoesNotDecideKeepsTheGradientOfAWorkerThatIsGon
                       std::shared_ptr<Hand::Asked> first;
                       {
                         Hand two(address, 1);
-                        const auto second = two.push_for_values(0, {2});
-                        first = one.push_for_values(0, {1});
+                        const auto second = two.push(0, {2});
+                        first = one.push(0, {1});
                         EXPECT_EQ(Hand::answer(*first).at("members"), json({0, 1}));
                       }
                       while (one.status().at("live") != json({0})) {
@@ -253,8 +253,10 @@ TEST(ServerRulesTest, WhoComesAfterTheTimeOutIsDropped) {
                             Hand two(address, 1);
                             one.init({0, 0});
                             EXPECT_EQ(Hand::answer(*one.push(0, {1, 0})).at("members"), json({0}));
-                            EXPECT_EQ(Hand::answer(*two.push(0, {1, 0})).at("status"), "stale");
+                            const auto late = two.push(0, {1, 0});
                             Hand::answer(*one.commit(0, 1));
+                            EXPECT_EQ(Hand::answer(*late).at("status"), "stale");
+                            EXPECT_THAT(late->values(), ElementsAre(-0.5f, 0.0f));
                             EXPECT_EQ(Hand::answer(*two.push(0, {1, 0})).at("status"), "stale");
                             EXPECT_THAT(two.values(), ElementsAre(-0.5f, 0.0f));
                             EXPECT_EQ(two.status().at("dropped"), 2);
@@ -280,8 +282,10 @@ TEST(ServerRulesTest, AWorkerThatIsGoneIsNotWaitedFor) {
                             EXPECT_THAT(one.values(), ElementsAre(-3.0f, -2.0f));
                             two = std::make_unique<Hand>(address, 1); // it comes again
                             const auto both = one.push(2, {1, 0});
-                            EXPECT_EQ(Hand::answer(*two->push(2, {1, 0})).at("members"), json({0, 1}));
-                            Hand::answer(*both);
+                            const auto other = two->push(2, {1, 0});
+                            EXPECT_EQ(Hand::answer(*both).at("members"), json({0, 1}));
+                            Hand::answer(*one.commit(2, 1));
+                            EXPECT_EQ(Hand::answer(*other).at("members"), json({0, 1}));
                           }),
               IsEmpty());
 }
@@ -292,7 +296,7 @@ TEST(ServerRulesTest, AnUpdateThatNobodyCanCommitIsCountedAsLost) {
                             Hand one(address, 0);
                             auto two = std::make_unique<Hand>(address, 1);
                             one.init({0, 0});
-                            EXPECT_EQ(Hand::answer(*two->push(0, {1, 0})).at("status"), "accepted");
+                            EXPECT_EQ(Hand::answer(*two->push(0, {1, 0})).at("status"), "commit");
                             two.reset(); // before its commit
                             while (one.status().at("lost") != 1) {
                             }
@@ -347,9 +351,10 @@ TEST(ServerRulesTest, APushThatIsSentAgainCountsOnce) {
                             auto two = std::make_unique<Hand>(address, 1);
                             one.init({0, 0});
                             const auto first = one.push(0, {1, 0}, 3);
-                            Hand::answer(*two->push(0, {1, 0}, 1));
-                            const json decided = Hand::answer(*first);
+                            const auto second = two->push(0, {1, 0}, 1);
+                            Hand::answer(*first);
                             Hand::answer(*one.commit(0, 0.5));
+                            const json decided = Hand::answer(*second);
                             two = std::make_unique<Hand>(address, 1);
                             const json again = Hand::answer(*two->push(0, {9, 9}, 1));
                             for (const char* key : {"status", "members", "loss", "squared_norm"}) {
@@ -370,7 +375,7 @@ TEST(ServerRulesTest, ARoundWhoseCommitterIsGoneIsFinishedForTheOthers) {
                             auto two = std::make_unique<Hand>(address, 1);
                             one.init({0, 0});
                             const auto waits = one.push_pull(0, {1, 0}, {{"lr", 0.25}});
-                            EXPECT_EQ(Hand::answer(*two->push(0, {3, 0})).at("status"), "accepted");
+                            EXPECT_EQ(Hand::answer(*two->push(0, {3, 0})).at("status"), "commit");
                             two.reset();
                             EXPECT_EQ(Hand::answer(*waits).at("status"), "accepted");
                             EXPECT_THAT(waits->values(), ElementsAre(-0.5f, 0.0f)) << "the mean of both";
@@ -451,7 +456,11 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
                                  {"parameters", {{{"name", "w"}, {"shape", {2}}}}},
                                  {"optimizer", {{"type", "SGD"}}}}),
                         HasSubstr("worker 3 of 1"));
-            EXPECT_EQ(Hand::answer(*good.push(0, {1, 0})).at("status"), "accepted");
+            EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}, &some),
+                        HasSubstr("room for 0 bytes of values, and there are 64"));
+            EXPECT_THAT(refusal({{"op", "push_pull"}, {"worker", 0}, {"clock", 0}}, &some), HasSubstr("room for 0"));
+            EXPECT_EQ(good.status().at("updates"), 0);
+            EXPECT_EQ(Hand::answer(*good.push(0, {1, 0})).at("status"), "commit");
           }),
       IsEmpty());
 }

@@ -215,10 +215,11 @@ class Service final : private Loads {
     if (!initialized_) {
       return refuse(waiting, "there are no values yet: init or pull first");
     }
+    check_room(waiting);
     workers_.has_pushed(number);
     if (waiting.clock() < load_.clock) { // of values before the load
       ++counters_.dropped;
-      return answer_stale_with_values(waiting);
+      return answer_stale(waiting);
     }
     counters_.largest_staleness = std::max(counters_.largest_staleness, clock_ - header.at("clock").get<int64_t>());
     const json factor = header.value("factor", json(1.0));

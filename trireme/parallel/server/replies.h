@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace trireme::parallel::server {
 
@@ -51,7 +52,7 @@ class Replies {
     answer(waiting, std::move(header), bytes);
   }
   /// To a gradient that came too late: it is dropped, and the worker goes on with these values.
-  void answer_stale_with_values(const Waiting& waiting) {
+  void answer_stale(const Waiting& waiting) {
     answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
   }
   void refuse(const Waiting& waiting, const std::string& why) {
@@ -60,6 +61,12 @@ class Replies {
   /// Errors: InputError for a body that does not have the gradients that its header says.
   void check_gradients(const Waiting& waiting) const {
     shard_->check(waiting.event.body, counts_in(waiting.header));
+  }
+  /// Errors: InputError for a gradient whose answer, the values, has no room.
+  void check_room(const Waiting& waiting) const {
+    if (const size_t room = waiting.event.room.size(); std::cmp_less(room, shard_->share().bytes)) {
+      throw InputError("server", concat("room for ", room, " bytes of values, and there are ", shard_->share().bytes));
+    }
   }
 
   rpc::Server& server_;

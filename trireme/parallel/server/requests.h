@@ -21,10 +21,6 @@ struct Waiting {
   std::string op() const {
     return header.at("op").get<std::string>();
   }
-  /// Whether it is answered with values, after a step; they may be none.
-  bool wants_values() const {
-    return op() != "push" || header.value("values", false);
-  }
   int64_t clock() const {
     return header.at("clock").get<int64_t>();
   }
@@ -55,7 +51,6 @@ inline void check_push(const nlohmann::json& header) {
   number_in(header, "factor");
   header.value("lr", 0.0);
   header.value("stop", false);
-  header.value("values", false);
   header.value("first_clock", int64_t{0});
   header.value("unused", std::vector<int64_t>());
   betas_in(header);

@@ -39,17 +39,10 @@ class Round {
   rpc::Clock::duration since_first_push() const {
     return rpc::Clock::now() - first_push_;
   }
-  /// Whether some worker looks at the sum before it is stepped with, by `commit`; the others have said all with
-  /// push_pull.
+  /// Whether a worker looks at the sum before the step, and says how to step by `commit`. Those of `push_pull` have
+  /// said it already.
   bool wants_commit() const {
     return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
-  }
-  /// Whether all of those for which `lives(number, push)` wait for the values, so that one of them is asked to commit.
-  template <typename Lives>
-  bool all_wait_for_values(const Lives& lives) const {
-    return std::none_of(pushes_.begin(), pushes_.end(), [&](const auto& one) {
-      return !one.second.waiting.wants_values() && lives(one.first, one.second.waiting);
-    });
   }
   std::vector<int> numbers() const {
     std::vector<int> numbers;
@@ -69,9 +62,6 @@ class Round {
     stop_ = false;
     for (const int number : members) {
       const Waiting& one = pushes_.at(number).waiting;
-      if (!one.wants_values()) {
-        committers_.push_back(number);
-      }
       shard.add(one.event.body, one.header.value("unused", std::vector<int64_t>()), counts_in(one.header));
       loss_ += number_in(one.header, "loss") / static_cast<double>(members.size());
       stop_ = stop_ || one.header.value("stop", false);
@@ -135,7 +125,7 @@ class Round {
     asked_ = rpc::Clock::now();
     return waiting;
   }
-  /// A member that can be asked: the first whose push waits for values, and for which `can(number, push)`.
+  /// A member that can be asked: the first with a `push` that is not answered, and for which `can(number, push)`.
   template <typename Can>
   std::optional<int> candidate(const Can& can) const {
     for (const auto& [number, one] : pushes_) {

@@ -33,6 +33,7 @@ struct Servers::Connection {
   int64_t pushed_step = 0;           // the first server's clock then
   bool withdrawn = false;
   std::optional<nlohmann::json> answer; // to it
+  bool has_step = false;                // its values after the step have come
 
   size_t bytes() const {
     return static_cast<size_t>(share.bytes);
@@ -45,6 +46,14 @@ struct Servers::Connection {
   }
   bool has_sparse() const {
     return share.dense_bytes < share.bytes;
+  }
+  /// Whether a request that belongs to the step is on its way, or is to be sent.
+  bool awaits_answer() const {
+    return !has_step && (!answer || call);
+  }
+  /// Whether this worker is asked to say how the server steps.
+  bool asks_to_commit() const {
+    return answer && answer->at("status") == "commit";
   }
 };
 

@@ -150,16 +150,21 @@ void Servers::pull(const TensorOf& values) {
     ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
   }
   for (const auto& server : servers_) {
-    try {
-      take_values(*server, values);
-    } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t) {
-        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
-        take_values(*server, values);
-      });
-    }
+    take_or_pull(*server, values);
   }
   catch_up(values);
+}
+
+void Servers::take_or_pull(Connection& server, const TensorOf& values, std::optional<int64_t> first_clock) {
+  try {
+    take_values(server, values);
+  } catch (const PeerError&) {
+    connect_again(server, [&](int64_t) {
+      ask_for_values(server, first_clock ? json{{"op", "pull"}, {"first_clock", *first_clock}}
+                                         : json{{"op", "pull"}, {"clock", server.clock}});
+      take_values(server, values);
+    });
+  }
 }
 
 // Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at
@@ -176,14 +181,7 @@ void Servers::catch_up(const TensorOf& values) {
     }
   }
   for (Connection* const server : behind) {
-    try {
-      take_values(*server, values);
-    } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t) {
-        ask_for_values(*server, header);
-        take_values(*server, values);
-      });
-    }
+    take_or_pull(*server, values, first);
   }
 }
 

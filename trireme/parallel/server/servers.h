@@ -130,7 +130,7 @@ class Servers {
   void take_answer(Connection& server);
   bool may_count(const Connection& server) const;
   void tell_members(Connection& server, bool has_waited);
-  void await_answers();
+  void await_answers(bool tells_at_once);
   void gather_piece(Connection& server, const Piece& piece, const at::Tensor& whole) const;
   void gather_values(Connection& server, const TensorOf& values) const;
   void gather_gradients(const TensorOf& gradients);
@@ -138,6 +138,8 @@ class Servers {
   void scatter(Connection& server, const nlohmann::json& reply, const TensorOf& tensors) const;
   /// Sends a request that is answered with values; take_values() takes them.
   void ask_for_values(Connection& server, nlohmann::json header, std::span<const std::byte> body = {});
+  /// The same, and pulls where the server has ended: values of its clock, or of this one of the first server.
+  void take_or_pull(Connection& server, const TensorOf& values, std::optional<int64_t> first_clock = std::nullopt);
   void catch_up(const TensorOf& values);
   nlohmann::json tell_load(Connection& server, const Loaded& loaded, const std::string& id, const TensorOf& values,
                            const OfArray& f);
@@ -148,7 +150,8 @@ class Servers {
   /// The server has ended: connects when it is back, and calls go_on(its clock before), and all that again where the
   /// server ends meanwhile, until `patience` is over.
   void connect_again(Connection& server, const std::function<void(int64_t of_step)>& go_on);
-  void make_again(Connection& server, nlohmann::json header, bool again, const TensorOf& values);
+  nlohmann::json commit_header(const Step& step) const;
+  void take_step(Connection& server, const TensorOf& values);
   bool lacks_step(const Connection& server) const;
   void say_lost(const Connection& server, int64_t before) const;
 

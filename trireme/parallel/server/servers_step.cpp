@@ -41,13 +41,13 @@ json Servers::push_header(const Connection& server) const {
 
 void Servers::send_push(Connection& server) {
   json header = push_header(server);
-  header["values"] = true;
   if (server.version) {
     header["have"] = *server.version;
   }
   server.answer.reset();
   server.call.reset();
   server.withdrawn = false;
+  server.has_step = false;
   server.pushed_clock = server.clock;
   server.pushed_step = servers_.front()->pushed_clock;
   server.pushed = server.client->call(header.dump(), server.of_gradients(), server.room_for_values());
@@ -61,7 +61,7 @@ void Servers::take_answer(Connection& server) {
       const std::optional<int64_t> first_clock = server.first_clock;
       json reply = receive(server);
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
-      const bool has_values = server.answer && server.answer->at("status") != "commit";
+      const bool has_values = server.answer && !server.asks_to_commit();
       if (reply.at("status") == "withdrawn" || has_values) {
         // the push is answered, if it was not before
       } else if (reply.at("status") ==
@@ -112,8 +112,7 @@ void Servers::tell_members(Connection& server, bool has_waited) {
     }
     return;
   }
-  const bool has_others =
-      server.answer && server.answer->at("status") == "commit" && server.answer->at("members") != decided.at("members");
+  const bool has_others = server.asks_to_commit() && server.answer->at("members") != decided.at("members");
   const bool commits = decided.at("status") == "commit"; // else another one does, or has and is lost
   const bool says_nothing = !server.answer && (has_waited || (hybrid_ && commits));
   if (has_others || says_nothing) {
@@ -126,15 +125,22 @@ void Servers::tell_members(Connection& server, bool has_waited) {
   }
 }
 
-void Servers::await_answers() {
+// Until all servers that have not made the step have answered this worker's push.
+void Servers::await_answers(bool tells_at_once) {
   std::optional<rpc::Clock::time_point> decided;
-  Connection* missing = servers_.front().get();
-  while (missing != nullptr) {
-    const auto& awaited = missing->call ? missing->call : missing->pushed;
+  const auto awaits_answer = [](const auto& server) { return server->awaits_answer(); };
+  while (true) {
+    const auto missing = std::find_if(servers_.begin(), servers_.end(), awaits_answer);
+    if (missing == servers_.end()) {
+      return;
+    }
+    const auto& awaited = (*missing)->call ? (*missing)->call : (*missing)->pushed;
     awaited->wait_until(rpc::Clock::now() + kBetweenLooks);
-    missing = nullptr;
     for (const auto& server : servers_) {
-      if (!server->answer || server->call) {
+      if (server->has_step) {
+        continue;
+      }
+      if (server->awaits_answer()) {
         take_answer(*server);
       }
       if (may_count(*server) && lacks_step(*server)) { // it was a step behind: others wait for this gradient there
@@ -142,10 +148,7 @@ void Servers::await_answers() {
       }
       if (servers_.front()->answer) {
         decided = decided.value_or(rpc::Clock::now());
-        tell_members(*server, rpc::Clock::now() >= *decided + kFindsTheSame);
-      }
-      if (missing == nullptr && (!server->answer || server->call)) {
-        missing = server.get();
+        tell_members(*server, tells_at_once || rpc::Clock::now() >= *decided + kFindsTheSame);
       }
     }
   }
@@ -159,7 +162,7 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   for (const auto& server : servers_) {
     send_push(*server);
   }
-  await_answers();
+  await_answers(/*tells_at_once=*/false);
   const json& decided = *servers_.front()->answer; // the first server decides
   Sum sum;
   members_.clear();
@@ -193,70 +196,68 @@ bool Servers::lacks_step(const Connection& server) const {
                             : server.clock <= server.pushed_clock;
 }
 
-// The server has ended before it answered a commit, or its answer got lost, or it has lost the step with those that
-// could have committed it. If it does not know of the step, its part of it is made again: the gradients are still here,
-// and the other workers do the same.
-void Servers::make_again(Connection& server, json header, bool again, const TensorOf& values) {
-  if (again) {
-    server.pushed = server.client->call(push_header(server).dump(), server.of_gradients());
-    if (server.number == 0) {
-      const json decided = json::parse(server.pushed->wait(rpc::Clock::now() + kLongestAnswer));
-      again = decided.at("status") == "accepted";
-    } else {
-      const int64_t clock = server.clock;
-      const json reply = ask(server, {{"op", "sum"},
-                                      {"worker", options_.worker},
-                                      {"clock", clock},
-                                      {"first_clock", servers_.front()->pushed_clock},
-                                      {"members", members_}});
-      again = reply.at("status") != "missing";
-      server.clock = clock;
-    }
+json Servers::commit_header(const Step& step) const {
+  json header = {{"op", "commit"},
+                 {"worker", options_.worker},
+                 {"lr", step.lr},
+                 {"factor", step.factor ? json(*step.factor) : json()},
+                 {"first_clock", servers_.front()->pushed_clock},
+                 {"members", members_},
+                 {"squared_norm", squared_norm_}};
+  if (step.betas) {
+    header["betas"] = {step.betas->first, step.betas->second};
   }
-  header["clock"] = server.clock;
-  ask_for_values(server, again ? header : json{{"op", "pull"}, {"clock", server.clock}});
-  take_values(server, values);
+  return header;
+}
+
+// The server's values after the step. Where it has ended before it answered, or its answer got lost, its part of the
+// step is made again: the gradients are still here, and the other workers do the same.
+void Servers::take_step(Connection& server, const TensorOf& values) {
+  try {
+    if (server.asks_to_commit()) {
+      take_values(server, values);
+    } else {
+      scatter(server, *server.answer, values);
+    }
+    server.has_step = true;
+  } catch (const PeerError&) {
+    connect_again(server, [&](int64_t of_step) {
+      if (members_.empty()) { // too late for it
+        ask_for_values(server, {{"op", "pull"}, {"clock", server.clock}});
+        take_values(server, values);
+        server.has_step = true;
+      } else {
+        server.clock = std::min(server.clock, of_step);
+        send_push(server);
+      }
+    });
+  }
 }
 
 void Servers::commit(const Step& step, const TensorOf& values) {
-  const Connection& first = *servers_.front();
-  json header;
-  if (!members_.empty()) {
-    header = {{"op", "commit"},      {"worker", options_.worker},
-              {"lr", step.lr},       {"first_clock", first.pushed_clock},
-              {"members", members_}, {"squared_norm", squared_norm_}};
-    header["factor"] = step.factor ? json(*step.factor) : json();
-    if (step.betas) {
-      header["betas"] = {step.betas->first, step.betas->second};
-    }
-  }
-  for (const auto& server : servers_) {
-    if (server->answer->at("status") != "commit") {
-      continue; // its values have come
-    }
-    if (members_.empty()) { // too late: the values of the step that the others take
-      ask_for_values(*server, {{"op", "pull"}, {"first_clock", first.clock}});
-    } else {
-      header["clock"] = server->pushed_clock;
-      ask_for_values(*server, header);
-    }
-  }
-  for (const auto& server : servers_) {
-    try {
-      if (server->answer->at("status") == "commit") {
-        take_values(*server, values);
-      } else {
-        if (!members_.empty() && lacks_step(*server)) {
-          make_again(*server, header, true, values);
-        } else {
-          scatter(*server, *server->answer, values);
-        }
+  json header = commit_header(step);
+  const int64_t first_clock = servers_.front()->clock;
+  const auto has_step = [](const auto& server) { return server->has_step; };
+  while (!std::all_of(servers_.begin(), servers_.end(), has_step)) {
+    await_answers(/*tells_at_once=*/true);
+    for (const auto& server : servers_) { // all at once
+      if (server->has_step || !server->asks_to_commit()) {
+        continue; // its values have come
       }
-    } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t of_step) {
-        make_again(*server, header, !members_.empty() && server->clock <= of_step, values);
-      });
+      if (members_.empty()) { // too late: the values of the step that the others take
+        ask_for_values(*server, {{"op", "pull"}, {"first_clock", first_clock}});
+      } else {
+        header["clock"] = server->pushed_clock;
+        ask_for_values(*server, header);
+      }
     }
+    for (const auto& server : servers_) {
+      if (!server->has_step) {
+        take_step(*server, values);
+      }
+    }
+  }
+  for (const auto& server : servers_) {
     if (const auto pushed = std::exchange(
             server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
       pushed->wait_until(rpc::Clock::now() + kLongestAnswer);
@@ -283,14 +284,7 @@ void Servers::push_pull(const TensorOf& gradients, double loss, const Step& step
     ask_for_values(*server, header, server->of_gradients());
   }
   for (const auto& server : servers_) {
-    try {
-      take_values(*server, values);
-    } catch (const PeerError&) {
-      connect_again(*server, [&](int64_t) {
-        ask_for_values(*server, {{"op", "pull"}, {"clock", server->clock}});
-        take_values(*server, values);
-      });
-    }
+    take_or_pull(*server, values);
   }
 }
 

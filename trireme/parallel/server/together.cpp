@@ -86,13 +86,13 @@ void Together::push(const Waiting& waiting) {
   if (!initialized_) {
     return refuse(waiting, "there are no values yet: init or pull first");
   }
+  check_room(waiting);
   const auto step = step_of_first(waiting.header);
   int64_t ahead = this->ahead(waiting.header);
   workers_.has_pushed(number, ahead > 0 && round_.closed() ? std::nullopt : step); // that one comes again
-  const bool wants_values = waiting.wants_values();
   if (waiting.op() == "push" && ahead == -1 &&
       was_member(number)) { // it has not heard of its step, because this server or its connection has ended
-    return wants_values ? answer_with_values(waiting, last_) : answer(waiting, last_);
+    return answer_with_values(waiting, last_);
   }
   if (step && ahead > 0 &&
       !round_.closed()) { // this server has lost updates: its values are those that the workers go on with
@@ -103,9 +103,7 @@ void Together::push(const Waiting& waiting) {
   if (ahead == 0 && round_.closed() && round_.is_member(number) &&
       !has_committer()) { // it was to commit, and the answer that said so is lost
     round_.add_committer(number);
-    json decision = round_.decision();
-    decision["status"] = wants_values ? "commit" : "accepted";
-    return answer(waiting, std::move(decision), 0);
+    return ask_to_commit(waiting);
   }
   if (step && ahead < 0) { // server 0 makes it again, or without those that have made it here
     ++counters_.dropped;
@@ -114,12 +112,16 @@ void Together::push(const Waiting& waiting) {
       round_.reopen(number);
       close_if_complete();
     }
-    return wants_values ? answer_stale_with_values(waiting) : answer_stale(waiting);
+    return answer_stale(waiting);
   }
-  if (ahead != 0 || round_.closed()) {
+  if (round_.closed()) {
     ++counters_.dropped;
-    // The values that the next gradient can be of: those after the step that is under way.
-    return !wants_values || round_.closed() ? answer_stale(waiting) : answer_stale_with_values(waiting);
+    late_.push_back(waiting); // its next gradient can be of the values after the step that is under way
+    return;
+  }
+  if (ahead != 0) {
+    ++counters_.dropped;
+    return answer_stale(waiting);
   }
   withdraw(number, "the worker has pushed again");
   round_.push(number, waiting);
@@ -146,17 +148,9 @@ bool Together::was_member(int number) const {
   return std::find(members.begin(), members.end(), number) != members.end();
 }
 
-void Together::answer_stale(const Waiting& waiting) {
-  if (!waiting.wants_values()) {
-    answer(waiting, {{"status", "stale"}, {"next", clock_ + (round_.closed() ? 1 : 0)}});
-  } else {
-    late_.push_back(waiting); // with the values of the next clock
-  }
-}
-
 void Together::answer_late() {
   for (const Waiting& late : std::exchange(late_, {})) {
-    answer_stale_with_values(late);
+    answer_stale(late);
   }
 }
 
@@ -182,9 +176,8 @@ void Together::close_if_complete() {
   }
   if (decides()) {
     close();
-  } else if (!is_hybrid() && !round_.is_added_up() && round_.all_wait_for_values([this](int one, const Waiting& push) {
-               return lives(one, push);
-             })) { // the first server will find the same, unless somebody comes or goes
+  } else if (!is_hybrid() && !round_.is_added_up()) {
+    // The first server will find the same, unless somebody comes or goes.
     round_.add_up(round_.numbers(), *shard_);
     if (!has_committer()) {
       ask_somebody();
@@ -209,18 +202,11 @@ void Together::look_at_the_time() {
 }
 
 void Together::close() {
-  const bool wants_commit = round_.wants_commit();
   round_.add_up(round_.numbers(), *shard_);
   round_.close();
-  if (!wants_commit) {
+  if (!round_.wants_commit()) {
     finish_as_said(*round_.first_that_said_all());
-    return;
-  }
-  for (const auto& [number, one] : round_.take(
-           [](int, const Waiting& push) { return !push.wants_values(); })) { // the others are answered after the step
-    answer(one, round_.decision());
-  }
-  if (!has_committer()) {
+  } else if (!has_committer()) {
     ask_somebody();
   }
 }
@@ -232,10 +218,14 @@ bool Together::has_committer() const {
 void Together::ask_somebody() {
   const auto number = round_.candidate([this](int one, const Waiting& push) { return lives(one, push); });
   if (number && round_.is_added_up()) {
-    json decision = round_.decision();
-    decision["status"] = "commit";
-    answer(round_.ask(*number, !round_.closed()), std::move(decision), 0);
+    ask_to_commit(round_.ask(*number, !round_.closed()));
   }
+}
+
+void Together::ask_to_commit(const Waiting& waiting) {
+  json decision = round_.decision();
+  decision["status"] = "commit";
+  answer(waiting, std::move(decision), 0);
 }
 
 // Where nobody looks at the sum: the mean, by what one of the members has said.
@@ -312,15 +302,11 @@ bool Together::add_up_again(const std::vector<int>& members) {
   return true;
 }
 
-// Pushes that are part of the sum are answered, but for those that want values; the others came too late elsewhere.
+// Pushes that are no part of the sum came too late for the first server.
 void Together::drop_others() {
-  for (const auto& [number, late] :
-       round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
+  for (auto& [number, late] : round_.take([this](int number, const Waiting&) { return !round_.is_member(number); })) {
     ++counters_.dropped;
-    answer_stale(late);
-  }
-  for (const auto& [number, one] : round_.take([](int, const Waiting& push) { return !push.wants_values(); })) {
-    answer(one, {{"status", "accepted"}});
+    late_.push_back(std::move(late));
   }
 }
 
@@ -332,11 +318,7 @@ void Together::take_back(const Waiting& waiting) {
   if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
     for (const auto& [of, one] : round_.take([number](int of, const Waiting&) { return of == number; })) {
       ++counters_.dropped;
-      if (one.wants_values()) {
-        answer_stale_with_values(one);
-      } else {
-        answer_stale(one);
-      }
+      answer_stale(one);
     }
     round_.reopen(number);
     close_if_complete();
@@ -413,7 +395,7 @@ void Together::withdraw(int number, const char* why) {
 }
 
 void Together::commits_no_more(int number) {
-  round_.remove_committer(number);
+  round_.remove_committer(number); // somebody else has to say how to step
   if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
   }
@@ -430,25 +412,18 @@ void Together::gives_up(int number, int64_t step) {
 }
 
 void Together::without(int number) {
-  round_.remove_committer(number);
-  if (!round_.closed()) {
+  commits_no_more(number);
+  if (!round_.closed() && decides() && round_.has(number)) {
     // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends
     // `sum`, says whether it does.
-    if (decides() && round_.has(number)) {
-      withdraw(number, "the worker has left");
-      ++counters_.dropped;
-    } else if (!decides() && round_.is_added_up() && !has_committer()) {
-      ask_somebody();
-    }
-  } else if (!has_committer()) { // somebody else has to say how to step
-    ask_somebody();
-    if (!has_committer()) {
-      const Waiting* const said = round_.first_that_said_all();
-      if (said != nullptr && workers_.any_is_there(round_.members())) {
-        finish_as_said(*said);
-      } else {
-        lose_round();
-      }
+    withdraw(number, "the worker has left");
+    ++counters_.dropped;
+  } else if (round_.closed() && !has_committer()) {
+    const Waiting* const said = round_.first_that_said_all();
+    if (said != nullptr && workers_.any_is_there(round_.members())) {
+      finish_as_said(*said);
+    } else {
+      lose_round();
     }
   }
   close_if_complete();

@@ -12,9 +12,9 @@ namespace trireme::parallel::server {
 /// Workers that step together. A clock: pushes, then the first server closes it and says whose gradients count, then a
 /// commit steps.
 ///
-/// One worker commits for all where they want the values as the answer to their pushes: it is told the sum, the others
-/// are answered after the step. The other servers add up all gradients as soon as they are there, and ask a worker too;
-/// when its members turn out not to be the first server's, it says so (`sum`), and they add up again.
+/// Each push is answered with the values after the step. One worker commits for all: it is told the sum before the
+/// step. The other servers add up all gradients as soon as they are there, and ask a worker too; when its members turn
+/// out not to be the first server's, it says so (`sum`), and they add up again.
 class Together : protected Replies {
  protected:
   Together(rpc::Server& server, const ParameterServerOptions& options);
@@ -71,7 +71,6 @@ class Together : protected Replies {
   }
   /// Takes this worker's push out of the round, if there is one.
   void withdraw(int number, const char* why);
-  void answer_stale(const Waiting& waiting);
   void answer_late();
   bool decides() const;
   bool is_complete() const;
@@ -79,6 +78,7 @@ class Together : protected Replies {
   void close();
   bool has_committer() const;
   void ask_somebody();
+  void ask_to_commit(const Waiting& waiting);
   void finish_as_said(const Waiting& said);
   void answer_sums();
   bool add_up_again(const std::vector<int>& members);
@@ -91,7 +91,7 @@ class Together : protected Replies {
   Round round_;
   std::vector<Waiting> pulls_;
   std::vector<Waiting> sums_;
-  std::vector<Waiting> late_; // that want the values of the next clock
+  std::vector<Waiting> late_; // pushes that wait for the values of the next clock
 };
 
 } // namespace trireme::parallel::server
