@@ -79,7 +79,7 @@ std::vector<Section> zero_sections() {
     {"engine.zero_optimization.offload_optimizer", "", "Place of masters and optimizer states between steps, and of gradients of a model on a GPU. Ren et al. 2021, arXiv:2101.06840.", true, {
       {"device", H, "word|auto none|cpu|nvme", "\"none\"", "none: where the parameters are. cpu: in the host's memory, where the CPU steps them. nvme: in files. \"auto\": none.", R"(["auto"])"},
       {"nvme_path", H, "path", "null", kFolder},
-      {"buffer_count", H, "int >= 1", "4", "nvme: buckets that have memory on the host at a time, at least 3: one is read and one written while one is stepped."},
+      {"buffer_count", H, "int >= 1", "4", "nvme: chunks that have memory on the host at a time, at least 3: one is read and one written while one is stepped."},
       {"pin_memory", H, "bool", "true", kPinned},
       {"pipeline_read", H, "bool", "false", "nvme: read the next bucket while one is stepped."},
       {"pipeline_write", H, "bool", "false", "nvme: write the bucket before while one is stepped."},

@@ -34,20 +34,6 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
-} // namespace
-
-bool shards_states(const Parts& parts, const config::EngineConfig& config) {
-  return (config.zero.stage >= 1 && parts.ranks.group.size() > 1) ||
-         shards_parameters(config, parts.ranks.group.size());
-}
-
-bool shards_gradients(const Parts& parts, const config::EngineConfig& config) {
-  const bool go_to_host = !parts.device().is_cpu() && config.offload.optimizer.place != offload::Place::device;
-  return config.zero.stage >= 2 && (shards_states(parts, config) || go_to_host);
-}
-
-namespace {
-
 // A process in a world of its own has the kind that the configuration asks for.
 void check_kind(const InitializeOptions& options, const SyncKind* kind) {
   const std::string asked = kind != nullptr && kind->make == nullptr ? kind->name : "";
@@ -71,7 +57,7 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const para
   }
   const at::ScalarType type = precision::scalar_type(parts.settings.precision.communication_type());
   std::unique_ptr<parallel::AllReduceSync> plain;
-  if (shards_states(parts, config) || shards_gradients(parts, config)) {
+  if (parts.settings.sharding.states || parts.settings.sharding.gradients) {
     plain = std::make_unique<zero::ShardedSync>(groups, config.data_parallel, type);
   } else {
     plain = std::make_unique<parallel::AllReduceSync>(groups, config.data_parallel, type);

@@ -201,8 +201,8 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
     sharding.rank = parts.agreement.sync->step_group().rank();
     sharding.size = parts.agreement.sync->groups().largest();
   }
-  sharding.shard_gradients = shards_gradients(parts, config);
-  sharding.shard_parameters = parts.settings.shards_parameters;
+  sharding.shard_gradients = parts.settings.sharding.gradients;
+  sharding.shard_parameters = parts.settings.sharding.parameters;
   sharding.unit_of = [&](const at::Tensor& parameter) { return units.unit_of(parameter); };
   sharding.gradient_type =
       precision::scalar_type(parts.settings.precision.gradient_type(parts.settings.batch.accumulation));

@@ -46,7 +46,7 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.forward_guard(); };
   hooks.built = [&parts](torch::nn::Module& layer) { move_and_cast(layer, parts); };
-  if (!parts.settings.shards_parameters) {
+  if (!parts.settings.sharding.parameters) {
     parts.model.layers->set_hooks(hooks);
     parts.model.layers->build(parts.ranks.pipe, static_cast<int>(parts.settings.batch.accumulation), parts.ranks.stage);
     return;

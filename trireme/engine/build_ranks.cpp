@@ -52,14 +52,16 @@ Ranks ranks_of(const mesh::Mesh& mesh, const InitializeOptions& options) {
   return out;
 }
 
-Settings settings_of(const Ranks& ranks, const InitializeOptions& options) {
+Settings settings_of(const Ranks& ranks, const InitializeOptions& options, at::Device device) {
   const config::EngineConfig& config = options.config;
   Settings out;
   out.batch = config.batch_for(static_cast<int64_t>(ranks.data.size()) * ranks.workers);
   out.clipping = config.clipping();
   out.seed = config.seed;
   out.precision = config.precision;
-  out.shards_parameters = shards_parameters(config, ranks.group.size());
+  const bool moves_gradients = !device.is_cpu() && config.offload.optimizer.place != offload::Place::device;
+  out.sharding = zero::sharding_of(config.zero.stage, ranks.group.size(),
+                                   config.offload.parameters.place != offload::Place::device, moves_gradients);
   out.rates_may_differ = options.lr || options.optimizer;
   out.used_config = used_config(options);
   out.config = options.stored_config.value_or(out.used_config);
@@ -72,7 +74,7 @@ Settings settings_of(const Ranks& ranks, const InitializeOptions& options) {
 
 void build_ranks(Parts& parts, const comm::World& world, const InitializeOptions& options, at::Device device) {
   parts.ranks = ranks_of(mesh_of(world, options), options);
-  parts.settings = settings_of(parts.ranks, options);
+  parts.settings = settings_of(parts.ranks, options, device);
   check_together(parts.ranks.everyone, [&] { parts.ranks.uploader = std::make_unique<device::Uploader>(device); });
   check_same_sizes(parts);
   check_together(parts.ranks.everyone, [&] { prepare_offload(parts, options); });

@@ -100,7 +100,7 @@ void make_optimizer(Parts& parts, const InitializeOptions& options) {
   parallel::RemoteStates* const remote = parts.agreement.sync->remote_states();
   const auto make = [&] {
     parts.stepper.optimizer = std::make_shared<optim::FlatOptimizer>(
-        buffers, options_of_each, optimizer, shards_states(parts, config),
+        buffers, options_of_each, optimizer, parts.settings.sharding.states,
         remote != nullptr ? remote->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
   };
   if (parts.ranks.offloaded) {

@@ -94,7 +94,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
 // With sharded parameters each rank runs as many forwards as the one with most data: the others need its shards.
 int64_t Engine::Impl::batches_to_evaluate(data::DataLoader& loader) const {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
-  if (parts.settings.shards_parameters) {
+  if (parts.settings.sharding.parameters) {
     parts.ranks.group.all_reduce(most, comm::ReduceOp::max, "evaluation length").wait();
   }
   return most.item<int64_t>();

@@ -4,6 +4,7 @@
 #include <trireme/base/log.h>
 #include <trireme/offload/disk_store.h>
 #include <trireme/offload/host_store.h>
+#include <trireme/offload/places.h>
 
 #include <filesystem>
 #include <string>
@@ -59,10 +60,6 @@ bool has_copies(const Parts& parts) {
 }
 
 } // namespace
-
-bool shards_parameters(const config::EngineConfig& config, int data_ranks) {
-  return config.zero.stage >= 3 && (data_ranks > 1 || config.offload.parameters.place != Place::device);
-}
 
 void prepare_offload(Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
@@ -150,8 +147,7 @@ std::unique_ptr<bucket::StateStore> make_early_store(const Parts& parts, const I
 
 bool has_gradients_in_files(const Parts& parts, const InitializeOptions& options) {
   const offload::Options& wanted = options.config.offload;
-  return !options.state_store && wanted.optimizer.place == Place::nvme && wanted.parameters.place == Place::nvme &&
-         !has_copies(parts);
+  return !options.state_store && offload::has_gradients_in_files(wanted, has_copies(parts));
 }
 
 std::shared_ptr<bucket::StateStore> make_gradient_store(const Parts& parts, const InitializeOptions& options) {

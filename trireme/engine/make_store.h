@@ -9,10 +9,6 @@
 
 namespace trireme::engine {
 
-/// Whether parameters are there only while they are used (ZeRO stage 3): among several ranks, or where a rank keeps its
-/// own elsewhere.
-bool shards_parameters(const config::EngineConfig& config, int data_ranks);
-
 /// Says where offload has no effect, and opens this rank's folders. Errors: InputError; also for a
 /// folder that cannot be made or that another job uses, which may happen on some ranks only.
 void prepare_offload(Parts& parts, const InitializeOptions& options);

@@ -109,7 +109,7 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   const auto states = std::ssize(optim::states_of(optimizer.rule));
   const int64_t state_bytes = optim::bytes_of(optimizer.state_type);
   const bool coded = optimizer.state_type == optim::StateType::int8;
-  const bool sharded = shards_states(parts, options.config);
+  const bool sharded = parts.settings.sharding.states;
   const bool on_device = !parts.device().is_cpu();
   const bool with_gradients =
       on_device && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already

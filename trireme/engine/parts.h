@@ -24,6 +24,7 @@
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
 #include <trireme/zero/parameter_coordinator.h>
+#include <trireme/zero/sharding.h>
 
 #include <nlohmann/json.hpp>
 
@@ -57,7 +58,7 @@ struct Settings {
   double clipping = 0;
   int64_t seed = 0; // the run's
   precision::PrecisionOptions precision;
-  bool shards_parameters = false;     // ZeRO stage 3 among several data ranks, or of one that keeps them elsewhere
+  zero::Sharding sharding;
   bool rates_may_differ = false;      // between ranks: the program decides them, not the configuration
   nlohmann::ordered_json config;      // as checkpoints have it: perhaps a whole run file
   nlohmann::ordered_json used_config; // the engine's, in use

@@ -2,6 +2,7 @@
 
 #include <trireme/bucket/host_gradients.h>
 #include <trireme/optim/optimizer.h>
+#include <trireme/optim/returning.h>
 
 #include <torch/utils.h>
 
@@ -9,9 +10,6 @@
 
 namespace trireme::optim {
 namespace {
-
-/// Buckets whose new parameters may be on their way to the device while the next one is stepped.
-constexpr size_t kReturning = 3;
 
 size_t stepped_buckets(const std::vector<HostStep::Buffer>& buffers) {
   size_t count = 0;
@@ -29,7 +27,8 @@ HostStep::HostStep(at::Device device, const HostStepOptions& options, std::vecto
     : device_(device),
       options_(options),
       write_stepped_(std::move(write_stepped)),
-      to_device_(device, options.pinned, options.delayed ? stepped_buckets(buffers) : kReturning) {
+      to_device_(device, options.pinned,
+                 options.delayed ? stepped_buckets(buffers) : static_cast<size_t>(kReturningBuckets)) {
   if (!options_.gradients) {
     options_.gradients =
         bucket::make_memory_store([pinned = options_.pinned](int64_t numel, at::ScalarType type, at::Device on) {
