@@ -1,6 +1,7 @@
 #include "toy.h"
 
 #include <trireme/base/error.h>
+#include <trireme/parallel/data/gradient_sync.h>
 #include <trireme/parallel/data/reducer.h>
 #include <trireme/parallel/data/replicas.h>
 
