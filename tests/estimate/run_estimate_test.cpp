@@ -7,6 +7,8 @@
 namespace trireme::config {
 namespace {
 
+using plan::describe;
+using plan::RunEstimate;
 using testing::ElementsAre;
 
 RunEstimate described(int64_t ranks, const std::vector<std::string>& overrides = {}) {
