@@ -34,6 +34,7 @@
 #include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/parallel/server/server_sync.h>
 #include <trireme/zero/init.h>
+#include <trireme/zero/sharding.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -126,7 +127,9 @@ class TrainRun {
     return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
   }
   bool shards_parameters() const {
-    return engine::shards_parameters(run_.engine, mesh_.group({mesh::Axis::data, mesh::Axis::context}).size());
+    const int ranks = mesh_.group({mesh::Axis::data, mesh::Axis::context}).size();
+    const bool moves = run_.engine.offload.parameters.place != offload::Place::device;
+    return zero::sharding_of(run_.engine.zero.stage, ranks, moves, /*moves_gradients=*/false).parameters;
   }
   at::Device choose_device();
   mesh::Mesh make_mesh();
