@@ -87,7 +87,7 @@ TEST_F(Cifar10Test, SaysWhatIsWrongWithWhichFile) {
   EXPECT_THAT(refused(record(1, 0) + record(10, 1)), AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("image 1 is 10")));
   EXPECT_THAT(input_error([&] { Cifar10 dataset({.files = Cifar10::test_files(folder_)}); }),
               HasSubstr("test_batch.bin"));
-  EXPECT_THAT(input_error([&] { Cifar10 dataset({}); }), HasSubstr("no files"));
+  EXPECT_THAT(input_error([&] { Cifar10 dataset({}); }), HasSubstr("no CIFAR-10 files"));
   const auto file = write("good.bin", record(1, 0));
   EXPECT_THAT(input_error([&] { Cifar10 dataset({.files = {file}, .std = {1, 0, 1}}); }), HasSubstr("channel 1"));
 }

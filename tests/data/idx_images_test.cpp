@@ -92,7 +92,7 @@ TEST_F(IdxImagesTest, SeveralFilesAreOneAfterTheOther) {
   EXPECT_THAT(input_error([&] { IdxImages({.images = {a, other}, .labels = {a_labels, b_labels}}); }),
               HasSubstr("3 x 2"));
   EXPECT_THAT(input_error([&] { IdxImages({.images = {a, b}, .labels = {a_labels}}); }),
-              HasSubstr("2 files of images and 1 of labels"));
+              HasSubstr("2 files of images, but 1 of labels"));
 }
 
 TEST_F(IdxImagesTest, UnusableFilesAreNamedWithWhatWasFound) {
@@ -100,8 +100,8 @@ TEST_F(IdxImagesTest, UnusableFilesAreNamedWithWhatWasFound) {
   EXPECT_THAT(refused("", labels_), AllOf(HasSubstr("images.idx"), HasSubstr("nothing")));
   EXPECT_THAT(refused("\x89PNG....", labels_),
               AllOf(HasSubstr("images.idx begins with 89 50 4e 47"), HasSubstr("00 00 08 03")));
-  EXPECT_THAT(refused(labels_, images_), HasSubstr("exchanged"));
-  EXPECT_THAT(refused(images_, images_), AllOf(HasSubstr("labels.idx"), HasSubstr("exchanged")));
+  EXPECT_THAT(refused(labels_, images_), HasSubstr("swapped"));
+  EXPECT_THAT(refused(images_, images_), AllOf(HasSubstr("labels.idx"), HasSubstr("swapped")));
   EXPECT_THAT(refused(images_.substr(0, 10), labels_), HasSubstr("within its header of 16 bytes"));
   EXPECT_THAT(refused(images_.substr(0, 30), labels_), AllOf(HasSubstr("14 bytes"), HasSubstr("3 * 2 * 3 = 18")));
   EXPECT_THAT(refused(images_ + "x", labels_), HasSubstr("19 bytes"));
@@ -109,7 +109,7 @@ TEST_F(IdxImagesTest, UnusableFilesAreNamedWithWhatWasFound) {
   EXPECT_THAT(refused(idx({2, 2, 3}, pixels_.substr(0, 12)), labels_),
               AllOf(HasSubstr("2 images"), HasSubstr("3 labels")));
   EXPECT_THAT(refused(idx({0, 2, 3}, ""), labels_), HasSubstr("0 * 2 * 3"));
-  EXPECT_THAT(refused(idx({0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, pixels_), labels_), HasSubstr("cannot be"));
+  EXPECT_THAT(refused(idx({0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, pixels_), labels_), HasSubstr("an impossible size"));
   EXPECT_THAT(refused(pack(idx({0xFFFFFFFF, 0x7FFFFFF, 1}, pixels_)), labels_), HasSubstr("holds 18 bytes"));
   EXPECT_THAT(refused(images_, labels_, 200), AllOf(HasSubstr("label 2 is 200"), HasSubstr("200 classes")));
   EXPECT_EQ(refused(images_, labels_, 201), "");

@@ -145,9 +145,9 @@ TEST(TiledLinearTest, SplitsThatLeaveNothingAreRefused) {
     }
     return "";
   };
-  EXPECT_THAT(message({4, 5, true, 5, 1}), HasSubstr("4 in features in 5 parts"));
-  EXPECT_THAT(message({4, 5, true, 1, 6}), HasSubstr("5 out features in 6 parts"));
-  EXPECT_THAT(message({4, 5, true, 0, 1}), HasSubstr("in 0 parts"));
+  EXPECT_THAT(message({4, 5, true, 5, 1}), HasSubstr("4 in features into 5"));
+  EXPECT_THAT(message({4, 5, true, 1, 6}), HasSubstr("5 out features into 6"));
+  EXPECT_THAT(message({4, 5, true, 0, 1}), HasSubstr("4 in features into 0"));
   EXPECT_THAT(message({0, 5, true, 1, 1}), HasSubstr("0 in features"));
 }
 

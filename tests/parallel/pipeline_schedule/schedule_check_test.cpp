@@ -163,7 +163,7 @@ TEST_F(BrokenTest, MessagesPastTheEndsOfTheModel) {
 TEST_F(BrokenTest, MessagesOfOneStage) {
   Programs one = make_programs(ScheduleKind::naive, {1, 1, 2});
   one[0].push_back({Op::send_activation, 0, 0, 0});
-  expect_refused(one, {1, 1, 2}, {"there is one stage"});
+  expect_refused(one, {1, 1, 2}, {"a single stage needs no messages"});
 }
 
 TEST_F(BrokenTest, ReceivesInAnotherOrderThanTheSends) {
