@@ -245,7 +245,7 @@ TEST_F(ElasticTrainTest, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(train("elastic.json", "a", 2, "--set training.eval_every=5").output,
               HasSubstr("training.eval_every: 5 is not a multiple of 10"));
   EXPECT_THAT(train("elastic.json", "b", 2, "--set parallel.pipe=2").output,
-              HasSubstr("with a replica of 2 ranks: a replica that comes and goes is one process"));
+              HasSubstr("with a replica of 2 ranks: an elastic replica is one process"));
   EXPECT_THAT(train("elastic.json", "c", 2, "--set parallel.sync.kind=server").output,
               HasSubstr("needs kind \"local_sgd\", but the kind is \"server\""));
   EXPECT_THAT(

@@ -202,14 +202,15 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   return item;
 }
 
-// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit.
+// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit. On the CPU gradients get
+// their pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;
   if (run.shards(3)) {
     return always + parameters + memory.item(Category::communication_buffers).bytes;
   }
-  return always + 2 * parameters + (run.shards(2) ? 0 : memory.item(Category::gradients).bytes);
+  return always + 2 * parameters + (run.shards(2) || !run.on_device ? 0 : memory.item(Category::gradients).bytes);
 }
 
 void check(const Run& run) {

@@ -410,7 +410,7 @@ TEST_F(ElasticAveraging, WhatDoesNotGoTogetherIsRefused) {
               }),
               HasSubstr("\"elastic\" with start_step 5"));
   EXPECT_THAT(error_of([&] { AveragingRun(world, averaging_config({.every = 3}), 1, 1, std::nullopt, replica(0, 2)); }),
-              HasSubstr("InitializeOptions::replica without"));
+              HasSubstr("InitializeOptions::sync is of kind \"elastic\""));
   AveragingRun run(world, averaging_config(elastic({.every = 1})), 1, 1, std::nullopt, replica(0, 1));
   EXPECT_THAT(error_of([&] { run.train(1); }), HasSubstr("has not joined the others"));
 }
