@@ -229,7 +229,7 @@ TEST(ParameterGroupsTest, WhatCannotBeTakenOverIsRefusedByName) {
                           options.optimizer = kTorchSgd(model);
                           options.config.optimizer.emplace();
                         }),
-                        HasSubstr("a torch optimizer with optimizer: both say how parameters are stepped"));
+                        HasSubstr("a torch optimizer with optimizer: both step the parameters"));
             EXPECT_THAT(
                 refusal([](InitializeOptions& options, GroupedNet&) { options.parameter_groups = {{.lr_factor = 2}}; }),
                 HasSubstr("group 0 chooses no parameter"));

@@ -61,7 +61,7 @@ TEST(RuleMatches, NamesTheRuleThatTookAll) {
   matches.first({"h.0.out.weight", "h.0.out"});
   EXPECT_THAT(
       [&] { matches.check_all_used({"h.0.out"}); },
-      ThrowsMessage<InputError>(AllOf(HasSubstr("\"h\\.0\\.out\" comes too late"), HasSubstr("as \"h\\..*\""))));
+      ThrowsMessage<InputError>(AllOf(HasSubstr("the pattern \"h\\.0\\.out\" has no effect"), HasSubstr("such as \"h\\..*\""))));
 }
 
 TEST(RuleMatches, RefusesWhatIsNoExpression) {
