@@ -337,7 +337,8 @@ TEST(CompressedErrorTest, ShapesAndStretchesAreChecked) {
   EXPECT_THAT(test::error_of([&] { make({{90, 101}}); }), HasSubstr("the stretch [90, 101) leaves them"));
   CompressedAllReduce reduce(alone, sign_compressor(), 100);
   const ErrorFeedback errors = reduce.no_errors(torch::kCPU);
-  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({99}), errors); }), HasSubstr("expected 100 contiguous elements"));
+  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({99}), errors); }),
+              HasSubstr("expected 100 contiguous elements"));
   EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}, torch::kHalf), errors); }),
               HasSubstr("fp32 or bf16"));
   EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}), {}); }),

@@ -167,8 +167,10 @@ TEST(PowerSgdErrorTest, MatricesAndShapesAreChecked) {
   EXPECT_THAT(test::error_of([&] { PowerSgd(alone, 100, {}, 0); }), HasSubstr("PowerSGD of rank 0"));
   const PowerSgd reduce(alone, 100, {{0, 5, 10}}, 1);
   const PowerSgd::State state = reduce.first_state(torch::kCPU, 1);
-  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({99}), state); }), HasSubstr("does not fit its 100 contiguous elements"));
-  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}), {}); }), HasSubstr("does not fit its 100 contiguous elements"));
+  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({99}), state); }),
+              HasSubstr("does not fit its 100 contiguous elements"));
+  EXPECT_THAT(test::error_of([&] { reduce.run(torch::zeros({100}), {}); }),
+              HasSubstr("does not fit its 100 contiguous elements"));
 }
 
 } // namespace

@@ -119,8 +119,8 @@ TEST_F(TextDatasetTest, DamagedGzipIsNamed) {
   std::string second = pack("more");
   EXPECT_THAT(refused(packed + second.substr(0, second.size() - 3)), HasSubstr("a.gz ends in the middle"));
   second[0] ^= 1; // was dropped as if it were padding
-  EXPECT_THAT(refused(packed + second),
-              HasSubstr(concat("a.gz is damaged: the data from byte ", packed.size(), " on is neither gzip nor padding")));
+  EXPECT_THAT(refused(packed + second), HasSubstr(concat("a.gz is damaged: the data from byte ", packed.size(),
+                                                         " on is neither gzip nor padding")));
 }
 
 TEST_F(TextDatasetTest, OtherPackingsAreNamed) {

@@ -202,8 +202,8 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   return item;
 }
 
-// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit. On the CPU gradients get
-// their pages in the first backward.
+// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit. On the CPU gradients
+// get their pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;

@@ -142,7 +142,8 @@ TEST(SplitModel, RefusesParametersAndRulesThatDoNotFit) {
     EXPECT_THAT([&] { split({{Kind::column, "fc"}}); }, refuses("none by rows"));
     EXPECT_THAT([&] { split({{Kind::column_gathered, "fd"}}); },
                 refuses("no parameter of the model matches the pattern \"fd\"", "\"fc\""));
-    EXPECT_THAT([&] { split({{Kind::column_gathered, "f"}, {Kind::row, "fc"}}); }, refuses("the pattern \"fc\" has no effect"));
+    EXPECT_THAT([&] { split({{Kind::column_gathered, "f"}, {Kind::row, "fc"}}); },
+                refuses("the pattern \"fc\" has no effect"));
     EXPECT_NO_THROW(split({{Kind::column_gathered, "fc"}}));
     // Of one tensor that has two names.
     EXPECT_THAT([&] { split({{Kind::vocabulary, "wte"}, {Kind::column, "head"}, {Kind::row, "fc"}}); },

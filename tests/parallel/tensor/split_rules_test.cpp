@@ -59,9 +59,9 @@ TEST(RuleMatches, NamesTheNearestModuleForARuleThatMatchesNothing) {
 TEST(RuleMatches, NamesTheRuleThatTookAll) {
   RuleMatches matches({{Kind::column, "h\\..*"}, {Kind::row, "h\\.0\\.out"}});
   matches.first({"h.0.out.weight", "h.0.out"});
-  EXPECT_THAT(
-      [&] { matches.check_all_used({"h.0.out"}); },
-      ThrowsMessage<InputError>(AllOf(HasSubstr("the pattern \"h\\.0\\.out\" has no effect"), HasSubstr("such as \"h\\..*\""))));
+  EXPECT_THAT([&] { matches.check_all_used({"h.0.out"}); },
+              ThrowsMessage<InputError>(
+                  AllOf(HasSubstr("the pattern \"h\\.0\\.out\" has no effect"), HasSubstr("such as \"h\\..*\""))));
 }
 
 TEST(RuleMatches, RefusesWhatIsNoExpression) {
