@@ -177,14 +177,9 @@ int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool un
   return std::accumulate(sizes.begin(), sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes)), int64_t{0});
 }
 
-std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut) {
+std::vector<bucket::ChunkRun> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut) {
   const bucket::Range part = bucket::shard_of(layout.buckets()[b], 0, run.shard_ranks());
-  std::vector<int64_t> chunks;
-  for (const bucket::Range& range :
-       bucket::chunks_of(layout, b, part, is_cut ? offload::kChunkElements : part.numel())) {
-    chunks.push_back(range.numel());
-  }
-  return chunks;
+  return bucket::chunk_runs(layout, b, part, is_cut ? offload::kChunkElements : part.numel());
 }
 
 } // namespace trireme::estimate

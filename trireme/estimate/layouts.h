@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/bucket/chunks.h>
 #include <trireme/bucket/flat_layout.h>
 #include <trireme/estimate/run.h>
 #include <trireme/parallel/pipeline/layer_costs.h>
@@ -41,6 +42,6 @@ int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool un
 
 /// Elements of what moves at a time of the first rank's part of bucket `b` (bucket::StateStore::chunk_elements()); not
 /// `is_cut`: all of it.
-std::vector<int64_t> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut);
+std::vector<bucket::ChunkRun> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut);
 
 } // namespace trireme::estimate

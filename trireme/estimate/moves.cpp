@@ -41,6 +41,11 @@ FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   return out;
 }
 
+// Of `count` equal sizes largest_of(sizes, most) needs no more than these.
+void add_sizes(std::vector<int64_t>& sizes, int64_t size, int64_t count, int64_t most) {
+  sizes.insert(sizes.end(), static_cast<size_t>(std::min(count, most + 1)), size);
+}
+
 int64_t sum(const std::vector<Item>& items, const std::string& axis = "") {
   int64_t bytes = 0;
   for (const Item& item : items) {
@@ -93,13 +98,13 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<in
     out.master_bytes += master;
     out.largest_elements = std::max(out.largest_elements, each);
     const bool is_cut = !run.on_device || run.offload.optimizer.ratio >= 1; // a share is of whole buckets
-    for (const int64_t elements : files ? chunks_of(run, layout, b, is_cut) : std::vector<int64_t>()) {
+    for (const auto& [elements, chunks] : files ? chunks_of(run, layout, b, is_cut) : std::vector<bucket::ChunkRun>()) {
       const int64_t in_file =
           aio::round_up(master > 0 ? 4 * elements : 0) +
           states * (aio::round_up(run.state_bytes() * elements) + aio::round_up(run.scale_bytes(elements)));
       if (in_file > 0) {
-        out.state_file_bytes += in_file;
-        in_files.push_back(in_file);
+        out.state_file_bytes += chunks * in_file;
+        add_sizes(in_files, in_file, chunks, run.offload.optimizer.buffer_count);
       }
     }
     if (run.on_device) {
@@ -177,8 +182,10 @@ void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
   for (const bucket::FlatLayout* const layout : layouts) {
     const int64_t count = moved_buckets(run, *layout); // what the host steps
     for (int64_t b = 0; b < count; ++b) {
-      for (const int64_t elements : chunks_of(run, *layout, b, !run.on_device)) {
-        out.gradient_file_bytes += in_files.emplace_back(aio::round_up(run.gradient_bytes() * elements));
+      for (const auto& [elements, chunks] : chunks_of(run, *layout, b, !run.on_device)) {
+        const int64_t in_file = aio::round_up(run.gradient_bytes() * elements);
+        out.gradient_file_bytes += chunks * in_file;
+        add_sizes(in_files, in_file, chunks, run.offload.optimizer.buffer_count);
       }
     }
   }
