@@ -22,9 +22,9 @@ constexpr const char* word(Place place) {
   return place == Place::device ? "none" : place == Place::host ? "cpu" : "nvme";
 }
 
-/// Elements of a bucket whose masters and states, or gradients, move between files and the host's memory at a time: 8
-/// MiB of Adam's states in fp32, enough for a disk to be busy with the next while one is stepped.
-inline constexpr int64_t kChunkElements = int64_t{1} << 20;
+/// Elements of a bucket whose masters and states, or gradients, move between files and the host's memory at a time: 32
+/// MiB of Adam's states in fp32. Buckets of usual size are one chunk: a quarter of this cost a step 15 %.
+inline constexpr int64_t kChunkElements = int64_t{1} << 22;
 
 /// Masters, optimizer states and, on a device, gradients, which are in files where parameters are too:
 /// "offload_optimizer" of "zero_optimization".
