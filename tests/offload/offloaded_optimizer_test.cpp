@@ -38,12 +38,7 @@ TEST(OffloadedOptimizerTest, EveryRuleTrainsAsInMemory) {
           files.load_states(files.states()); // what a checkpoint does
           memory.run(4, 6);
           files.run(4, 6);
-          EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data()))
-              << memory.optimizer().rule().name() << ' ' << optim::name(state_type);
-          const auto expected = memory.states();
-          for (const auto& [name, tensor] : files.states()) {
-            EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
-          }
+          expect_same_values(files, memory, optim::name(state_type));
         }
       }
     }

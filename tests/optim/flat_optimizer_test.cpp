@@ -351,12 +351,7 @@ TEST(FlatOptimizerTest, ResumedIsUninterrupted) {
         second.load_states(saved);
         second.optimizer().set_steps(4);
         second.run(5, 8);
-        EXPECT_TRUE(torch::equal(second.flat().flat_data(), first.flat().flat_data()))
-            << first.optimizer().rule().name() << ' ' << name(state_type);
-        const auto theirs = first.states();
-        for (const auto& [name, tensor] : second.states()) {
-          EXPECT_TRUE(torch::equal(tensor, theirs.at(name))) << name;
-        }
+        expect_same_values(second, first, name(state_type));
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include <trireme/base/error.h>
 
+#include <gtest/gtest.h>
 #include <torch/utils.h>
 
 #include <map>
@@ -129,5 +130,15 @@ class Rank {
   std::unique_ptr<bucket::FlatParameters> flat_;
   std::unique_ptr<FlatOptimizer> optimizer_;
 };
+
+/// Parameters and states are the same bits.
+inline void expect_same_values(Rank& rank, Rank& expected, const std::string& state_type) {
+  EXPECT_TRUE(torch::equal(rank.flat().flat_data(), expected.flat().flat_data()))
+      << expected.optimizer().rule().name() << ' ' << state_type;
+  const auto states = expected.states();
+  for (const auto& [name, tensor] : rank.states()) {
+    EXPECT_TRUE(torch::equal(tensor, states.at(name))) << name;
+  }
+}
 
 } // namespace trireme::optim

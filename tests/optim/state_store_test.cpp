@@ -31,12 +31,7 @@ TEST(StateStoreTest, StatesInFilesTrainAsThoseInMemory) {
         files.load_states(files.states()); // what a checkpoint does
         memory.run(4, 5);
         files.run(4, 5);
-        EXPECT_TRUE(torch::equal(files.flat().flat_data(), memory.flat().flat_data()))
-            << memory.optimizer().rule().name() << ' ' << name(state_type);
-        const auto expected = memory.states();
-        for (const auto& [name, tensor] : files.states()) {
-          EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
-        }
+        expect_same_values(files, memory, name(state_type));
       }
     }
   }
@@ -68,12 +63,7 @@ TEST(StateStoreTest, StatesInChunksTrainAsWholeOnes) {
           chunks.load_states(chunks.states()); // what a checkpoint does
           memory.run(3, 3);
           chunks.run(3, 3);
-          EXPECT_TRUE(torch::equal(chunks.flat().flat_data(), memory.flat().flat_data()))
-              << memory.optimizer().rule().name() << ' ' << name(state_type);
-          const auto expected = memory.states();
-          for (const auto& [name, tensor] : chunks.states()) {
-            EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
-          }
+          expect_same_values(chunks, memory, name(state_type));
         }
       }
     }

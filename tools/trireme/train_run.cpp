@@ -34,7 +34,6 @@
 #include <trireme/parallel/averaging/elastic_averaging_sync.h>
 #include <trireme/parallel/server/server_sync.h>
 #include <trireme/zero/init.h>
-#include <trireme/zero/sharding.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -128,8 +127,7 @@ class TrainRun {
   }
   bool shards_parameters() const {
     const int ranks = mesh_.group({mesh::Axis::data, mesh::Axis::context}).size();
-    const bool moves = run_.engine.offload.parameters.place != offload::Place::device;
-    return zero::sharding_of(run_.engine.zero.stage, ranks, moves, /*moves_gradients=*/false).parameters;
+    return engine::sharding_of(run_.engine, ranks, device_).parameters;
   }
   at::Device choose_device();
   mesh::Mesh make_mesh();

@@ -1,17 +1,13 @@
 #include <trireme/engine/build_agreement.h>
 
 #include <trireme/base/error.h>
-#include <trireme/engine/check_options.h>
-#include <trireme/engine/make_store.h>
-#include <trireme/engine/same_options.h>
 #include <trireme/engine/sync_kinds.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/precision/cast.h>
 #include <trireme/zero/sharded_sync.h>
 
-#include <algorithm>
-#include <optional>
 #include <string>
+#include <utility>
 
 namespace trireme::engine {
 namespace {

@@ -3,7 +3,6 @@
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/device/absent_memory.h>
-#include <trireme/engine/build_agreement.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/placements.h>
@@ -35,12 +34,11 @@ bucket::NamedTensors trained_parameters(const Parts& parts) {
   return parameters;
 }
 
-std::vector<bucket::FlatParameters*> pointers(const parallel::FlatBuffers& buffers) {
-  std::vector<bucket::FlatParameters*> found;
-  for (const auto& buffer : buffers) {
-    found.push_back(buffer.get());
-  }
-  return found;
+std::vector<bucket::FlatParameters*> all_buffers(const Parts& parts) {
+  std::vector<bucket::FlatParameters*> all = parallel::pointers_to(parts.buffers.trained);
+  const std::vector<bucket::FlatParameters*> frozen = parallel::pointers_to(parts.buffers.frozen);
+  all.insert(all.end(), frozen.begin(), frozen.end());
+  return all;
 }
 
 // Frozen parameters need a flat buffer only to be sharded.
@@ -147,16 +145,6 @@ ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, co
   return bytes;
 }
 
-std::vector<const bucket::FlatParameters*> all_buffers(const Parts& parts) {
-  std::vector<const bucket::FlatParameters*> all;
-  for (const parallel::FlatBuffers* buffers : {&parts.buffers.trained, &parts.buffers.frozen}) {
-    for (const auto& buffer : *buffers) {
-      all.push_back(buffer.get());
-    }
-  }
-  return all;
-}
-
 // The ranks that have a parameter's elements count equal shares of them.
 int64_t count_parameters(const Parts& parts) {
   std::map<const void*, double> trained;
@@ -245,14 +233,12 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
                              sharding);
   };
   parts.buffers.trained = make(trained_parameters(parts));
-  std::vector<bucket::FlatParameters*> all = pointers(parts.buffers.trained);
   if (sharding.shard_parameters) {
     parts.buffers.frozen = make(frozen_in_units(*parts.model.module, units));
-    const auto frozen = pointers(parts.buffers.frozen);
-    all.insert(all.end(), frozen.begin(), frozen.end());
   } else {
     units.drop_early_shards();
   }
+  const std::vector<bucket::FlatParameters*> all = all_buffers(parts);
   parallel::check_same_model(parts.buffers.trained, parts.agreement.sync->groups());
   parts.buffers.coordinator = std::make_shared<zero::ParameterCoordinator>(
       all, parts.agreement.sync->groups(), config.zero.prefetch_elements, tensor::is_exchange);
@@ -289,8 +275,11 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
                buffer->layout().buckets().size(), " buckets");
     buffer->clear_grads(); // of backwards before initialize()
   }
-  parts.buffers.unchanged.emplace(*parts.model.module, all_buffers(parts));
-  parts.buffers.reducer = std::make_unique<parallel::Reducer>(pointers(parts.buffers.trained), *parts.agreement.sync);
+  const std::vector<bucket::FlatParameters*> all = all_buffers(parts);
+  parts.buffers.unchanged.emplace(*parts.model.module,
+                                  std::vector<const bucket::FlatParameters*>(all.begin(), all.end()));
+  parts.buffers.reducer =
+      std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
   parts.buffers.reducer->set_accepting(false); // but in the engine's own backward
   parts.buffers.num_parameters = count_parameters(parts);
 }

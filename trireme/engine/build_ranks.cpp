@@ -59,9 +59,7 @@ Settings settings_of(const Ranks& ranks, const InitializeOptions& options, at::D
   out.clipping = config.clipping();
   out.seed = config.seed;
   out.precision = config.precision;
-  const bool moves_gradients = !device.is_cpu() && config.offload.optimizer.place != offload::Place::device;
-  out.sharding = zero::sharding_of(config.zero.stage, ranks.group.size(),
-                                   config.offload.parameters.place != offload::Place::device, moves_gradients);
+  out.sharding = sharding_of(config, ranks.group.size(), device);
   out.rates_may_differ = options.lr || options.optimizer;
   out.used_config = used_config(options);
   out.config = options.stored_config.value_or(out.used_config);

@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/engine/build_agreement.h>
 #include <trireme/engine/followed_rates.h>
 #include <trireme/engine/make_activations.h>
 #include <trireme/engine/make_store.h>
@@ -90,10 +89,7 @@ void connect(const Parts& parts, const config::EngineConfig& config,
 
 void make_optimizer(Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
-  std::vector<bucket::FlatParameters*> buffers;
-  for (const auto& buffer : parts.buffers.trained) {
-    buffers.push_back(buffer.get());
-  }
+  const std::vector<bucket::FlatParameters*> buffers = parallel::pointers_to(parts.buffers.trained);
   check_room_for_states(parts, options, buffers);
   const optim::OptimizerOptions optimizer = config.optimizer_or_adamw();
   const auto options_of_each = options_of(parts, options.parameter_groups, optimizer, options.optimizer != nullptr);

@@ -61,6 +61,12 @@ bool has_copies(const Parts& parts) {
 
 } // namespace
 
+zero::Sharding sharding_of(const config::EngineConfig& config, int data_ranks, at::Device device) {
+  const bool moves_gradients = !device.is_cpu() && config.offload.optimizer.place != Place::device;
+  return zero::sharding_of(config.zero.stage, data_ranks, config.offload.parameters.place != Place::device,
+                           moves_gradients);
+}
+
 void prepare_offload(Parts& parts, const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   const offload::OptimizerOptions& states = config.offload.optimizer;

@@ -4,13 +4,17 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
 #include <trireme/optim/flat_optimizer.h>
+#include <trireme/zero/sharding.h>
 
 #include <memory>
 
 namespace trireme::engine {
 
-/// Says where offload has no effect, and opens this rank's folders. Errors: InputError; also for a
-/// folder that cannot be made or that another job uses, which may happen on some ranks only.
+/// What the data ranks shard (ZeRO); parameters and gradients that leave the device are shards of one rank too.
+zero::Sharding sharding_of(const config::EngineConfig& config, int data_ranks, at::Device device);
+
+/// Says where offload has no effect, and opens this rank's folders. Errors: InputError; also for a folder
+/// that cannot be made or that another job uses, which may happen on some ranks only.
 void prepare_offload(Parts& parts, const InitializeOptions& options);
 
 /// Make what holds a rank's masters and optimizer states, its shards of parameters and its shards of gradients, as

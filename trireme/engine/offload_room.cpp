@@ -3,7 +3,6 @@
 #include <trireme/aio/memory.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
-#include <trireme/engine/build_agreement.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/estimate/machine_memory.h>

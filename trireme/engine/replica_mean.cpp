@@ -9,20 +9,9 @@
 #include <exception>
 
 namespace trireme::engine {
-namespace {
-
-std::vector<bucket::FlatParameters*> all_of(const parallel::FlatBuffers& buffers) {
-  std::vector<bucket::FlatParameters*> found;
-  for (const auto& buffer : buffers) {
-    found.push_back(buffer.get());
-  }
-  return found;
-}
-
-} // namespace
 
 ReplicaMean::ReplicaMean(const Parts& parts)
-    : parameters_(all_of(parts.buffers.trained), parts.agreement.sync->group()) {
+    : parameters_(parallel::pointers_to(parts.buffers.trained), parts.agreement.sync->group()) {
   if (parts.model.module_buffers.empty() || parts.model.module_buffers.front().empty()) {
     return;
   }

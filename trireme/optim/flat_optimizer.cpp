@@ -18,7 +18,7 @@ namespace {
 static_assert(bucket::kChunkAlignment % kBlock == 0, "a chunk has whole blocks of the kernels");
 
 int64_t blocks_of(const Segment& segment) {
-  return (segment.end - segment.begin + kStateBlock - 1) / kStateBlock;
+  return optim::blocks_of(segment.end - segment.begin);
 }
 
 at::Tensor allocate_beside(int64_t numel, at::ScalarType type, at::Device device) {

@@ -6,7 +6,7 @@
 namespace trireme::plan {
 
 std::optional<config::Conflict> find_conflict(const Job& job, const Layout& layout, bool on_gpu) {
-  thread_local config::EngineConfig engine; // a search asks for every layout
+  config::EngineConfig engine;
   const estimate::Run& base = job.base;
   engine.zero = base.zero;
   engine.zero.stage = layout.zero_stage;

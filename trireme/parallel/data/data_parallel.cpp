@@ -191,11 +191,7 @@ class DataParallel::Impl : public AllReduceSync {
       }
       synced_.emplace(*tensors.model, group());
     }
-    std::vector<bucket::FlatParameters*> pointers;
-    for (const auto& buffer : buffers_) {
-      pointers.push_back(buffer.get());
-    }
-    reducer = std::make_unique<Reducer>(pointers, *this);
+    reducer = std::make_unique<Reducer>(pointers_to(buffers_), *this);
     reducer->watch(late_.tensors());
     mean_ = options.op == DataParallelOptions::Op::mean;
   }

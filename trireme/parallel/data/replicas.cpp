@@ -35,6 +35,13 @@ int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
 
 } // namespace
 
+std::vector<bucket::FlatParameters*> pointers_to(const FlatBuffers& buffers) {
+  std::vector<bucket::FlatParameters*> found;
+  std::transform(buffers.begin(), buffers.end(), std::back_inserter(found),
+                 [](const auto& buffer) { return buffer.get(); });
+  return found;
+}
+
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty) {
   bucket::NamedTensors parameters;
   for (const auto& item : model.named_parameters()) {

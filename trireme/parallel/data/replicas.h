@@ -16,6 +16,9 @@ namespace trireme::parallel {
 
 using bucket::FlatBuffers;
 
+/// The buffers, which `buffers` owns.
+std::vector<bucket::FlatParameters*> pointers_to(const FlatBuffers& buffers);
+
 /// The parameters that require a gradient, each once, under their first name
 /// (a tied weight has two). Errors: InputError when there are none, unless `may_be_empty` (a pipeline stage).
 bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty = false);
