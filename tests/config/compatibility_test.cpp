@@ -77,7 +77,7 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"ZeroOneAdam", optimizer("ZeroOneAdam", R"({"local_step_clipper": 1})")},
     {"ZeroOneAdam with local_step_clipper above 1", optimizer("ZeroOneAdam", R"({"local_step_clipper": 16})")},
     {"gradient_compression", engine("gradient_compression", R"({"kind": "sign"})")},
-    {"InitializeOptions::sync of its own", program([](ProgramOptions& p) { p.gradient_sync = true; })},
+    {"InitializeOptions::sync of its own", program([](ProgramOptions& p) { p.own_sync = true; })},
     {"a program without replica_sync()", program([](ProgramOptions& p) { p.replica = false; })},
     {"a program without worker_sync()", program([](ProgramOptions& p) { p.server_worker = false; })},
     {"gradient_allreduce_algorithm", engine("gradient_allreduce_algorithm", R"("ring")")},
@@ -168,7 +168,7 @@ const Example& example_of(const Feature& feature) {
 Setting of_program(const RunConfig& run) {
   Setting setting = setting_of(run);
   setting.run = nullptr;
-  setting.program = ProgramOptions{.pipeline = run.builds_layers(), .replica = true, .server_worker = true};
+  setting.program = ProgramOptions{.pipeline = run.builds_layers(), .server_worker = true, .replica = true};
   return setting;
 }
 

@@ -15,17 +15,17 @@ namespace trireme::config {
 struct EngineConfig;
 struct RunConfig;
 
-/// Arguments of initialize() that bear on compatibility, under the names of InitializeOptions.
+/// What of InitializeOptions decides whether a program's options go together.
 struct ProgramOptions {
   bool pipeline = false; // a PipelineModule; else a model in one piece
   bool optimizer = false;
   bool parameter_groups = false;
   bool lr = false;
-  bool gradient_sync = false;
-  bool placement = false; // or reduce_groups
+  bool own_sync = false;      // `sync` is the program's own,
+  bool server_worker = false; // a worker_sync(),
+  bool replica = false;       // or a replica_sync()
+  bool placement = false;     // or reduce_groups
   bool state_store = false;
-  bool replica = false;
-  bool server_worker = false;
 };
 
 /// The settings of a run that the table checks. Without `run` and `program`: an engine section alone.

@@ -57,7 +57,7 @@ constexpr Feature kLocalSteps{
 constexpr Feature kCompression{"gradient_compression", "engine.gradient_compression",
                                [](const Setting& s) { return s.engine.compression.on(); }};
 constexpr Feature kOwnSync{"InitializeOptions::sync of its own", "",
-                           [](const Setting& s) { return s.program && s.program->gradient_sync; },
+                           [](const Setting& s) { return s.program && s.program->own_sync; },
                            [](const Setting&) -> std::string { return "a sync of its own"; }};
 constexpr Feature kNoReplica{"a program without replica_sync()", "",
                              [](const Setting& s) { return s.program && !s.program->replica; }};

@@ -30,11 +30,11 @@ void check_compatibility(const InitializeOptions& options, const precision::Prec
                                            .optimizer = options.optimizer != nullptr,
                                            .parameter_groups = !options.parameter_groups.empty(),
                                            .lr = options.lr != nullptr,
-                                           .gradient_sync = options.sync && options.sync->kind.empty(),
-                                           .placement = options.placement || options.reduce_groups,
-                                           .state_store = options.state_store != nullptr,
+                                           .own_sync = options.sync && options.sync->kind.empty(),
+                                           .server_worker = options.sync && options.sync->kind == "server",
                                            .replica = options.sync && options.sync->kind == "elastic",
-                                           .server_worker = options.sync && options.sync->kind == "server"};
+                                           .placement = options.placement || options.reduce_groups,
+                                           .state_store = options.state_store != nullptr};
   setting.device = device.is_cpu() ? "" : device.str();
   const auto ranks_of = [&](const char* axis, int64_t otherwise) {
     return options.mesh ? options.mesh->shape().size(axis) : otherwise;

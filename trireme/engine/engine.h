@@ -80,13 +80,13 @@ struct StepTimes {
 ///
 /// A step whose loss (or gradient norm, when clipping or in low precision) is not finite on any rank is
 /// skipped on all ranks: weights, states and learning rate stay; skipped_steps() counts. With
-/// InitializeOptions::gradient_sync, "all ranks" are those of GradientSync::step_group(), whose loss and norm are
-/// reported; in a step in which all of them meet the loss is the mean of all, and one that is not finite makes all of
-/// them skip. So it is with "parameter_averaging". An exception of train_batch(), forward(), backward() or step() ends
-/// the step that it is a part of. One rank alone drops that step and may go on with its first micro-batch; samples that
-/// were read and buffers that a forward changed stay as they are. With several ranks, the others get a PeerError that
-/// names this one, because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run.
-/// Buffers of the model (BatchNorm's running_mean) are the first replica's before every step and evaluation
+/// "parameter_averaging" or a sync of the program's, "all ranks" are those of GradientSync::step_group(), whose loss
+/// and norm are reported; in a step that ends with an average, the loss is the mean of all replicas, and one that is
+/// not finite makes all of them skip. An exception of train_batch(), forward(), backward() or step() ends the step that
+/// it is a part of. One rank alone drops that step and may go on with its first micro-batch; samples that were read and
+/// buffers that a forward changed stay as they are. With several ranks, the others get a PeerError that names this one,
+/// because they wait for its messages, and the engine cannot go on. Load a checkpoint in a new run. Buffers of the
+/// model (BatchNorm's running_mean) are the first replica's before every step and evaluation
 /// ("broadcast_buffers"). Meanings are DeepSpeed's: the loss is divided by the accumulation steps, "Adam" is AdamW,
 /// gradient_clipping is 1.0 unless said otherwise (with a torch optimizer 0). A parameter that no rank used in a step
 /// is not stepped: no weight decay, moments as they were, as PyTorch leaves out parameters without a gradient; the same
