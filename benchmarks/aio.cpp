@@ -3,8 +3,8 @@
 // io_uring, without huge pages. "mix" and a share from 0 to 1: by io_uring, so much of the bytes read and the rest
 // written, in turns. One line of JSON: engine, direct, GB/s (1e9 bytes), seconds of the processor a GB. With BYTES 0
 // and a size as BLOCK_SIZE it makes the file and fills it.
-#include <trireme/aio/transfers.h>
 #include <trireme/base/error.h>
+#include <trireme/memory/aio/transfers.h>
 
 #include <sys/prctl.h>
 #include <sys/resource.h>

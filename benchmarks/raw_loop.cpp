@@ -9,7 +9,7 @@
 #include <trireme/horovod.h>
 #include <trireme/models/gpt.h>
 #include <trireme/monitor/resources.h>
-#include <trireme/parallel/data/data_parallel.h>
+#include <trireme/shards/data_parallel/data_parallel.h>
 
 #include <torch/torch.h>
 

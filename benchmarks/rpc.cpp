@@ -2,7 +2,7 @@
 // process of its own and measures a request and reply of 64 bytes, and bodies of 64 MiB to the server and back. One
 // line of JSON an address: median microseconds, GB/s (1e9 bytes) of the median.
 #include <trireme/base/error.h>
-#include <trireme/rpc/rpc.h>
+#include <trireme/extensions/server/rpc/rpc.h>
 
 #include <sys/prctl.h>
 #include <sys/wait.h>

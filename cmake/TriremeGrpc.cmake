@@ -1,10 +1,10 @@
 # The module of the transport grpc://, lib/trireme/libtrireme_grpc.so: loaded by processes that ask for it; nothing else needs gRPC
-# (trireme/rpc/grpc/grpc_functions.h). It needs neither protobuf nor its compiler.
+# (trireme/extensions/server/rpc/grpc/grpc_functions.h). It needs neither protobuf nor its compiler.
 set(TRIREME_GRPC "AUTO" CACHE STRING "Build the module of the transport grpc://: AUTO (where gRPC is installed), ON (or fail) or OFF")
 
 function(trireme_grpc_module)
   # For workers in other languages, whether this build has the transport or not.
-  install(FILES "${PROJECT_SOURCE_DIR}/trireme/rpc/grpc/parameter_server.proto" DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme)
+  install(FILES "${PROJECT_SOURCE_DIR}/trireme/extensions/server/rpc/grpc/parameter_server.proto" DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme)
   if(TRIREME_GRPC STREQUAL "OFF")
     return()
   endif()
@@ -21,7 +21,7 @@ function(trireme_grpc_module)
     message(FATAL_ERROR "TRIREME_GRPC=ON, but libgrpc++ with headers was not found.\n"
             "On Debian or Ubuntu: apt-get install libgrpc++-dev")
   endif()
-  set(folder "${PROJECT_SOURCE_DIR}/trireme/rpc/grpc")
+  set(folder "${PROJECT_SOURCE_DIR}/trireme/extensions/server/rpc/grpc")
   add_library(trireme_grpc MODULE "${folder}/frames.cpp" "${folder}/grpc_module.cpp" "${folder}/module_client.cpp" "${folder}/module_connect.cpp" "${folder}/module_door.cpp"
               "${folder}/module_options.cpp" "${folder}/module_server.cpp")
   target_include_directories(trireme_grpc PRIVATE "${PROJECT_SOURCE_DIR}")

@@ -11,7 +11,10 @@ install(TARGETS ${trireme_libraries} trireme_torch EXPORT TriremeTargets
 # leave out a .venv inside of the project.
 set_target_properties(trireme-rank PROPERTIES INSTALL_RPATH "${TRIREME_LIBTORCH}/lib")
 install(TARGETS trireme trireme-rank RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE)
+if(NOT TRIREME_EXTENSIONS)
+  set(left_out PATTERN "extensions" EXCLUDE PATTERN "horovod.h" EXCLUDE)
+endif()
+install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE ${left_out})
 install(EXPORT TriremeTargets NAMESPACE trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 # Not at the top of the build: with its bin/ on the PATH, find_package() would look there.
 configure_package_config_file(cmake/TriremeConfig.cmake.in "${PROJECT_BINARY_DIR}/package/TriremeConfig.cmake"

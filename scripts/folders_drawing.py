@@ -189,7 +189,7 @@ class Drawing:
             out.append(f'<rect class="{kind}" x="{x - BOX / 2:.1f}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="5"/>')
             prefix, _, last = name.rpartition("/")
             if prefix:
-                out.append(f'<text x="{x}" y="{y + 14}" font-size="11">{prefix}/</text><text x="{x}" y="{y + 28}" font-weight="bold">{last}</text>')
+                out.append(f'<text x="{x}" y="{y + 14}" font-size="{11 if len(prefix) < 14 else 8}">{prefix}/</text><text x="{x}" y="{y + 28}" font-weight="bold">{last}</text>')
             else:
                 out.append(f'<text x="{x}" y="{y + 22}" font-weight="bold">{last}</text>')
         y = height - 20

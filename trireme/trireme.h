@@ -9,7 +9,6 @@
 //   trireme::pipeline::PipelineModule(layers, loss, options)   // a list of layers becomes a pipeline:
 //   InitializeOptions::pipeline
 
-#include <trireme/activations/activations.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/checkpoint/safetensors.h>
@@ -30,16 +29,12 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/zero_memory.h>
+#include <trireme/memory/activations/activations.h>
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/options.h>
 #include <trireme/optim/schedule.h>
-#include <trireme/parallel/data/convert_sync_batch_norm.h>
-#include <trireme/parallel/data/data_parallel.h>
-#include <trireme/parallel/data/gradient_sync.h>
-#include <trireme/parallel/data/manual_seed.h>
-#include <trireme/parallel/data/options.h>
-#include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/pipeline/module.h>
 #include <trireme/parallel/pipeline/options.h>
 #include <trireme/precision/autocast.h>
@@ -47,11 +42,16 @@
 #include <trireme/precision/grad_scaler.h>
 #include <trireme/precision/options.h>
 #include <trireme/precision/overflow_report.h>
-#include <trireme/recompute/recompute.h>
-#include <trireme/zero/init.h>
-#include <trireme/zero/options.h>
-#include <trireme/zero/sharded.h>
-#include <trireme/zero/tiled_linear.h>
+#include <trireme/shards/data_parallel/convert_sync_batch_norm.h>
+#include <trireme/shards/data_parallel/data_parallel.h>
+#include <trireme/shards/data_parallel/gradient_sync.h>
+#include <trireme/shards/data_parallel/manual_seed.h>
+#include <trireme/shards/data_parallel/options.h>
+#include <trireme/shards/data_parallel/sync_batch_norm.h>
+#include <trireme/shards/zero/init.h>
+#include <trireme/shards/zero/options.h>
+#include <trireme/shards/zero/sharded.h>
+#include <trireme/shards/zero/tiled_linear.h>
 
 namespace trireme {
 

@@ -30,7 +30,7 @@ def arguments():
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--save")
     root = pathlib.Path(__file__).resolve().parents[2]
-    parser.add_argument("--proto", default=root / "trireme/rpc/grpc/parameter_server.proto", help="installed in share/trireme")
+    parser.add_argument("--proto", default=root / "trireme/extensions/server/rpc/grpc/parameter_server.proto", help="installed in share/trireme")
     return parser.parse_args()
 
 

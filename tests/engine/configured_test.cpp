@@ -3,8 +3,8 @@
 
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/models/gpt_layers.h>
-#include <trireme/zero/init.h>
-#include <trireme/zero/sharded.h>
+#include <trireme/shards/zero/init.h>
+#include <trireme/shards/zero/sharded.h>
 
 #include <tests/support/run_ranks.h>
 

@@ -1,10 +1,10 @@
 #include "engine_observers.h"
 
-#include <trireme/activations/activations.h>
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
 #include <trireme/comm/recorder.h>
+#include <trireme/memory/activations/activations.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>

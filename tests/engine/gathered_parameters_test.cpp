@@ -2,7 +2,7 @@
 #include "small_run.h"
 
 #include <trireme/base/error.h>
-#include <trireme/zero/sharded.h>
+#include <trireme/shards/zero/sharded.h>
 
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>

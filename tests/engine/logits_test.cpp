@@ -2,8 +2,8 @@
 #include "small_run.h"
 
 #include <trireme/fused/fused.h>
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/models/gpt_layers.h>
-#include <trireme/recompute/recompute.h>
 
 #include <tests/support/run_ranks.h>
 

@@ -1,8 +1,8 @@
 // Models that the memory at hand does not hold train from files, to the same bits.
 #include "layered_run.h"
 
-#include <trireme/aio/file.h>
 #include <trireme/base/file.h>
+#include <trireme/memory/aio/file.h>
 
 #include <tests/support/folder_on_disk.h>
 #include <tests/support/limited_group.h>

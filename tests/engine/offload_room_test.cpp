@@ -5,7 +5,7 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
-#include <trireme/estimate/model.h>
+#include <trireme/plan/estimate/model.h>
 
 #include <tests/support/run_ranks.h>
 #include <tests/support/small_disk.h>

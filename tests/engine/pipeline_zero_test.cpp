@@ -3,7 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/device/absent_memory.h>
-#include <trireme/zero/init.h>
+#include <trireme/shards/zero/init.h>
 
 #include <tests/support/run_ranks.h>
 

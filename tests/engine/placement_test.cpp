@@ -1,8 +1,8 @@
 // Parameters of which each rank holds a box: what a rank trains is that box of the whole, and checkpoints fit either
 // way.
-#include <trireme/bucket/flat_parameters.h>
 #include <trireme/checkpoint/placed.h>
 #include <trireme/optim/flat_optimizer.h>
+#include <trireme/shards/bucket/flat_parameters.h>
 
 #include <tests/support/run_ranks.h>
 

@@ -5,7 +5,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/checkpoint/checkpoint.h>
-#include <trireme/zero/init.h>
+#include <trireme/shards/zero/init.h>
 
 #include <gmock/gmock.h>
 #include <torch/nn/functional/normalization.h>

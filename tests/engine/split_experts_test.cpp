@@ -58,7 +58,7 @@ struct MlpImpl : torch::nn::Module, tensor::SplitModule {
     return tensor::leave(torch::matmul(hidden, down[i]), ranks) * scale[i];
   }
   tensor::Ranks ranks;
-  tensor::Part part;
+  tensor::RankRange part;
   at::Tensor up, down, scale;
 };
 TORCH_MODULE(Mlp);

@@ -5,7 +5,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/file.h>
 #include <trireme/checkpoint/checkpoint.h>
-#include <trireme/offload/disk_store.h>
+#include <trireme/memory/offload/disk_store.h>
 
 #include <tests/support/counting_store.h>
 #include <tests/support/file_store.h>

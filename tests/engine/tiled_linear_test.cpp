@@ -5,10 +5,10 @@
 #include <trireme/base/file.h>
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/device/absent_memory.h>
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/models/gpt_layers.h>
-#include <trireme/recompute/recompute.h>
-#include <trireme/zero/init.h>
-#include <trireme/zero/tiled_linear.h>
+#include <trireme/shards/zero/init.h>
+#include <trireme/shards/zero/tiled_linear.h>
 
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>

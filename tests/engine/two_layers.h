@@ -2,7 +2,7 @@
 
 #include "small_run.h"
 
-#include <trireme/zero/sharded.h>
+#include <trireme/shards/zero/sharded.h>
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>

@@ -4,7 +4,7 @@
 #include <trireme/device/absent_memory.h>
 
 #include <trireme/models/gpt_layers.h>
-#include <trireme/zero/init.h>
+#include <trireme/shards/zero/init.h>
 
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>

@@ -2,7 +2,7 @@
 #include <trireme/fused/fused.h>
 
 #include <trireme/base/error.h>
-#include <trireme/recompute/recompute.h>
+#include <trireme/memory/recompute/recompute.h>
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>

@@ -1,7 +1,7 @@
 // What a client that knows the secret may send to a parameter server over gRPC (and a server to a client).
 #include "fuzz.h"
 
-#include <trireme/rpc/grpc/frames.h>
+#include <trireme/extensions/server/rpc/grpc/frames.h>
 
 #include <algorithm>
 #include <vector>

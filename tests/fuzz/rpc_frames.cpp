@@ -1,7 +1,7 @@
 // What a member of a job may send to a server, and a server to its client: frames, in pieces of any length.
 #include "fuzz.h"
 
-#include <trireme/rpc/tcp/streams.h>
+#include <trireme/extensions/server/rpc/tcp/streams.h>
 
 #include <sys/socket.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // "auto" of activation_checkpointing in a plan: the choice that ranks would make, with planned costs.
 #include "clusters.h"
 
-#include <trireme/estimate/activations.h>
 #include <trireme/plan/choose_ways.h>
+#include <trireme/plan/estimate/activations.h>
 #include <trireme/plan/predict.h>
 #include <trireme/plan/search.h>
 

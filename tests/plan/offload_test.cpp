@@ -3,7 +3,7 @@
 #include "all_layouts.h"
 #include "clusters.h"
 
-#include <trireme/estimate/layouts.h>
+#include <trireme/plan/estimate/layouts.h>
 #include <trireme/plan/move_time.h>
 #include <trireme/plan/search.h>
 

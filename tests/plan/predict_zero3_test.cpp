@@ -2,7 +2,7 @@
 #include "multiplying.h"
 
 #include <trireme/base/error.h>
-#include <trireme/estimate/traffic.h>
+#include <trireme/plan/estimate/traffic.h>
 #include <trireme/plan/predict.h>
 #include <trireme/plan/programs.h>
 

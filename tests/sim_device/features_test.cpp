@@ -5,7 +5,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/engine/preemption.h>
-#include <trireme/zero/sharded.h>
+#include <trireme/shards/zero/sharded.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -25,11 +25,11 @@ COPIES = "trireme/comm/staged/copies.cpp"
 POOL = "trireme/comm/staged/pinned_pool.cpp"
 UPLOAD = "trireme/device/upload.cpp"
 SCALARS = "trireme/device/host_scalars.cpp"
-GRADIENTS = "trireme/bucket/host_gradients.cpp"
-SHARDS = "trireme/bucket/parameter_shards.cpp"
+GRADIENTS = "trireme/shards/bucket/host_gradients.cpp"
+SHARDS = "trireme/shards/bucket/parameter_shards.cpp"
 RETURNS = "trireme/optim/parameters_to_device.cpp"
-GATHER = "trireme/zero/gather_bucket.cpp"
-FILES = "trireme/offload/disk_store.cpp"
+GATHER = "trireme/shards/zero/gather_bucket.cpp"
+FILES = "trireme/memory/offload/disk_store.cpp"
 
 # Name, file, text before the statement (to find it), the statement, tests that have to fail.
 LEFT_OUT = [

@@ -4,7 +4,7 @@
 
 #include <tests/support/file_store.h>
 
-#include <trireme/offload/options.h>
+#include <trireme/memory/offload/options.h>
 
 #include <ATen/Parallel.h>
 

@@ -7,8 +7,8 @@
 #include <tests/tools/small_training.h>
 
 #include <trireme/base/error.h>
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/moves.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/moves.h>
 #include <trireme/plan/run_estimate.h>
 
 #include <gmock/gmock.h>

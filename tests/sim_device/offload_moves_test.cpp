@@ -2,7 +2,7 @@
 #include "offload_case.h"
 
 #include <trireme/base/error.h>
-#include <trireme/offload/host_store.h>
+#include <trireme/memory/offload/host_store.h>
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>

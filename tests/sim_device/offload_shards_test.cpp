@@ -1,9 +1,9 @@
 // Shards of parameters on the host of a device, or in its files: on their way to the device they stay as they are.
 #include "offload_case.h"
 
-#include <trireme/offload/disk_store.h>
-#include <trireme/offload/host_store.h>
-#include <trireme/zero/gather_bucket.h>
+#include <trireme/memory/offload/disk_store.h>
+#include <trireme/memory/offload/host_store.h>
+#include <trireme/shards/zero/gather_bucket.h>
 
 #include <gmock/gmock.h>
 

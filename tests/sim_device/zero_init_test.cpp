@@ -5,7 +5,7 @@
 
 #include <trireme/device/absent_memory.h>
 #include <trireme/device/choose.h>
-#include <trireme/zero/init.h>
+#include <trireme/shards/zero/init.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/bucket/chunks.h>
-#include <trireme/bucket/state_store.h>
+#include <trireme/shards/bucket/chunks.h>
+#include <trireme/shards/bucket/state_store.h>
 
 #include <ATen/ops/empty.h>
 

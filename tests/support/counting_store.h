@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/bucket/state_store.h>
+#include <trireme/shards/bucket/state_store.h>
 
 #include <ATen/ATen.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/base/file.h>
-#include <trireme/bucket/state_store.h>
+#include <trireme/shards/bucket/state_store.h>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/aio/probe.h>
+#include <trireme/memory/aio/probe.h>
 
 #include <gtest/gtest.h>
 

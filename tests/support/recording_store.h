@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/base/error.h>
-#include <trireme/bucket/state_store.h>
+#include <trireme/shards/bucket/state_store.h>
 
 #include <ATen/ops/empty.h>
 

@@ -6,8 +6,8 @@
 #include <tests/support/limited_group.h>
 #include <tests/support/sanitized.h>
 
-#include <trireme/aio/probe.h>
 #include <trireme/base/units.h>
+#include <trireme/memory/aio/probe.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>

@@ -8,11 +8,11 @@
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
 #include <trireme/data/tokenizer.h>
-#include <trireme/engine/serve_parameters.h>
+#include <trireme/extensions/server/parameter_server.h>
+#include <trireme/extensions/server/snapshot.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/metrics.h>
-#include <trireme/parallel/server/snapshot.h>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -261,7 +261,7 @@ json sent_to_server(comm::World& world, const json& run) {
   options.server = read(run).engine.server;
   options.stop = &stop;
   auto listening = rpc::serve("local://rows", {});
-  std::thread thread([&] { engine::serve_parameters(*listening, options); });
+  std::thread thread([&] { parallel::server::serve(*listening, options); });
   ::setenv("TRIREME_SERVERS", "local://rows", 1);
   ::setenv("TRIREME_WORKER", "0/1", 1);
   run_training(world, run);
@@ -288,7 +288,7 @@ json served(comm::World&, const json& run) {
   options.folder = folder() / "servers";
   fs::remove_all(options.folder);
   auto listening = rpc::serve("local://keys", {});
-  std::thread thread([&] { engine::serve_parameters(*listening, options); });
+  std::thread thread([&] { parallel::server::serve(*listening, options); });
   const auto soon = [] { return rpc::Clock::now() + std::chrono::seconds(20); };
   json seen;
   {

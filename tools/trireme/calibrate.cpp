@@ -2,13 +2,13 @@
 
 #include "launch_options.h"
 
-#include <trireme/aio/probe.h>
 #include <trireme/base/cores.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
-#include <trireme/estimate/machine_memory.h>
 #include <trireme/launch/launcher.h>
+#include <trireme/memory/aio/probe.h>
+#include <trireme/plan/estimate/machine_memory.h>
 #include <trireme/plan/fit_block.h>
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/comm/world.h>
-#include <trireme/estimate/run.h>
+#include <trireme/plan/estimate/run.h>
 
 namespace trireme::tools {
 

@@ -2,6 +2,7 @@
 
 #include "collective_check.h"
 #include "device_check.h"
+#include "server_roles.h"
 
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
@@ -11,7 +12,6 @@
 #include <trireme/device/choose.h>
 #include <trireme/kernels/simd.h>
 #include <trireme/monitor/resources.h>
-#include <trireme/rpc/grpc/grpc_transport.h>
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
@@ -107,7 +107,7 @@ std::vector<Line> examine() {
                      there ? backend.description : concat("not available here. ", backend.needs),
                      there ? Mark::ok : Mark::absent});
   }
-  const std::string grpc = rpc::grpc::version();
+  const std::string grpc = grpc_version();
   lines.push_back({"transport grpc",
                    grpc.empty() ? "not available here. Built where gRPC is installed (docs/grpc.md)" : grpc,
                    grpc.empty() ? Mark::absent : Mark::ok});

@@ -3,10 +3,10 @@
 #include "offload_check.h"
 #include "run_estimate.h"
 
-#include <trireme/aio/probe.h>
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/memory/aio/probe.h>
 
 #include <optional>
 #include <utility>

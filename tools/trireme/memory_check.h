@@ -3,8 +3,8 @@
 #include "commands.h"
 
 #include <trireme/config/run_file.h>
-#include <trireme/estimate/machine_memory.h>
-#include <trireme/estimate/run.h>
+#include <trireme/plan/estimate/machine_memory.h>
+#include <trireme/plan/estimate/run.h>
 
 #include <cstdint>
 #include <filesystem>

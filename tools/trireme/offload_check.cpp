@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/estimate/machine_memory.h>
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/stage_layouts.h>
+#include <trireme/plan/estimate/machine_memory.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/stage_layouts.h>
 
 #include <nlohmann/json.hpp>
 

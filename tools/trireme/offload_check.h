@@ -1,9 +1,9 @@
 #pragma once
 
 #include <trireme/config/run_file.h>
-#include <trireme/estimate/moves.h>
-#include <trireme/estimate/run.h>
-#include <trireme/offload/preflight.h>
+#include <trireme/memory/offload/preflight.h>
+#include <trireme/plan/estimate/moves.h>
+#include <trireme/plan/estimate/run.h>
 
 #include <nlohmann/json_fwd.hpp>
 

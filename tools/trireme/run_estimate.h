@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/verdict.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/verdict.h>
 #include <trireme/plan/run_estimate.h>
 
 #include <filesystem>

@@ -5,9 +5,12 @@
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/config/run_file.h>
-#include <trireme/engine/serve_parameters.h>
-#include <trireme/parallel/server/snapshot.h>
-#include <trireme/rpc/tcp/tcp.h>
+#include <trireme/extensions/averaging/elastic_averaging_sync.h>
+#include <trireme/extensions/server/parameter_server.h>
+#include <trireme/extensions/server/rpc/grpc/grpc_transport.h>
+#include <trireme/extensions/server/rpc/tcp/tcp.h>
+#include <trireme/extensions/server/server_sync.h>
+#include <trireme/extensions/server/snapshot.h>
 #include <trireme/store/secret.h>
 #include <trireme/store/server.h>
 
@@ -60,35 +63,27 @@ std::string socket_of(int64_t place) {
 
 } // namespace
 
-parallel::ReplicaOptions replica_of(const parallel::server::WorkerOptions& worker) {
+parallel::SyncFactory worker_sync(const config::EngineConfig& config, const WorkerPlace& place) {
+  const std::vector<std::string> addresses = split(env::text("TRIREME_SERVERS").value_or(""), ',');
+  if (!config.averaging.elastic) {
+    parallel::server::WorkerOptions options;
+    options.worker = place.worker;
+    options.workers = place.workers;
+    options.addresses = addresses;
+    options.access = access_of_job();
+    options.restarted = env::flag("TRIREME_RESTART");
+    return parallel::server::worker_sync(config.server, std::move(options));
+  }
   parallel::ReplicaOptions options;
-  options.replica = worker.worker;
-  options.replicas = worker.workers;
-  options.store = rpc::tcp::parse_address(worker.addresses.empty() ? "" : worker.addresses.front());
+  options.replica = place.worker;
+  options.replicas = place.workers;
+  options.store = rpc::tcp::parse_address(addresses.empty() ? "" : addresses.front());
   options.secret = store::Secret::from_environment();
   options.job = env::text("TRIREME_RUN_ID").value_or("");
   if (const auto seconds = env::text("TRIREME_TIMEOUT")) { // World::connect() has checked that it is a number
     options.patience = std::chrono::milliseconds(static_cast<int64_t>(std::strtod(seconds->c_str(), nullptr) * 1000));
   }
-  return options;
-}
-
-std::optional<parallel::server::WorkerOptions> worker_of_environment() {
-  const auto place = env::place("TRIREME_WORKER");
-  if (!place) {
-    return std::nullopt;
-  }
-  parallel::server::WorkerOptions options;
-  options.worker = place->first;
-  options.workers = place->second;
-  options.addresses = split(env::text("TRIREME_SERVERS").value_or(""), ',');
-  options.access = access_of_job();
-  options.restarted = env::flag("TRIREME_RESTART");
-  return options;
-}
-
-bool is_server() {
-  return env::place("TRIREME_SERVER").has_value();
+  return parallel::replica_sync(config.averaging, std::move(options));
 }
 
 int serve_parameters(const TrainCommand& command) {
@@ -118,11 +113,15 @@ int serve_parameters(const TrainCommand& command) {
   }
   const auto server = rpc::serve(socket_of(place), access_of_job());
   log::info("server ", place, " of ", servers, " at ", server->address());
-  const parallel::server::Counters counters = engine::serve_parameters(*server, options);
+  const parallel::server::Counters counters = parallel::server::serve(*server, options);
   log::info("server ", place, ": ", counters.updates, " updates of ", counters.accepted, " gradients; ",
             counters.dropped, " came too late, ", counters.lost, " were lost, ", counters.workers_lost,
             " workers were lost");
   return 0;
+}
+
+std::string grpc_version() {
+  return rpc::grpc::version();
 }
 
 } // namespace trireme::tools

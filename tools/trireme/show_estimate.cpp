@@ -8,8 +8,8 @@
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
-#include <trireme/estimate/traffic.h>
 #include <trireme/monitor/straggler.h>
+#include <trireme/plan/estimate/traffic.h>
 
 #include <nlohmann/json.hpp>
 

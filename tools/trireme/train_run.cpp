@@ -31,9 +31,7 @@
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
 #include <trireme/monitor/chrome_trace.h>
-#include <trireme/parallel/averaging/elastic_averaging_sync.h>
-#include <trireme/parallel/server/server_sync.h>
-#include <trireme/zero/init.h>
+#include <trireme/shards/zero/init.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -82,8 +80,7 @@ class TrainRun {
     options.mesh = mesh_;
     options.sequence_parallel = run_.parallel.sequence_parallel;
     if (worker_) {
-      options.sync = comes_and_goes() ? parallel::replica_sync(run_.engine.averaging, replica_of(*worker_))
-                                      : parallel::server::worker_sync(run_.engine.server, *worker_);
+      options.sync = worker_sync(run_.engine, *worker_);
     }
     options.run_token = writer_.token();
     engine_ = engine::initialize(world, options).engine;
@@ -152,7 +149,7 @@ class TrainRun {
 
   const TrainCommand& command_;
   comm::World& world_;
-  const std::optional<parallel::server::WorkerOptions> worker_ = worker_of_environment();
+  const std::optional<WorkerPlace> worker_ = worker_of_environment();
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
   config::RunConfig run_;
   at::Device device_;

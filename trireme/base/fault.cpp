@@ -37,7 +37,7 @@ struct Fault {
   int64_t last_struck = -1;
 };
 
-struct State {
+struct FaultPlan {
   std::mutex mutex;
   std::vector<Fault> faults;
   /// Below 0: set_step() was never called.
@@ -45,8 +45,8 @@ struct State {
   std::array<int64_t, 8> occurrences{};
 };
 
-State& state() {
-  static auto* const leaked = new State; // threads may use it while statics are destroyed
+FaultPlan& state() {
+  static auto* const leaked = new FaultPlan; // threads may use it while statics are destroyed
   return *leaked;
 }
 
@@ -136,7 +136,7 @@ void arm(std::string_view text, int rank, int size, int attempt) {
       mine.push_back(fault);
     }
   }
-  State& all = state();
+  FaultPlan& all = state();
   const std::lock_guard lock(all.mutex);
   all.faults = std::move(mine);
   all.step = -1;
@@ -159,7 +159,7 @@ void set_step(int64_t step) {
 }
 
 Effect detail::strike(Phase phase) {
-  State& all = state();
+  FaultPlan& all = state();
   Fault hit;
   int64_t step = 0;
   {

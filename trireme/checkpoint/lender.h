@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/bucket/extent.h>
+#include <trireme/shards/bucket/extent.h>
 
 #include <ATen/core/Tensor.h>
 

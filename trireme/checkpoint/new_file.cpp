@@ -48,7 +48,7 @@ void NewFile::expect_there(uint64_t begin, uint64_t end) {
 }
 
 // The next piece, up to the next boundary of declared bytes.
-NewFile::Piece NewFile::next_piece(uint64_t bytes) {
+NewFile::Extent NewFile::next_piece(uint64_t bytes) {
   while (next_there_ < there_.size() && there_[next_there_].end <= position_) {
     ++next_there_;
   }
@@ -62,7 +62,7 @@ NewFile::Piece NewFile::next_piece(uint64_t bytes) {
 
 void NewFile::write(const char* data, size_t bytes) {
   while (bytes > 0) {
-    const Piece piece = next_piece(bytes);
+    const Extent piece = next_piece(bytes);
     hasher_.update(data, piece.bytes);
     bool differs = true;
     if (piece.is_there) {
@@ -85,7 +85,7 @@ void NewFile::write(const char* data, size_t bytes) {
 
 void NewFile::pad(uint64_t bytes) {
   while (bytes > 0) {
-    const Piece piece = next_piece(bytes);
+    const Extent piece = next_piece(bytes);
     buffer_.assign(std::max(buffer_.size(), piece.bytes), '\0');
     piece.is_there ? read_back(buffer_.data(), piece.bytes) : put(buffer_.data(), piece.bytes);
     hasher_.update(buffer_.data(), piece.bytes);

@@ -51,11 +51,11 @@ class NewFile {
     uint64_t begin;
     uint64_t end;
   };
-  struct Piece {
+  struct Extent {
     size_t bytes;
     bool is_there;
   };
-  Piece next_piece(uint64_t bytes);
+  Extent next_piece(uint64_t bytes);
   void put(const char* data, size_t bytes);
   void read_back(char* data, size_t bytes);
   void discard();

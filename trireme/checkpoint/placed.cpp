@@ -8,19 +8,19 @@ namespace trireme::checkpoint {
 namespace {
 
 /// A region and the range of values that it holds.
-struct Piece {
+struct PlacedRegion {
   Region region;
   int64_t first = 0;
   int64_t numel = 0;
 };
 
-std::vector<Piece> pieces_of(const bucket::TensorInfo& tensor, int64_t begin, int64_t numel) {
+std::vector<PlacedRegion> pieces_of(const bucket::TensorInfo& tensor, int64_t begin, int64_t numel) {
   const bucket::Placement& placement = tensor.placement;
   if (placement.parts == 1) {
     const bool is_box = !placement.box_offset.empty();
     return {{{placement.box_offset, is_box ? tensor.sizes : std::vector<int64_t>(), begin, begin + numel}, 0, numel}};
   }
-  std::vector<Piece> pieces;
+  std::vector<PlacedRegion> pieces;
   const int64_t each = tensor.numel() / placement.parts;
   std::vector<int64_t> size = tensor.sizes;
   size[0] /= placement.parts;
@@ -36,7 +36,7 @@ std::vector<Piece> pieces_of(const bucket::TensorInfo& tensor, int64_t begin, in
   return pieces;
 }
 
-at::Tensor values_of(const Piece& piece, const at::Tensor& values) {
+at::Tensor values_of(const PlacedRegion& piece, const at::Tensor& values) {
   return piece.numel == values.numel() ? values : values.reshape({-1}).narrow(0, piece.first, piece.numel);
 }
 
@@ -45,7 +45,7 @@ at::Tensor values_of(const Piece& piece, const at::Tensor& values) {
 std::vector<TensorShard> shards_of(const bucket::TensorInfo& tensor, const std::string& name, const std::string& kind,
                                    int64_t begin, const at::Tensor& values) {
   std::vector<TensorShard> shards;
-  for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
+  for (const PlacedRegion& piece : pieces_of(tensor, begin, values.numel())) {
     shards.push_back({name, kind, tensor.global_shape(), piece.region.begin, values_of(piece, values),
                       piece.region.box_offset, piece.region.box_size});
   }
@@ -67,7 +67,7 @@ std::vector<TensorShard> lent_shards_of(const bucket::TensorInfo& tensor, const 
 
 void read_placed(const Checkpoint& saved, const std::string& name, const bucket::TensorInfo& tensor, int64_t begin,
                  const at::Tensor& values) {
-  for (const Piece& piece : pieces_of(tensor, begin, values.numel())) {
+  for (const PlacedRegion& piece : pieces_of(tensor, begin, values.numel())) {
     saved.read_into(name, piece.region, values_of(piece, values));
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/bucket/flat_layout.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/shards/bucket/flat_layout.h>
 
 #include <string>
 #include <vector>

@@ -41,7 +41,7 @@ class TrackedPending : public Pending {
     if (!inner_) {
       return;
     }
-    const Group::State::Waiting waiting(*state_, ticket_);
+    const Group::State::WaitMark waiting(*state_, ticket_);
     try {
       inner_->wait();
     } catch (const Trouble& trouble) {

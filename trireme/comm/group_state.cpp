@@ -124,7 +124,7 @@ void Group::State::follow_device() {
 }
 
 // A thread that waits for it gets the error when its group is interrupted.
-void Group::State::give_up(const GroupProgress::Waiting& wait, double limit) {
+void Group::State::give_up(const GroupProgress::WaitedOperation& wait, double limit) {
   const GroupProgress now = progress();
   const OpSummary* const op = now.awaited();
   const std::lock_guard lock(mutex_);
@@ -272,7 +272,7 @@ void Group::State::check(const Ticket& ticket) {
   const int64_t mine = signature(ticket.op);
   const at::Tensor own = at::full({1}, mine, at::kLong);
   const at::Tensor all = at::empty({size()}, at::kLong);
-  const Waiting waiting(*this, ticket);
+  const WaitMark waiting(*this, ticket);
   try {
     if (const auto pending = routes_->host().all_gather(all, own)) {
       pending->wait();
@@ -288,7 +288,7 @@ void Group::State::check(const Ticket& ticket) {
   }
 }
 
-Group::State::Waiting::Waiting(State& state, const Ticket& ticket) {
+Group::State::WaitMark::WaitMark(State& state, const Ticket& ticket) {
   for (Awaited& place : state.awaited_) {
     int64_t free = 0;
     if (place.what.compare_exchange_strong(free, -1, std::memory_order_relaxed)) {
@@ -300,7 +300,7 @@ Group::State::Waiting::Waiting(State& state, const Ticket& ticket) {
   }
 }
 
-Group::State::Waiting::~Waiting() {
+Group::State::WaitMark::~WaitMark() {
   if (place_ != nullptr) {
     place_->what.store(0, std::memory_order_release);
   }
@@ -318,8 +318,8 @@ GroupProgress Group::State::progress() const {
   return progress;
 }
 
-std::optional<GroupProgress::Waiting> Group::State::waiting() const {
-  std::optional<GroupProgress::Waiting> longest;
+std::optional<GroupProgress::WaitedOperation> Group::State::waiting() const {
+  std::optional<GroupProgress::WaitedOperation> longest;
   for (const Awaited& place : awaited_) {
     const int64_t what = place.what.load(std::memory_order_acquire);
     const int64_t since = place.since_ns.load(std::memory_order_acquire);
@@ -328,7 +328,7 @@ std::optional<GroupProgress::Waiting> Group::State::waiting() const {
     }
     const double seconds = static_cast<double>(std::max<int64_t>(0, coarse_now_ns() - since)) * 1e-9;
     if (!longest || seconds > longest->seconds) {
-      longest = GroupProgress::Waiting{what / 2, what % 2 != 0, seconds};
+      longest = GroupProgress::WaitedOperation{what / 2, what % 2 != 0, seconds};
     }
   }
   if (longest) {
@@ -336,8 +336,9 @@ std::optional<GroupProgress::Waiting> Group::State::waiting() const {
   }
   if (const auto oldest = device_operations_.oldest()) {
     const auto& [op, since] = *oldest;
-    return GroupProgress::Waiting{op.number, op.is_message(),
-                                  std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(), true};
+    return GroupProgress::WaitedOperation{op.number, op.is_message(),
+                                          std::chrono::duration<double>(DeviceOperations::Clock::now() - since).count(),
+                                          true};
   }
   return std::nullopt;
 }

@@ -69,8 +69,8 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
     return version_;
   }
   void follow_device() override;
-  std::optional<GroupProgress::Waiting> waiting() const override;
-  void give_up(const GroupProgress::Waiting& wait, double limit) override;
+  std::optional<GroupProgress::WaitedOperation> waiting() const override;
+  void give_up(const GroupProgress::WaitedOperation& wait, double limit) override;
   void interrupt() override {
     routes_->interrupt();
   }
@@ -84,12 +84,12 @@ class Group::State : public Watched, public std::enable_shared_from_this<Group::
 
  public:
   /// Marks the operation as waited for while the object lives: three stores, an exchange and a clock read.
-  class Waiting {
+  class WaitMark {
    public:
-    Waiting(State& state, const Ticket& ticket);
-    ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
+    WaitMark(State& state, const Ticket& ticket);
+    ~WaitMark();
+    WaitMark(const WaitMark&) = delete;
+    WaitMark& operator=(const WaitMark&) = delete;
 
    private:
     Awaited* place_ = nullptr;

@@ -46,7 +46,7 @@ std::string what_they_do(const std::map<int, PeerView>& ranks, const std::vector
 } // namespace
 
 // Members count collectives alike, and each rank counts its own messages.
-std::string LongWaits::name_of(const std::string& key, const GroupProgress::Waiting& wait) const {
+std::string LongWaits::name_of(const std::string& key, const GroupProgress::WaitedOperation& wait) const {
   return concat(key, '/', wait.message ? concat('m', rank_, '/') : "", wait.number);
 }
 
@@ -100,7 +100,7 @@ void LongWaits::conclude(Store& store, const Look& look, const View& view) const
   const Outlook outlook = judge(ranks, rank_, look.key, in_seconds(limits_.warn_after));
   if (outlook.kind == Outlook::Kind::hopeless && limits_.gives_up) {
     if (const auto group = look.group.lock()) {
-      GroupProgress::Waiting now = look.wait;
+      GroupProgress::WaitedOperation now = look.wait;
       now.seconds = wait->seconds;
       group->give_up(now, in_seconds(limits_.warn_after));
     }

@@ -58,10 +58,10 @@ class LongWaits {
   struct Look {
     std::weak_ptr<Watched> group;
     std::string key;
-    GroupProgress::Waiting wait;
+    GroupProgress::WaitedOperation wait;
     std::shared_ptr<RollCalls::Question> question;
   };
-  std::string name_of(const std::string& key, const GroupProgress::Waiting& wait) const;
+  std::string name_of(const std::string& key, const GroupProgress::WaitedOperation& wait) const;
   void look(Store& store);
   void conclude(Store& store, const Look& look, const View& view) const;
   std::string describe_late(const Look& look, const std::map<int, PeerView>& ranks, const std::vector<int>& late) const;

@@ -37,10 +37,10 @@ class Opening : public Watched {
   int64_t version() const override {
     return 0;
   }
-  std::optional<GroupProgress::Waiting> waiting() const override {
-    return GroupProgress::Waiting{1, false, seconds()};
+  std::optional<GroupProgress::WaitedOperation> waiting() const override {
+    return GroupProgress::WaitedOperation{1, false, seconds()};
   }
-  void give_up(const GroupProgress::Waiting& /*wait*/, double /*limit*/) override {
+  void give_up(const GroupProgress::WaitedOperation& /*wait*/, double /*limit*/) override {
     over_ = true;
   }
   void follow_device() override {}

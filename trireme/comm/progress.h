@@ -53,14 +53,14 @@ struct GroupProgress {
   int64_t messages = 0;
   std::deque<OpSummary> recent;
   /// The operation that a thread waits for, or else a device's oldest, and for how long.
-  struct Waiting {
+  struct WaitedOperation {
     int64_t number = 0;
     bool message = false;
     double seconds = 0;
     /// No thread waits: a device has not finished it.
     bool on_device = false;
   };
-  std::optional<Waiting> waiting = std::nullopt;
+  std::optional<WaitedOperation> waiting = std::nullopt;
 
   void note(OpSummary op);
   void mark_done(const OpSummary& op);

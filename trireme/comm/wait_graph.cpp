@@ -19,7 +19,7 @@ bool waits_here(const PeerView& view, const GroupView& group, bool devices_count
 }
 
 /// True if `a` is more informative than `b`: a thread rather than a device, then the newest.
-bool comes_before(const GroupProgress::Waiting& a, const GroupProgress::Waiting& b) {
+bool comes_before(const GroupProgress::WaitedOperation& a, const GroupProgress::WaitedOperation& b) {
   return a.on_device != b.on_device ? b.on_device : a.seconds < b.seconds;
 }
 

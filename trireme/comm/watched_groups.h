@@ -25,10 +25,10 @@ class Watched {
   /// Grows whenever progress() changes.
   virtual int64_t version() const = 0;
   /// progress().waiting, without the cost of the rest.
-  virtual std::optional<GroupProgress::Waiting> waiting() const = 0;
+  virtual std::optional<GroupProgress::WaitedOperation> waiting() const = 0;
   /// Ends the waiting operation, unless judge() with this limit (late_ranks.h) does not find it hopeless any more.
   /// Returns at once.
-  virtual void give_up(const GroupProgress::Waiting& wait, double limit) = 0;
+  virtual void give_up(const GroupProgress::WaitedOperation& wait, double limit) = 0;
   /// Polls the device for operations that no thread waits for, and reports unfinished ones that are late.
   virtual void follow_device() = 0;
   /// Makes waiting operations fail.
@@ -49,7 +49,7 @@ class WatchedGroups {
   /// A group of this rank and the operation that it waits in.
   struct LongWait {
     std::shared_ptr<Watched> group;
-    GroupProgress::Waiting wait;
+    GroupProgress::WaitedOperation wait;
   };
   /// The operations awaited for at least this many seconds.
   std::vector<LongWait> waits(double seconds) const;

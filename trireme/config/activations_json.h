@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/activations/options.h>
 #include <trireme/config/key_check.h>
+#include <trireme/memory/activations/options.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,18 +1,18 @@
 #pragma once
 
-#include <trireme/activations/options.h>
 #include <trireme/checkpoint/options.h>
-#include <trireme/compress/options.h>
+#include <trireme/config/averaging_options.h>
 #include <trireme/config/batch_size.h>
-#include <trireme/offload/options.h>
+#include <trireme/config/compression_options.h>
+#include <trireme/config/server_options.h>
+#include <trireme/memory/activations/options.h>
+#include <trireme/memory/offload/options.h>
 #include <trireme/optim/options.h>
-#include <trireme/parallel/averaging/options.h>
-#include <trireme/parallel/data/options.h>
 #include <trireme/parallel/pipeline/options.h>
-#include <trireme/parallel/server/options.h>
 #include <trireme/parallel/tensor/split_rules.h>
 #include <trireme/precision/options.h>
-#include <trireme/zero/options.h>
+#include <trireme/shards/data_parallel/options.h>
+#include <trireme/shards/zero/options.h>
 
 #include <nlohmann/json.hpp>
 

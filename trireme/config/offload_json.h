@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/config/key_check.h>
-#include <trireme/offload/options.h>
+#include <trireme/memory/offload/options.h>
 
 #include <nlohmann/json_fwd.hpp>
 

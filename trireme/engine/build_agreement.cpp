@@ -4,7 +4,7 @@
 #include <trireme/engine/sync_kinds.h>
 #include <trireme/mesh/mesh.h>
 #include <trireme/precision/cast.h>
-#include <trireme/zero/sharded_sync.h>
+#include <trireme/shards/zero/sharded_sync.h>
 
 #include <string>
 #include <utility>
@@ -32,7 +32,7 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
 
 // A process in a world of its own has the kind that the configuration asks for.
 void check_kind(const InitializeOptions& options, const SyncKind* kind) {
-  const std::string asked = kind != nullptr && kind->make == nullptr ? kind->name : "";
+  const std::string asked = kind != nullptr && kind->is_brought ? kind->name : "";
   const std::string given = options.sync ? options.sync->kind : "";
   if (given != asked && !given.empty()) {
     throw InputError(
@@ -43,8 +43,8 @@ void check_kind(const InitializeOptions& options, const SyncKind* kind) {
   }
 }
 
-std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const parallel::ReduceGroups& groups,
-                                                  const InitializeOptions& options) {
+std::unique_ptr<parallel::GradientSync> agree_as_asked(const Parts& parts, const parallel::ReduceGroups& groups,
+                                                       const InitializeOptions& options) {
   const config::EngineConfig& config = options.config;
   const SyncKind* const kind = kind_of(config);
   check_kind(options, kind);
@@ -59,7 +59,7 @@ std::unique_ptr<parallel::GradientSync> make_sync(const Parts& parts, const para
     plain = std::make_unique<parallel::AllReduceSync>(groups, config.data_parallel, type);
   }
   return kind == nullptr ? std::move(plain)
-                         : kind->make({config, groups, type, parts.ranks.everyone, std::move(plain)});
+                         : make_sync(*kind, {config, groups, type, parts.ranks.everyone, std::move(plain)});
 }
 
 // A GPU that cannot be used is an error of initialize(), not of the first backward.
@@ -100,7 +100,7 @@ void build_agreement(Parts& parts, const InitializeOptions& options) {
       out.whole.of_program.push_back(groups.add(groups.at(number)));
     }
   }
-  out.sync = make_sync(parts, groups, options);
+  out.sync = agree_as_asked(parts, groups, options);
   open_groups(parts, *out.sync);
   out.several_reduce_groups = any_has_several_reduce_groups(parts, *out.sync);
 }

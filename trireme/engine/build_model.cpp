@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/bucket/shared_memory.h>
 #include <trireme/device/absent_memory.h>
 #include <trireme/device/move.h>
 #include <trireme/engine/build_agreement.h>
@@ -10,10 +9,11 @@
 #include <trireme/engine/offload_room.h>
 #include <trireme/engine/placements.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/parallel/data/sync_batch_norm.h>
 #include <trireme/parallel/tensor/split.h>
 #include <trireme/precision/cast.h>
-#include <trireme/zero/tiled_linear.h>
+#include <trireme/shards/bucket/shared_memory.h>
+#include <trireme/shards/data_parallel/sync_batch_norm.h>
+#include <trireme/shards/zero/tiled_linear.h>
 
 #include <torch/nn/module.h>
 

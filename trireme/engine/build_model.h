@@ -3,7 +3,7 @@
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
 #include <trireme/engine/step_state.h>
-#include <trireme/zero/model_units.h>
+#include <trireme/shards/zero/model_units.h>
 
 namespace trireme::engine {
 

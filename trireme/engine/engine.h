@@ -1,12 +1,12 @@
 #pragma once
 
-#include <trireme/activations/activations.h>
 #include <trireme/comm/group.h>
 #include <trireme/data/batch.h>
 #include <trireme/device/memory.h>
+#include <trireme/memory/activations/activations.h>
+#include <trireme/memory/offload/traffic.h>
 #include <trireme/monitor/straggler.h>
-#include <trireme/offload/traffic.h>
-#include <trireme/zero/gathered_parameters.h>
+#include <trireme/shards/zero/gathered_parameters.h>
 
 #include <ATen/core/Tensor.h>
 #include <nlohmann/json_fwd.hpp>
@@ -203,7 +203,7 @@ class Engine {
   torch::nn::Module& module();
   /// Makes these parameters whole on every rank while what it returns lives: to look at them, or to change them on one
   /// of the data-parallel ranks, whose values are then everybody's. For ZeRO stage 3; at other stages they are whole
-  /// anyway. Collective at both ends. See zero/gathered_parameters.h.
+  /// anyway. Collective at both ends. See shards/zero/gathered_parameters.h.
   std::unique_ptr<zero::GatheredParameters> gather_parameters(std::vector<at::Tensor> parameters,
                                                               std::optional<int> modifier_rank = std::nullopt);
 
@@ -217,7 +217,7 @@ class Engine {
   /// what it returns lives, with the module buffers of the first replica; elsewhere null. For what a program computes
   /// with the model between two meetings; evaluate() and eval_batch() do it by themselves. Replicas that may be lost
   /// and come are each alone between two meetings: theirs is no mean. Collective at its begin; no step while it lives.
-  /// See parallel/averaging/mean_parameters.h.
+  /// See shards/data_parallel/mean_parameters.h.
   std::shared_ptr<void> mean_of_replicas();
 
   /// Saves weights, optimizer, schedule, data position and random state as

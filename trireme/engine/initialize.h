@@ -1,7 +1,6 @@
 #pragma once
 
 #include <trireme/base/run_token.h>
-#include <trireme/bucket/state_store.h>
 #include <trireme/comm/world.h>
 #include <trireme/config/auto_values.h>
 #include <trireme/config/engine_config.h>
@@ -13,8 +12,9 @@
 #include <trireme/mesh/mesh.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
-#include <trireme/parallel/data/sync_factory.h>
 #include <trireme/parallel/pipeline/module.h>
+#include <trireme/shards/bucket/state_store.h>
+#include <trireme/shards/data_parallel/sync_factory.h>
 
 #include <nlohmann/json.hpp>
 

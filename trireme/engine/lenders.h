@@ -55,7 +55,7 @@ class ShardLender final : public checkpoint::Lender {
  private:
   const bucket::FlatParameters& parameters_;
   int64_t bucket_;
-  std::vector<bucket::Piece> pieces_;
+  std::vector<bucket::TensorRange> pieces_;
 };
 
 } // namespace trireme::engine

@@ -5,8 +5,8 @@
 #include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/estimate/machine_memory.h>
 #include <trireme/parallel/pipeline/held.h>
+#include <trireme/plan/estimate/machine_memory.h>
 
 #include <torch/utils.h>
 

@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
-#include <trireme/offload/disk_store.h>
-#include <trireme/offload/host_store.h>
-#include <trireme/offload/places.h>
+#include <trireme/memory/offload/disk_store.h>
+#include <trireme/memory/offload/host_store.h>
+#include <trireme/memory/offload/places.h>
 
 #include <filesystem>
 #include <string>

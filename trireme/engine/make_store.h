@@ -1,10 +1,10 @@
 #pragma once
 
-#include <trireme/bucket/state_store.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
 #include <trireme/optim/flat_optimizer.h>
-#include <trireme/zero/sharding.h>
+#include <trireme/shards/bucket/state_store.h>
+#include <trireme/shards/zero/sharding.h>
 
 #include <memory>
 

@@ -1,14 +1,14 @@
 #include <trireme/engine/offload_room.h>
 
-#include <trireme/aio/memory.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/log.h>
 #include <trireme/engine/make_store.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/estimate/machine_memory.h>
-#include <trireme/estimate/what_stays.h>
-#include <trireme/offload/preflight.h>
-#include <trireme/offload/ratio.h>
+#include <trireme/memory/aio/memory.h>
+#include <trireme/memory/offload/preflight.h>
+#include <trireme/memory/offload/ratio.h>
+#include <trireme/plan/estimate/machine_memory.h>
+#include <trireme/plan/estimate/what_stays.h>
 #include <trireme/plan/run_estimate.h>
 #include <trireme/store/sockets.h>
 
@@ -125,7 +125,7 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
       const int64_t master_bytes = buffer->scalar_type() != at::kFloat || is_copied ? 4 : 0;
       const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
       int64_t scales = 0; // each parameter's blocks begin anew
-      for (const bucket::Piece& piece : buffer->layout().pieces_in(b, range)) {
+      for (const bucket::TensorRange& piece : buffer->layout().pieces_in(b, range)) {
         scales += coded ? optim::blocks_of(piece.numel) : 0;
       }
       if (with_gradients) {

@@ -8,7 +8,7 @@
 
 /// Whether the files of offload have room, before anything of them is reserved: all ranks of a host together, on each
 /// disk. What a refusal names besides is the nearest configuration that fits. A run file's estimate says it before
-/// ranks start (offload/preflight.h); this is for every program.
+/// ranks start (memory/offload/preflight.h); this is for every program.
 namespace trireme::engine {
 
 /// What a rank is about to have in files at ZeRO stage 3, or a little less: gaps up to whole blocks are not known yet.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <trireme/activations/activations.h>
 #include <trireme/base/run_token.h>
 #include <trireme/checkpoint/options.h>
 #include <trireme/config/batch_size.h>
@@ -9,22 +8,23 @@
 #include <trireme/engine/claimed_model.h>
 #include <trireme/engine/engine.h>
 #include <trireme/engine/unchanged_model.h>
-#include <trireme/offload/rank_folder.h>
-#include <trireme/offload/traffic.h>
+#include <trireme/memory/activations/activations.h>
+#include <trireme/memory/offload/rank_folder.h>
+#include <trireme/memory/offload/traffic.h>
 #include <trireme/optim/flat_optimizer.h>
 #include <trireme/optim/schedule.h>
-#include <trireme/parallel/data/convert_sync_batch_norm.h>
-#include <trireme/parallel/data/gradient_sync.h>
-#include <trireme/parallel/data/module_buffers.h>
-#include <trireme/parallel/data/reducer.h>
-#include <trireme/parallel/data/replicas.h>
 #include <trireme/parallel/pipeline/executor.h>
 #include <trireme/parallel/pipeline/ties.h>
 #include <trireme/parallel/tensor/split.h>
 #include <trireme/parallel/tensor/split_module.h>
 #include <trireme/precision/options.h>
-#include <trireme/zero/parameter_coordinator.h>
-#include <trireme/zero/sharding.h>
+#include <trireme/shards/data_parallel/convert_sync_batch_norm.h>
+#include <trireme/shards/data_parallel/gradient_sync.h>
+#include <trireme/shards/data_parallel/module_buffers.h>
+#include <trireme/shards/data_parallel/reducer.h>
+#include <trireme/shards/data_parallel/replicas.h>
+#include <trireme/shards/zero/parameter_coordinator.h>
+#include <trireme/shards/zero/sharding.h>
 
 #include <nlohmann/json.hpp>
 

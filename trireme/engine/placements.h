@@ -1,8 +1,8 @@
 #pragma once
 
-#include <trireme/bucket/flat_layout.h>
 #include <trireme/engine/initialize.h>
 #include <trireme/engine/parts.h>
+#include <trireme/shards/bucket/flat_layout.h>
 
 #include <map>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/parallel/averaging/mean_parameters.h>
+#include <trireme/shards/data_parallel/mean_parameters.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,8 @@ namespace trireme::engine {
 struct Parts;
 
 /// While it lives, a rank's model is the mean of the replicas, with the first one's module buffers
-/// ("broadcast_buffers"). Then it is its own again. Collective at its begin. See parallel/averaging/mean_parameters.h.
+/// ("broadcast_buffers"). Then it is its own again. Collective at its begin. See
+/// shards/data_parallel/mean_parameters.h.
 class ReplicaMean {
  public:
   explicit ReplicaMean(const Parts& parts);

@@ -6,9 +6,9 @@
 #include <trireme/device/move.h>
 #include <trireme/device/stream.h>
 #include <trireme/engine/stopwatch.h>
+#include <trireme/memory/recompute/state.h>
 #include <trireme/models/gpt.h>
 #include <trireme/precision/cast.h>
-#include <trireme/recompute/state.h>
 
 #include <torch/utils.h>
 

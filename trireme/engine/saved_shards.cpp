@@ -48,7 +48,7 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
                        const at::Tensor& values) { append(checkpoint::shards_of(tensor, name, kind, begin, values)); };
   for_each_buffer([&](bucket::FlatParameters& buffer) {
     for (int64_t b = 0; b < std::ssize(buffer.layout().buckets()); ++b) {
-      const std::vector<bucket::Piece> pieces = buffer.sharded_pieces(b);
+      const std::vector<bucket::TensorRange> pieces = buffer.sharded_pieces(b);
       const auto lender = std::make_shared<ShardLender>(buffer, b);
       for (size_t i = 0; i < pieces.size(); ++i) {
         const bucket::TensorInfo& tensor = buffer.layout().tensors()[pieces[i].i];
@@ -89,7 +89,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.stepper.optimizer->state_buckets()) {
     const auto lender = std::make_shared<StateLender>(*engine_.parts.stepper.optimizer, bucket.buffer, bucket.bucket);
     for (size_t i = 0; i < bucket.pieces.size(); ++i) {
-      const optim::FlatOptimizer::Piece& piece = bucket.pieces[i];
+      const optim::FlatOptimizer::StateRange& piece = bucket.pieces[i];
       const bucket::TensorInfo& tensor = *piece.tensor;
       if (saved_name(tensor.name) != tensor.name || !is_saved_here(tensor)) {
         continue;

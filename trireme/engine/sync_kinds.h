@@ -2,13 +2,13 @@
 
 #include <trireme/comm/group.h>
 #include <trireme/config/engine_config.h>
-#include <trireme/parallel/data/gradient_sync.h>
+#include <trireme/shards/data_parallel/gradient_sync.h>
 
 #include <memory>
 
 namespace trireme::engine {
 
-/// What a GradientSync is made of.
+/// What a GradientSync of an extension is made of.
 struct SyncInputs {
   const config::EngineConfig& config;
   const parallel::ReduceGroups& groups;
@@ -23,12 +23,19 @@ struct SyncInputs {
 struct SyncKind {
   const char* name;
   bool (*is_on)(const config::EngineConfig& config);
-  /// Null: of processes in worlds of their own, which bring it by InitializeOptions::sync.
-  std::unique_ptr<parallel::GradientSync> (*make)(SyncInputs inputs);
+  /// Its processes are in worlds of their own: they bring it by InitializeOptions::sync.
+  bool is_brought = false;
 };
 
-/// The kind that the configuration asks for; null: gradients are all-reduced or sharded. What does not go together has
-/// been refused (config/compatibility.h).
+/// The kind that the configuration asks for; null: gradients are all-reduced or sharded. Conflicting keys have been
+/// refused before (config/compatibility.h).
 const SyncKind* kind_of(const config::EngineConfig& config);
+
+/// Makes a kind that is not brought. Defined in extensions/make_sync.cpp; in a build without extensions
+/// (-DTRIREME_EXTENSIONS=OFF) in engine/no_extensions.cpp, which throws InputError.
+std::unique_ptr<parallel::GradientSync> make_sync(const SyncKind& kind, SyncInputs inputs);
+
+/// False in a build without extensions.
+bool has_extensions();
 
 } // namespace trireme::engine

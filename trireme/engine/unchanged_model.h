@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/bucket/flat_parameters.h>
+#include <trireme/shards/bucket/flat_parameters.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -2,11 +2,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/units.h>
-#include <trireme/estimate/layouts.h>
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/what_stays.h>
+#include <trireme/plan/estimate/layouts.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/what_stays.h>
 #include <trireme/plan/run_estimate.h>
-#include <trireme/zero/unit.h>
+#include <trireme/shards/zero/unit.h>
 
 #include <torch/nn/module.h>
 

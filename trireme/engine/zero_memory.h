@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/config/engine_config.h>
-#include <trireme/offload/options.h>
+#include <trireme/memory/offload/options.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/parallel/tensor/layers.h>
-#include <trireme/zero/sharded.h>
+#include <trireme/shards/zero/sharded.h>
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>

@@ -70,14 +70,14 @@ std::string trace_text(const ordered_json& about, const std::string& list) {
                    "Leave it out, or run with tracing again.");
 }
 
-struct Part {
+struct RankTrace {
   json trace;
   int64_t rank = 0;
   double offset_us = 0;
 };
 
-Part read_part(const std::filesystem::path& path) {
-  Part part;
+RankTrace read_part(const std::filesystem::path& path) {
+  RankTrace part;
   const std::string content = read_file(path);
   part.trace = json::parse(content, nullptr, /*allow_exceptions=*/false);
   if (part.trace.is_discarded()) {
@@ -223,7 +223,7 @@ void merge_traces(const std::vector<std::filesystem::path>& parts, const std::fi
   std::vector<std::pair<int64_t, std::filesystem::path>> by_rank;
   double earliest = std::numeric_limits<double>::infinity();
   for (const auto& path : parts) {
-    const Part part = read_part(path);
+    const RankTrace part = read_part(path);
     by_rank.emplace_back(part.rank, path);
     for (const json& event : part.trace["traceEvents"]) {
       if (event.contains("ts")) {
@@ -234,7 +234,7 @@ void merge_traces(const std::vector<std::filesystem::path>& parts, const std::fi
   std::sort(by_rank.begin(), by_rank.end());
   std::string list;
   for (const auto& [rank, path] : by_rank) {
-    Part part = read_part(path);
+    RankTrace part = read_part(path);
     for (json& event : part.trace["traceEvents"]) {
       if (event.contains("ts")) {
         event["ts"] = event["ts"].get<double>() + part.offset_us - earliest;

@@ -52,7 +52,7 @@ at::Tensor stochastic_bf16_of(const at::Tensor& x, uint32_t seed) {
 }
 
 /// Elements [begin, end) of the arrays of a step.
-struct Part {
+struct StepRange {
   const kernels::StepArgs& args;
   int64_t begin;
   int64_t end;
@@ -111,7 +111,7 @@ void for_pieces(int64_t begin, int64_t end, const F& f) {
 
 template <auto Step, class Args>
 void in_pieces(const Args& args, int64_t n, at::Device device) {
-  for_pieces(0, n, [&](int64_t begin, int64_t end) { Step(args, Part{args, begin, end, device}); });
+  for_pieces(0, n, [&](int64_t begin, int64_t end) { Step(args, StepRange{args, begin, end, device}); });
 }
 
 /// v = beta v + (1 - beta) g^2.
@@ -129,7 +129,7 @@ bool may_be_fused(const kernels::AdamArgs& args, at::Device device) {
 
 /// ATen's kernel in one pass. Its bias corrections are 1 in step infinity; those of the arguments are put into its lr
 /// and eps.
-void fused_adam(const Part& part, const kernels::AdamArgs& args) {
+void fused_adam(const StepRange& part, const kernels::AdamArgs& args) {
   const at::Tensor scale = part.scale();
   const at::Tensor step = at::full_like(scale, std::numeric_limits<float>::infinity());
   const double lr = static_cast<double>(args.step_size) / args.root_scale;
@@ -147,7 +147,7 @@ void fused_adam(const Part& part, const kernels::AdamArgs& args) {
   part.copy_param();
 }
 
-void adam(const kernels::AdamArgs& args, const Part& part) {
+void adam(const kernels::AdamArgs& args, const StepRange& part) {
   if (may_be_fused(args, part.device)) {
     fused_adam(part, args);
     return;
@@ -162,7 +162,7 @@ void adam(const kernels::AdamArgs& args, const Part& part) {
       part.param().mul(args.param_scale).sub_(m.div_(v.sqrt().mul_(args.root_scale).add_(args.eps)), args.step_size));
 }
 
-void sgd(const kernels::SgdArgs& args, const Part& part) {
+void sgd(const kernels::SgdArgs& args, const StepRange& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   at::Tensor step = g;
   if (args.momentum_buffer.values != nullptr) {
@@ -174,7 +174,7 @@ void sgd(const kernels::SgdArgs& args, const Part& part) {
   part.set_param(part.param().sub(step, args.lr));
 }
 
-void lion(const kernels::LionArgs& args, const Part& part) {
+void lion(const kernels::LionArgs& args, const StepRange& part) {
   const at::Tensor m = part.read(args.exp_avg);
   const at::Tensor change = part.gradient(0).sub_(m);
   const at::Tensor towards = m.add(change, args.one_minus_beta1);
@@ -183,14 +183,14 @@ void lion(const kernels::LionArgs& args, const Part& part) {
   part.set_param(part.param().mul(args.param_scale).sub_(direction, args.lr));
 }
 
-void adagrad(const kernels::AdagradArgs& args, const Part& part) {
+void adagrad(const kernels::AdagradArgs& args, const StepRange& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   const at::Tensor sum = part.read(args.sum).add(g.mul(g));
   part.write(args.sum, sum);
   part.set_param(part.param().sub(g.div(sum.sqrt().add_(args.eps)), args.lr));
 }
 
-void rmsprop(const kernels::RmspropArgs& args, const Part& part) {
+void rmsprop(const kernels::RmspropArgs& args, const StepRange& part) {
   const at::Tensor g = part.gradient(args.weight_decay);
   const at::Tensor square = second_moment(part.read(args.square_avg), g, args.alpha, args.one_minus_alpha);
   part.write(args.square_avg, square);
@@ -214,7 +214,7 @@ at::Tensor squared_sum(const at::Tensor& x) {
 }
 
 /// LAMB's u, of states as they are stored.
-at::Tensor lamb_direction(const kernels::LambArgs& args, const Part& part) {
+at::Tensor lamb_direction(const kernels::LambArgs& args, const StepRange& part) {
   at::Tensor root = part.read(args.exp_avg_sq);
   root = args.eps_inside_root ? root.add(args.eps).sqrt_() : root.sqrt().add_(args.eps);
   return part.read(args.exp_avg).div(root).add_(part.param(), args.weight_decay);
@@ -224,7 +224,7 @@ void lamb_moments(const kernels::LambArgs& args, std::span<const Segment> segmen
   for (const Segment& segment : segments) {
     const at::Tensor to = view_of(sums, Element::f64, 2 * segment.parameter, 2 * segment.parameter + 2, device);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
-      const Part part{args, begin, end, device};
+      const StepRange part{args, begin, end, device};
       const at::Tensor g = part.gradient(0);
       const at::Tensor m = part.read(args.exp_avg);
       part.write(args.exp_avg, m.add(g.sub(m), args.one_minus_beta1));
@@ -247,7 +247,7 @@ void lamb_apply(const kernels::LambArgs& args, std::span<const Segment> segments
     const at::Tensor step_size =
         at::where(usable, ratio, at::ones({}, ratio.options())).mul_(scale.lr_times_correction).to(at::kFloat);
     for_pieces(segment.begin, segment.end, [&](int64_t begin, int64_t end) {
-      const Part part{args, begin, end, device};
+      const StepRange part{args, begin, end, device};
       part.set_param(part.param().sub(lamb_direction(args, part).mul_(step_size)));
     });
   }

@@ -1,11 +1,11 @@
 #include <trireme/optim/flat_optimizer.h>
 
 #include <trireme/base/error.h>
-#include <trireme/bucket/chunks.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/kernels/optimizer_args.h>
 #include <trireme/optim/aten_kernels.h>
 #include <trireme/optim/device_kernels.h>
+#include <trireme/shards/bucket/chunks.h>
 
 #include <torch/utils.h>
 
@@ -90,7 +90,7 @@ void FlatOptimizer::cut(Shard& shard) const {
     for (const bucket::Range& range : bucket::chunks_of(layout, b, owned(shard, b), store_->chunk_elements())) {
       Chunk& chunk = shard.chunks.emplace_back(Chunk{b, range, {}, {}});
       int64_t blocks = 0;
-      for (const bucket::Piece& piece : layout.pieces_in(b, range)) {
+      for (const bucket::TensorRange& piece : layout.pieces_in(b, range)) {
         chunk.segments.push_back({piece.first, piece.first + piece.numel, piece.i});
         chunk.first_block.push_back(blocks);
         blocks += blocks_of(chunk.segments.back());

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <trireme/bucket/flat_parameters.h>
-#include <trireme/bucket/shard_plan.h>
-#include <trireme/bucket/state_store.h>
-#include <trireme/bucket/stepped_values.h>
 #include <trireme/optim/host_step.h>
 #include <trireme/optim/optimizer.h>
+#include <trireme/shards/bucket/flat_parameters.h>
+#include <trireme/shards/bucket/shard_plan.h>
+#include <trireme/shards/bucket/state_store.h>
+#include <trireme/shards/bucket/stepped_values.h>
 
 #include <cstdint>
 #include <functional>
@@ -37,7 +37,7 @@ struct ParameterOptions {
 /// Buffers of bf16 or fp16 parameters have fp32 masters here, in the same shards: a step updates the master and writes
 /// the parameter from it, in one pass. Gradients may be fp32, bf16 or fp16, whatever the parameters are. The
 /// bucket::StateStore keeps masters and states; those of a bucket are acquired while it is stepped, one chunk after the
-/// other if its store cuts it (bucket/chunks.h). Where it has them
+/// other if its store cuts it (shards/bucket/chunks.h). Where it has them
 /// on the host of a device, the CPU's kernels step the bucket there (HostStep), from send_gradient() on; fp32
 /// parameters then have a copy there, as if they had masters. Bits are those of the CPU's kernels. A shard of
 /// parameters on the host whose states are on the device comes there to be stepped, and returns. Masters follow changes
@@ -174,7 +174,7 @@ class FlatOptimizer : public bucket::SteppedValues {
   void for_each_state(const Visit& visit, bool modifies = true);
 
   /// A piece of state as for_each_state() visits it, without its values.
-  struct Piece {
+  struct StateRange {
     std::string state;
     const bucket::TensorInfo* tensor = nullptr;
     int64_t begin = 0;
@@ -187,7 +187,7 @@ class FlatOptimizer : public bucket::SteppedValues {
     int64_t buffer = 0;
     /// Its number in the store.
     int64_t bucket = 0;
-    std::vector<Piece> pieces;
+    std::vector<StateRange> pieces;
   };
   /// All of them. Reads no values.
   std::vector<StateBucket> state_buckets() const;

@@ -1,8 +1,8 @@
 #include <trireme/optim/host_step.h>
 
-#include <trireme/bucket/host_gradients.h>
 #include <trireme/optim/optimizer.h>
 #include <trireme/optim/returning.h>
+#include <trireme/shards/bucket/host_gradients.h>
 
 #include <torch/utils.h>
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <trireme/bucket/flat_parameters.h>
-#include <trireme/bucket/shard_plan.h>
-#include <trireme/bucket/state_store.h>
 #include <trireme/optim/parameters_to_device.h>
+#include <trireme/shards/bucket/flat_parameters.h>
+#include <trireme/shards/bucket/shard_plan.h>
+#include <trireme/shards/bucket/state_store.h>
 
 #include <ATen/core/Tensor.h>
 

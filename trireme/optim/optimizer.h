@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/bucket/stepped_values.h>
 #include <trireme/optim/states.h>
+#include <trireme/shards/bucket/stepped_values.h>
 
 #include <ATen/core/Tensor.h>
 

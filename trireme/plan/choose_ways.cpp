@@ -1,9 +1,9 @@
 #include <trireme/plan/choose_ways.h>
 
-#include <trireme/activations/choice.h>
-#include <trireme/estimate/activation_choice.h>
-#include <trireme/estimate/activations.h>
-#include <trireme/estimate/layouts.h>
+#include <trireme/memory/activations/choice.h>
+#include <trireme/plan/estimate/activation_choice.h>
+#include <trireme/plan/estimate/activations.h>
+#include <trireme/plan/estimate/layouts.h>
 #include <trireme/plan/layer_cost.h>
 #include <trireme/plan/link_time.h>
 #include <trireme/plan/move_time.h>

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <trireme/activations/options.h>
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/moves.h>
-#include <trireme/estimate/stage_layouts.h>
+#include <trireme/memory/activations/options.h>
 #include <trireme/plan/cluster.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/moves.h>
+#include <trireme/plan/estimate/stage_layouts.h>
 #include <trireme/plan/layout.h>
 
 #include <string>

@@ -1,7 +1,7 @@
 #include <trireme/plan/conflict.h>
 
 #include <trireme/config/engine_config.h>
-#include <trireme/estimate/moves.h>
+#include <trireme/plan/estimate/moves.h>
 
 namespace trireme::plan {
 

@@ -3,7 +3,7 @@
 #include <trireme/plan/conflict.h>
 
 #include <trireme/base/error.h>
-#include <trireme/estimate/layouts.h>
+#include <trireme/plan/estimate/layouts.h>
 #include <trireme/plan/programs.h>
 
 namespace trireme::plan {

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <trireme/activations/choice.h>
-#include <trireme/estimate/run.h>
+#include <trireme/memory/activations/choice.h>
 #include <trireme/parallel/pipeline/timeline.h>
 #include <trireme/plan/cluster.h>
+#include <trireme/plan/estimate/run.h>
 
 #include <array>
 #include <cstdint>

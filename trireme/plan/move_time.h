@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/estimate/moves.h>
 #include <trireme/plan/cluster.h>
+#include <trireme/plan/estimate/moves.h>
 
 namespace trireme::plan {
 

@@ -3,10 +3,10 @@
 #include <trireme/plan/conflict.h>
 
 #include <trireme/base/error.h>
-#include <trireme/estimate/activations.h>
-#include <trireme/estimate/layouts.h>
-#include <trireme/estimate/traffic.h>
 #include <trireme/plan/choose_ways.h>
+#include <trireme/plan/estimate/activations.h>
+#include <trireme/plan/estimate/layouts.h>
+#include <trireme/plan/estimate/traffic.h>
 #include <trireme/plan/link_time.h>
 #include <trireme/plan/move_time.h>
 #include <trireme/plan/predict_memory.h>

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <trireme/estimate/memory.h>
-#include <trireme/estimate/moves.h>
 #include <trireme/plan/cluster.h>
+#include <trireme/plan/estimate/memory.h>
+#include <trireme/plan/estimate/moves.h>
 #include <trireme/plan/layer_cost.h>
 #include <trireme/plan/layout.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/estimate/run.h>
 #include <trireme/parallel/pipeline/schedule.h>
+#include <trireme/plan/estimate/run.h>
 
 #include <vector>
 

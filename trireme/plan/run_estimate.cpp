@@ -2,14 +2,14 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
-#include <trireme/estimate/activation_choice.h>
-#include <trireme/estimate/activations.h>
-#include <trireme/estimate/layouts.h>
-#include <trireme/estimate/moves.h>
-#include <trireme/estimate/what_stays.h>
 #include <trireme/parallel/pipeline/held.h>
 #include <trireme/parallel/pipeline/layer_costs.h>
 #include <trireme/parallel/pipeline/schedule.h>
+#include <trireme/plan/estimate/activation_choice.h>
+#include <trireme/plan/estimate/activations.h>
+#include <trireme/plan/estimate/layouts.h>
+#include <trireme/plan/estimate/moves.h>
+#include <trireme/plan/estimate/what_stays.h>
 #include <trireme/plan/programs.h>
 
 #include <algorithm>

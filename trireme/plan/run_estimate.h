@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/config/run_file.h>
-#include <trireme/estimate/run.h>
+#include <trireme/plan/estimate/run.h>
 
 #include <cstdint>
 #include <string>

@@ -3,8 +3,8 @@
 #include <trireme/plan/conflict.h>
 
 #include <trireme/base/error.h>
-#include <trireme/estimate/moves.h>
 #include <trireme/plan/choose_ways.h>
+#include <trireme/plan/estimate/moves.h>
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
 #include "whole.h"
 
-#include <trireme/recompute/recompute.h>
+#include <trireme/memory/recompute/recompute.h>
 
 #include <tests/comm/staged_checks.h>
 #include <tests/support/run_ranks.h>

@@ -1,6 +1,6 @@
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/models/gpt.h>
 #include <trireme/parallel/pipeline/split_backward.h>
-#include <trireme/recompute/recompute.h>
 
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>

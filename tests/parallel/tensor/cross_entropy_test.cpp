@@ -21,7 +21,7 @@ constexpr int64_t kRows = 6;
 
 void check(comm::World& world, int64_t classes, at::ScalarType type, int64_t reduction) {
   const Ranks ranks{world.group()};
-  const Part part = part_of(classes, ranks);
+  const RankRange part = part_of(classes, ranks);
   const at::Tensor values =
       torch::sin(torch::arange(kRows * classes, torch::kDouble) * 1.7).mul(20).reshape({kRows, classes}).to(type);
   const at::Tensor target = torch::arange(kRows) * 5 % classes;

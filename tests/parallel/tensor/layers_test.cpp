@@ -191,7 +191,7 @@ void check_embedding(comm::World& world, bool sequence_parallel) {
   const at::Tensor x = mine->forward(numbers);
   expect_close(x, mine_of(expected), "embedding");
   const at::Tensor local = mine->logits(torch::tanh(x));
-  const Part part = part_of(kVocabulary, ranks);
+  const RankRange part = part_of(kVocabulary, ranks);
   expect_close(local, logits.slice(2, part.begin, part.end), "logits");
   (local * weights.slice(2, part.begin, part.end)).sum().backward();
   expect_close(mine->weight.grad(), whole->weight.grad().slice(0, part.begin, part.end), "gradient of the weight");

@@ -17,7 +17,7 @@ TEST(PartInGrains, PartsCoverTheWholeInOrderInMultiplesOfTheGrain) {
       for (const int ranks : {1, 2, 3, 4}) {
         int64_t next = 0;
         for (int r = 0; r < ranks; ++r) {
-          const Part part = part_in_grains(whole, grain, r, ranks);
+          const RankRange part = part_in_grains(whole, grain, r, ranks);
           EXPECT_EQ(part.begin, next);
           EXPECT_LE(part.size(), part_in_grains(whole, grain, 0, ranks).size());
           EXPECT_TRUE(part.size() % grain == 0 || part.end == whole);

@@ -2,8 +2,8 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/base/error.h>
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/parallel/tensor/split.h>
-#include <trireme/recompute/recompute.h>
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>

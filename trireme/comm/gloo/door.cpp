@@ -18,7 +18,7 @@
 namespace trireme::comm {
 namespace {
 
-struct State {
+struct ListeningSocket {
   std::mutex mutex;
   int listening = -1;
   ino_t socket = 0;
@@ -31,8 +31,8 @@ struct State {
   }
 };
 
-State& state() {
-  static auto* const leaked = new State; // groups may end while statics are destroyed
+ListeningSocket& state() {
+  static auto* const leaked = new ListeningSocket; // groups may end while statics are destroyed
   return *leaked;
 }
 

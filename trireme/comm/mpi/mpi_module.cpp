@@ -22,7 +22,7 @@ struct Requests {
   std::vector<MPI_Request> all;
 };
 
-struct State {
+struct MpiRuntime {
   CombineFunction combine = nullptr;
   int64_t most = 1 << 30;
   bool started_here = false;
@@ -33,8 +33,8 @@ struct State {
   std::array<std::array<MPI_Op, 3>, 4> own_ops{};
 };
 
-State& state() {
-  static State instance;
+MpiRuntime& state() {
+  static MpiRuntime instance;
   return instance;
 }
 
@@ -226,7 +226,7 @@ int meet(Operation* operation) {
 }
 
 int finish() {
-  State& own = state();
+  MpiRuntime& own = state();
   for (auto& row : own.own_ops) {
     for (MPI_Op& op : row) {
       if (op != MPI_OP_NULL) {

@@ -179,10 +179,10 @@ bool Collectives::leaves_to_first(const Collective& op, const Step& step) const 
          (step.end - step.begin) * op.element_bytes <= kSmallBytes && !members_.shares_core();
 }
 
-Collectives::Part Collectives::part(const Step& step, int index) const {
+Collectives::RankShare Collectives::part(const Step& step, int index) const {
   const Collective& op = op_of(step);
   const int64_t count = step.end - step.begin;
-  Part part{{0, count}, std::max<int64_t>(kCut, kPieceBytes / op.element_bytes), 0};
+  RankShare part{{0, count}, std::max<int64_t>(kCut, kPieceBytes / op.element_bytes), 0};
   switch (op.kind) {
     case Kind::barrier:
       part.pieces = index == 0 ? 1 : 0;
@@ -236,7 +236,7 @@ bool Collectives::work(uint64_t number) {
   }
   for (int turn = 0; turn < members_.size; ++turn) {
     const int index = (members_.rank + turn) % members_.size;
-    const Part part = this->part(step, index);
+    const RankShare part = this->part(step, index);
     const uint64_t piece = part.pieces == 0 ? 0 : members_.control.taken(number, index).take(number, part.pieces);
     if (piece >= part.pieces) {
       continue;

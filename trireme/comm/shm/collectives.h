@@ -100,7 +100,7 @@ class Collectives {
     int64_t begin;
     int64_t end;
   };
-  struct Part {
+  struct RankShare {
     Range all;
     int64_t piece;
     uint64_t pieces;
@@ -114,7 +114,7 @@ class Collectives {
   bool give_out();
   bool leaves_to_first(const Collective& op, const Step& step) const;
   void note_what_stirs();
-  Part part(const Step& step, int index) const;
+  RankShare part(const Step& step, int index) const;
   uint64_t all_pieces(const Step& step) const;
   bool same_everywhere(const Step& step, uint64_t number) const;
   void do_piece(const Step& step, uint64_t number, int index, Range range);

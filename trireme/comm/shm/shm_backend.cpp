@@ -88,7 +88,7 @@ class Core : public Worker {
   template <typename Op>
   void wait(const Op& op, int peer) {
     try {
-      Waiting<Op> goal(*this, op, peer);
+      OperationGoal<Op> goal(*this, op, peer);
       ProgressRoom::process().wait(*this, goal);
     } catch (const Trouble&) {
       give_up();
@@ -151,9 +151,9 @@ class Core : public Worker {
  private:
   /// A thread waits for this operation.
   template <typename Op>
-  class Waiting : public Goal {
+  class OperationGoal : public Goal {
    public:
-    Waiting(Core& core, const Op& op, int peer) : core_(core), op_(op), peer_(peer) {}
+    OperationGoal(Core& core, const Op& op, int peer) : core_(core), op_(op), peer_(peer) {}
     bool reached() const override {
       return core_.reached(op_);
     }

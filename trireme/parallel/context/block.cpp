@@ -109,7 +109,7 @@ class Plain {
   }
 
   /// Queries [begin, end), and the number of keys that they may see.
-  struct Piece {
+  struct QueryRange {
     int64_t begin, end, seen;
     at::Tensor q, k, v;
     at::Tensor scores;
@@ -121,14 +121,14 @@ class Plain {
     const int64_t count = block_.q.size(2);
     for (int64_t begin = 0; begin < count; begin += rows_) {
       const int64_t end = std::min(count, begin + rows_);
-      Piece piece{.begin = begin,
-                  .end = end,
-                  .seen = block_.causal ? end : block_.k.size(2),
-                  .q = {},
-                  .k = {},
-                  .v = {},
-                  .scores = {},
-                  .kept = {}};
+      QueryRange piece{.begin = begin,
+                       .end = end,
+                       .seen = block_.causal ? end : block_.k.size(2),
+                       .q = {},
+                       .k = {},
+                       .v = {},
+                       .scores = {},
+                       .kept = {}};
       piece.q = rows(block_.q, piece).to(type_);
       piece.k = keys_.narrow(2, 0, piece.seen);
       piece.v = values_.narrow(2, 0, piece.seen);
@@ -149,11 +149,11 @@ class Plain {
     }
   }
 
-  static at::Tensor rows(const at::Tensor& x, const Piece& piece) {
+  static at::Tensor rows(const at::Tensor& x, const QueryRange& piece) {
     return x.narrow(2, piece.begin, piece.end - piece.begin);
   }
   /// Overwrites the scores with the softmax's weights.
-  static at::Tensor weights(const Piece& piece, const at::Tensor& lse) {
+  static at::Tensor weights(const QueryRange& piece, const at::Tensor& lse) {
     return piece.scores.sub_(lse.masked_fill(lse == kNever, 0).unsqueeze(-1)).exp_();
   }
 
@@ -162,7 +162,7 @@ class Plain {
     BlockResult result{at::empty(shape, block_.q.options().dtype(type_)), {}};
     shape.pop_back();
     result.lse = at::empty(shape, block_.q.options().dtype(type_));
-    each([&](const Piece& piece) {
+    each([&](const QueryRange& piece) {
       const at::Tensor lse = at::logsumexp(piece.scores, {-1});
       at::Tensor p = weights(piece, lse);
       if (piece.kept.defined()) {
@@ -177,7 +177,7 @@ class Plain {
   BlockGradients backward(const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
     BlockGradients grads{at::empty(block_.q.sizes(), block_.q.options().dtype(type_)), at::zeros_like(keys_),
                          at::zeros_like(values_)};
-    each([&](const Piece& piece) {
+    each([&](const QueryRange& piece) {
       const at::Tensor d = rows(dout, piece).to(type_);
       const at::Tensor delta = (d * rows(out, piece)).sum(-1, /*keepdim=*/true);
       const at::Tensor p = weights(piece, rows(lse, piece));

@@ -1,6 +1,6 @@
 #include <trireme/parallel/pipeline/count_parameters.h>
 
-#include <trireme/recompute/state.h>
+#include <trireme/memory/recompute/state.h>
 
 #include <torch/library.h>
 #include <torch/nn/module.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/recompute/tensor_list.h>
+#include <trireme/memory/recompute/tensor_list.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>

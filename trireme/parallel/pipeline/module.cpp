@@ -1,11 +1,11 @@
 #include <trireme/parallel/pipeline/module.h>
 
-#include <trireme/activations/activations.h>
 #include <trireme/base/error.h>
 #include <trireme/base/hash.h>
 #include <trireme/base/notes.h>
+#include <trireme/memory/activations/activations.h>
+#include <trireme/memory/recompute/recompute.h>
 #include <trireme/parallel/pipeline/message.h>
-#include <trireme/recompute/recompute.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -88,7 +88,7 @@ void PipelineModule::save(torch::serialize::OutputArchive& archive) const {
 std::vector<std::string> PipelineModule::module_names() const {
   std::vector<std::string> names;
   for (const auto& chunk : chunks_) {
-    for (const Part& part : chunk) {
+    for (const OwnLayer& part : chunk) {
       for (const auto& item : part.built.module ? part.built.module->named_modules(name_of(part.index))
                                                 : torch::OrderedDict<std::string, std::shared_ptr<Module>>()) {
         names.push_back(item.key());
@@ -101,7 +101,7 @@ std::vector<std::string> PipelineModule::module_names() const {
 void PipelineModule::train(bool on) {
   torch::nn::Module::train(on);
   for (const auto& chunk : chunks_) {
-    for (const Part& part : chunk) {
+    for (const OwnLayer& part : chunk) {
       if (part.built.module) {
         part.built.module->train(on);
       }
@@ -112,7 +112,7 @@ void PipelineModule::train(bool on) {
 std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() const {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   for (const auto& chunk : chunks_) {
-    for (const Part& part : chunk) {
+    for (const OwnLayer& part : chunk) {
       if (part.built.module && std::find(modules.begin(), modules.end(), part.built.module) == modules.end()) {
         modules.push_back(part.built.module);
       }
@@ -121,7 +121,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> PipelineModule::layer_modules() 
   return modules;
 }
 
-Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t micro_batch) const {
+Tensors PipelineModule::call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch) const {
   const Note note("layer", part.index, part.type);
   if (options_.seed_layers) {
     torch::manual_seed(seed_of(options_.base_seed, micro_batch, part.index));
@@ -156,7 +156,7 @@ Tensors PipelineModule::call(const Part& part, const Tensors& inputs, int64_t mi
   return outputs;
 }
 
-Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors,
+Tensors PipelineModule::run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors,
                             int64_t micro_batch) const {
   for (size_t i = first; i < last; ++i) {
     tensors = call(chunk[i], tensors, micro_batch);
@@ -166,7 +166,7 @@ Tensors PipelineModule::run(const std::vector<Part>& chunk, size_t first, size_t
 
 Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t micro_batch) {
   const std::shared_ptr<void> guard = hooks_.around ? hooks_.around() : nullptr;
-  const std::vector<Part>& chunk = chunks_[index];
+  const std::vector<OwnLayer>& chunk = chunks_[index];
   const auto recomputed = static_cast<size_t>(options_.activation_checkpoint_interval);
   if ((recomputed == 0 && !activations::active()) || !at::GradMode::is_enabled()) {
     return run(chunk, 0, chunk.size(), inputs, micro_batch);
@@ -175,11 +175,11 @@ Tensors PipelineModule::forward_chunk(int index, const Tensors& inputs, int64_t 
   Tensors tensors = inputs;
   for (size_t first = 0; first < chunk.size(); first += interval) {
     const size_t last = std::min(chunk.size(), first + interval);
-    activations::Part part{.key = &chunk[first],
-                           .type = layers_[chunk[first].index].type(),
-                           .place = chunk[first].index,
-                           .recomputes = recomputed > 0,
-                           .begins = first == 0};
+    activations::ModelPart part{.key = &chunk[first],
+                                .type = layers_[chunk[first].index].type(),
+                                .place = chunk[first].index,
+                                .recomputes = recomputed > 0,
+                                .begins = first == 0};
     for (size_t i = first; i < last; ++i) {
       if (chunk[i].built.module) {
         recompute::append(part.recompute.buffers, chunk[i].built.module->buffers());

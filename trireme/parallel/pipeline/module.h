@@ -139,7 +139,7 @@ class PipelineModule : public torch::nn::Module {
   void save(torch::serialize::OutputArchive& archive) const override;
 
  private:
-  struct Part {
+  struct OwnLayer {
     int64_t index;
     BuiltLayer built;
     const char* type; ///< for notes: lives for ever
@@ -150,12 +150,13 @@ class PipelineModule : public torch::nn::Module {
   std::vector<std::vector<double>> memory_by_part(const LayerProfile& measured, int micro_batches) const;
   void join_given_modules(const comm::Group& pipe);
   void drop_foreign_modules();
-  void build_layer(int64_t index, std::vector<Part>& chunk);
+  void build_layer(int64_t index, std::vector<OwnLayer>& chunk);
   void register_tensors(const std::string& prefix, const torch::nn::Module& module);
   void add_ties(const std::string& prefix, int64_t index, int64_t first, const torch::nn::Module& module);
   std::string name_of(int64_t layer) const;
-  Tensors run(const std::vector<Part>& chunk, size_t first, size_t last, Tensors tensors, int64_t micro_batch) const;
-  Tensors call(const Part& part, const Tensors& inputs, int64_t micro_batch) const;
+  Tensors run(const std::vector<OwnLayer>& chunk, size_t first, size_t last, Tensors tensors,
+              int64_t micro_batch) const;
+  Tensors call(const OwnLayer& part, const Tensors& inputs, int64_t micro_batch) const;
 
   LayerList layers_;
   Loss loss_;
@@ -165,7 +166,7 @@ class PipelineModule : public torch::nn::Module {
   Partition partition_;
   int stage_ = 0;
   int stages_ = 0;
-  std::vector<std::vector<Part>> chunks_;
+  std::vector<std::vector<OwnLayer>> chunks_;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> shared_; // by tie key
   std::vector<TiedParameter> ties_;
   std::map<std::string, std::string> saved_names_;

@@ -4,9 +4,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/notes.h>
-#include <trireme/bucket/shared_memory.h>
 #include <trireme/device/absent_memory.h>
 #include <trireme/parallel/pipeline/module_tree.h>
+#include <trireme/shards/bucket/shared_memory.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -188,7 +188,7 @@ std::map<std::string, std::vector<int>> PipelineModule::tie_owners() const {
   return spanning;
 }
 
-void PipelineModule::build_layer(int64_t index, std::vector<Part>& chunk) {
+void PipelineModule::build_layer(int64_t index, std::vector<OwnLayer>& chunk) {
   const Layer& layer = layers_[index];
   const bool shares_module = layer.tie() && layer.tie()->attributes.empty();
   if (shares_module && shared_.count(layer.tie()->key) != 0) {

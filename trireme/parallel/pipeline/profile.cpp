@@ -1,8 +1,8 @@
 #include <trireme/parallel/pipeline/profile.h>
 
 #include <trireme/base/error.h>
+#include <trireme/memory/recompute/state.h>
 #include <trireme/parallel/pipeline/message.h>
-#include <trireme/recompute/state.h>
 
 #include <torch/autograd.h>
 #include <torch/nn/module.h>

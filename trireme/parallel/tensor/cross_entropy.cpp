@@ -21,7 +21,7 @@ constexpr int64_t kElsewhere = CrossEntropyArgs::kElsewhere;
 constexpr int64_t kIgnored = -2;
 
 /// Maps the targets to columns of this rank.
-at::Tensor local_targets(const at::Tensor& target, const Part& part, int64_t ignore_index) {
+at::Tensor local_targets(const at::Tensor& target, const RankRange& part, int64_t ignore_index) {
   const at::Tensor inside = target.ge(part.begin).logical_and_(target.lt(part.end));
   const at::Tensor column = at::where(inside, target - part.begin, at::full_like(target, kElsewhere));
   return at::where(target.eq(ignore_index), at::full_like(target, kIgnored), column).contiguous();
@@ -82,7 +82,7 @@ void write_gradient(const at::Tensor& logits, const at::Tensor& column, const at
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& any_logits, const at::Tensor& target,
-                            const Part& part, const comm::Group& ranks, bool mean, int64_t ignore_index) {
+                            const RankRange& part, const comm::Group& ranks, bool mean, int64_t ignore_index) {
     const at::Tensor logits = any_logits.contiguous();
     const at::Tensor column = local_targets(target, part, ignore_index);
     const at::Tensor mine = local_terms(logits, column);
@@ -114,7 +114,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const Part& part,
+void check(const at::Tensor& logits, const at::Tensor& target, int64_t classes, const RankRange& part,
            int64_t ignore_index) {
   if (logits.dim() != 2 || target.dim() != 1 || target.size(0) != logits.size(0) || target.scalar_type() != at::kLong ||
       logits.size(1) != part.size()) {
@@ -144,7 +144,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, int
   if (ranks.alone()) { // fused::cross_entropy checks its input
     return fused::cross_entropy(logits, target, reduction, ignore_index, fused::Logits::overwrite);
   }
-  const Part part = part_of(classes, ranks);
+  const RankRange part = part_of(classes, ranks);
   check(logits, target, classes, part, ignore_index);
   return CrossEntropy::apply(logits, target, part, ranks.group, reduction == at::Reduction::Mean, ignore_index);
 }

@@ -134,7 +134,7 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& tokens_BT) {
   if (ranks_.alone()) {
     return EmbeddingImpl::forward(tokens_BT);
   }
-  const Part part = part_of(vocabulary_, ranks_);
+  const RankRange part = part_of(vocabulary_, ranks_);
   const at::Tensor elsewhere = tokens_BT.lt(part.begin).logical_or_(tokens_BT.ge(part.end));
   const at::Tensor outside =
       tokens_BT.lt(0).logical_or_(tokens_BT.ge(vocabulary_)); // fails on every rank, as with one rank

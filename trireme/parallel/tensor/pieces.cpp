@@ -13,15 +13,15 @@ namespace {
 constexpr size_t kAhead = 2;
 
 /// Tokens [begin, begin + count) of each rank's part of a sample.
-struct Piece {
+struct TokenRange {
   int64_t sample;
   int64_t begin;
   int64_t count;
 };
 
 /// Empty if all samples are sent at once. `whole`: sizes of all ranks' tokens, `token_bytes` of one of them.
-std::vector<Piece> pieces_of(int64_t samples, int64_t tokens, int64_t token_bytes, const comm::Group& ranks) {
-  std::vector<Piece> pieces;
+std::vector<TokenRange> pieces_of(int64_t samples, int64_t tokens, int64_t token_bytes, const comm::Group& ranks) {
+  std::vector<TokenRange> pieces;
   if (tokens * token_bytes < kSampleBytes) {
     return pieces;
   }
@@ -37,7 +37,7 @@ std::vector<Piece> pieces_of(int64_t samples, int64_t tokens, int64_t token_byte
 
 /// The matrices in a piece of `whole` [B, T, F]: one if all its tokens are neighbours, otherwise one per
 /// rank.
-std::vector<at::Tensor> matrices_of(const at::Tensor& whole, const Piece& piece, int ranks) {
+std::vector<at::Tensor> matrices_of(const at::Tensor& whole, const TokenRange& piece, int ranks) {
   const at::Tensor sample = whole[piece.sample];
   const int64_t part = sample.size(0) / ranks;
   if (piece.count == part) {
@@ -90,7 +90,7 @@ Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::Tensor
   const at::ScalarType type = weights[0].scalar_type();
   const at::Tensor mine = three_dims(x);
   const int64_t tokens = mine.size(1) * ranks.size();
-  const std::vector<Piece> pieces = pieces_of(mine.size(0), tokens, mine.size(2) * mine.element_size(), ranks);
+  const std::vector<TokenRange> pieces = pieces_of(mine.size(0), tokens, mine.size(2) * mine.element_size(), ranks);
   Products products;
   std::vector<at::Tensor> ys;
   for (const at::Tensor& weight : weights) {
@@ -115,7 +115,7 @@ Products multiply_joined(const at::Tensor& x, at::TensorList weights, at::Tensor
     whole = products.whole.view({mine.size(0), tokens, mine.size(2)});
   }
   std::deque<Transfer> gathers;
-  const auto start = [&](const Piece& piece) {
+  const auto start = [&](const TokenRange& piece) {
     const bool in_place = wants_whole && piece.count == mine.size(1);
     const at::Tensor to =
         in_place ? whole[piece.sample] : allocate(ranks, {piece.count * ranks.size(), mine.size(2)}, x);
@@ -157,7 +157,7 @@ Transfer start_multiply_to_part(at::TensorList xs, at::TensorList weights, const
   const int64_t samples = wholes[0].size(0);
   const int64_t tokens = wholes[0].size(1);
   const int64_t columns = weights[0].size(1);
-  const std::vector<Piece> pieces = pieces_of(samples, tokens, columns * wholes[0].element_size(), ranks);
+  const std::vector<TokenRange> pieces = pieces_of(samples, tokens, columns * wholes[0].element_size(), ranks);
   if (pieces.empty()) {
     const at::Tensor sum = allocate(ranks, sizes_like(xs[0], xs[0].size(kSequenceDim), columns), xs[0]);
     std::vector<at::Tensor> rows;
@@ -171,7 +171,7 @@ Transfer start_multiply_to_part(at::TensorList xs, at::TensorList weights, const
   const at::Tensor to = mine.view({samples, tokens / ranks.size(), columns});
   std::vector<comm::Work> works;
   std::vector<at::Tensor> kept;
-  for (const Piece& piece : pieces) {
+  for (const TokenRange& piece : pieces) {
     const at::Tensor sum = allocate(ranks, {piece.count * ranks.size(), columns}, mine);
     std::vector<std::vector<at::Tensor>> from;
     for (const at::Tensor& whole : wholes) {

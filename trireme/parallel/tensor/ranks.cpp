@@ -16,7 +16,7 @@ at::Tensor leave(const at::Tensor& x, const Ranks& ranks) {
   return ranks.splits_sequence() ? sum_to_parts(x, ranks.group, kSequenceDim) : sum_over_ranks(x, ranks.group);
 }
 
-Part part_of(int64_t size, int rank, int ranks) {
+RankRange part_of(int64_t size, int rank, int ranks) {
   const int64_t each = size / ranks;
   const int64_t larger = size % ranks;
   const int64_t begin = rank * each + std::min<int64_t>(rank, larger);

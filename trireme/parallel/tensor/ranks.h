@@ -35,7 +35,7 @@ at::Tensor leave(const at::Tensor& x, const Ranks& ranks);
 
 /// Elements [begin, end) of a dim of `size` elements that rank `rank` of `ranks` has. Parts differ by at most one
 /// element; the first ones are larger.
-struct Part {
+struct RankRange {
   int64_t begin = 0;
   int64_t end = 0;
 
@@ -43,8 +43,8 @@ struct Part {
     return end - begin;
   }
 };
-Part part_of(int64_t size, int rank, int ranks);
-inline Part part_of(int64_t size, const Ranks& ranks) {
+RankRange part_of(int64_t size, int rank, int ranks);
+inline RankRange part_of(int64_t size, const Ranks& ranks) {
   return part_of(size, ranks.group.rank(), ranks.group.size());
 }
 

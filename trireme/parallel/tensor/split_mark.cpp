@@ -139,8 +139,8 @@ void prepare_once() {
 
 } // namespace
 
-Part part_in_grains(int64_t size, int64_t grain, int rank, int ranks) {
-  const Part grains = part_of((size + grain - 1) / grain, rank, ranks);
+RankRange part_in_grains(int64_t size, int64_t grain, int rank, int ranks) {
+  const RankRange grains = part_of((size + grain - 1) / grain, rank, ranks);
   return {std::min(size, grains.begin * grain), std::min(size, grains.end * grain)};
 }
 

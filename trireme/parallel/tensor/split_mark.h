@@ -24,7 +24,7 @@ namespace trireme::tensor {
 inline constexpr c10::DispatchKey kSplitKey = c10::DispatchKey::DeferredInit;
 
 /// part_of() in multiples of `grain`; the last multiple may be incomplete.
-Part part_in_grains(int64_t size, int64_t grain, int rank, int ranks);
+RankRange part_in_grains(int64_t size, int64_t grain, int rank, int ranks);
 
 /// One parameter of the model and how it is split. All tensors made from it share this object.
 struct SplitParameter {
@@ -36,7 +36,7 @@ struct SplitParameter {
   int64_t dim = 0;
   int64_t grain = 1;
   int64_t blocks = 1;
-  Part part;
+  RankRange part;
   /// nn::Embedding: a row of the full weight whose gradient stays zero.
   std::optional<int64_t> padding_idx = std::nullopt;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/bucket/flat_layout.h>
+#include <trireme/shards/bucket/flat_layout.h>
 
 #include <ATen/core/Tensor.h>
 

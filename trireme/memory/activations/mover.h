@@ -1,0 +1,129 @@
+#pragma once
+
+#include <trireme/device/stream.h>
+#include <trireme/memory/activations/file_space.h>
+#include <trireme/memory/activations/host_buffers.h>
+#include <trireme/memory/activations/ledger.h>
+#include <trireme/memory/aio/transfers.h>
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace trireme::activations {
+
+enum class Place { host, nvme };
+
+class Away;
+
+/// Takes storages to the host or to files, and brings them back, while the program computes.
+///
+/// On a device copies run on two streams of their own, one for each direction, after what the thread's current stream
+/// has so far; the host waits for none of them. What leaves keeps its memory until the stream that computes waits for
+/// its copy: when more than set_most_leaving() bytes are leaving, or when it is called back before that, which then
+/// costs nothing. Files are read and written by aio; on the CPU a storage is copied into a buffer that is written, and
+/// read into a buffer that is its memory from then on. For a device files are reached through pinned memory. Any
+/// thread; threads of one device use the same current stream.
+class Mover : public std::enable_shared_from_this<Mover> {
+ public:
+  /// `nvme_path` empty: no files.
+  Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::string& nvme_path, const aio::Options& options);
+  ~Mover();
+
+  /// Begins to move a copy away. The bytes must not change until it is there. `foreign`: memory that may be of another
+  /// stream than the current one, as what came from other ranks or from the host.
+  std::shared_ptr<Away> leave(const c10::Storage& storage, Place place, bool foreign = false);
+  /// Begins to bring it back, unless that has begun.
+  void call_back(Away& away);
+  /// Its bytes, for the current stream.
+  c10::Storage wait_for(Away& away);
+  /// Most bytes that are leaving at a time, but for a single storage; on the CPU also a half of those of buffers, spare
+  /// ones included.
+  void set_most_leaving(int64_t bytes);
+
+  at::Device device() const {
+    return device_;
+  }
+  int64_t bytes_out() const;
+  int64_t bytes_in() const;
+  /// Where storages go in files; null without.
+  const std::shared_ptr<FileSpace>& files() const {
+    return files_;
+  }
+
+ private:
+  friend class Away;
+  using Lock = std::unique_lock<std::mutex>;
+
+  void go_on();
+  void let_go(Away& away);
+  void begin_to_bring(Away& away);
+  void write(Away& away);
+  void finish_write(Away& away);
+  void copy_in(Away& away);
+  void forget(Away& away) noexcept;
+  aio::Transfers& transfers();
+
+  const at::Device device_;
+  const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<HostBuffers> buffers_;
+  const std::shared_ptr<FileSpace> files_;
+  const aio::Options options_;
+  mutable std::mutex mutex_;
+  device::KeptStreams out_;
+  device::KeptStreams in_;
+  std::unique_ptr<aio::Transfers> transfers_;
+  std::deque<Away*> leaving_; // oldest first: on a device with their memory, on the CPU not known to be written
+  std::deque<Away*> writing_; // of a device: copied, not known to be written
+  std::deque<Away*> coming_;  // to a device: read, not copied
+  std::deque<std::pair<device::Event, std::shared_ptr<HostBuffer>>> copying_; // until the device is done with them
+  int64_t leaving_bytes_ = 0;
+  int64_t most_leaving_ = 0;
+  int64_t bytes_out_ = 0;
+  int64_t bytes_in_ = 0;
+};
+
+/// One storage that is away, or back.
+class Away {
+ public:
+  Away(std::shared_ptr<Mover> mover, Place place, int64_t bytes, at::Device device)
+      : mover_(std::move(mover)),
+        place_(place),
+        bytes_(bytes),
+        device_(device),
+        copied_(device.type()),
+        arrived_(device.type()) {}
+  ~Away() {
+    mover_->forget(*this);
+  }
+  Away(const Away&) = delete;
+  Away& operator=(const Away&) = delete;
+
+  int64_t bytes() const {
+    return bytes_;
+  }
+
+ private:
+  friend class Mover;
+  const std::shared_ptr<Mover> mover_;
+  const Place place_;
+  const int64_t bytes_;
+  const at::Device device_;
+  c10::Storage original_;              // on a device, until the copy is waited for
+  device::Event copied_;               // to the host
+  std::shared_ptr<HostBuffer> buffer_; // on the host, until it is in the file
+  std::shared_ptr<const FileSpace::Extent> piece_;
+  std::optional<aio::Transfers::Id> write_;
+  std::optional<aio::Transfers::Id> read_;
+  bool called_ = false;
+  device::Event arrived_; // on the device
+  c10::Storage back_;
+  bool counted_back_ = false; // in the ledger
+};
+
+} // namespace trireme::activations

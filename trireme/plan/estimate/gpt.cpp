@@ -1,0 +1,258 @@
+#include <trireme/plan/estimate/model.h>
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
+#include <set>
+
+namespace trireme::estimate {
+namespace {
+
+// Bytes of a number of a LayerNorm's statistics, of the softmax and of a loss.
+constexpr int64_t kFloat = 4;
+
+// As tensor::part_of() cuts: all parts but the last are equal.
+int64_t part_of(int64_t size, int64_t rank, int64_t ranks) {
+  const int64_t most = (size + ranks - 1) / ranks;
+  return std::clamp<int64_t>(size - rank * most, 0, most);
+}
+
+struct Sizes {
+  Sizes(const models::GptOptions& options, const Conditions& conditions)
+      : element(bytes_of(conditions.type)),
+        product(conditions.autocast ? 2 : element),
+        tensor(conditions.tensor_ranks),
+        context(conditions.context_ranks),
+        between(conditions.sequence_parallel ? tensor : 1),
+        gathered(conditions.sequence_parallel ? tensor : 1),
+        vocabulary(part_of(options.vocab_size, conditions.tensor_rank, tensor)),
+        rows(conditions.samples * options.sequence_length / context),
+        hidden(rows * options.hidden),
+        scores(rows * options.heads * options.sequence_length / tensor) {}
+
+  int64_t element; // bytes of the residual stream
+  int64_t product; // bytes of what a matrix product takes and makes
+  int64_t tensor;  // ranks
+  int64_t context;
+  int64_t between;    // ranks that share what lies between the divided matrices
+  int64_t gathered;   // ranks that share what a column-parallel matrix keeps of its input
+  int64_t vocabulary; // of the rank
+  int64_t rows;       // tokens of a micro-batch here
+  int64_t hidden;     // elements of the residual stream
+  int64_t scores;     // of attention
+};
+
+// An all-reduce is two passes over the tensor. With sequence parallelism it is an all-gather before and a
+// reduce-scatter behind the divided part.
+void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s, int forward, int backward,
+                      int gathered_again) {
+  if (s.tensor > 1) {
+    layer.tensor_bytes = s.product * s.hidden;
+    layer.tensor_passes_forward = forward;
+    layer.tensor_passes_backward = backward + (conditions.sequence_parallel ? gathered_again : 0);
+  }
+}
+
+// What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results).
+// Ring: keys and values go on to the next rank C - 1 times, in backward once more, and their gradients in fp32 behind
+// them. Ulysses: all-to-all of queries, keys, values and results, and of their gradients.
+void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
+  const int64_t c = s.context;
+  const int64_t x = s.product * s.hidden / s.tensor;
+  if (conditions.context_kind == context::Kind::ring) {
+    layer.context_bytes_forward = 2 * x * (c - 1);
+    layer.context_bytes_backward = 2 * (x + std::max(kFloat, s.product) * s.hidden / s.tensor) * (c - 1);
+  } else {
+    layer.context_bytes_forward = layer.context_bytes_backward = 4 * x * (c - 1) / c;
+  }
+}
+
+// Of a block's backward at its attention to keys of other ranks, beside what the block keeps: what attention holds,
+// less what the block's later parts have given back.
+int64_t working_of_shared_attention(const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const bool ring = conditions.context_kind == context::Kind::ring;
+  const int64_t x = s.hidden / s.tensor; // numbers of queries, of keys, of values, of results
+  // With dropout, of a whole or of half a block: weights, which of them count, their product, and gradients. One
+  // query's for all heads at least.
+  const auto scores = [&](int64_t divisor) {
+    const int64_t queries = conditions.samples * options.heads * options.sequence_length / s.context / s.tensor;
+    const int64_t all = queries * (options.sequence_length / (ring ? s.context : 1)) / divisor;
+    return options.dropout > 0 ? 4 * kFloat * std::min(all, std::max(queries, context::kScoresAtOnce)) : 0;
+  };
+  int64_t bytes = s.product * x + 3 * kFloat * x; // the result's gradient; those of queries, keys and values
+  if (!ring) {
+    bytes += scores(1);
+  } else {
+    const int64_t first = bytes + scores(1) + 4 * s.product * x; // keys and values sent, and received
+    // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients
+    // those of two are on their way.
+    const int64_t behind = std::min<int64_t>(s.context, 4) - 1;
+    const int64_t later =
+        bytes + scores(2) + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
+    bytes = std::max(first, later);
+  }
+  const int64_t noise = options.dropout > 0 ? 2 * s.product * s.hidden / s.between : 0;
+  return bytes - 8 * s.product * x - s.product * s.hidden / s.gathered - noise;
+}
+
+void token_embedding(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  layer.type = "Embedding";
+  layer.reads_parameters_in_backward = false;
+  layer.input = kIndexBytes * s.rows;
+  layer.working = s.element * (s.hidden + s.vocabulary * options.hidden);
+  over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 2, conditions.sequence_parallel ? 1 : 0, 0);
+}
+
+void positions(Layer& layer, const models::GptOptions& options, const Sizes& s) {
+  layer.type = "GptPositions";
+  layer.kept = options.dropout > 0 ? s.element * s.hidden / s.between : 0;
+  layer.working = s.element * (2 * s.hidden / s.between + options.sequence_length * options.hidden);
+}
+
+void block(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const int64_t h = options.hidden;
+  layer.type = "GptBlock";
+  // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take,
+  // the other 12 lie inside.
+  layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered +
+               12 * s.product * s.hidden / s.tensor + 4 * kFloat * s.rows / s.between;
+  const bool shared = s.context > 1; // attention keeps no scores then
+  const bool drops = options.dropout > 0;
+  layer.kept += drops ? 2 * s.product * s.hidden / s.between : 0;
+  layer.kept += drops && !shared ? 3 * s.product * s.scores : kFloat * s.rows * options.heads / s.tensor;
+  if (shared && (drops || conditions.context_kind ==
+                              context::Kind::ulysses)) { // attention's output once more, in the other order
+    layer.kept += s.product * s.hidden / s.tensor;
+  }
+  if (conditions.autocast) { // weights in the products' type
+    layer.kept += s.product * 12 * h * h / s.tensor;
+  }
+  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
+  // With a tensor axis also what is gathered or added up for a moment.
+  layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor +
+                  s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
+  over_tensor_axis(layer, conditions, s, 4, 4, 2);
+  layer.tensor_passes_weights = s.tensor > 1 && conditions.sequence_parallel ? 2 : 0;
+  over_context_axis(layer, conditions, s);
+  if (shared) {
+    layer.working = std::max(layer.working, working_of_shared_attention(options, conditions, s));
+  } else if (drops) {
+    layer.working = std::max(layer.working, s.product * s.scores);
+  }
+  // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last
+  // one's, behind its noise. Inside queries, keys and values (3), attention's output, GELU's input and output (4 each).
+  layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between +
+                  (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) +
+                  12 * s.product * s.hidden / s.tensor;
+}
+
+void last_norm(Layer& layer, const Sizes& s) {
+  layer.type = "LayerNorm";
+  layer.is_unit = false;
+  layer.kept = (s.element * s.hidden + 2 * s.element * s.rows) / s.between;
+  layer.working = 2 * s.element * s.hidden / s.between;
+  layer.put_off = s.element * s.hidden / s.between;
+}
+
+void head(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
+  const int64_t weight = s.vocabulary * options.hidden;
+  layer.type = options.tie_embeddings ? "Embedding" : "Linear";
+  layer.output = s.product * s.rows * s.vocabulary;
+  layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
+  layer.working = s.element * (s.hidden / s.between + weight);
+  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before it
+                                                      // is summed, and what other ranks sent of that
+    layer.working += 4 * s.product * s.hidden;
+  }
+  layer.put_off = layer.output;
+  over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 0, conditions.sequence_parallel ? 1 : 2, 1);
+}
+
+bool starts_with_any(const std::string& name, std::initializer_list<const char*> beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(),
+                     [&](const char* beginning) { return name.starts_with(beginning); });
+}
+
+// Adds a parameter with as much of it as a rank of the tensor axis holds.
+void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter,
+                   const Sizes& s) {
+  using Kind = models::GptPart::Kind;
+  const auto& sizes = parameter.sizes;
+  const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  const int64_t columns = sizes.size() > 1 ? sizes.back() : 0;
+  if (part.kind == Kind::tokens || part.kind == Kind::head) {
+    layer.parameters.push_back({parameter.name, s.vocabulary * sizes.back(), false, columns});
+  } else if (part.kind == Kind::block && starts_with_any(parameter.name, {"attn.c_attn.", "attn.c_proj.weight",
+                                                                          "mlp.c_fc.", "mlp.c_proj.weight"})) {
+    layer.parameters.push_back({parameter.name, numel / s.tensor, false,
+                                parameter.name.ends_with("c_proj.weight") ? columns / s.tensor : columns});
+  } else {
+    layer.parameters.push_back({parameter.name, numel, /*whole=*/true, columns});
+  }
+}
+
+Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions,
+               const Sizes& s) {
+  using Kind = models::GptPart::Kind;
+  Layer layer{part.name, ""};
+  for (const auto& parameter : part.parameters) {
+    add_parameter(layer, part, parameter, s);
+  }
+  layer.tie = options.tie_embeddings && (part.kind == Kind::tokens || part.kind == Kind::head) ? "wte" : "";
+  layer.is_unit = true;
+  layer.input = layer.output = s.element * s.hidden / s.between;
+  switch (part.kind) {
+    case Kind::tokens:
+      token_embedding(layer, options, conditions, s);
+      break;
+    case Kind::positions:
+      positions(layer, options, s);
+      break;
+    case Kind::block:
+      block(layer, options, conditions, s);
+      break;
+    case Kind::norm:
+      last_norm(layer, s);
+      break;
+    case Kind::head:
+      head(layer, options, conditions, s);
+      break;
+  }
+  return layer;
+}
+
+} // namespace
+
+int64_t Model::parameters() const {
+  std::set<std::string> seen;
+  int64_t sum = 0;
+  for (const Layer& layer : layers) {
+    for (const Parameter& parameter : layer.parameters) {
+      sum += layer.tie.empty() || seen.insert(layer.tie + ' ' + parameter.name).second ? parameter.numel : 0;
+    }
+  }
+  return sum;
+}
+
+Model gpt(const models::GptOptions& options, const Conditions& conditions) {
+  const Sizes sizes(options, conditions);
+  Model model;
+  models::GptOptions one = options;
+  one.layers = std::min<int64_t>(options.layers, 1);
+  for (const models::GptPart& part : models::gpt_parts(one)) {
+    model.layers.push_back(layer_of(part, options, conditions, sizes));
+    for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers;
+         ++i) { // blocks differ by their names
+      model.layers.push_back(model.layers.back());
+      model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
+    }
+  }
+  const int64_t logits = sizes.product * sizes.rows * sizes.vocabulary;
+  model.loss_kept = logits + kFloat * sizes.rows;
+  model.loss_tensor_bytes = sizes.tensor > 1 ? sizes.tensor * 2 * kFloat * sizes.rows : 0;
+  model.loss_working = conditions.layer_list ? logits : 0;
+  return model;
+}
+
+} // namespace trireme::estimate

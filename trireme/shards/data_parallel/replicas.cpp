@@ -1,0 +1,187 @@
+#include <trireme/shards/data_parallel/replicas.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/hash.h>
+#include <trireme/device/absent_memory.h>
+
+#include <torch/nn/module.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace trireme::parallel {
+namespace {
+
+// Reduced to 52 bits, so that a sum in double is exact.
+int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
+  uint64_t hash = fnv1a("");
+  const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
+  for (const auto& buffer : buffers) {
+    if (buffer->reduce_group() != reduce_group) {
+      continue;
+    }
+    mix(concat(buffer->scalar_type()));
+    for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
+      const bucket::Placement& placement = tensor.placement;
+      mix(concat(tensor.name, at::IntArrayRef(tensor.sizes), at::IntArrayRef(placement.global_shape),
+                 at::IntArrayRef(placement.box_offset), placement.counts_in_norm));
+    }
+  }
+  return static_cast<int64_t>(hash >> 12);
+}
+
+} // namespace
+
+std::vector<bucket::FlatParameters*> pointers_to(const FlatBuffers& buffers) {
+  std::vector<bucket::FlatParameters*> found;
+  std::transform(buffers.begin(), buffers.end(), std::back_inserter(found),
+                 [](const auto& buffer) { return buffer.get(); });
+  return found;
+}
+
+bucket::NamedTensors trainable_parameters(const torch::nn::Module& model, bool may_be_empty) {
+  bucket::NamedTensors parameters;
+  for (const auto& item : model.named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  return trainable_parameters(parameters, may_be_empty);
+}
+
+bucket::NamedTensors trainable_parameters(const bucket::NamedTensors& parameters, bool may_be_empty) {
+  bucket::NamedTensors found;
+  std::set<const void*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      found.emplace_back(name, parameter);
+    }
+  }
+  if (found.empty() && !may_be_empty) {
+    throw InputError("data parallel", "the model has no parameter that requires a gradient");
+  }
+  return found;
+}
+
+FlatBuffers flatten(const bucket::NamedTensors& parameters, const ReduceGroups& groups,
+                    const DataParallelOptions& options, bool divisible, const bucket::FlatOptions& flat_options) {
+  std::map<int, std::vector<int64_t>> of_group;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, parameter] = parameters[i];
+    of_group[flat_options.placement_of ? flat_options.placement_of(name, parameter).reduce_group : 0].push_back(
+        static_cast<int64_t>(i));
+  }
+  FlatBuffers buffers;
+  for (const auto& [number, places] : of_group) {
+    const comm::Group& group = groups.at(number);
+    bucket::LayoutOptions layout;
+    layout.bucket_bytes = options.bucket_bytes;
+    layout.first_bucket_bytes = options.bytes_of_first_bucket();
+    bucket::FlatOptions own = flat_options;
+    const comm::Group& shards = groups.shards(number);
+    layout.shards = divisible ? shards.size() : 1;
+    if (flat_options.size > 1) {
+      own.rank = shards.rank();
+      own.size = shards.size();
+      own.is_repeated = groups.replicas(number).rank() > 0;
+    }
+    own.places = places;
+    bucket::NamedTensors chosen;
+    for (const int64_t place : places) {
+      chosen.push_back(parameters[place]);
+    }
+    const auto allocate = [group](int64_t numel, at::ScalarType type, at::Device device) {
+      return group.allocate(numel, type, device);
+    };
+    for (auto& buffer : bucket::flatten(chosen, layout, allocate, own)) {
+      buffers.push_back(std::move(buffer));
+    }
+  }
+  return buffers;
+}
+
+void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
+  for (size_t number = 0; number < groups.all().size(); ++number) {
+    const comm::Group& group = groups.all()[number];
+    const int64_t mine = fingerprint(buffers, static_cast<int>(number));
+    at::Tensor all = torch::empty({group.size()}, torch::kInt64);
+    group.all_gather(all, torch::tensor({mine}, torch::kInt64), "model fingerprint").wait();
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (all[rank].item<int64_t>() != all[0].item<int64_t>()) {
+        throw InputError("data parallel",
+                         concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
+                                " (parameter names, shapes, types or placements differ)"),
+                         "Build the same model on every rank of the group; a parameter of which each rank holds "
+                         "another part needs a reduce_group of its own.");
+      }
+    }
+  }
+}
+
+void check_same_values(const FlatBuffers& buffers, const comm::Group& group) {
+  std::vector<const std::string*> names;
+  std::vector<at::Tensor> sums; // of the bits
+  for (const auto& buffer : buffers) {
+    for (int64_t i = 0; i < buffer->count(); ++i) {
+      const at::Tensor values = buffer->parameter(i).detach().contiguous().view({-1});
+      names.push_back(&buffer->name(i));
+      sums.push_back((values.nbytes() % sizeof(int32_t) == 0 ? values.view(at::kInt) : values.view(at::kShort))
+                         .sum(at::kLong)
+                         .cpu());
+    }
+  }
+  const auto differences = [&](const at::Tensor& mine) { // largest and smallest over the ranks
+    at::Tensor most = at::cat({mine, -mine});
+    group.all_reduce(most, comm::ReduceOp::max, "check of first values").wait();
+    return (most.narrow(0, 0, mine.numel()) + most.narrow(0, mine.numel(), mine.numel())).nonzero();
+  };
+  const at::Tensor all = at::stack(sums);
+  if (differences((all * at::arange(1, all.numel() + 1)).sum().view({1})).numel() > 0) {
+    const at::Tensor differs = differences(all);
+    throw InputError("data parallel",
+                     concat("parameter \"", *names[static_cast<size_t>(differs[0].item<int64_t>())],
+                            "\" has other values on some ranks in the first step: ranks have changed it, each in its "
+                            "own way, after DataParallel gave them rank 0's"),
+                     "Draw or load the weights before DataParallel is made. To begin with different ones, set "
+                     "broadcast_at_start to false.");
+  }
+}
+
+void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups, int root) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& buffer : buffers) {
+    if (!buffer->parameters_are_sharded()) {
+      groups.of(*buffer).broadcast(buffer->flat_data(), root, "parameters").wait();
+    }
+  }
+}
+
+void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root) {
+  bucket::NamedTensors tensors;
+  for (const auto& item : model.named_parameters()) {
+    if (!item.value().requires_grad()) { // what is sharded has been agreed on, and has no memory
+      tensors.emplace_back(item.key(), item.value());
+    }
+  }
+  for (const auto& item : model.named_buffers()) {
+    tensors.emplace_back(item.key(), item.value());
+  }
+  broadcast_tensors(tensors, group, root);
+}
+
+void broadcast_tensors(const bucket::NamedTensors& tensors, const comm::Group& group, int root) {
+  if (group.size() == 1) {
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : tensors) {
+    if (device::has_memory(tensor)) {
+      at::Tensor whole = tensor.detach().contiguous();
+      group.broadcast(whole, root, name).wait();
+      tensor.detach().copy_(whole);
+    }
+  }
+}
+
+} // namespace trireme::parallel
