@@ -109,7 +109,7 @@ TEST(RendezvousTest, AStrangerWhoSaysNothingIsFoundOut) {
                         meet_and_add();
                       }
                     }),
-      UnorderedElementsAre(HasSubstr("what listens on 127.0.0.1:" + port + " is not the meeting point of this job")));
+      UnorderedElementsAre(HasSubstr("the program on 127.0.0.1:" + port + " is not the rendezvous of this job")));
   close(stranger);
 }
 

@@ -243,7 +243,7 @@ TEST(JobsTest, ASecondJobOnTheSamePortIsRefused) {
       } catch (const InputError& error) {
         ++jobs->refused;
         EXPECT_THAT(error.what(), rank == 2 ? HasSubstr("port " + port + " on 127.0.0.1 is in use")
-                                            : HasSubstr("the ranks of another job meet on 127.0.0.1:" + port));
+                                            : HasSubstr("another job uses the rendezvous 127.0.0.1:" + port));
         EXPECT_THAT(error.what(), HasSubstr("MASTER_PORT"));
         return;
       }

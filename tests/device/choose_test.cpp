@@ -35,12 +35,12 @@ TEST(ChooseTest, TheWords) {
     EXPECT_FALSE(is_choice(word)) << word;
   }
   EXPECT_EQ(gpu_number("cuda:12"), 12);
-  EXPECT_THAT(refusal("gpu"), HasSubstr("\"gpu\" is not a device that can be asked for"));
+  EXPECT_THAT(refusal("gpu"), HasSubstr("\"gpu\" is not a supported device"));
 }
 
 TEST(ChooseTest, TheEnvironmentSaysWhatAutoIs) {
   ::setenv("TRIREME_DEVICE", "cuda:127", 1);
-  EXPECT_THAT(refusal("auto"), HasSubstr("device \"cuda:127\" was asked for"));
+  EXPECT_THAT(refusal("auto"), HasSubstr("device \"cuda:127\" is not available"));
   EXPECT_TRUE(choose("cpu", 0, 1).is_cpu());
   ::setenv("TRIREME_DEVICE", "gpu", 1);
   EXPECT_THAT(refusal("auto"), HasSubstr("\"gpu\" is not a device"));
@@ -58,7 +58,7 @@ TEST(ChooseTest, AGpuOnlyWhereThereIsOne) {
   if (gpus == 0) {
     EXPECT_TRUE(choose("auto", 1, 2).is_cpu());
     EXPECT_FALSE(accelerator());
-    EXPECT_THAT(refusal("cuda"), HasSubstr("device \"cuda\" was asked for, and libtorch sees no GPU"));
+    EXPECT_THAT(refusal("cuda"), HasSubstr("device \"cuda\" is not available: libtorch sees no GPU"));
   } else {
     EXPECT_EQ(choose("auto", gpus - 1, gpus), at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpus - 1)));
     EXPECT_THAT(refusal("auto", gpus + 1), HasSubstr("ranks and libtorch sees"));
@@ -91,7 +91,7 @@ TEST(ChooseTest, AGpuThatIsNamedIsForAllRanks) {
     EXPECT_EQ(choose_among(2, "cuda:1", rank, 3), gpu(1));
   }
   EXPECT_THAT(refusal("cuda:2", 1, 2),
-              AllOf(HasSubstr("device \"cuda:2\" was asked for"), HasSubstr("libtorch sees 2 GPUs")));
+              AllOf(HasSubstr("device \"cuda:2\" is not available"), HasSubstr("libtorch sees 2 GPUs")));
   EXPECT_THAT(refusal("cuda:1", 1, 1), HasSubstr("libtorch sees 1 GPU."));
 }
 

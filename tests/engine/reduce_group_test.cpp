@@ -332,7 +332,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
             EXPECT_THAT(refusal([](auto& options) {
                           options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
                         }),
-                        HasSubstr("lamb needs the norm of the whole parameter \"experts\""));
+                        HasSubstr("lamb needs the norm of the full parameter \"experts\""));
             {
               std::unique_ptr<Experts> early;
               {

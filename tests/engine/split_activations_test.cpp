@@ -210,7 +210,7 @@ TEST(SplitActivationsTest, InputsThatDifferAreRefused) {
                             ADD_FAILURE() << "ranks differ";
                           } catch (const Error& error) {
                             EXPECT_THAT(error.what(), AllOf(HasSubstr("different inputs of Mixer"),
-                                                            HasSubstr("leave partition_activations out")));
+                                                            HasSubstr("remove \"partition_activations\"")));
                           }
                         }),
               IsEmpty());

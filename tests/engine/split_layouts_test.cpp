@@ -437,7 +437,7 @@ TEST(SplitLayoutsTest, WhatDoesNotFitIsRefused) {
                                                               optim::OptimizerOptions{.rule = optim::LambOptions{}};
                                                         }});
                       },
-                      "lamb needs the norm of the whole parameter");
+                      "lamb needs the norm of the full parameter");
                 }),
       IsEmpty());
 }

@@ -333,7 +333,7 @@ TEST(TiledLinearEngineTest, AnOptimizerThatNeedsTheNormOfTheWholeIsRefused) {
                           config.optimizer->rule = optim::LambOptions{};
                           EXPECT_THAT(test::error_of([&] { TiledRun run(world, TiledKind{}, config); }),
                                       testing::AllOf(testing::HasSubstr("tile_0_0.weight"),
-                                                     testing::HasSubstr("which is in tiles")));
+                                                     testing::HasSubstr("split into tiles")));
                         }),
               IsEmpty());
 }

@@ -364,7 +364,7 @@ TEST(AtenKernelsTest, RefusesStatesOf8BitsByName) {
     kAtenKernels.lion(args, kCount, at::kCPU);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("8-bit optimizer states need kernels of our own"));
+    EXPECT_THAT(error.what(), HasSubstr("8-bit optimizer states need Trireme's own kernels"));
     EXPECT_THAT(error.what(), HasSubstr("\"state_dtype\": \"bf16\""));
   }
   EXPECT_THROW(kAtenKernels.decode_states(args.exp_avg, true, kCount, arrays.param.mutable_data_ptr<float>(), at::kCPU),

@@ -311,7 +311,7 @@ TEST(FlatOptimizerTest, LambSaysWhatIsMissing) {
   EXPECT_THAT(message([&] { alone.step_all(); }), HasSubstr("lamb: step_bucket() before prepare()"));
   Rank one_of_two(options_of(LambOptions{}), 0, 2);
   one_of_two.begin(1);
-  EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("need sum_over()"));
+  EXPECT_THAT(message([&] { one_of_two.optimizer().prepare(); }), HasSubstr("needs sum_over()"));
 }
 
 // A pipeline stage may train nothing.

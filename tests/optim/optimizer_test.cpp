@@ -374,7 +374,7 @@ TEST(OptimizerTest, NamesTheImpossibleOption) {
   EXPECT_THAT(message(options), HasSubstr("lamb: max_coeff must be at least min_coeff, got 0.001"));
   options = {.rule = LambOptions{}};
   options.state_type = StateType::int8;
-  EXPECT_THAT(message(options), HasSubstr("lamb: states of 8 bits are not possible"));
+  EXPECT_THAT(message(options), HasSubstr("lamb does not support 8-bit states"));
   options = {.rule = LionOptions{}};
   std::get<LionOptions>(options.rule).beta1 = 1;
   EXPECT_THAT(message(options), HasSubstr("lion: betas[0] must be in [0, 1), got 1"));

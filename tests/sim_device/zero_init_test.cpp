@@ -155,7 +155,7 @@ TEST(SimDeviceZeroInitDefault, IsThatOfInitialize) {
                           expect_same(train(*initialize(world, early).engine), expected);
                           ::setenv("TRIREME_DEVICE", "cuda:127", 1); // a GPU that is not there
                           const std::string words = refusal([&] { const zero::Init init(world); });
-                          EXPECT_THAT(words, testing::HasSubstr("device \"cuda:127\" was asked for"));
+                          EXPECT_THAT(words, testing::HasSubstr("device \"cuda:127\" is not available"));
                           EXPECT_THAT(refusal([&] { initialize(world, options()); }),
                                       testing::HasSubstr("device \"cuda:127\" was asked for"));
                           { // named, it does not matter what the environment says

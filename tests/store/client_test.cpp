@@ -183,7 +183,7 @@ TEST_F(ClientTest, ANumberComesWithALastWill) {
   EXPECT_EQ(client->find("gone/2"), std::nullopt);
   EXPECT_EQ(client->find("deaths"), "1");
   client->set("word", "no number");
-  EXPECT_THAT(error_of([&] { client->take_number("word", "gone/", "yes"); }), HasSubstr("holds no number"));
+  EXPECT_THAT(error_of([&] { client->take_number("word", "gone/", "yes"); }), HasSubstr("is not a number"));
 }
 
 TEST_F(ClientTest, TheEndOfTheServerIsAnErrorAtOnce) {
@@ -238,7 +238,7 @@ TEST_F(ClientTest, SaysThatTheSecretIsWrong) {
 TEST_F(ClientTest, SaysThatAnotherJobMeetsThere) {
   const auto error = refusal(secret_, "other");
   EXPECT_EQ(error.reason, ConnectError::Reason::other_job);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("the ranks of another job meet on"), HasSubstr("(this is job \"other\")"),
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("another job uses the rendezvous"), HasSubstr("(this is job \"other\")"),
                                   HasSubstr("MASTER_PORT")));
 }
 
@@ -285,7 +285,7 @@ TEST_F(ClientTest, SaysThatTheServerIsNotOurs) {
     return happened;
   };
   EXPECT_THAT(try_against("SSH-2.0-OpenSSH_9.2\r\n"),
-              HasSubstr("is not the meeting point of this job (it speaks another protocol)"));
+              HasSubstr("is not the rendezvous of this job (it speaks another protocol)"));
   EXPECT_THAT(try_against("Trillian says hello, and a good deal more than forty-eight bytes"),
               HasSubstr("it speaks another protocol"));
   EXPECT_THAT(try_against("", milliseconds(500)), HasSubstr("it does not answer"));
@@ -294,7 +294,7 @@ TEST_F(ClientTest, SaysThatTheServerIsNotOurs) {
               HasSubstr("another version of Trireme"));
   const Greeting own = make_greeting("job");
   EXPECT_THAT(try_against(std::string(own.data(), own.size()) + "A" + std::string(kProofBytes, 'x')),
-              HasSubstr("whoever listens does not know that of this rank"));
+              HasSubstr("the listener does not know this rank's secret"));
 }
 
 } // namespace

@@ -165,7 +165,7 @@ TEST_F(MeetingTest, TooFewIsAnErrorInTheEnd) {
   options_.min_ranks = 3;
   options_.patience = std::chrono::milliseconds(60);
   EXPECT_THAT(error_of([&] { come().next_round(); }),
-              HasSubstr("round 1 cannot begin: 1 of at least 3 ranks are there after"));
+              HasSubstr("round 1 cannot begin: 1 of at least 3 ranks have joined after"));
   options_.max_ranks = 2;
   EXPECT_THAT(error_of([&] { come(); }), HasSubstr("from 3 to 2 ranks"));
 }

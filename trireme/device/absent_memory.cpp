@@ -6,8 +6,8 @@
 namespace trireme::device {
 namespace {
 
-/// Takes back what release_data_and_set_meta_custom_data_ptr_error_msg_() has said. Until libtorch 2.11 nothing public
-/// does; an explicit instantiation may name the private flag.
+/// Undoes release_data_and_set_meta_custom_data_ptr_error_msg_(). Until libtorch 2.11 there is no public function for
+/// it; an explicit instantiation may name the private flag.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
 void allow(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::* refuses>

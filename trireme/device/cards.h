@@ -10,22 +10,22 @@ namespace trireme::device {
 struct Card {
   std::string name;
   int64_t memory_bytes = 0;
-  /// Of the compute capability: 9.0.
+  /// Compute capability, e.g. 9.0.
   int major = 0;
   int minor = 0;
 };
 
 struct Cards {
-  /// "CUDA 13.0, driver 580.65.06"; "" where no driver is.
+  /// "CUDA 13.0, driver 580.65.06"; "" without a driver.
   std::string driver;
-  /// In the order of their numbers, as CUDA_VISIBLE_DEVICES leaves them.
+  /// In the order of their numbers, after CUDA_VISIBLE_DEVICES.
   std::vector<Card> cards;
 };
 
-/// The GPUs of this machine; nothing in a build without CUDA. Never throws.
+/// The GPUs of this machine; empty in a build without CUDA. Never throws.
 Cards cuda_cards() noexcept;
 
-/// This build can ask CUDA.
+/// Whether this build can query CUDA.
 bool knows_cuda() noexcept;
 
 } // namespace trireme::device

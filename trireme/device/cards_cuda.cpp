@@ -9,8 +9,8 @@
 namespace trireme::device {
 namespace {
 
-/// From "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...": the first word of digits and
-/// points; "" where it is not known.
+/// Reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...": returns the first word of digits
+/// and points, "" if unknown.
 std::string kernel_module() {
   std::ifstream in("/proc/driver/nvidia/version");
   for (std::string word; in >> word;) {
@@ -35,7 +35,7 @@ Cards cuda_cards() noexcept {
         concat("CUDA ", version / 1000, '.', version % 1000 / 10, module.empty() ? "" : ", driver " + module);
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) {
-      (void)cudaGetLastError(); // nobody else shall meet it
+      (void)cudaGetLastError(); // clears the error for later calls
       count = 0;
     }
     for (int index = 0; index < count; ++index) {
@@ -44,11 +44,11 @@ Cards cuda_cards() noexcept {
         found.cards.push_back({card.name, static_cast<int64_t>(card.totalGlobalMem), card.major, card.minor});
       } else {
         (void)cudaGetLastError();
-        found.cards.push_back({"a card that does not answer", 0, 0, 0});
+        found.cards.push_back({"a GPU that does not respond", 0, 0, 0});
       }
     }
   } catch (const std::exception&) {
-    // No memory for the names: what was found counts.
+    // No memory for the names: returns what was found.
   }
   return found;
 }

@@ -12,9 +12,9 @@ namespace {
 
 [[noreturn]] void refuse_missing(const std::string& asked, int there) {
   throw InputError("device",
-                   concat("device \"", asked, "\" was asked for, and libtorch sees ",
+                   concat("device \"", asked, "\" is not available: libtorch sees ",
                           there == 0 ? "no GPU" : concat(there, there == 1 ? " GPU" : " GPUs")),
-                   "Say \"auto\" or \"cpu\", or look at `trireme doctor`, the driver and CUDA_VISIBLE_DEVICES.");
+                   "Use \"auto\" or \"cpu\", or check `trireme doctor`, the driver and CUDA_VISIBLE_DEVICES.");
 }
 
 } // namespace
@@ -27,7 +27,7 @@ std::optional<c10::DeviceType> accelerator() noexcept {
   try {
     const auto type = at::accelerator::getAccelerator(/*checked=*/false);
     return type && count(*type) > 0 ? type : std::nullopt;
-  } catch (const std::exception&) { // a libtorch with CUDA where no driver is
+  } catch (const std::exception&) { // a libtorch with CUDA but without a driver
     return std::nullopt;
   }
 }
@@ -39,7 +39,7 @@ c10::Device choose(const std::string& wanted, int local_rank, int local_size) {
 c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, int local_size) {
   const std::string asked = wanted == "auto" ? env::text("TRIREME_DEVICE").value_or(wanted) : wanted;
   if (!is_choice(asked)) {
-    throw InputError("device", concat('"', asked, "\" is not a device that can be asked for"), kChoices);
+    throw InputError("device", concat('"', asked, "\" is not a supported device"), kChoices);
   }
   if (asked == "cpu" || (asked == "auto" && gpus == 0)) {
     return c10::kCPU;
@@ -57,7 +57,7 @@ c10::Device choose_among(int gpus, const std::string& wanted, int local_rank, in
     throw InputError(
         "device", concat("this host has ", local_size, " ranks and libtorch sees ", gpus, gpus == 1 ? " GPU" : " GPUs"),
         concat("Start at most ", gpus, gpus == 1 ? " rank" : " ranks",
-               " on it, or say \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
+               " on it, or use \"training\": {\"device\": \"cpu\"}, or \"cuda:0\" for all ranks on one GPU."));
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

@@ -4,13 +4,12 @@
 
 namespace trireme::device {
 
-/// How often threads of this process have blocked until a device came past some work: each Event::synchronize(), and
-/// with it each read_scalars(). Polling, as the threads of the staged backend do, is no wait, and what holds the host
-/// in Work::wait() over it is not counted; what a loss function waits for by itself (item(), cpu()) is not seen here.
-/// Any thread may ask.
+/// How often threads of this process have blocked until a device finished some work: each Event::synchronize(), and so
+/// each read_scalars(). Polling, as in the staged backend's threads, does not count, nor does a Work::wait() on it, nor
+/// the waits of a loss function itself (item(), cpu()). Thread-safe.
 int64_t host_waits();
 
-/// Counts one; for code that blocks in another way.
+/// Counts one wait; for code that blocks in another way.
 void count_host_wait();
 
 } // namespace trireme::device

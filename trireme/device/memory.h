@@ -7,14 +7,14 @@
 
 namespace trireme::device {
 
-/// What tensors of this process hold of a device's memory, bytes, as libtorch's allocator counts it: without what the
-/// allocator keeps for later, and without the driver's and other libraries' own (NCCL's buffers, the context of CUDA).
+/// Bytes of a device's memory in this process's tensors, as libtorch's allocator counts them. The allocator's cache is
+/// not included, nor is memory of the driver and of other libraries (NCCL's buffers, the CUDA context).
 struct MemoryUse {
   int64_t bytes = 0; ///< now
   int64_t peak = 0;  ///< the most so far
 };
 
-/// Returns nothing for the CPU, and for a device whose allocator keeps no count. No wait for the device.
+/// Returns nullopt for the CPU, and for a device whose allocator does not count. Does not wait for the device.
 std::optional<MemoryUse> memory_use(at::Device device);
 
 } // namespace trireme::device

@@ -23,8 +23,7 @@ void move(at::Tensor tensor, const std::string& name, at::Device device) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (impl->has_compatible_shallow_copy_type(there.key_set())) {
     tensor.set_data(there);
-  } else { // libtorch lists the kinds of device whose tensors may take each other's place, and leaves out those
-           // registered from outside
+  } else { // kinds of devices registered from outside are not in libtorch's list of compatible types
     impl->shallow_copy_from(there.getIntrusivePtr());
   }
 }

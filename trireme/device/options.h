@@ -6,7 +6,7 @@
 
 namespace trireme::device {
 
-/// K of "cuda:K"; absent for another word, and where K is no number of a device (0 to 127).
+/// K of "cuda:K"; absent for other text, or if K is not a device number (0 to 127).
 inline std::optional<int> gpu_number(std::string_view asked) {
   constexpr std::string_view kBegin = "cuda:";
   int number = -1;
@@ -18,11 +18,11 @@ inline std::optional<int> gpu_number(std::string_view asked) {
   return is_number ? std::optional(number) : std::nullopt;
 }
 
-/// Whether it is one of "auto", "cpu", "cuda" and "cuda:K".
+/// Whether `asked` is "auto", "cpu", "cuda" or "cuda:K".
 inline bool is_choice(std::string_view asked) {
   return asked == "auto" || asked == "cpu" || asked == "cuda" || gpu_number(asked);
 }
 
-inline constexpr const char* kChoices = "Say \"auto\", \"cpu\", \"cuda\", or \"cuda:0\" with the number of a GPU.";
+inline constexpr const char* kChoices = "Use \"auto\", \"cpu\", \"cuda\", or \"cuda:0\" with the number of a GPU.";
 
 } // namespace trireme::device

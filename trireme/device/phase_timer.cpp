@@ -9,7 +9,7 @@
 namespace trireme::device {
 
 void PhaseTimer::begin() {
-  if (open_) { // its end could not be marked
+  if (open_) { // its end was not recorded
     running_.stretches.pop_back();
   }
   open_ = false;

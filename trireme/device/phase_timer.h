@@ -9,29 +9,28 @@
 
 namespace trireme::device {
 
-/// How long a device takes for one phase of a step, the sum over the phase's stretches. A stretch goes from where the
-/// device comes past its begin on the current stream to where it comes past its end: while it lasts, the stream may
-/// also wait for launches of the host or for other streams.
+/// Device time of one phase of a step, summed over the phase's stretches. A stretch lasts from when the device reaches
+/// its begin on the current stream until it reaches its end. It includes time in which the stream waits for launches of
+/// the host or for other streams.
 ///
-/// The host never waits for a time: it is read when the device is known to be done. Cost: two events a stretch, which
-/// are used again. One thread at a time.
+/// The host never waits for a time: it is read when the device is known to be done. Cost: two events per stretch, which
+/// are reused. One thread at a time.
 class PhaseTimer {
  public:
-  /// On the CPU every time is 0.
+  /// On the CPU all times are 0.
   explicit PhaseTimer(at::Device device) : device_(device) {}
 
   void begin();
-  /// Ends the stretch. A device that has failed is somebody else's error: the stretch is forgotten.
+  /// Ends the stretch. If the device has failed, the stretch is dropped; the error is reported elsewhere.
   void end() noexcept;
 
-  /// Ends the phase of this step: stretches from now on are the next step's.
+  /// Ends the step: later stretches belong to the next step.
   void next_step();
-  /// Forgets the stretches of a step that is not ended.
+  /// Drops the stretches of a step that has not ended.
   void drop();
 
-  /// Seconds of the newest step that ended and that the device is done with; 0 before there is one. The step that ended
-  /// last is looked at only if the host has waited for the device since its last stretch: asking earlier would be in
-  /// vain.
+  /// Seconds of the newest ended step that the device has finished; 0 before there is one. The step that ended last is
+  /// checked only if the host has waited for the device since its last stretch: before that it cannot be finished.
   double seconds();
 
  private:
@@ -41,7 +40,7 @@ class PhaseTimer {
   };
   struct Step {
     std::vector<Stretch> stretches;
-    int64_t waits = 0; // of the host, when its last stretch ended
+    int64_t waits = 0; // of the host, by the end of its last stretch
   };
   bool passed(const Step& step) const;
   void free(Step& step);

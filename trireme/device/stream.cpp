@@ -39,7 +39,8 @@ at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device
   return at::empty({numel}, at::TensorOptions(type).pinned_memory(device != at::kCPU));
 }
 
-// Allocators of pinned memory give whole pages, and a little more may be twice as much: they round up to powers of two.
+// Allocators of pinned memory return full pages. Asking for a little more may double the size: they round up to powers
+// of two.
 at::Tensor pinned_pages(int64_t bytes, at::DeviceType device) {
   constexpr int64_t kPage = 4096;
   const auto to_page = [](const at::Tensor& memory) {

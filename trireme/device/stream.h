@@ -12,31 +12,30 @@
 #include <optional>
 
 // Streams, events and pinned memory of any kind of device (CUDA, PrivateUse1, ...) through libtorch's generic
-// interface. On the CPU work is done when it is begun, so everything here is a no-op.
+// interface. On the CPU work is finished when it starts, so all of it is a no-op.
 namespace trireme::device {
 
-/// The device itself, with the current one's number where `device` has none.
+/// The device itself, with the current device's index if `device` has none.
 at::Device with_index(at::Device device);
 
-/// Makes it the calling thread's current device from now on; the CPU changes nothing. Threads that use a device without
-/// it go back to device 0 after each call, and CUDA makes a context there, some hundred MB a process.
+/// Makes it the calling thread's current device; no effect for the CPU. Threads that use a device without this call
+/// return to device 0 after each use, where CUDA makes a context of some hundred MB per process.
 void make_current(at::Device device);
 
 /// The current stream of the calling thread on that device.
 c10::Stream current_stream(at::Device device);
 
-/// Keeps the memory of `tensor` from being used again before the work that is on `stream` when the tensor is freed is
-/// done.
+/// Keeps the memory of `tensor` from being reused before the work that is on `stream` when the tensor is freed is done.
 void record_stream(const at::Tensor& tensor, const c10::Stream& stream);
 
-/// Allocates host memory that devices of this kind copy from and to without the host waiting; plain memory for the CPU.
-/// Not initialised, 1-D. Cost: a call of the driver where the allocator has none to reuse.
+/// Allocates host memory that devices of this kind copy from and to asynchronously; plain memory for the CPU.
+/// Uninitialised, 1-D. Cost: a driver call if the allocator has none to reuse.
 at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device);
 
-/// The same for `bytes` bytes that begin on a page of 4096, as files want it.
+/// Allocates `bytes` bytes of it that begin at a page of 4096 bytes, as direct file transfers need.
 at::Tensor pinned_pages(int64_t bytes, at::DeviceType device);
 
-/// One stream of the pool for each device, taken at first use and kept. Any thread may ask.
+/// One stream of the pool per device, taken at first use and kept. Thread-safe.
 class KeptStreams {
  public:
   c10::Stream on(at::Device device);
@@ -49,30 +48,29 @@ class KeptStreams {
       }};
 };
 
-/// A place in the work of a stream.
+/// A mark in the work of a stream.
 class Event {
  public:
-  /// `timed`: it also takes the time; a little dearer for the device.
+  /// `timed`: also records the time, which costs the device a little more.
   explicit Event(at::DeviceType type, bool timed = false);
 
-  /// Marks what is on the stream now.
+  /// Marks the work now on the stream.
   void record(const c10::Stream& stream);
-  /// Lets work put on `stream` from now on wait for the mark. Does not block the thread; nothing to wait for if never
-  /// recorded.
+  /// Makes later work on `stream` wait for the mark. Does not block the thread; no effect if never recorded.
   void block(const c10::Stream& stream) const;
-  /// Blocks the thread until the device has come past the mark; host_waits.h counts it.
+  /// Blocks the thread until the device has reached the mark; counted by host_waits.h.
   void synchronize() const;
-  /// Whether the device has come past the mark; true if never recorded.
+  /// Whether the device has reached the mark; true if never recorded.
   bool done() const;
-  /// Seconds of the device's clock from the other mark to this one; 0 on the CPU. Both are timed, recorded on one
-  /// device and done().
+  /// Device time in seconds from the other mark to this one; 0 on the CPU. Both must be timed, recorded on one device
+  /// and done().
   double seconds_since(const Event& earlier) const;
 
  private:
   std::optional<c10::Event> event_; // none for the CPU
 };
 
-/// Makes a stream, and its device, the thread's current one while the object lives.
+/// Makes a stream and its device the thread's current ones during its lifetime.
 class OnStream {
  public:
   explicit OnStream(const c10::Stream& stream);

@@ -19,7 +19,7 @@ at::Tensor Uploader::upload(const at::Tensor& tensor) {
   }
   forget_copied();
   const at::NoGradGuard no_grad;
-  const at::Tensor source = tensor.contiguous().pin_memory(); // both: itself where it is so already
+  const at::Tensor source = tensor.contiguous().pin_memory(); // both return the tensor itself if it already is
   const c10::Stream current = current_stream(device_);
   const c10::Stream own = streams_->on(device_);
   at::Tensor there;

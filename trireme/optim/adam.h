@@ -6,8 +6,8 @@ namespace trireme::optim {
 
 /// Adam and AdamW; name() is "adam" or "adamw".
 ///
-/// States: exp_avg, exp_avg_sq. After 100 steps the parameters are within a few ulps of
-/// torch.optim.Adam and AdamW (tests/optim/reference_optimizers.py).
+/// States: exp_avg, exp_avg_sq. After 100 steps the parameters differ by a few ulps from torch.optim.Adam and AdamW
+/// (tests/optim/reference_optimizers.py).
 class Adam final : public Optimizer {
  public:
   /// Errors: InputError for betas outside [0, 1) or a negative lr, eps or weight_decay.

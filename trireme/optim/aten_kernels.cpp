@@ -21,7 +21,7 @@ at::ScalarType scalar_type_of(Element type) {
                                 : at::kFloat;
 }
 
-/// Elements [begin, end) of an array of the device.
+/// Elements [begin, end) of an array on the device.
 at::Tensor view_of(const void* array, Element type, int64_t begin, int64_t end, at::Device device) {
   const at::ScalarType scalar = scalar_type_of(type);
   char* const first =
@@ -32,7 +32,7 @@ at::Tensor view_of(const void* array, Element type, int64_t begin, int64_t end, 
       .make_tensor();
 }
 
-/// kernels/stochastic.h in integers of 64 bits, of which the lower 32 count.
+/// kernels/stochastic.h in 64-bit integers, of which the lower 32 bits count.
 at::Tensor stochastic_bf16_of(const at::Tensor& x, uint32_t seed) {
   constexpr int64_t kLow = 0xffffffff;
   const at::Tensor bits = x.contiguous().view(at::kInt).to(at::kLong).bitwise_and_(kLow);
@@ -46,9 +46,10 @@ at::Tensor stochastic_bf16_of(const at::Tensor& x, uint32_t seed) {
 }
 
 [[noreturn]] void refuse_codes(at::Device device) {
-  throw Error("optim",
-              concat("8-bit optimizer states need kernels of our own, and there are none for tensors on ", device, '.'),
-              "Use \"state_dtype\": \"bf16\".");
+  throw Error(
+      "optim",
+      concat("8-bit optimizer states need Trireme's own kernels, and there are none for tensors on ", device, '.'),
+      "Use \"state_dtype\": \"bf16\".");
 }
 
 /// Elements [begin, end) of the arrays of a step.
@@ -67,7 +68,7 @@ struct StepRange {
                ? view_of(args.device_grad_scale, Element::f32, 0, 1, device)
                : at::full({1}, args.grad_scale, at::TensorOptions(at::kFloat).device(device));
   }
-  /// `after`; or `before`, where the call is to change nothing.
+  /// `after`, or `before` if the call is to change nothing.
   at::Tensor unless_skipped(const at::Tensor& after, const at::Tensor& before) const {
     return args.device_grad_scale == nullptr ? after : at::where(scale().isnan(), before, after);
   }
@@ -81,7 +82,7 @@ struct StepRange {
       copy.copy_(unless_skipped(param().to(copy.scalar_type()), copy));
     }
   }
-  /// A new array: the gradient in fp32, scaled, with the decay in it.
+  /// A new array: the gradient in fp32, scaled, with the decay added.
   at::Tensor gradient(float weight_decay) const {
     at::Tensor g = view_of(args.grad, args.grad_type, begin, end, device).to(at::kFloat).mul(scale());
     return weight_decay == 0 ? g : g.add_(param(), weight_decay);
@@ -99,7 +100,7 @@ struct StepRange {
   }
 };
 
-/// Temporary arrays have at most so many elements: 16 MB in fp32.
+/// Largest number of elements of a temporary array: 16 MB in fp32.
 constexpr int64_t kPiece = int64_t{1} << 22;
 
 template <class F>
@@ -121,13 +122,13 @@ at::Tensor second_moment(const at::Tensor& v, const at::Tensor& g, float beta, f
 
 bool may_be_fused(const kernels::AdamArgs& args, at::Device device) {
   static const auto fused = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_adamw_", "");
-  const bool moves = args.one_minus_beta1 > 0 && args.beta2 < 1; // its bias corrections divide by zero otherwise
+  const bool moves = args.one_minus_beta1 > 0 && args.beta2 < 1; // otherwise the bias corrections would divide by zero
   return moves && args.grad_type == Element::f32 && args.exp_avg.type == Element::f32 &&
          args.exp_avg_sq.type == Element::f32 && (args.weight_decay == 0 || args.param_scale == 1) &&
          fused.hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
 }
 
-/// ATen's kernel in one pass. Its bias corrections are 1 in step infinity; those of the arguments are put into its lr
+/// ATen's kernel in one pass. Its bias corrections are 1 at step infinity; those of the arguments are folded into lr
 /// and eps.
 void fused_adam(const StepRange& part, const kernels::AdamArgs& args) {
   const at::Tensor scale = part.scale();
@@ -213,7 +214,7 @@ at::Tensor squared_sum(const at::Tensor& x) {
   return x.to(at::kDouble).square_().sum();
 }
 
-/// LAMB's u, of states as they are stored.
+/// LAMB's u, computed from the states as stored.
 at::Tensor lamb_direction(const kernels::LambArgs& args, const StepRange& part) {
   at::Tensor root = part.read(args.exp_avg_sq);
   root = args.eps_inside_root ? root.add(args.eps).sqrt_() : root.sqrt().add_(args.eps);

@@ -15,14 +15,14 @@ namespace {
 static_assert(kStateBlock == kernels::kStateBlock);
 static_assert(kBlock % kStateBlock == 0, "threads get whole blocks of 8-bit states");
 
-// Calls f(begin, end) for consecutive ranges of whole blocks that cover [0, n), on all threads.
+// Calls f(begin, end) for consecutive ranges of full blocks that cover [0, n), on all threads.
 template <class F>
 void parallel_ranges(int64_t n, const F& f) {
   const int64_t blocks = (n + kBlock - 1) / kBlock;
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) { f(first * kBlock, std::min(last * kBlock, n)); });
 }
 
-/// The arguments with the factor that lies in memory; nothing if the call is to change nothing.
+/// The arguments with the factor read from memory; nullopt if the call is to change nothing.
 template <class Args>
 std::optional<Args> with_scale(const Args& args) {
   Args own = args;
@@ -41,7 +41,7 @@ void over_all(const Args& given, int64_t n, at::Device) {
   }
 }
 
-// Part of a segment with one result, whatever the number of threads.
+// Part of a segment with one result, for any number of threads.
 struct Block {
   int64_t begin;
   int64_t end;

@@ -9,7 +9,7 @@
 namespace trireme::optim {
 namespace {
 
-/// Makes the device the current one for as long as it lives.
+/// Makes the device the current one during its lifetime.
 class On {
  public:
   explicit On(at::Device device) : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index()).stream()) {}
@@ -22,7 +22,7 @@ class On {
   cudaStream_t stream_;
 };
 
-/// Freed when the caller returns, for later work on the same stream.
+/// Freed when the caller returns; later work on the same stream may reuse it.
 at::Tensor partial_sums(at::Device device) {
   return at::empty({kernels::cuda::kPartials}, at::TensorOptions(at::kDouble).device(device));
 }

@@ -4,7 +4,7 @@
 
 namespace trireme::optim {
 
-/// kernels/cuda on the current stream of each device; partial sums are of the caching allocator. Only where nvcc
+/// kernels/cuda on the current stream of each device; partial sums come from the caching allocator. Exists only if nvcc
 /// compiled them (TRIREME_CUDA_KERNELS).
 extern const DeviceKernels kCudaKernels;
 

@@ -8,8 +8,8 @@
 
 namespace trireme::optim {
 
-/// The optimizers' kernels for whole arrays on one kind of device. All pointers are to memory of `device`, sums too: no
-/// function waits for the device. Each returns when its work is ordered before any later use of the arrays there (CUDA:
+/// The optimizers' kernels for arrays on one kind of device. All pointers, sums included, are to memory of `device`: no
+/// function waits for the device. Each returns once its work is ordered before any later use of the arrays there (CUDA:
 /// on the current stream).
 struct DeviceKernels {
   // Elements [0, n).
@@ -18,11 +18,11 @@ struct DeviceKernels {
   void (*lion)(const kernels::LionArgs& args, int64_t n, at::Device device);
   void (*adagrad)(const kernels::AdagradArgs& args, int64_t n, at::Device device);
   void (*rmsprop)(const kernels::RmspropArgs& args, int64_t n, at::Device device);
-  /// Updates the states of these segments, and adds the squares of parameter p's weights to sums[2p], of its update to
-  /// sums[2p + 1].
+  /// Updates the states of these segments. Adds the squares of parameter p's weights to sums[2p], and those of its
+  /// update to sums[2p + 1].
   void (*lamb_moments)(const kernels::LambArgs& args, std::span<const Segment> segments, double* sums,
                        at::Device device);
-  /// Updates the parameters, each segment with the step size that the scale and its parameter's sums (all ranks') give.
+  /// Updates the parameters; a segment's step size follows from the scale and its parameter's sums over all ranks.
   void (*lamb_apply)(const kernels::LambArgs& args, std::span<const Segment> segments, const double* sums,
                      const kernels::LambScale& scale, at::Device device);
   /// Adds the sum of squares of x[0, n) to *sum, the same bits in every run.
@@ -33,21 +33,22 @@ struct DeviceKernels {
                         at::Device device);
 };
 
-/// The kernels for the device of `tensor`: those registered, else kAtenKernels (aten_kernels.h).
+/// The kernels for the device of `tensor`: the registered ones, else kAtenKernels (aten_kernels.h).
 const DeviceKernels& kernels_for(const at::Tensor& tensor);
 
-/// Sets the kernels of a kind of device; the CPU's are built in, and CUDA's where nvcc compiled them. Call it before
-/// the first tensor on such a device.
+/// Sets the kernels of a kind of device. The CPU's are built in, CUDA's if nvcc compiled them. Call it before the first
+/// tensor on such a device.
 void register_kernels(at::DeviceType device, const DeviceKernels& kernels);
 
-/// Elements of a block of the CPU's kernels: threads get whole blocks, and a reduction has one partial result a block,
-/// so neither depends on how many threads there are. 64 KiB of floats: small enough to share evenly.
+/// Elements of a block of the CPU's kernels. Threads get full blocks, and a reduction has one partial result per block,
+/// so results do not depend on the number of threads. 64 KiB of floats: small enough to share evenly.
 inline constexpr int64_t kBlock = 16384;
 
-/// The sums of squares of each block of `grad`, which is on the CPU: add_squared_norm() adds them up in this order.
+/// The sum of squares of each block of `grad`, which is on the CPU. add_squared_norm() adds them in this order.
 std::vector<double> squared_norms(const at::Tensor& grad);
 
-/// Run on all threads of at::parallel_for, with the widest instructions of this machine (kernels/kernels.h).
+/// CPU kernels, run on all threads of at::parallel_for with the widest instructions of this machine
+/// (kernels/kernels.h).
 extern const DeviceKernels kCpuKernels;
 
 } // namespace trireme::optim

@@ -40,8 +40,9 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
     for (const bucket::TensorInfo& tensor : buffer->layout().tensors()) {
       if (rule_->needs_norms() && !tensor.placement.global_shape.empty()) {
         throw InputError("optim",
-                         concat(rule_->name(), " needs the norm of the whole parameter \"", tensor.name, "\", ",
-                                tensor.placement.tile.empty() ? "of which each rank has a part" : "which is in tiles"),
+                         concat(rule_->name(), " needs the norm of the full parameter \"", tensor.name, "\", ",
+                                tensor.placement.tile.empty() ? "but each rank has only a part of it"
+                                                              : "but it is split into tiles"),
                          "Use AdamW.");
       }
       of_each.push_back(options_of(tensor));
@@ -61,10 +62,10 @@ FlatOptimizer::FlatOptimizer(std::vector<bucket::FlatParameters*> buffers, const
     prepare_host_steps(host);
     if (options.state_type == StateType::int8 && !steps_all_on_host() &&
         &kernels_for(shards_.front().buffer->parameter(0)) == &kAtenKernels) {
-      throw InputError("optim",
-                       concat("optimizer states of 8 bits need kernels of our own, and this build has none for ",
-                              device_.str(), '.'),
-                       "Use \"state_dtype\": \"bf16\", or build Trireme with nvcc.");
+      throw InputError(
+          "optim",
+          concat("8-bit optimizer states need Trireme's own kernels, and this build has none for ", device_.str(), '.'),
+          "Use \"state_dtype\": \"bf16\", or build Trireme with nvcc.");
     }
   }
   if (rule_->needs_norms()) {
@@ -100,7 +101,7 @@ void FlatOptimizer::cut(Shard& shard) const {
   shard.first_chunk.push_back(std::ssize(shard.chunks));
 }
 
-// The master, the states, the scales: with_states() finds them in this order.
+// Order of arrays: the master, the states, the scales; with_states() relies on it.
 void FlatOptimizer::keep(Shard& shard) {
   const bucket::FlatLayout& layout = shard.buffer->layout();
   std::vector<int64_t> elements;
@@ -206,7 +207,7 @@ void FlatOptimizer::give_gradient(int64_t buffer, int64_t bucket, at::Tensor gra
   const int64_t numel = shard.buffer->layout().buckets()[bucket].numel();
   if (gradient.scalar_type() != at::kFloat || gradient.numel() != numel) {
     throw Error("optim", concat(rule_->name(), ": a gradient of ", gradient.numel(), ' ', gradient.scalar_type(),
-                                " for a bucket of ", numel, ": it takes fp32."));
+                                " for a bucket of ", numel, ", expected fp32 of the bucket's size."));
   }
   shard.gradients.resize(shard.buckets());
   shard.gradients[bucket] = std::move(gradient);
@@ -216,7 +217,7 @@ at::Tensor FlatOptimizer::trust_ratios(int64_t buffer) const {
   return rule_->trust_ratios(shards_[buffer].norms);
 }
 
-// The kernels take the quotient of the norms' roots.
+// The kernels divide the roots of the two norms.
 void FlatOptimizer::set_trust_ratios(int64_t buffer, const at::Tensor& ratios) {
   if (!needs_norms()) {
     throw Error("optim", concat(rule_->name(), " has no trust ratios."));
@@ -322,8 +323,8 @@ void FlatOptimizer::step_rows_of(const ShardStep& whole, const at::Tensor& rows,
   }
 }
 
-// Steps neighbours together if their options are equal and none between them is left out. With 8-bit states each
-// parameter is stepped alone, because it has blocks of its own.
+// Steps neighbours in one pass if their options are equal and none between them is skipped. With 8-bit states each
+// parameter is stepped separately, because it has its own blocks.
 void FlatOptimizer::step_parts(const Shard& shard, const Chunk& chunk, const at::Tensor& data,
                                const BucketStates& states, const std::function<void(ShardStep&)>& f) const {
   const std::vector<Segment>& segments = chunk.segments;
@@ -370,16 +371,16 @@ void FlatOptimizer::step_chunks(const Shard& shard, int64_t bucket, const at::Te
 void FlatOptimizer::for_each_step(const Shard& shard, int64_t bucket, bool modifies,
                                   const std::function<void(ShardStep&)>& f) const {
   const auto step_with = [&](const at::Tensor& data) { step_chunks(shard, bucket, data, f); };
-  if (shard.on_host[bucket]) { // norms of a shard that stays there
+  if (shard.on_host[bucket]) { // norms of a shard that stays on the host
     step_with(shard.buffer->owned_data(bucket, owned(shard, bucket)));
   } else {
     shard.buffer->with_owned_on_device(bucket, owned(shard, bucket), modifies, step_with);
   }
 }
 
-// Buckets are stepped in this order; after the last the first comes again, in the next pass or the next step.
+// Buckets are stepped in this order; the last is followed by the first, in the next pass or the next step.
 void FlatOptimizer::prefetch_after(const Shard& shard, const Chunk& chunk) const {
-  if (shard.number(chunk) == shard.first_chunk[chunk.bucket]) { // parameters are there bucket by bucket
+  if (shard.number(chunk) == shard.first_chunk[chunk.bucket]) { // parameters are prefetched by bucket
     if (chunk.bucket + 1 < shard.buckets()) {
       shard.buffer->prefetch_data(chunk.bucket + 1);
     } else if (&shard != &shards_.back() && (&shard)[1].buckets() > 0) {
@@ -390,7 +391,7 @@ void FlatOptimizer::prefetch_after(const Shard& shard, const Chunk& chunk) const
   int64_t c = shard.number(chunk);
   bool is_end = false;
   const int64_t named =
-      std::max<int64_t>(1, store_->ahead() - 1); // here writes follow each other at once: one more has its memory
+      std::max<int64_t>(1, store_->ahead() - 1); // writes follow each other at once: one more buffer is in use
   for (int64_t k = 1; k <= named; ++k) {
     if (++c == std::ssize(next->chunks)) {
       c = 0;
@@ -428,7 +429,8 @@ void FlatOptimizer::prepare() {
   }
   if (sharded_ && !shards_.empty()) {
     if (!sum_over_) {
-      throw Error("optim", concat(rule_->name(), ": norms of parameters that lie on several ranks need sum_over()."));
+      throw Error("optim",
+                  concat(rule_->name(), " needs sum_over(): norms are of parameters that lie on several ranks."));
     }
     for (size_t first = 0, last = 0; first < shards_.size(); first = last) {
       const int group = shards_[first].buffer->reduce_group();

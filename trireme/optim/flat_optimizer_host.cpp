@@ -1,4 +1,4 @@
-// What a FlatOptimizer steps on the host of a device.
+// The part of FlatOptimizer that steps buckets on the host of a device.
 #include <trireme/optim/flat_optimizer.h>
 
 #include <trireme/base/error.h>
@@ -53,18 +53,18 @@ void FlatOptimizer::prepare_host_steps(const HostStepOptions& options) {
     return;
   }
   if (!steps_all_on_host() && (needs_norms() || options.delayed)) {
-    throw InputError(
-        "optim",
-        concat(needs_norms() ? concat(rule_->name(), ", which needs the norms of whole parameters in one place,")
-                             : "a delayed update",
-               " with a part of the parameters on the device"),
-        "Let all of them be stepped on the host (\"ratio\": 1).");
+    throw InputError("optim",
+                     concat(needs_norms() ? concat(rule_->name(), " needs all parameters in one place for their norms")
+                                          : "a delayed update needs all parameters on the host",
+                            ", but the device steps a part of them"),
+                     "Step all of them on the host (\"ratio\": 1).");
   }
   if (needs_norms() && options.delayed) {
-    throw InputError("optim",
-                     concat(rule_->name(),
-                            " with a delayed update: its first phase needs all gradients and would hold the device up"),
-                     "Use AdamW, or no delayed_update.");
+    throw InputError(
+        "optim",
+        concat(rule_->name(),
+               " cannot use a delayed update: its first phase needs all gradients, so the device would wait"),
+        "Use AdamW, or remove delayed_update.");
   }
   std::vector<HostStep::Buffer> buffers;
   for (const Shard& shard : shards_) {
@@ -83,7 +83,7 @@ void FlatOptimizer::send_gradient(int64_t buffer, int64_t bucket) {
   shards_[buffer].buffer->send_gradient(bucket);
 }
 
-// What no kernel writes: gaps between parameters, and parameters that the step leaves out.
+// Fills what no kernel writes: gaps between parameters, and parameters that the step skips.
 void FlatOptimizer::fill_unstepped(const Shard& shard, const Chunk& chunk, const at::Tensor& master,
                                    const at::Tensor& parameters) const {
   int64_t end = 0;
@@ -117,7 +117,7 @@ void FlatOptimizer::write_stepped(Shard& shard, int64_t bucket, const at::Tensor
 
 void FlatOptimizer::step_on_host(Shard& shard, int64_t bucket) {
   shard.buffer->modify_owned_data(bucket, owned(shard, bucket), [&](const at::Tensor& data) {
-    if (data.is_cpu()) { // a shard that is gathered from here
+    if (data.is_cpu()) { // a shard on the host, gathered from there
       step_chunks(shard, bucket, data, [&](ShardStep& one) { step(shard, one); });
     } else {
       host_->step(&shard - shards_.data(), bucket, data);

@@ -12,7 +12,7 @@ at::Tensor FlatOptimizer::squared_grad_norm() const {
   for (const Shard& shard : shards_) {
     for (int64_t b = 0; b < shard.buckets() && !shard.buffer->is_repeated(); ++b) {
       const bool was_added = host_ && host_->add_left_norm(&shard - shards_.data(), b, sum);
-      // The first one's step comes next.
+      // Prefetches the next bucket; after the norm the first is needed again, by its step.
       shard.buffer->prefetch_grad(was_added ? 0 : (b + 1) % shard.buckets());
       if (!was_added) {
         add_squared_norm_of(shard, b, shard.buffer->plan().mine(b), sum);
@@ -36,7 +36,7 @@ at::Tensor FlatOptimizer::own_squared_grad_norm(
   return sum;
 }
 
-// The parts of the range that count in the norm, some of them empty.
+// The parts of the range that count in the norm; some may be empty.
 std::vector<bucket::Range> FlatOptimizer::counted(const Shard& shard, const bucket::Range& range) {
   std::vector<bucket::Range> pieces;
   int64_t begin = range.begin;
@@ -50,8 +50,8 @@ std::vector<bucket::Range> FlatOptimizer::counted(const Shard& shard, const buck
   return pieces;
 }
 
-// The sum of a range is that of its blocks, one after the other, however a store cuts it: whole blocks of a chunk in
-// one call, and one that lies in two chunks as a copy.
+// Adds the range's blocks one after another, however a store cuts it: full blocks of a chunk in one call, a block that
+// spans two chunks as a copy.
 void FlatOptimizer::add_squared_norm_of(const Shard& shard, int64_t bucket, const bucket::Range& range,
                                         const at::Tensor& sum) {
   for (const bucket::Range& piece : counted(shard, range)) {

@@ -1,11 +1,11 @@
-// What a checkpoint reads and writes of a FlatOptimizer: its states, a bucket at a time.
+// The states of a FlatOptimizer as a checkpoint reads and writes them, one bucket at a time.
 #include <trireme/optim/flat_optimizer.h>
 
 #include <torch/utils.h>
 
 namespace trireme::optim {
 
-// Masters first, then one state after the other, each in the order of the buffer.
+// Masters first, then one state after another, each in the order of the buffer.
 std::vector<FlatOptimizer::StateBucket> FlatOptimizer::state_buckets() const {
   const at::ScalarType type = rule_->state_type() == StateType::int8 ? at::kFloat : scalar_type(rule_->state_type());
   std::vector<StateBucket> buckets;
@@ -88,7 +88,7 @@ void FlatOptimizer::prefetch_states(int64_t buffer, int64_t bucket) {
   store_->prefetch(*shards_[buffer].in_store, bucket);
 }
 
-// Before the first step masters may be behind the parameters; 8-bit states are visited in another form.
+// Before the first step masters may be older than the parameters; 8-bit states are visited decoded.
 std::optional<bucket::Extent> FlatOptimizer::state_extent(int64_t buffer, int64_t bucket, size_t number) {
   const Shard& shard = shards_[buffer];
   const std::vector<Segment>& segments = shard.chunks[bucket].segments;

@@ -1,4 +1,4 @@
-// Values of a FlatOptimizer: masters that follow parameters, and reading or changing parameters and states together.
+// Values of a FlatOptimizer: masters that follow parameters; reading or changing parameters with their states.
 #include <trireme/optim/flat_optimizer.h>
 
 #include <ATen/ops/cat.h>
@@ -9,7 +9,7 @@
 namespace trireme::optim {
 namespace {
 
-constexpr int64_t kRefreshed = 1 << 20; // elements of masters at a time: comparing takes 11 bytes for each beside them
+constexpr int64_t kRefreshed = 1 << 20; // elements of masters at a time: the comparison takes 11 more bytes per element
 
 } // namespace
 
@@ -52,7 +52,7 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access,
   const bool with_all = writes_states || access == Access::read_all;
   Shard& shard = shards_[buffer];
   const std::span<const Chunk> chunks = shard.chunks_of(bucket);
-  using Kept = std::vector<BucketStates>; // of each chunk
+  using Kept = std::vector<BucketStates>; // per chunk
   using Get = std::function<at::Tensor(const BucketStates&)>;
   const auto joined = [&](const Kept& kept, const Get& get) {
     std::vector<at::Tensor> parts;
@@ -64,7 +64,7 @@ void FlatOptimizer::with_values(int64_t buffer, int64_t bucket, Access access,
       get(kept[k]).copy_(part_of(shard, chunks[k], values));
     }
   };
-  // 8-bit states: visit(codes, scales, their part of `values`, which are the bucket's).
+  // 8-bit states: calls visit(codes, scales, their part of the bucket's `values`).
   const auto visit_coded = [&](const Kept& kept, size_t i, const at::Tensor& values, const auto& visit) {
     for (size_t k = 0; k < kept.size(); ++k) {
       const at::Tensor part = part_of(shard, chunks[k], values);

@@ -13,7 +13,7 @@
 namespace trireme::optim {
 namespace {
 
-// Of every parameter of the shard, on its device.
+// Checks the norms of every parameter of the shard, on its device.
 void check_norms(const ShardStep& shard, const at::Tensor& norms) {
   int64_t last = -1;
   for (const Segment& segment : shard.segments) {
@@ -41,10 +41,11 @@ Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_t
   check(options.min_coeff >= 0, "min_coeff", "at least 0", options.min_coeff);
   check(options.max_coeff >= options.min_coeff, "max_coeff", "at least min_coeff", options.max_coeff);
   if (state_type == StateType::int8) {
-    throw InputError("optim",
-                     "lamb: states of 8 bits are not possible: their blocks lie across parameters, whose norms are "
-                     "taken one by one.",
-                     "Use \"state_dtype\": \"bf16\".");
+    throw InputError(
+        "optim",
+        "lamb does not support 8-bit states: their blocks span parameters, but LAMB needs each parameter's "
+        "norm.",
+        "Use \"state_dtype\": \"bf16\".");
   }
 }
 
@@ -81,7 +82,7 @@ void Lamb::prepare(const ShardStep& shard, const at::Tensor& sums) const {
   }
 }
 
-// As the kernels have it.
+// As the kernels compute them.
 at::Tensor Lamb::trust_ratios(const at::Tensor& norms) const {
   const at::Tensor roots = norms.view({-1, 2}).sqrt();
   const at::Tensor weight = roots.select(1, 0);
@@ -99,7 +100,7 @@ void Lamb::step(const ShardStep& shard) const {
   const double correction = options_.bias_correction
                                 ? std::sqrt(1 - std::pow(betas.beta2, second_steps)) / (1 - std::pow(betas.beta1, step))
                                 : 1;
-  // Ratios that are given have limits of their own.
+  // Ratios that were set are already clamped.
   const bool given = shard.held.first;
   const double least = given ? 0 : options_.min_coeff;
   const double most = given ? std::numeric_limits<double>::infinity() : options_.max_coeff;

@@ -5,11 +5,11 @@
 
 namespace trireme::optim {
 
-/// LAMB: Adam's moments, and each parameter's step scaled by its trust ratio. The norms are those of whole parameters,
-/// also if they lie in several shards: prepare() gives this rank's part of them.
+/// LAMB: Adam's moments, and each parameter's step scaled by its trust ratio. Norms are those of full parameters, also
+/// if they lie in several shards: prepare() computes this rank's part of them.
 ///
-/// States: exp_avg, exp_avg_sq; fp32 or bf16. DeepSpeed's formula: the bias correction multiplies the whole step,
-/// weight decay included.
+/// States: exp_avg, exp_avg_sq; fp32 or bf16. Formula as in DeepSpeed: the bias correction multiplies the complete
+/// step, weight decay included.
 class Lamb final : public Optimizer {
  public:
   /// Errors: InputError naming the option that has an impossible value.

@@ -6,7 +6,7 @@ namespace trireme::optim {
 
 /// Lion: each step is lr times the sign of a moving average of the gradient.
 ///
-/// States: exp_avg. A weight whose average is exactly 0 stays, as in the paper; DeepSpeed steps it by -lr.
+/// States: exp_avg. A weight whose average is exactly 0 is unchanged, as in the paper; DeepSpeed steps it by -lr.
 class Lion final : public Optimizer {
  public:
   /// Errors: InputError naming the option that has an impossible value.

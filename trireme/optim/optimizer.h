@@ -14,8 +14,8 @@
 
 namespace trireme::optim {
 
-/// A run of elements that belong to one parameter, relative to the shard's start.
-/// Optimizers with per-parameter norms (LAMB) need it; element-wise ones do not.
+/// A run of elements of one parameter, relative to the shard's start. Optimizers with per-parameter norms (LAMB) need
+/// it; element-wise ones do not.
 struct Segment {
   int64_t begin = 0;
   int64_t end = 0;
@@ -36,57 +36,57 @@ struct ShardStep {
   at::Tensor param;
   /// fp32, bf16 or fp16.
   at::Tensor grad;
-  /// Copy of the new parameters, bf16 or fp16, rounded to nearest even; may be undefined.
+  /// Copy of the new parameters, bf16 or fp16, rounded to nearest even. May be undefined.
   at::Tensor param_copy;
-  /// In the order of Optimizer::states(), of Optimizer::state_type(): fp32, bf16, or uint8 codes.
+  /// In the order of Optimizer::states() and of type Optimizer::state_type(): fp32, bf16, or uint8 codes.
   std::vector<at::Tensor> states;
-  /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, for each of the states; else empty.
+  /// With 8-bit states: the blocks' scales, [ceil(n / kStateBlock)], fp32, per state; else empty.
   std::vector<at::Tensor> scales;
   std::span<const Segment> segments;
-  /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks of its weights, at 2p, and of
-  /// its update, at 2p + 1. fp64, on the shard's device.
+  /// With needs_norms(): for each Segment::parameter p the sums of squares over all ranks, of its weights at 2p and of
+  /// its update at 2p + 1. fp64, on the shard's device.
   at::Tensor norms;
   double lr = 0;
   double weight_decay = 0;
-  /// Multiplies each gradient as it is read: unscaling and clipping need no extra pass.
+  /// Multiplies each gradient as it is read, so unscaling and clipping need no extra pass.
   double grad_scale = 1;
-  /// The factor where only the device knows it, in place of grad_scale: one element, fp32, on the shard's device. NaN:
-  /// the step changes nothing. May be undefined.
+  /// Replaces grad_scale if only the device knows the factor: one element, fp32, on the shard's device. NaN: the step
+  /// changes nothing. May be undefined.
   at::Tensor device_grad_scale;
-  /// 1 for the first step. Used by bias correction, and by bf16 and 8-bit states, which are rounded stochastically with
-  /// new random bits in each step: rounding to nearest would drop changes below half a unit in the last place
+  /// 1 for the first step. Bias correction uses it. It also seeds the stochastic rounding of bf16 and 8-bit states,
+  /// with new random bits in each step. Rounding to nearest would drop changes below half a unit in the last place
   /// (kernels/optimizer_args.h).
   int64_t step = 1;
-  /// Overrides the optimizer's betas (Adam, LAMB and Lion), as Schedule::betas_at() gives them for OneCycle.
+  /// Overrides the optimizer's betas (Adam, LAMB and Lion): Schedule::betas_at() gives them for OneCycle.
   std::optional<Betas> betas;
-  /// Adam and LAMB: what the gradient leaves as it is. LAMB holds both moments or none; while it does, `norms` say the
-  /// trust ratio as it is to be.
+  /// Adam and LAMB: the moments that the gradient does not change. LAMB holds both or none; while it holds them,
+  /// `norms` give the trust ratio to use.
   bucket::HeldMoments held;
 };
 
-/// Updates shards in one pass over memory, on all threads of at::parallel_for.
-/// Holds hyper-parameters only; the owner of the shards owns the states.
+/// Updates shards in one pass over memory, on all threads of at::parallel_for. Holds hyper-parameters only; the owner
+/// of the shards owns the states.
 class Optimizer {
  public:
   explicit Optimizer(StateType state_type) : state_type_(state_type) {}
   virtual ~Optimizer() = default;
   virtual const char* name() const = 0;
   virtual const std::vector<StateInfo>& states() const = 0;
-  /// Updates param, states and param_copy in place. The same bits for any number of threads and any SIMD width, and
-  /// however a buffer is cut into shards (8-bit states: at multiples of kStateBlock; LAMB: up to rounding of the norms,
-  /// in double). Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes an element; kernels/optimizer_args.h has
-  /// the others. Allocates nothing. Errors: Error naming the tensor whose shape, type, layout or device is wrong;
-  /// nothing is changed then.
+  /// Updates param, states and param_copy in place. The bits do not depend on the number of threads, the SIMD width, or
+  /// how a buffer is cut into shards (8-bit states: cut at multiples of kStateBlock; LAMB: up to rounding of the norms,
+  /// in double). Cost: Adam in fp32 reads 4 and writes 3 arrays once, 28 bytes per element; kernels/optimizer_args.h
+  /// has the others. Allocates nothing. Errors: Error naming the tensor whose shape, type, layout or device is wrong,
+  /// before anything is changed.
   virtual void step(const ShardStep& shard) const = 0;
 
-  /// True: a step has two phases: prepare() for all shards, then, after `sums` are reduced over all ranks, step() with
-  /// these norms.
+  /// True: a step has two phases: prepare() for all shards, then step() with `sums` reduced over all ranks as its
+  /// norms.
   virtual bool needs_norms() const {
     return false;
   }
-  /// Updates the states and adds this shard's part to `sums`, which is as ShardStep::norms. Errors: as step().
+  /// Updates the states and adds this shard's part to `sums`, shaped as ShardStep::norms. Errors: as step().
   virtual void prepare(const ShardStep& shard, const at::Tensor& sums) const;
-  /// With needs_norms(): the trust ratios that follow from norms as ShardStep's, [2 n]: [n], fp64, on their device.
+  /// With needs_norms(): the trust ratios for `norms`, shaped as ShardStep::norms [2 n]: [n], fp64, on their device.
   virtual at::Tensor trust_ratios(const at::Tensor& norms) const;
 
   StateType state_type() const {
@@ -97,18 +97,18 @@ class Optimizer {
   StateType state_type_;
 };
 
-/// The type of the arrays that hold such states.
+/// The type of the arrays that hold states of this type.
 at::ScalarType scalar_type(StateType type);
 
 /// Makes the optimizer that `options.rule` selects. Each ShardStep brings its lr and weight_decay.
 /// Errors: InputError naming the option that has an impossible value.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
 
-/// Adds the squares of `grad` ([n], fp32, bf16 or fp16, contiguous), summed in double, to `sum` ([1], fp64, on the same
-/// device); the same bits for any number of threads. Finite if and only if every element is: the overflow check of
-/// mixed precision. Cost: reads the array once; waits for no device.
+/// Adds the sum of squares of `grad` ([n], fp32, bf16 or fp16, contiguous), computed in double, to `sum` ([1], fp64, on
+/// the same device). The bits do not depend on the number of threads. Finite if and only if every element is: the
+/// overflow check of mixed precision. Cost: reads the array once; does not wait for the device.
 void add_squared_norm(const at::Tensor& grad, const at::Tensor& sum);
-/// The same sum as a number, for which it waits.
+/// Returns this sum as a number; waits for the device.
 double squared_norm(const at::Tensor& grad);
 
 /// Converts 8-bit states ([n] codes with their scales) to fp32 and back. Writing unchanged values back gives the same

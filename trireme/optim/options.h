@@ -20,28 +20,28 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 
-/// 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) by DeepSpeed's names: AdamW, whose second moment stays as it is from
-/// some step on, while the ranks exchange momenta of one bit an element (compress::OneBitAdamSync).
+/// 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) with DeepSpeed's names. AdamW whose second moment is frozen after
+/// some steps; ranks then exchange momenta of one bit per element (compress::OneBitAdamSync).
 struct OneBitAdamOptions : AdamOptions {
-  /// Steps before that. Absent: until the second moment has settled.
+  /// Steps before the second moment is frozen. Absent: until it has settled.
   std::optional<int64_t> freeze_step = 100000;
 };
 
-/// 0/1 Adam (Lu et al. 2022, arXiv:2202.06009) by DeepSpeed's names: AdamW, whose second moment moves at ever longer
-/// intervals, while the ranks exchange gradients of one bit an element between; later they step by themselves and
-/// exchange what they have come to (compress::ZeroOneAdamSync).
+/// 0/1 Adam (Lu et al. 2022, arXiv:2202.06009) with DeepSpeed's names. AdamW whose second moment is updated at growing
+/// intervals; between updates, ranks exchange gradients of one bit per element. Later, ranks step locally and exchange
+/// their accumulated updates at intervals (compress::ZeroOneAdamSync).
 struct ZeroOneAdamOptions : AdamOptions {
-  /// Steps after which the second moment stays as it is.
+  /// Steps after which the second moment is frozen.
   int64_t var_freeze_step = 100000;
-  /// Moves of the second moment before their interval doubles.
+  /// Updates of the second moment before their interval doubles.
   int64_t var_update_scaler = 16;
-  /// Steps after var_freeze_step before the interval of meetings doubles. The number is DeepSpeed's.
+  /// Steps after var_freeze_step before the interval of synchronizations doubles. The number is DeepSpeed's.
   int64_t local_step_scaler = 32678;
-  /// Longest interval of meetings; 1: the ranks meet in every step.
+  /// Longest interval of synchronizations; 1: the ranks synchronize in every step.
   int64_t local_step_clipper = 16;
 
-  /// Steps between two meetings at `step`, which counts from 1: 1 up to var_freeze_step and local_step_scaler steps
-  /// longer, then doubled after every local_step_scaler steps.
+  /// Steps between two synchronizations at `step`, which counts from 1: 1 until local_step_scaler steps after
+  /// var_freeze_step, then doubled after every local_step_scaler steps.
   constexpr int64_t local_interval(int64_t step) const {
     int64_t interval = 1;
     for (int64_t doublings = (step - var_freeze_step - 1) / local_step_scaler;
@@ -77,15 +77,15 @@ struct LambOptions {
   bool eps_inside_sqrt = false;
 };
 
-/// 1-bit LAMB (Li et al. 2021, arXiv:2104.06069) by DeepSpeed's names: LAMB, whose second moment stays as it is from
-/// some step on, while the ranks exchange momenta of one bit an element and trust ratios follow from those of before
+/// 1-bit LAMB (Li et al. 2021, arXiv:2104.06069) with DeepSpeed's names. LAMB whose second moment is frozen after some
+/// steps; ranks then exchange momenta of one bit per element, and trust ratios follow from earlier ones
 /// (compress::OneBitLambSync).
 struct OneBitLambOptions : LambOptions {
-  /// Steps before that. Absent: until the second moment has settled.
+  /// Steps before the second moment is frozen. Absent: until it has settled.
   std::optional<int64_t> freeze_step = 100000;
-  /// Decay of the average of each parameter's trust ratios before that.
+  /// Decay of the average of each parameter's trust ratios before the freeze.
   double coeff_beta = 0.9;
-  /// Limits of the factor on that average, and of its relative change in a step.
+  /// Limits of the factor on that average, and of its relative change per step.
   double factor_max = 4;
   double factor_min = 0.5;
   double factor_threshold = 0.1;
@@ -118,12 +118,12 @@ struct RmspropOptions {
   bool centered = false;
 };
 
-/// Type of optimizer states: 4, 2 or 1 bytes an element. int8: blocks of 256 elements of one parameter with a scale
-/// each (Dettmers et al. 2022, arXiv:2110.02861). The arithmetic is always fp32; bf16 and int8 are rounded
-/// stochastically, the same bits on every machine.
+/// Type of optimizer states: 4, 2 or 1 bytes per element. int8: blocks of 256 elements of one parameter with a scale
+/// each (Dettmers et al. 2022, arXiv:2110.02861). Arithmetic is always fp32. bf16 and int8 are rounded stochastically,
+/// with the same bits on every machine.
 enum class StateType { fp32, bf16, int8 };
 
-/// "fp32", "bf16" or "int8", as a configuration calls it.
+/// "fp32", "bf16" or "int8", the name in a configuration.
 inline const char* name(StateType type) {
   return type == StateType::bf16 ? "bf16" : type == StateType::int8 ? "int8" : "fp32";
 }
@@ -132,8 +132,8 @@ constexpr int64_t bytes_of(StateType type) {
   return type == StateType::fp32 ? 4 : type == StateType::bf16 ? 2 : 1;
 }
 
-/// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters of two and more
-/// dimensions, not biases and norms, as is usual for GPTs.
+/// Which parameters have weight decay. all: as in PyTorch and DeepSpeed. matrices: parameters with at least two
+/// dimensions, not biases and norms, as usual for GPTs.
 enum class DecayRule { all, matrices };
 
 /// The options of an optimizer; their type selects the optimizer.
@@ -149,7 +149,7 @@ struct OptimizerOptions {
   double lr() const {
     return std::visit([](const auto& options) { return options.lr; }, rule);
   }
-  /// A step needs the norm of each whole parameter: one that tensor ranks share cannot be stepped so.
+  /// Whether a step needs the norm of each full parameter. Tensor ranks then cannot split parameters.
   bool needs_norms() const {
     return std::holds_alternative<LambOptions>(rule) || std::holds_alternative<OneBitLambOptions>(rule);
   }
@@ -160,11 +160,11 @@ struct OptimizerOptions {
   bool compresses_momenta() const {
     return std::holds_alternative<OneBitAdamOptions>(rule) || std::holds_alternative<OneBitLambOptions>(rule);
   }
-  /// Whether it compresses by itself what ranks exchange.
+  /// Whether the optimizer itself compresses what ranks exchange.
   bool compresses() const {
     return compresses_momenta() || std::holds_alternative<ZeroOneAdamOptions>(rule);
   }
-  /// Weight decay of a parameter with that number of dimensions.
+  /// Weight decay of a parameter with this number of dimensions.
   double weight_decay_of(size_t dimensions) const {
     return decay_rule == DecayRule::matrices && dimensions < 2 ? 0 : weight_decay();
   }

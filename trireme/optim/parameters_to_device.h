@@ -9,18 +9,18 @@
 
 namespace trireme::optim {
 
-/// Pinned memory in which the host writes new parameters, and their way back to the device: on a stream of their own,
-/// while the host steps the next bucket.
+/// Pinned buffers into which the host writes new parameters. They are copied to the device on a separate stream while
+/// the host steps the next bucket.
 ///
-/// Memory of the host: `pieces` times the largest piece. One thread at a time.
+/// Host memory: `pieces` times the largest piece. One thread at a time.
 class ParametersToDevice {
  public:
   ParametersToDevice(at::Device device, bool pinned, size_t pieces);
 
-  /// [numel], not initialised. Blocks while what was taken `pieces` times ago is still being copied.
+  /// [numel], uninitialised. Blocks while the buffer taken `pieces` calls ago is still being copied.
   at::Tensor take(int64_t numel, at::ScalarType type);
-  /// Copies what take() gave, `to` a tensor on the device: after all that is on the current stream, which goes on when
-  /// the copy is there. The host does not wait.
+  /// Copies `from`, which take() returned, to `to` on the device: after the work on the current stream, which waits for
+  /// the copy. The host does not wait.
   void send(const at::Tensor& from, const at::Tensor& to);
 
  private:

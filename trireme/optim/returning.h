@@ -4,8 +4,8 @@
 
 namespace trireme::optim {
 
-/// Buckets that the host has stepped and whose parameters may be on their way to the device while it steps the next
-/// one; with a delayed update all are.
+/// Number of buckets stepped by the host whose parameters may be copied to the device while it steps the next one. With
+/// a delayed update all buckets may.
 inline constexpr int64_t kReturningBuckets = 3;
 
 } // namespace trireme::optim

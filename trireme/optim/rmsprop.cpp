@@ -17,10 +17,11 @@ Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type)
   check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
   check(options.momentum >= 0, "momentum", "at least 0", options.momentum);
   if (options.centered && state_type != StateType::fp32) {
-    throw InputError("optim",
-                     "rmsprop: \"centered\" needs states in fp32: it divides by the root of the difference of two "
-                     "states, which rounding makes negative.",
-                     "Leave \"state_dtype\" out, or switch \"centered\" off.");
+    throw InputError(
+        "optim",
+        "rmsprop: \"centered\" needs fp32 states: it takes the root of the difference of two states, which "
+        "rounding can make negative.",
+        "Remove \"state_dtype\", or set \"centered\" to false.");
   }
 }
 

@@ -15,12 +15,11 @@ namespace trireme::optim {
 
 /// Gives the learning rate of each optimizer step, and counts the steps taken.
 ///
-/// Steps count from 1 and are optimizer steps: call advance() after each one that was applied, not
-/// after one that was skipped for overflow. lr_at() and betas_at() are pure, so any step can be asked.
+/// Steps count from 1 and are optimizer steps: call advance() after each step that was applied, not after one skipped
+/// for overflow. lr_at() and betas_at() are pure, so any step may be queried.
 ///
-/// DeepSpeed's schedules (runtime/lr_schedules.py, 0.19.8) set their first value when they are made
-/// and step after the optimizer, so its iteration i = step - 2. Values here are the same to the last
-/// digits, its peculiarities included:
+/// DeepSpeed's schedules (runtime/lr_schedules.py, 0.19.8) set their first value when they are made and step after the
+/// optimizer, so its iteration i = step - 2. Values are equal to the last digits, its peculiarities included:
 /// - The three warm-ups run steps 1 and 2 both at the minimum, which is 0 by default: step 1 changes
 ///   nothing but the optimizer's states.
 /// - warmup_cosine starts step 1 at 0 even when warmup_min_ratio is not 0.
@@ -41,7 +40,7 @@ class Schedule : public Stateful {
 
   /// The learning rate of optimizer step number `step`, counted from 1. Errors: Error for step < 1.
   double lr_at(int64_t step) const;
-  /// Adam's betas in that step, or nullopt if the schedule does not change them.
+  /// Adam's betas in that step; nullopt if the schedule does not change them.
   std::optional<Betas> betas_at(int64_t step) const;
 
   /// The values of the next step.
@@ -52,13 +51,13 @@ class Schedule : public Stateful {
     return betas_at(steps_taken_ + 1);
   }
 
-  /// The lr of each group of the optimizer relative to lr(), where they may change (ParameterOptions::group); empty:
-  /// they stay as they are.
+  /// The lr of each group of the optimizer relative to lr(), if it may change (ParameterOptions::group); empty: it does
+  /// not.
   virtual std::vector<double> group_factors() const {
     return {};
   }
 
-  /// The lr of all further steps; saved in checkpoints. Errors: InputError where the schedule decides it.
+  /// Sets the lr of all later steps; saved in checkpoints. Errors: InputError if the schedule decides the lr.
   virtual void set_lr(double lr);
 
   int64_t steps_taken() const {
@@ -68,15 +67,14 @@ class Schedule : public Stateful {
     ++steps_taken_;
   }
 
-  /// Warnings about the chosen values, to be shown once: steps at learning rate 0, a warm-up
-  /// longer than the run, ...
+  /// Warnings about the chosen values, to be shown once: steps at learning rate 0, a warm-up longer than the run, ...
   virtual std::vector<std::string> warnings() const {
     return {};
   }
 
   /// {"schedule": name, "steps_taken": n}
   nlohmann::json state() const override;
-  /// Errors: InputError when it is another schedule's or malformed; nothing is changed then.
+  /// Errors: InputError if `state` is malformed or of another schedule, before anything is changed.
   void load_state(const nlohmann::json& state) override;
 
  protected:
@@ -88,13 +86,13 @@ class Schedule : public Stateful {
   int64_t steps_taken_ = 0;
 };
 
-/// Makes the schedule of `options`; `optimizer_lr` is the lr of the optimizer's own options, used by
-/// constant and warmup_cosine, and by warmup where warmup_max_lr is absent (warmup_decay: 0.001 then,
-/// as in DeepSpeed). Errors: InputError naming the option that has an impossible value.
+/// Makes the schedule of `options`. `optimizer_lr` is the lr of the optimizer's options: constant and warmup_cosine use
+/// it, and warmup if warmup_max_lr is absent (warmup_decay then uses 0.001, as in DeepSpeed). Errors: InputError naming
+/// the option that has an impossible value.
 std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double optimizer_lr);
 
-/// A schedule of the program's own: `lr_at` gives the lr of optimizer step number `step`, counted from 1. Errors of
-/// lr(): InputError when that is negative or not finite.
+/// A custom schedule: `lr_at` returns the lr of optimizer step number `step`, counted from 1. Errors of lr():
+/// InputError if that is negative or not finite.
 std::unique_ptr<Schedule> make_schedule(std::function<double(int64_t step)> lr_at);
 
 } // namespace trireme::optim

@@ -98,8 +98,8 @@ class OneCycle final : public Schedule {
     return (static_cast<double>(iteration) - total_ + 1) / decay_step_;
   }
 
-  /// Where in the triangle: 0 at its feet, 1 at its top. DeepSpeed's order of operations; the stairs
-  /// are cut from the iteration, not from the height, which can lie a rounding below a stair.
+  /// Height in the triangle: 0 at its ends, 1 at its top. Uses DeepSpeed's order of operations. Stairs are cut from the
+  /// iteration, not from the height, which rounding can put below a stair.
   double height(int64_t iteration) const {
     const double at = static_cast<double>(iteration + 1);
     const double peak = first_ / total_;

@@ -9,7 +9,7 @@
 namespace trireme::optim {
 namespace {
 
-/// The rising part that the three schedules share.
+/// The rising part of the three schedules.
 class Warmup {
  public:
   Warmup(const char* schedule, const ScheduleOptions& options)

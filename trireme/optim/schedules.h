@@ -2,7 +2,7 @@
 
 #include <trireme/optim/schedule.h>
 
-// Make one kind of schedule each, for make_schedule().
+// Each makes one kind of schedule, for make_schedule().
 
 namespace trireme::optim {
 

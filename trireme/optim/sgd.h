@@ -6,8 +6,7 @@ namespace trireme::optim {
 
 /// Stochastic gradient descent with momentum, dampening and Nesterov momentum, as in torch.optim.SGD.
 ///
-/// States: momentum_buffer with momentum, none without. The first step sets the buffer to the
-/// gradient (undamped), whatever the buffer held.
+/// States: momentum_buffer with momentum, else none. The first step overwrites the buffer with the gradient, undamped.
 class Sgd final : public Optimizer {
  public:
   /// Errors: InputError for a negative value, or nesterov without momentum or with dampening.

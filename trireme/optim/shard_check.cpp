@@ -95,7 +95,7 @@ kernels::Element element_of(at::ScalarType type) {
 
 namespace {
 
-// Gives two steps independent roundings.
+// Gives each step an independent seed for rounding.
 uint32_t seed_of(int64_t step) {
   const auto seed = static_cast<uint32_t>(mix64(static_cast<uint64_t>(step) * kMixStep) >> 32);
   return seed == kernels::kToNearest ? 1 : seed;

@@ -9,7 +9,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// For an answer on its way: that to wait() comes after the time which the server was asked to wait.
+/// Time for a reply to arrive, after the time that a wait() may take on the server.
 constexpr milliseconds kAnswer{2000};
 constexpr milliseconds kLongestCall{std::chrono::hours(24 * 365)};
 
@@ -29,7 +29,7 @@ std::string Client::call(const std::string& request, milliseconds busy) {
   std::string reply;
   try {
     reply = channel_->exchange(request, patience);
-  } catch (const LostError& problem) { // a late reply would be read as the reply to the next call
+  } catch (const LostError& problem) { // a late reply would be read as that of the next call
     broken_ = problem.happened;
     throw;
   }

@@ -24,20 +24,19 @@ std::string at(const Endpoint& endpoint) {
 }
 
 ConnectError not_a_store(const Endpoint& endpoint, const std::string& why) {
-  return {
-      Reason::not_a_store,
-      concat("what listens on ", at(endpoint), " is not the meeting point of this job (", why, ")."),
-      "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: look at its output."};
+  return {Reason::not_a_store,
+          concat("the program on ", at(endpoint), " is not the rendezvous of this job (", why, ")."),
+          "Another program may use this port: choose another MASTER_PORT. Or rank 0 has just ended: check its output."};
 }
 
 ConnectError wrong_secret(const Endpoint& endpoint, const std::string& who) {
-  return {Reason::wrong_secret, concat("the secret is wrong: ", who, " at the meeting point ", at(endpoint), "."),
+  return {Reason::wrong_secret, concat("the secret is wrong: ", who, " at the rendezvous ", at(endpoint), "."),
           "Start all ranks of a job with the same secret: trireme launch makes one, otherwise TRIREME_SECRET_FILE "
-          "names the file, the same for every rank. If "
-          "another job meets there, choose another MASTER_PORT."};
+          "names the file, the same for every rank. If another job uses this address, choose another "
+          "MASTER_PORT."};
 }
 
-/// Complains when the greeting is not one of this job's store.
+/// Throws if the greeting is not that of this job's store.
 void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const std::string& job) {
   switch (judge_greeting(greeting, job)) {
     case GreetingKind::of_this_job:
@@ -46,17 +45,17 @@ void check_greeting(const Greeting& greeting, const Endpoint& endpoint, const st
       throw not_a_store(endpoint, "it speaks another protocol");
     case GreetingKind::of_another_version:
       throw ConnectError(Reason::other_version,
-                         concat("the meeting point ", at(endpoint), " is run by another version of Trireme."),
+                         concat("the rendezvous ", at(endpoint), " runs another version of Trireme."),
                          "Start all ranks from the same build.");
     case GreetingKind::of_another_job:
       throw ConnectError(Reason::other_job,
-                         concat("the ranks of another job meet on ", at(endpoint),
+                         concat("another job uses the rendezvous ", at(endpoint),
                                 job.empty() ? "" : concat(" (this is job \"", job, "\")"), "."),
                          "Choose another MASTER_PORT, or wait until the other job has ended.");
   }
 }
 
-/// Proves both sides to each other. `ended` and `late`: the server has gone or is silent; try again.
+/// Proves both sides to each other. `ended` and `late`: the server has ended or is silent; try again.
 Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& source, const std::string& job,
                      Clock::time_point deadline) {
   Greeting greeting;
@@ -84,11 +83,11 @@ Transfer shake_hands(int socket, const Endpoint& endpoint, const SecretSource& s
       return got;
     }
     if (step == 1 && verdict != kAccepted) {
-      throw wrong_secret(endpoint, "rank 0 does not accept that of this rank");
+      throw wrong_secret(endpoint, "rank 0 rejected this rank's secret");
     }
   }
   if (!verify_proof(secret, greeting, answer, proof)) {
-    throw wrong_secret(endpoint, "whoever listens does not know that of this rank");
+    throw wrong_secret(endpoint, "the listener does not know this rank's secret");
   }
   return Transfer::done;
 }
@@ -125,7 +124,7 @@ Descriptor connect_and_prove(const Endpoint& endpoint, const SecretSource& sourc
   }
   const auto waited = std::chrono::duration<double>(deadline - start).count();
   throw ConnectError(Reason::nobody, concat(problem, " after ", format_seconds(waited), "."),
-                     "Start the process that listens there, or look at its output.");
+                     "Start the process that listens there, or check its output.");
 }
 
 } // namespace trireme::store

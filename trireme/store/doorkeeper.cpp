@@ -20,8 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr uint64_t kDoor = 0;
 constexpr int kAdmittedAtOnce = 32;
-/// A stranger younger than this is not driven out by a newer one: with thousands that come at once, all would drive out
-/// each other.
+/// A newer connection does not displace one younger than this: thousands that arrive at once would displace each other.
 constexpr milliseconds kShortestStay{200};
 constexpr milliseconds kBetweenReports{1000};
 
@@ -70,7 +69,7 @@ std::vector<Descriptor> Doorkeeper::serve() {
   }
   const auto now = Clock::now();
   while (!strangers_.empty() && strangers_.begin()->second.since + options_.patience <= now) {
-    turn_away(strangers_.begin()->first, "it has not proved in time that it belongs to the job");
+    turn_away(strangers_.begin()->first, "it did not prove in time that it belongs to the job");
   }
   if (rests_until_ != Clock::time_point::min() &&
       (rests_until_ <= now || strangers_.size() < options_.most_strangers)) {
@@ -78,7 +77,7 @@ std::vector<Descriptor> Doorkeeper::serve() {
     watch_door(events_.get(), listening_.get(), true);
     knocked = true;
   }
-  if (knocked) { // last: who is there already comes first
+  if (knocked) { // last, so that existing connections are served first
     accept_some();
   }
   tell_refused();
@@ -93,11 +92,11 @@ void Doorkeeper::accept_some() {
         rest(stranger.since + kShortestStay);
         return;
       }
-      turn_away(oldest, "it has said nothing and others wait");
+      turn_away(oldest, "it sent nothing while others wait");
     }
     Descriptor socket(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) {
-      // With no descriptors left the same connection would be reported again and again.
+      // Without a free descriptor epoll would report the same connection again and again.
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         if (!strangers_.empty()) {
           turn_away(strangers_.begin()->first, "this process has no file descriptors left");
@@ -114,7 +113,7 @@ void Doorkeeper::accept_some() {
     stranger.greeting = make_greeting(options_.job);
     epoll_event interest{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = number}};
     const ssize_t sent = ::send(socket.get(), stranger.greeting.data(), stranger.greeting.size(),
-                                MSG_NOSIGNAL); // a new connection has room for it
+                                MSG_NOSIGNAL); // the buffer of a new connection has room for it
     if (sent == static_cast<ssize_t>(stranger.greeting.size()) &&
         epoll_ctl(events_.get(), EPOLL_CTL_ADD, socket.get(), &interest) == 0) {
       stranger.socket = std::move(socket);
@@ -136,9 +135,9 @@ bool Doorkeeper::examine(uint64_t number, Stranger& stranger) {
   }
   if (got <= 0) {
     if (stranger.in.empty()) {
-      strangers_.erase(number); // somebody who looks whether a port is open
+      strangers_.erase(number); // a port scan
     } else {
-      turn_away(number, "it has left in the middle of the handshake");
+      turn_away(number, "it closed the connection during the handshake");
     }
     return false;
   }
@@ -178,7 +177,7 @@ void Doorkeeper::turn_away(uint64_t number, const std::string& why) {
 void Doorkeeper::tell_refused() {
   const auto now = Clock::now();
   if (unreported_ > 0 && now >= reported_at_ + kBetweenReports) {
-    log::warning(options_.who, " has turned away ", unreported_, unreported_ == 1 ? " connection" : " connections",
+    log::warning(options_.who, " has refused ", unreported_, unreported_ == 1 ? " connection" : " connections",
                  " that did not prove to belong to this job (last ", last_refusal_, ").");
     unreported_ = 0;
     reported_at_ = now;

@@ -14,22 +14,22 @@ namespace trireme::store {
 
 struct DoorkeeperOptions {
   Secret secret = {};
-  /// The job's name, the same for all who may come in.
+  /// The job's name, the same for all its processes.
   std::string job = {};
-  /// For warnings: "the parameter server".
+  /// Subject of warnings: "the parameter server".
   std::string who = {};
-  /// Time for a connection to prove that it belongs to the job; then it is closed.
+  /// Time in which a connection must prove that it belongs to the job; then it is closed.
   std::chrono::milliseconds patience{5000};
-  /// Largest number of connections that have not proved it yet; beyond it the oldest is closed.
+  /// Limit of unproved connections; beyond it the oldest is closed.
   size_t most_strangers = 256;
 };
 
-/// Accepts connections, and lets in those who prove that they know the job's secret (handshake.h). A stranger may send
-/// 64 bytes, and the first wrong one closes its connection. A warning, at most one a second, counts those that were
-/// turned away. Never blocks: whoever owns it polls fd(), and calls serve() when it is readable or wake() has come.
+/// Accepts connections that prove that they know the job's secret (handshake.h). Until then a connection may send 64
+/// bytes, and the first wrong byte closes it. A warning, at most one per second, counts refused connections. Never
+/// blocks: the owner polls fd(), and calls serve() when it is readable or at wake().
 class Doorkeeper {
  public:
-  /// Errors: Error when the system refuses a descriptor.
+  /// Errors: Error if the system refuses a descriptor.
   Doorkeeper(Descriptor listening, DoorkeeperOptions options);
 
   int fd() const {
@@ -38,11 +38,11 @@ class Doorkeeper {
   int listening() const {
     return listening_.get();
   }
-  /// When serve() is due at the latest; max for never.
+  /// Latest time of the next serve(); max for never.
   Clock::time_point wake() const;
-  /// Returns the connections that have proved themselves since. They are non-blocking.
+  /// Returns newly proved connections, non-blocking.
   std::vector<Descriptor> serve();
-  /// Connections turned away so far.
+  /// Connections refused so far.
   int64_t refused() const {
     return refused_;
   }
@@ -57,7 +57,7 @@ class Doorkeeper {
   };
   void accept_some();
   void rest(Clock::time_point until);
-  /// Returns true when the stranger is to be let in.
+  /// Returns true if the connection is proved.
   bool examine(uint64_t number, Stranger& stranger);
   void turn_away(uint64_t number, const std::string& why);
   void tell_refused();
@@ -65,7 +65,7 @@ class Doorkeeper {
   const DoorkeeperOptions options_;
   Descriptor listening_;
   Descriptor events_;
-  /// Numbers grow, so the first stranger is the oldest.
+  /// Numbers grow, so the first one is the oldest.
   std::map<uint64_t, Stranger> strangers_;
   uint64_t next_number_ = 1;
   Clock::time_point rests_until_ = Clock::time_point::min();

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{50};
-/// Who waits for longer says for what.
+/// A process that waits longer logs what it waits for.
 constexpr milliseconds kQuiet{1000};
 constexpr const char* kWhole = "whole";
 constexpr const char* kBroken = "broken";
@@ -26,8 +26,7 @@ int64_t number_in(const std::optional<std::string>& text) {
 } // namespace
 
 FinishedError::FinishedError(int64_t round)
-    : Error("elastic",
-            concat("the training was finished in round ", round, ", before this process could take part again."),
+    : Error("elastic", concat("the training was finished in round ", round, " before this process could rejoin."),
             "It ends with status 0: there is nothing left to do.") {}
 
 Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
@@ -45,7 +44,7 @@ Meeting::Meeting(MeetingOptions options, std::shared_ptr<Client> client)
 
 Meeting::Meeting(MeetingOptions options) : Meeting(std::move(options), nullptr) {}
 
-Meeting::~Meeting() = default; // the store carries out the last will
+Meeting::~Meeting() = default; // the store executes the last will
 
 std::string Meeting::key(const char* what) const {
   return prefix_ + what;
@@ -62,7 +61,8 @@ void Meeting::announce() {
     throw FinishedError(last_.number - 1);
   }
   client_->set(key("order", id_), concat(next(), ' ', options_.place));
-  continues_ = last_.number == 0 ? !options_.state.empty() : options_.state == last_.text(); // else it was late
+  continues_ =
+      last_.number == 0 ? !options_.state.empty() : options_.state == last_.text(); // else this process was late
   if (continues_) {
     settle();
   }
@@ -75,10 +75,10 @@ void Meeting::come() {
   }
   announce();
   come();
-  client_->add(key("changes"), 1); // the others hear of it when this process has come
+  client_->add(key("changes"), 1); // after it has joined, so that others see it
 }
 
-// The count of rounds may be behind: who decided a round may have been killed before it counted.
+// The count of rounds may be behind: a process may be killed between its decision and the count.
 Decision Meeting::newest_decision() {
   Decision newest;
   for (int64_t number = std::max<int64_t>(1, number_in(client_->find(key("rounds"))));; ++number) {
@@ -92,8 +92,7 @@ Decision Meeting::newest_decision() {
 
 View Meeting::look() {
   View view;
-  const auto counters =
-      client_->find_all({key("changes"), key("ids")}); // changes first: what happens from here on is one more
+  const auto counters = client_->find_all({key("changes"), key("ids")}); // read first: later changes count as new
   view.changes = number_in(counters[0]);
   const int64_t ids = number_in(counters[1]);
   std::vector<std::string> keys;
@@ -127,7 +126,7 @@ void Meeting::propose(const View& view) {
   }
   const std::string proposal = next_decision(last_, view, orders, options_.max_ranks).text();
   if (client_->compare_set(key("round", next()), "", proposal) == proposal) {
-    client_->set(key("rounds"), std::to_string(next())); // for those who come later
+    client_->set(key("rounds"), std::to_string(next())); // for processes that join later
   }
 }
 
@@ -146,13 +145,13 @@ std::optional<Round> Meeting::take(const Decision& decision) {
   }
   if (decision.spares.contains(id_)) {
     come();
-  } else if (was_member) { // it was late, and what it has is old
-    log::warning("elastic: this process came too late for round ", decision.number,
-                 ", which the others have begun without it; it comes again as a new one");
+  } else if (was_member) { // it was late, and its state is old
+    log::warning("elastic: this process was late for round ", decision.number,
+                 ", which began without it; it joins again as a new process");
     client_->set(key("gone", id_), "1");
     id_ = 0;
     come();
-  } else { // it came while others decided
+  } else { // it joined while others decided
     come();
     client_->add(key("changes"), 1);
   }
@@ -164,9 +163,8 @@ void Meeting::say_what_it_waits_for(const View& view) const {
   if (members == 0) {
     if (last_.number > 0) {
       log::info("elastic: all members of round ", last_.number, " are gone, and the training is not finished; round ",
-                next(), " waits for other processes for ",
-                format_seconds(std::chrono::duration<double>(options_.start_patience).count()),
-                ", and begins with those that have come");
+                next(), " waits ", format_seconds(std::chrono::duration<double>(options_.start_patience).count()),
+                " for other processes, then begins with those that have joined");
     }
   } else if (options_.max_ranks != 0 && members >= options_.max_ranks) {
     log::info("elastic: round ", last_.number, " has no room for more than ", options_.max_ranks,
@@ -184,10 +182,10 @@ void Meeting::say_what_it_waits_for(const View& view) const {
 Round Meeting::next_round() {
   come();
   const auto start = Clock::now();
-  auto since = start; // it came, or has seen that no member of the last round lives
+  auto since = start; // since it joined, or since no member of the last round lived
   bool nobody_trains = false;
   bool said = false;
-  for (milliseconds wait(0);; wait = kLook) { // the last one to come does not wait
+  for (milliseconds wait(0);; wait = kLook) { // the last one to join does not wait
     if (client_->wait({key("round", next())}, wait)) {
       if (const auto round = take(Decision::parse(client_->find(key("round", next())).value()))) {
         return *round;
@@ -212,15 +210,15 @@ Round Meeting::next_round() {
       throw PeerError(
           "elastic",
           concat("round ", next(), " cannot begin: ", come, " of at least ", options_.min_ranks,
-                 " ranks are there after ", format_seconds(std::chrono::duration<double>(options_.patience).count())),
+                 " ranks have joined after ", format_seconds(std::chrono::duration<double>(options_.patience).count())),
           "Start more processes, or allow fewer ranks.");
     }
     if (!may && last_.has_member(id_) && waited >= options_.patience) {
       throw PeerError("elastic",
                       concat("round ", next(), " cannot begin: a member of round ", last_.number,
-                             " that has the training's state lives, and has not come for ",
+                             " that has the training's state is alive, but has not joined for ",
                              format_seconds(std::chrono::duration<double>(options_.patience).count())),
-                      "It is stopped or hangs: end it, and the others go on without it.");
+                      "It is stopped or hangs: end it; the others then go on without it.");
     }
     if (!said && Clock::now() - start >= kQuiet && !last_.has_member(id_)) {
       said = true;
@@ -246,7 +244,7 @@ bool Meeting::changed() {
   if (has_room() && std::any_of(come.begin(), come.end(), is_new)) {
     return true;
   }
-  changes_ = view.changes; // nothing that matters
+  changes_ = view.changes; // nothing relevant changed
   return false;
 }
 
@@ -259,7 +257,7 @@ bool Meeting::conclude(bool well) {
   }
   for (const auto since = Clock::now(); !client_->wait({verdict}, kLook);) {
     if (!is_whole(last_, look()) || Clock::now() - since >= options_.late_patience) {
-      client_->compare_set(verdict, "", kBroken); // unless the last one has just said well
+      client_->compare_set(verdict, "", kBroken); // unless the last one has just reported success
     }
   }
   const bool whole = client_->find(verdict) == kWhole;
@@ -293,7 +291,7 @@ bool Meeting::finish() {
 }
 
 bool Meeting::wait_for_finish(int first) {
-  const bool known = first < std::ssize(last_.members); // not where the store was lost since
+  const bool known = first < std::ssize(last_.members); // false if the store was lost since
   const int64_t saves = known ? last_.members[static_cast<size_t>(first)] : 0;
   const auto mine = std::find(last_.members.begin(), last_.members.end(), id_);
   const auto start = Clock::now();
@@ -306,11 +304,11 @@ bool Meeting::wait_for_finish(int first) {
     const bool my_turn =
         std::all_of(last_.members.begin(), mine, [&](int64_t id) { return gone(id) || (late && id == saves); });
     if (my_turn && (late || (known && gone(saves)))) {
-      const bool finished = left_behind(); // the last word of one that has just gone may have come after the wait
+      const bool finished = left_behind(); // a process that has just gone may have finished after the wait
       if (!finished && late) {
         log::warning("elastic: the results of round ", last_.number, " have not been saved for ",
                      format_seconds(std::chrono::duration<double>(options_.patience).count()),
-                     ": the one that saves is slow, stopped or hangs, and this process saves them too");
+                     ": the rank that saves is slow, stopped or hangs; this process saves them, too");
       }
       return finished;
     }

@@ -16,42 +16,42 @@
 namespace trireme::store {
 
 struct MeetingOptions {
-  /// The job's store, of a process that outlives all ranks.
+  /// The job's store; its process must outlive all ranks.
   Endpoint store;
   Secret secret;
   std::string job;
-  /// From 1 on: of the trainings in this store, which a program runs one after the other.
+  /// Number of the training in this store, from 1 on: a program may run several in sequence.
   int training = 1;
-  /// A round has at least so many ranks. Each waits for more until `patience` is over.
+  /// Least number of ranks of a round. Each waits for more until `patience` is over.
   int min_ranks = 1;
-  /// And at most so many; others wait until one of them is lost. 0: any number.
+  /// Largest number of ranks of a round; others wait until a rank is lost. 0: any number.
   int max_ranks = 0;
-  /// Of those that come for the same first round, the lower place has the lower rank.
+  /// Orders ranks that join in the same first round: a lower place has a lower rank.
   int place = 0;
-  /// The first round, and one after the loss of all members, waits so long for max_ranks, and then begins with
-  /// min_ranks. So long a process waits for the store.
+  /// Time for which the first round, and a round after the loss of all members, waits for max_ranks before it begins
+  /// with min_ranks. Also the time to wait for the store.
   std::chrono::milliseconds start_patience{30'000};
-  /// A round goes on without a member of the last one that lives and does not come within so long after another member.
+  /// A round begins without a living member of the previous one that has not joined this long after another member.
   std::chrono::milliseconds late_patience{120'000};
-  /// What Meeting::state() said before this process lost its connection, or all lost the store: it goes on as one that
-  /// trains, and who has no state begins nothing while it lives. "": it has none.
+  /// The last Meeting::state() before this process lost its connection, or the store was lost. The process continues as
+  /// a trained one, and processes without state propose no round while it lives. "": none.
   std::string state = {};
-  /// For min_ranks, and for the one that saves at the end. A process that waits for members that still train waits as
+  /// Time to wait for min_ranks, and for the rank that saves at the end. Members that still train are waited for as
   /// long as they live.
   std::chrono::milliseconds patience{600'000};
 };
 
-/// The processes that train together until one of them is lost or another one comes.
+/// The processes that train in one round: until one is lost or another one joins.
 struct Round {
   int64_t number = 0; // from 1 on
   int rank = 0;
   int size = 1;
-  /// Of each rank its process's number, which another process does not get, and its MeetingOptions::place.
+  /// By rank: the number of its process, which is never reused, and its MeetingOptions::place.
   std::vector<int64_t> members = {};
   std::vector<int> places = {};
 };
 
-/// The training has been finished while this process waited. It has nothing to do, and ends with status 0.
+/// The training finished while this process waited. It has nothing to do, and ends with status 0.
 class FinishedError : public Error {
  public:
   explicit FinishedError(int64_t round);
@@ -60,67 +60,69 @@ class FinishedError : public Error {
   }
 };
 
-/// Where processes that come and go agree on who takes part in the next round.
+/// Rendezvous of changing processes: agrees on the members of each round.
 ///
-/// Each has a number, the next one for each process that comes, and a last will, by which the store knows that it is
-/// gone. While members of the last round live, only they propose the next round: when all of them have come, or
-/// `late_patience` after their own coming. So a process that waits never begins by itself while others train. When all
-/// members are gone, those who wait begin again. The store takes the first proposal (membership.h has the rules).
-/// Ranks: members keep their order; new ones come behind, in the order of the first rounds that they came for, then of
-/// places and numbers. So rank 0 is one that has been there for longest, and a new process is not rank 0 while a member
-/// is there. Cost: about 20 small requests a second while it waits, one for changed(); no thread. Errors: ConnectError,
-/// LostError (both PeerError) where the store is not there or ends.
+/// Each process has a number and a last will, from which the store knows that it has ended. While members of the last
+/// round live, only they propose the next one: once all of them have joined, or `late_patience` after they joined
+/// themselves. A waiting process thus never starts a round while others train. When all members are gone, waiting
+/// processes start again. The store accepts the first proposal (membership.h has the rules).
+///
+/// Ranks: members keep their order. Joining processes follow, ordered by the first round that they waited for, then by
+/// place and number. So rank 0 is among the longest members, and a joining process is never rank 0 while a member is
+/// present. Cost: about 20 small requests per second while waiting, one for changed(); no thread. Errors: ConnectError,
+/// LostError (both PeerError) if the store cannot be reached or ends.
 class Meeting {
  public:
   explicit Meeting(MeetingOptions options);
-  /// Over a connection that is there already, instead of one to options.store.
+  /// Uses an existing connection instead of one to options.store.
   Meeting(MeetingOptions options, std::shared_ptr<Client> client);
-  /// The others go on without this process.
+  /// The other processes go on without this one.
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  /// Says that this process is there, before it comes for its first round.
+  /// Registers this process before it joins its first round.
   void announce();
-  /// The last round, if this process's state is that of the training as far as it knows; else "".
+  /// The last round, if this process has the training's state as far as it knows; else "".
   std::string state() const {
     return last_.has_member(id_) || continues_ ? last_.text() : "";
   }
-  /// After announce() with MeetingOptions::state: whether nobody has gone on without this process.
+  /// After announce() with MeetingOptions::state: whether no round has begun without this process.
   bool is_counted() const {
     return continues_ || last_.number == 0;
   }
-  /// Waits for the others, and begins the next round. A process that is not in it comes again as a new one and waits
-  /// on. Errors: PeerError where fewer than min_ranks came in time; FinishedError where a member has said finish().
+  /// Joins, waits for the others, and begins the next round. A process that is not in it joins again as a new one and
+  /// keeps waiting. Errors: PeerError if fewer than min_ranks joined in time; FinishedError if a member has called
+  /// finish().
   Round next_round();
-  /// Whether another round would have other members: one of this round's is gone, or another process has come for which
-  /// there is room, or the others have gone on without this process.
+  /// Whether the next round would have other members: one is gone, another process waits and there is room, or a round
+  /// has begun without this process.
   bool changed();
-  /// What the round was for has been done, or has failed here: waits until all members know how it ended, and returns
-  /// the same on all of them. True: all have said true. False: one of them has said false, is gone, or has said nothing
-  /// within late_patience; then none may keep what it has done. Once a round. True implies settle().
+  /// Reports whether this process succeeded in the round's work, waits until all members have reported, and returns the
+  /// same result on all of them. True: all reported true. False: one reported false, is gone, or reported nothing
+  /// within late_patience; then none may keep its results. Call it once per round. True implies settle().
   bool conclude(bool well);
-  /// This process has the training's state, from other members of this round. Until then a member that is new neither
+  /// This process has received the training's state from other members of this round. Until then a new member neither
   /// proposes a round nor is rank 0 while one with the state lives.
   void settle();
-  /// Whether the others have gone on without this process, or have finished: what it has is old, and it must write no
-  /// results.
+  /// Whether a round has begun without this process, or the training has finished: its state is old, and it must not
+  /// write results.
   bool left_behind();
-  /// The training is over and its results are safe: who waits, or comes later, gets FinishedError. False: the others
-  /// have gone on without this process, and finish by themselves.
+  /// The training has ended and its results are saved: waiting and later processes get FinishedError. False: a round
+  /// has begun without this process, and the others will finish.
   bool finish();
-  /// For a member that has nothing left to do: waits until another one says finish(). False: `first` (a rank) is gone,
-  /// or has not finished within `patience`, and so are all ranks before this one: it is this one's turn to save the
-  /// results.
+  /// For a member with nothing left to do: waits until another one calls finish(). False: this process must save the
+  /// results, because rank `first` is gone or has not finished within `patience`, and all ranks before this one are
+  /// gone.
   bool wait_for_finish(int first);
 
  private:
-  /// Says that this process waits for the round after the last one.
+  /// Waits for the round after the last one.
   void come();
   Decision newest_decision();
   View look();
   void propose(const View& view);
-  /// This process's place in a round that was decided; nullopt: it has none and waits for the next one.
+  /// This process's place in a decided round; nullopt: it has none and waits for the next one.
   std::optional<Round> take(const Decision& decision);
   void say_what_it_waits_for(const View& view) const;
   std::string key(const char* what) const;
@@ -135,9 +137,9 @@ class Meeting {
   const MeetingOptions options_;
   const std::string prefix_; // of all keys
   std::shared_ptr<Client> client_;
-  int64_t id_ = 0;         // 0: not entered yet
-  bool continues_ = false; // under a number that is not among the members of the last round
-  Decision last_;          // that this process knows; in a round, that of the round
+  int64_t id_ = 0;         // 0: not registered yet
+  bool continues_ = false; // under a number that is not a member of the last round
+  Decision last_;          // the last known decision; in a round, the round's
   int64_t changes_ = 0;    // seen by this round
 };
 

@@ -8,9 +8,9 @@
 namespace trireme::store {
 namespace {
 
-/// A spare hears of the last decision within this time, unless it is stopped.
+/// A spare joins within this time after the last decision, unless it is stopped.
 constexpr std::chrono::milliseconds kSparesMoment{1000};
-/// A member whose connection broke comes back within this time, unless it is stopped.
+/// A member whose connection broke rejoins within this time, unless it is stopped.
 constexpr std::chrono::milliseconds kMembersMoment{2000};
 
 } // namespace
@@ -83,12 +83,12 @@ bool complete(const Decision& last, const View& view, std::chrono::milliseconds 
   }
   const std::set<int64_t> members = living_members(last, view);
   const bool all_known_are_there = come >= limits.max_ranks || waited >= limits.start_patience;
-  if (members.empty()) { // nobody trains: a beginning
+  if (members.empty()) { // no process trains: start again
     return all_known_are_there && (last.number == 0 || waited >= std::min(limits.start_patience, kMembersMoment));
   }
   const auto here = [&](int64_t id) { return view.has_come(id, round); };
   const bool all_here = std::all_of(members.begin(), members.end(), here);
-  if (last.number == 0) { // more may train that have not found this store yet
+  if (last.number == 0) { // other trained processes may not have found this store yet
     return all_here ? all_known_are_there : waited >= std::max(limits.start_patience, limits.late_patience);
   }
   if (!all_here) {

@@ -82,7 +82,7 @@ std::string_view MessageReader::text() {
 std::vector<std::string> MessageReader::texts() {
   const uint64_t count = get(take(4));
   if (count > left_.size() / 4) {
-    throw BadMessage("the message promises more strings than it can hold");
+    throw BadMessage("the message announces more strings than it can hold");
   }
   std::vector<std::string> texts;
   texts.reserve(count);
@@ -102,7 +102,7 @@ bool MessageReader::truth() {
 
 void MessageReader::end() const {
   if (!left_.empty()) {
-    throw BadMessage("the message is longer than it should be");
+    throw BadMessage("the message has extra bytes at its end");
   }
 }
 

@@ -25,7 +25,7 @@ Outcome find(const Table& table, MessageReader& request) {
     values.add(value == nullptr ? std::string_view() : std::string_view(*value));
     bytes += value == nullptr ? 0 : value->size();
     if (bytes > kLongestMessage / 2) {
-      return refuse("the values asked for are too long for one message");
+      return refuse("the requested values are too long for one message");
     }
   }
   return values.finish();
@@ -33,7 +33,7 @@ Outcome find(const Table& table, MessageReader& request) {
 
 Outcome wait(Table& table, uint64_t waiter, MessageReader& request) {
   const auto keys = request.texts();
-  // A year is for ever, and adding it to a point in time cannot overflow.
+  // Limits the wait to a year, so that adding it to a point in time cannot overflow.
   const auto timeout = std::clamp<int64_t>(request.number(), 0, 365LL * 24 * 3600 * 1000);
   request.end();
   if (table.wait(waiter, keys)) {
@@ -48,7 +48,7 @@ Outcome take_number(Table& table, MessageReader& request) {
   request.end();
   const auto number = table.add(counter, 1);
   if (!number) {
-    return refuse(concat("\"", counter, "\" holds no number that 1 can be added to"));
+    return refuse(concat("the value of \"", counter, "\" is not a number to which 1 can be added"));
   }
   will.key += std::to_string(*number);
   will.reply = reply().add(*number).finish();
@@ -60,7 +60,7 @@ Outcome append(Table& table, MessageReader& request) {
   const auto value = request.text();
   const std::string* now = table.find(key);
   if (now != nullptr && now->size() + value.size() > kLongestMessage / 2) {
-    return refuse("the value becomes too long for one message");
+    return refuse("the value would be too long for one message");
   }
   table.append(key, value);
   return done();
@@ -95,7 +95,7 @@ Outcome carry_out(Table& table, uint64_t waiter, std::string_view bytes) {
       request.end();
       const auto sum = table.add(key, delta);
       return sum ? reply().add(*sum).finish()
-                 : refuse(concat("\"", key, "\" holds no number that ", delta, " can be added to"));
+                 : refuse(concat("the value of \"", key, "\" is not a number to which ", delta, " can be added"));
     }
     case Op::wait:
       return wait(table, waiter, request);

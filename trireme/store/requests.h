@@ -18,16 +18,16 @@ struct Parked {
 struct LastWill {
   std::string key;
   std::string value;
-  /// A counter to be increased by one afterwards, "" for none.
+  /// A counter to increase by one afterwards, "" for none.
   std::string counter;
-  /// What the server answers when it has the will.
+  /// The server's reply when it has stored the will.
   std::string reply;
 };
 
 using Outcome = std::variant<std::string, Parked, LastWill>;
 
-/// Executes one request (without its length) of the connection `waiter`. Returns the whole reply, or what
-/// the server has to do first. Errors: BadMessage when it is no request.
+/// Executes one request (without its length) of the connection `waiter`. Returns the reply, or what the server must do
+/// first. Errors: BadMessage if it is not a request.
 Outcome carry_out(Table& table, uint64_t waiter, std::string_view request);
 
 /// The reply to a wait.

@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kHowToMake =
     "Make one with: (umask 077; head -c 32 /dev/urandom > FILE), the same file on every host.";
 
-// This user's alone; or root's, who lets one group read it, as Kubernetes mounts secrets.
+// Readable by this user only; or root's with one group that may read it, as Kubernetes mounts secrets.
 bool is_private(const struct stat& status) {
   const bool own = status.st_uid == ::geteuid() && (status.st_mode & 077) == 0;
   const bool of_root = status.st_uid == 0 && ::geteuid() != 0 && (status.st_mode & 037) == 0;
@@ -37,7 +37,7 @@ int hex_value(char digit) {
   return small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
 }
 
-/// 64 digits as 32 bytes; "" when it is anything else.
+/// Converts 64 digits to 32 bytes; "" for anything else.
 std::string bytes_of_hex(std::string_view text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) {
     text.remove_suffix(1);
@@ -53,7 +53,7 @@ std::string bytes_of_hex(std::string_view text) {
   return bytes;
 }
 
-/// Up to `most` bytes from the start of the file, wherever its offset is: ranks share the offset.
+/// Reads up to `most` bytes from the start of the file, independent of its offset, which ranks share.
 std::string read_start(int descriptor, size_t most) {
   std::string bytes(most, '\0');
   size_t filled = 0;
@@ -71,7 +71,7 @@ std::string read_start(int descriptor, size_t most) {
   return bytes;
 }
 
-/// The secret that a file holds; "" when it holds none.
+/// The secret in a file; "" if it has none.
 std::string bytes_in(int descriptor) {
   const std::string content = read_start(descriptor, 2 * Secret::kBytes + 3);
   return content.size() == Secret::kBytes ? content : bytes_of_hex(content);
@@ -99,7 +99,7 @@ Secret from_file(const std::string& path) {
   if (!S_ISREG(status.st_mode) || !is_private(status)) {
     throw InputError("store",
                      concat("TRIREME_SECRET_FILE=", path, " must be a file of this user that nobody else may read."),
-                     concat("Type: chmod 600 ", path));
+                     concat("Run: chmod 600 ", path));
   }
   const std::string bytes = bytes_in(file.get());
   if (bytes.empty()) {

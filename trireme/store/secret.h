@@ -12,15 +12,15 @@ namespace trireme::store {
 
 /// The secret that only the ranks of one job know: 32 random bytes, or none.
 ///
-/// It never appears in an argument, a log or the environment: the environment only says where it is.
-/// The destructor wipes the bytes.
+/// It never appears in an argument, a log or the environment: the environment only gives its location. The destructor
+/// wipes the bytes.
 class Secret {
  public:
   static constexpr size_t kBytes = 32;
 
   /// No secret: every client that speaks the protocol is accepted.
   Secret() = default;
-  /// Takes 32 bytes. Errors: InputError for any other number of bytes.
+  /// Takes 32 bytes. Errors: InputError for any other number.
   explicit Secret(std::string_view bytes);
   Secret(const Secret&) = default;
   Secret& operator=(const Secret&) = default;
@@ -32,14 +32,13 @@ class Secret {
   /// Parses the output of hex(), with or without a line end; nullopt for anything else.
   static std::optional<Secret> from_hex(std::string_view digits);
 
-  /// Reads the descriptor in TRIREME_SECRET_FD (see memory_file()) or the file in TRIREME_SECRET_FILE;
-  /// an empty secret when neither is set. Either holds 32 bytes, or 64 hexadecimal digits and perhaps a line end.
-  /// Errors: InputError when the file is not the user's own or others may read it (mode 0600 is asked for),
-  /// or when it has another size.
+  /// Reads the descriptor in TRIREME_SECRET_FD (see memory_file()) or the file in TRIREME_SECRET_FILE; returns an empty
+  /// secret if neither is set. Either holds 32 bytes, or 64 hexadecimal digits and optionally a line end. Errors:
+  /// InputError if the file belongs to another user, others may read it (it needs mode 0600), or it has another size.
   static Secret from_environment();
 
-  /// Opens a nameless memory file with the bytes, sealed against change, that programs started from here inherit.
-  /// The caller closes it. Errors: Error when the system has none.
+  /// Opens an unnamed memory file with the bytes, sealed against changes; programs started by this process inherit it.
+  /// The caller closes it. Errors: Error if the system has none.
   int memory_file() const;
 
   bool empty() const {
@@ -49,7 +48,7 @@ class Secret {
   std::string_view bytes() const {
     return {bytes_.data(), empty_ ? 0 : kBytes};
   }
-  /// 64 hexadecimal digits, or none. Only for what nobody else can read.
+  /// 64 hexadecimal digits, or none. Only for channels that nobody else can read.
   std::string hex() const;
 
  private:
@@ -57,11 +56,11 @@ class Secret {
   bool empty_ = true;
 };
 
-/// How a client gets the secret: it has it, or looks for it on the host after the server's greeting.
+/// How a client gets the secret: directly, or by a search on the host after the server's greeting.
 class SecretSource {
  public:
   SecretSource(Secret secret) : find_([secret = std::move(secret)](int) { return secret; }) {}
-  /// `find` gets the connected socket.
+  /// `find` receives the connected socket.
   explicit SecretSource(std::function<Secret(int socket)> find) : find_(std::move(find)) {}
   Secret operator()(int socket) const {
     return find_(socket);
@@ -71,7 +70,7 @@ class SecretSource {
   std::function<Secret(int)> find_;
 };
 
-/// Fills the buffer with secure random bytes from the kernel. Errors: Error when it has none.
+/// Fills the buffer with secure random bytes from the kernel. Errors: Error if it has none.
 void fill_random(void* buffer, size_t bytes);
 
 } // namespace trireme::store

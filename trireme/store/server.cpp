@@ -26,8 +26,8 @@ constexpr uint64_t kWake = 1;
 constexpr uint64_t kFirstConnection = 2;
 constexpr int kAcceptedAtOnce = 32;
 constexpr size_t kReadAtOnce = 64 << 10;
-/// A stranger younger than this is not driven out by a newer one: with thousands of ranks that come at once,
-/// all of them would drive out each other.
+/// A newer connection does not displace one younger than this: thousands of ranks that start at once would displace
+/// each other.
 constexpr milliseconds kLeastStay{200};
 constexpr milliseconds kBetweenWarnings{1000};
 
@@ -56,7 +56,7 @@ Server::Loop::Loop(int listening, ServerOptions options)
   if (!events_ || !wake_ || !set_nonblocking(listening_.get()) ||
       epoll_ctl(events_.get(), EPOLL_CTL_ADD, listening_.get(), &listener) != 0 ||
       epoll_ctl(events_.get(), EPOLL_CTL_ADD, wake_.get(), &wake) != 0) {
-    throw Error("store", concat("cannot serve the meeting point of the ranks: ", std::strerror(errno), "."),
+    throw Error("store", concat("cannot serve the rendezvous of the ranks: ", std::strerror(errno), "."),
                 "Raise the limit on open files (ulimit -n).");
   }
   // Signals are for the program's own threads.
@@ -137,12 +137,12 @@ void Server::Loop::accept_some() {
         rest_listener(stays_until);
         return;
       }
-      turn_away(oldest, "it has said nothing and others wait");
+      turn_away(oldest, "it sent nothing while others wait");
       drop_ended();
     }
     Descriptor socket(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) {
-      // With no descriptors left the same connection would be reported again and again.
+      // Without a free descriptor epoll would report the same connection again and again.
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         if (!strangers_.empty()) {
           turn_away(*strangers_.begin(), "this process has no file descriptors left");
@@ -189,7 +189,7 @@ void Server::Loop::wake_listener() {
 void Server::Loop::serve(uint64_t number, uint32_t events) {
   const auto found = connections_.find(number);
   if (found == connections_.end()) {
-    return; // ended by another event of the same round
+    return; // ended by an earlier event of this call
   }
   Connection& connection = found->second;
   if ((events & EPOLLOUT) != 0) {
@@ -214,7 +214,7 @@ void Server::Loop::receive(uint64_t number, Connection& connection) {
   }
   if (count <= 0) {
     if (!connection.trusted && !connection.in.empty()) {
-      turn_away(number, "it has left in the middle of the handshake");
+      turn_away(number, "it closed the connection during the handshake");
     } else {
       end(number);
     }
@@ -295,7 +295,7 @@ void Server::Loop::send_rest(Connection& connection) {
       continue;
     }
     if (count < 0) {
-      return; // full: EPOLLOUT comes; broken: EPOLLHUP does
+      return; // if full, EPOLLOUT follows; if broken, EPOLLHUP
     }
     connection.out.erase(0, static_cast<size_t>(count));
   }
@@ -333,7 +333,7 @@ void Server::Loop::expire() {
       finish_wait(number, false);
       reply_to_ready();
     } else {
-      turn_away(number, "it has not proved in time that it belongs to the job");
+      turn_away(number, "it did not prove in time that it belongs to the job");
       drop_ended();
     }
   }
@@ -400,7 +400,7 @@ void Server::Loop::tell_refused(bool at_end) {
   if (unreported_ == 0 || (!at_end && now < reported_at_ + kBetweenWarnings)) {
     return;
   }
-  log::warning("the meeting point of the ranks has turned away ", unreported_,
+  log::warning("the rendezvous of the ranks has refused ", unreported_,
                unreported_ == 1 ? " connection" : " connections", " that did not prove to belong to this job (last ",
                last_refusal_, ").");
   unreported_ = 0;

@@ -42,7 +42,7 @@ class Server::Loop {
     std::string out;
     std::optional<LastWill> will;
     Clock::time_point since;
-    /// When the stranger or the wait ends; max for neither.
+    /// End of the time for a proof, or of a wait; max for neither.
     Clock::time_point deadline = Clock::time_point::max();
     uint32_t interest = 0;
   };
@@ -79,14 +79,14 @@ class Server::Loop {
   std::vector<char> buffer_;
   Table table_;
   std::unordered_map<uint64_t, Connection> connections_;
-  /// Numbers grow, so the first stranger is the oldest.
+  /// Numbers grow, so the first one is the oldest.
   std::set<uint64_t> strangers_;
   std::set<std::pair<Clock::time_point, uint64_t>> deadlines_;
-  /// To be closed when no function works on them any more.
+  /// Closed when no function uses them any more.
   std::set<uint64_t> ending_;
   uint64_t next_number_;
   std::optional<Clock::time_point> listener_rests_until_;
-  /// Accepting pauses because of too many strangers, until one of them is closed.
+  /// Accepting pauses because of too many unproved connections, until one of them is closed.
   bool listener_waits_for_room_ = false;
   int64_t unreported_ = 0;
   std::string last_refusal_;

@@ -40,7 +40,7 @@ Addresses resolve(const Endpoint& endpoint, bool required) {
   return Addresses(code == 0 ? found : nullptr, freeaddrinfo);
 }
 
-/// Waits for a connection under way; false when it fails or takes too long.
+/// Waits for a pending connection; false if it fails or takes too long.
 bool connected(int descriptor, std::chrono::milliseconds patience) {
   pollfd waiting{descriptor, POLLOUT, 0};
   int error = 0;
@@ -79,7 +79,7 @@ int listen_on(const Endpoint& endpoint) {
       throw InputError(
           "comm",
           concat("MASTER_ADDR=", endpoint.host,
-                 " stands for every address of this host, and the ranks meet on one only."),
+                 " stands for every address of this host, but the rendezvous uses a single one."),
           "Set it to 127.0.0.1 for one host, otherwise to the address under which the other hosts reach this one.");
     }
     Descriptor socket_fd(socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -172,8 +172,7 @@ void let_wait_to_read(int descriptor) {
 bool is_silent(int descriptor) {
   tcp_info info{};
   socklen_t length = sizeof(info);
-  // The kernel of a process that does not read answers: to keep-alives, and to probes of its full window, which come
-  // seldom.
+  // The kernel of a process that does not read still answers keep-alives, and the rare probes of its full window.
   constexpr int kUnansweredProbes = 3;
   return getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
          (info.tcpi_retransmits > 0 || info.tcpi_probes >= kUnansweredProbes) &&
@@ -205,7 +204,7 @@ std::string own_address_towards(const std::string& host) {
   }
   const Addresses addresses = resolve({host, 9}, true);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    // A datagram socket picks its route at connect without sending anything.
+    // Connecting a datagram socket picks its route without sending anything.
     const Descriptor socket_fd(socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof(own);

@@ -15,12 +15,12 @@ struct Endpoint {
 /// True for localhost, 127.x.y.z and ::1.
 bool is_loopback(const std::string& host);
 
-/// Opens a listening socket on this one address (port 0: any) and returns its descriptor.
-/// Errors: InputError when the port is in use, the address is not of this machine, or it stands for all of
-/// them (0.0.0.0, ::), which would be reachable from all of its networks.
+/// Opens a listening socket on this one address (port 0: any) and returns its descriptor. Errors: InputError if the
+/// port is in use, if the address is not of this machine, and for 0.0.0.0 and ::, which would be reachable from all of
+/// its networks.
 int listen_on(const Endpoint& endpoint);
 
-/// Port that a listening socket is bound to; 0 when it is no such socket.
+/// Port of a listening socket; 0 if it is not one.
 int bound_port(int descriptor);
 
 /// Whether a socket is bound to a loopback address.
@@ -31,35 +31,34 @@ bool peer_on_loopback(int descriptor);
 
 /// The result of one attempt to connect.
 struct Attempt {
-  /// Non-blocking; empty if nobody listens.
+  /// Non-blocking; empty if nothing listens.
   Descriptor socket;
-  /// The host name is unknown (so far).
+  /// The host name is unknown, at least now.
   bool unknown_host = false;
 };
 
 /// Tries once to connect, on the first address of the host that works.
 Attempt try_to_connect(const Endpoint& endpoint, std::chrono::milliseconds patience);
 
-/// A connection is broken when the other host is silent for so long: a cut cable or a host without power sends nothing.
-/// A stopped process is not silent: its kernel answers.
+/// A connection breaks when the other host is silent for this long: a cut cable or a host without power sends nothing.
+/// A stopped process is not silent, because its kernel answers.
 inline constexpr std::chrono::seconds kSilence{15};
 
-/// Sets the options of a connection for short messages: no delay for small packets, and an error after kSilence,
-/// whether it is idle or waits for the other side to read.
+/// Sets the options of a connection for short messages: no delay of small packets, and an error after kSilence, idle or
+/// while the other side does not read.
 void prepare_connection(int descriptor);
 
 /// Ends idle connections only: a busy one may wait for a stopped process to read, which the kernel counts as silence.
 void end_when_silent(int descriptor);
 
-/// For connections over which much is sent: removes the error of prepare_connection() for one that waits for the other
-/// side to read, however long. Who uses it asks is_silent() now and then while something is on its way; idle ones still
-/// end after kSilence.
+/// For connections with much traffic: removes prepare_connection()'s error while the other side does not read, for any
+/// time. Callers must check is_silent() from time to time during a transfer; idle connections still end after kSilence.
 void let_wait_to_read(int descriptor);
 
-/// Whether the other host has answered nothing for kSilence although this one asked.
+/// Whether the other host has not answered this one for kSilence.
 bool is_silent(int descriptor);
 
-/// Returns false when the kernel refuses.
+/// Returns false if the kernel refuses.
 bool set_nonblocking(int descriptor);
 
 /// The address of the other end, "?" if unknown.
@@ -68,12 +67,11 @@ std::string peer_name(int descriptor);
 /// The address that a socket is bound to, "?" if unknown.
 std::string bound_host(int descriptor);
 
-/// This machine's address on the way to `host`; "127.0.0.1" when that is this machine itself
-/// under a loopback name. No packet is sent. Errors: InputError when the name is unknown.
+/// This machine's address on the route to `host`; "127.0.0.1" for a loopback name. Sends no packet. Errors: InputError
+/// if the name is unknown.
 std::string own_address_towards(const std::string& host);
 
-/// Equal for processes that share a machine: host name and boot id, or what TRIREME_HOST says (the launcher's name for
-/// it).
+/// Equal for processes on one machine: host name and boot id, or TRIREME_HOST (the launcher's name for it).
 std::string host_identity();
 
 } // namespace trireme::store

@@ -16,12 +16,12 @@ class Table {
   void set(const std::string& key, std::string_view value);
   /// Returns nullptr if the key is not set.
   const std::string* find(const std::string& key) const;
-  /// Adds to a decimal number that starts at 0 and returns the sum; nullopt when the value is no number or the sum is
-  /// too large.
+  /// Adds to a decimal number that starts at 0 and returns the sum; nullopt if the value is not a number or the sum
+  /// overflows.
   std::optional<int64_t> add(const std::string& key, int64_t delta);
   void append(const std::string& key, std::string_view value);
-  /// Sets `desired` when the value is `expected`, or when there is none and `expected` is "". Returns the value
-  /// afterwards; `expected` when there is none (so c10d::Store::compareSet wants it).
+  /// Sets `desired` if the value is `expected`, or if there is none and `expected` is "". Returns the new value, or
+  /// `expected` if there is none (as c10d::Store::compareSet requires).
   std::string compare_set(const std::string& key, std::string_view expected, std::string_view desired);
   bool remove(const std::string& key);
   bool has_all(const std::vector<std::string>& keys) const;
@@ -29,7 +29,7 @@ class Table {
     return values_.size();
   }
 
-  /// Registers a wait of `waiter`, which has no other wait, until all keys are set. Returns true if they already are.
+  /// Registers a wait of `waiter`, which has no other wait, for all keys. Returns true if they are already set.
   bool wait(uint64_t waiter, const std::vector<std::string>& keys);
   void forget(uint64_t waiter);
   /// The waiters whose keys have all been set since the last call.

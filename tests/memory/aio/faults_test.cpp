@@ -196,7 +196,7 @@ TEST_F(FaultsTest, OfIoUringChangeNoByte) {
         EXPECT_THAT(outcome.said, HasSubstr("threads ok"));
       }
       if (call == "io_uring_enter" && (code == "EIO" || code == "EBADF") && fault.ends_with("=1")) {
-        EXPECT_THAT(outcome.said, HasSubstr("one thread transfers from now on"));
+        EXPECT_THAT(outcome.said, HasSubstr("continuing with one thread"));
       }
     });
   }

@@ -105,7 +105,7 @@ TEST_F(FileTest, SaysWhatCannotBeOpenedOrMade) {
   EXPECT_THAT(error_of([&] { File::create(folder_.path / "none" / "file", kPage); }),
               testing::AllOf(HasSubstr("cannot make a file of 4.10 kB for "), HasSubstr("No such file or directory")));
   EXPECT_THAT(error_of([&] { File::create(folder_.path / "file", -1); }), HasSubstr("a file of -1 bytes"));
-  EXPECT_THAT(error_of([&] { Memory(-1); }), HasSubstr("memory of -1 bytes"));
+  EXPECT_THAT(error_of([&] { Memory(-1); }), HasSubstr("cannot allocate -1 bytes"));
   EXPECT_THAT(error_of([&] { Memory(int64_t{1} << 60); }), HasSubstr("no memory of "));
 }
 

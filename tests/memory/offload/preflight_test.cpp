@@ -208,7 +208,7 @@ TEST(PreflightTest, AFolderThatIsToBeMadeIsJudgedByTheOneAboveIt) {
   };
   EXPECT_THAT(refused(scratch.path / "file"), HasSubstr("file is not a folder"));
   EXPECT_THAT(refused(scratch.path / "file/below"),
-              AllOf(HasSubstr("below, of which there is"), HasSubstr("is not a folder")));
+              AllOf(HasSubstr("below, whose nearest existing parent"), HasSubstr("is not a folder")));
   const test::OtherUser user; // root may write everywhere
   if (!user.exists()) {
     GTEST_SKIP() << "no other user can be had";

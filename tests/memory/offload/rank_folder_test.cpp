@@ -76,7 +76,7 @@ TEST(RankFolderTest, IsRefusedToASecondJobUntilTheFirstIsGoneHoweverItEnds) {
   EXPECT_THAT(refusal(scratch.path, 0),
               AllOf(HasSubstr((scratch.path / "trireme.rank0").string()),
                     HasSubstr(concat("of another job (process ", holder.pid(), ") that still runs")),
-                    HasSubstr("an \"nvme_path\" of its own")));
+                    HasSubstr("its own \"nvme_path\"")));
   EXPECT_TRUE(fs::exists(scratch.path / "trireme.rank0" / "optimizer_states.0")) << "the other job's files";
   EXPECT_EQ(refusal(scratch.path, 1), "not refused") << "another rank";
   holder.kill();

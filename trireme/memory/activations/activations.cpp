@@ -11,15 +11,15 @@
 namespace trireme::activations {
 namespace {
 
-constexpr int64_t kMeasuredStep = 1; // the first one has allocations and page faults in it
+constexpr int64_t kMeasuredStep = 1; // the first step includes allocations and page faults
 
-// Steps in which the host waits to know whether ranks had the same inputs: the first ones, and one in so many.
+// Steps in which the host checks that ranks had the same inputs: the first ones, then one in kCheckedAgain.
 constexpr int64_t kCheckedSteps = 4;
 constexpr int64_t kCheckedAgain = 100;
 
 thread_local Activations::Impl* present = nullptr;
 
-// Parts inside a part are its own affair.
+// Makes an Impl the active one; null inside a part, whose inner parts are not managed.
 class Present {
  public:
   explicit Present(Activations::Impl* impl) : before_(present) {
@@ -54,7 +54,7 @@ Activations::Impl::Impl(Options given, at::Device on, const aio::Options& files,
                         int64_t without_weights)
     : options(std::move(given)), device(on), aio(files), in_flight(micro_batches), put_off(without_weights) {
   if (options.uses_nvme() && options.nvme_path.empty()) {
-    throw InputError("activations", "activations are to go to files, and there is no nvme_path",
+    throw InputError("activations", "activations are to be moved to files, but nvme_path is missing",
                      "Name a folder on a local disk: \"nvme_path\": \"/local_nvme\".");
   }
   if (!options.layers.empty()) {
@@ -68,7 +68,7 @@ Way Activations::Impl::usable(Way way) const {
   return activations::usable(way, !device.is_cpu());
 }
 
-// What needs least memory.
+// The policy that needs the least memory.
 Way Activations::Impl::measuring_way() const {
   return !device.is_cpu() ? Way::recompute_host : options.uses_nvme() ? Way::recompute_nvme : Way::recompute;
 }
@@ -81,8 +81,8 @@ Way Activations::Impl::first_way(const ModelPart& part, size_t index) const {
   if (!options.choices.empty() && place >= options.choices.size()) {
     throw InputError(
         "activations",
-        concat("\"choices\" has ", options.choices.size(), " ways, and the model calls another part: ", part.type),
-        "Give every part one, as a run with \"policy\": \"auto\" prints them.");
+        concat("\"choices\" has ", options.choices.size(), " policies, but the model calls another part: ", part.type),
+        "List one per part; a run with \"policy\": \"auto\" prints them.");
   }
   return way_of_part(options, place, part.recomputes, !device.is_cpu());
 }
@@ -121,7 +121,7 @@ void Activations::Impl::take_adopted(size_t index, const Tensors& inputs) {
 
 void Activations::Impl::adopt(Decision decision, bool all) {
   if (!options.automatic || steps > 0 || !parts.empty()) {
-    throw Error("activations", "a decision comes too late, or there is nothing to decide");
+    throw Error("activations", "a decision can only be adopted with \"auto\", before the first forward");
   }
   for (Way& way : decision.ways) {
     way = usable(way);
@@ -184,7 +184,7 @@ void Activations::Impl::end_forward(size_t index, const Call& call) {
   allow_moves();
 }
 
-// As much as the largest part that moves, so that it leaves while the next one computes.
+// Allows the bytes of the largest moved part, so that it is moved out while the next one computes.
 void Activations::Impl::allow_moves() {
   int64_t largest = 0;
   for (const Known& known : parts) {
@@ -211,7 +211,7 @@ Tensors Activations::Impl::call_directly(size_t index, const Function& f, const 
   return outputs;
 }
 
-// Autograd saves the inputs for the call itself, and what f saves, when it runs again, for a call of its own, which
+// Autograd saves the inputs for the call itself. What f saves when it is recomputed belongs to an inner call, which
 // only counts.
 Tensors Activations::Impl::call_recomputed(size_t index, const ModelPart& part, const Function& f,
                                            const Tensors& inputs) {
@@ -255,8 +255,8 @@ void Activations::Impl::end_step() {
   if (!places_given_ && parts.size() < options.choices.size()) {
     throw InputError(
         "activations",
-        concat("\"choices\" has ", options.choices.size(), " ways, and the model calls ", parts.size(), " parts"),
-        "Give every part one, as a run with \"policy\": \"auto\" prints them.");
+        concat("\"choices\" has ", options.choices.size(), " policies, but the model calls ", parts.size(), " parts"),
+        "List one per part; a run with \"policy\": \"auto\" prints them.");
   }
   if (steps < kCheckedSteps || steps % kCheckedAgain == 0) {
     storages->check_shares();

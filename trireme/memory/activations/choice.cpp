@@ -21,12 +21,12 @@ int64_t whole(const PartCost& part) {
   return part.bytes + part.input_bytes;
 }
 
-// A buffer for a part's inputs.
+// Bytes of the buffer for a part's inputs.
 int64_t moved_input(const PartCost& part) {
   return aio::round_up(part.share_bytes);
 }
 
-// What a part has elsewhere.
+// Bytes of a part that are moved.
 int64_t moved_by(const PartCost& part, Way way) {
   return recomputes(way) ? moved_input(part) : whole(part) + part.padding - part.stay_bytes;
 }
@@ -43,7 +43,7 @@ bool several_in_flight(const Problem& problem) {
   return problem.in_flight > 1 || problem.put_off > 0;
 }
 
-// Of all micro-batches in flight.
+// Over all micro-batches in flight.
 int64_t held_by(const Problem& problem, const PartCost& part, Way way) {
   const int64_t stays = way == Way::keep        ? whole(part)
                         : way == Way::recompute ? part.share_bytes
@@ -56,8 +56,7 @@ bool gathers(const PartCost& part) {
   return part.share_bytes < part.input_bytes;
 }
 
-// The most that the part itself has at a time, beside what moves: on the CPU what has moved lies in the buffers of
-// moves.
+// The peak bytes of the part itself, besides its moves: on the CPU, what has moved lies in the buffers of moves.
 int64_t all_of(const Problem& problem, const PartCost& part, Way way) {
   if (moves(way) && !recomputes(way) && problem.moving_copies > 1) {
     return part.stay_bytes;
@@ -65,7 +64,7 @@ int64_t all_of(const Problem& problem, const PartCost& part, Way way) {
   return whole(part) + (way == Way::recompute && gathers(part) ? part.share_bytes : 0);
 }
 
-// Seconds of the part itself, and of its move behind the next part; the last one has none.
+// Seconds of the part itself, and of its move during the next part; the last part has no next.
 double seconds_of(const Problem& problem, size_t index, Way way, const PartCost* next, Way next_way) {
   const PartCost& part = problem.parts[index];
   double seconds =
@@ -83,7 +82,7 @@ double seconds_of(const Problem& problem, size_t index, Way way, const PartCost*
   return seconds + std::max(0.0, bytes * move.out - next->forward) + std::max(0.0, bytes * move.in - hides_in);
 }
 
-// What has moved so far.
+// The largest unit moved so far.
 enum class Moved { nothing, inputs, parts };
 
 Moved after(Moved before, Way way) {
@@ -110,14 +109,14 @@ Memory memory_of(const Problem& problem) {
     memory.at_work =
         std::max({memory.at_work, all_of(problem, part, Way::keep), all_of(problem, part, Way::recompute)});
   }
-  // A micro-batch comes back while another one leaves. On the CPU `at_work` has room for that one's part.
+  // A micro-batch moves back while another one moves out. On the CPU `at_work` includes that one's part.
   const bool leaves_and_comes = several_in_flight(problem);
   memory.input_copies = problem.moving_copies + (leaves_and_comes ? 1 : 0);
   memory.copies = problem.moving_copies + (leaves_and_comes && problem.moving_copies == 1 ? 1 : 0);
   return memory;
 }
 
-// At a part: what is held before it and its own. With several micro-batches in flight only the end of a forward counts.
+// Bytes at a part: held before it, and its own. With several micro-batches in flight only the end of a forward counts.
 int64_t bytes_at(const Problem& problem, const Memory& memory, int64_t held_before, size_t index, Way way,
                  Moved moved) {
   return several_in_flight(problem) ? 0
@@ -128,10 +127,10 @@ int64_t bytes_at_end(const Problem& problem, const Memory& memory, int64_t held,
   return several_in_flight(problem) ? held + memory.at_work + memory.moving(moved) : 0;
 }
 
-// One way to treat the parts so far. `before` leads to the rest.
+// Policies for the parts so far; `before` is the index of the state that precedes it.
 struct PartialChoice {
   int64_t held = 0;
-  int64_t most = 0; // bytes at a time so far
+  int64_t most = 0; // peak bytes so far
   int64_t in_files = 0;
   int64_t on_host = 0;
   double seconds = 0;
@@ -139,7 +138,7 @@ struct PartialChoice {
   Way way = Way::keep;
 };
 
-// Those of which no other holds less and costs less.
+// Keeps the states that no other one dominates (holds less and costs less).
 void thin_out(std::vector<PartialChoice>& states, int64_t budget) {
   std::sort(states.begin(), states.end(), [](const PartialChoice& a, const PartialChoice& b) {
     return std::tie(a.held, a.seconds, a.in_files, a.on_host, a.most) <
@@ -154,7 +153,7 @@ void thin_out(std::vector<PartialChoice>& states, int64_t budget) {
   if (best.size() > kMostStates) {
     const int64_t cell = std::max<int64_t>(1, budget / kGrid);
     std::vector<PartialChoice> coarse;
-    for (const PartialChoice& state : best) { // in each cell the last one costs least
+    for (const PartialChoice& state : best) { // the last one in each cell costs least
       if (!coarse.empty() && coarse.back().held / cell == state.held / cell) {
         coarse.back() = state;
       } else {
@@ -180,8 +179,8 @@ bool has_room(const Problem& problem, int64_t in_files, int64_t on_host) {
   return in_files <= problem.file_room && on_host <= problem.host_room;
 }
 
-// Of all parts the way that holds least; without moves, with those of inputs, with all: buffers may cost more than they
-// save.
+// The policies that hold the least, tried without moves, with moves of inputs, and with all: buffers may cost more than
+// they save.
 Choice least_memory(const Problem& problem) {
   const std::vector<Way> allowed = allowed_ways(problem);
   Choice best;
@@ -239,7 +238,7 @@ void even_out(std::vector<PartCost>& parts, const std::vector<int64_t>& kinds) {
 
 Choice judge(const Problem& problem, const std::vector<Way>& ways) {
   if (ways.size() != problem.parts.size()) {
-    throw Error("activations", concat(ways.size(), " ways for ", problem.parts.size(), " parts"));
+    throw Error("activations", concat(ways.size(), " policies for ", problem.parts.size(), " parts"));
   }
   const Memory memory = memory_of(problem);
   Choice choice;
@@ -268,7 +267,7 @@ Choice choose(const Problem& problem) {
   if (parts == 0) {
     return {.ways = {}, .fits = true};
   }
-  // kept[i]: all states after part i. Only the last way and what has moved matter to what follows.
+  // kept[i]: all states after part i. Only the last policy and what was moved affect later parts.
   using Key = std::pair<Way, Moved>;
   std::vector<std::vector<PartialChoice>> kept(parts);
   std::map<Key, std::vector<PartialChoice>> open;
@@ -324,7 +323,7 @@ Choice choose(const Problem& problem) {
         std::none_of(allowed.begin(), allowed.end(), goes_there)) {
       continue;
     }
-    Problem without = problem; // the cheapest so far may have had no room left
+    Problem without = problem; // the cheapest states so far may have used up the room
     std::erase_if(without.allowed, goes_there);
     if (const Choice choice = choose(without); choice.fits) {
       return choice;
@@ -344,7 +343,7 @@ Choice choose(const Problem& problem) {
 NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::string& of_stage) {
   const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const auto room = [&](const char* of, bool (*goes_there)(Way), int64_t there) {
-    const bool is_known = there < std::numeric_limits<int64_t>::max() / 4; // and limits something
+    const bool is_known = there < std::numeric_limits<int64_t>::max() / 4; // and is a limit
     return is_known && std::ranges::any_of(problem.allowed, goes_there)
                ? concat(' ', of, " room for ", bytes(there), '.')
                : "";

@@ -14,8 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// No other file of this or another process has it, also where processes of several containers or hosts, whose numbers
-// repeat, share the folder.
+// A name that no other process uses, even if processes of several containers or hosts, whose ids repeat, share the
+// folder.
 fs::path fresh_name(const fs::path& folder) {
   static std::atomic<int64_t> count = 0;
   std::random_device random;
@@ -30,7 +30,7 @@ FileSpace::FileSpace(fs::path folder) : folder_(std::move(folder)) {
   if (!fs::is_directory(folder_)) {
     throw InputError("activations",
                      concat("nvme_path ", folder_.string(),
-                            " is no folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)),
+                            " is not a folder and cannot be made: ", describe_write_failure(error.value(), folder_, 0)),
                      "Name a folder on a local disk that this user may write to.");
   }
 }
@@ -44,7 +44,7 @@ std::shared_ptr<const FileSpace::Extent> FileSpace::take(int64_t bytes) {
           }};
 }
 
-// No longer free.
+// Removes the place from free_.
 int64_t FileSpace::place_for(int64_t bytes) {
   auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& part) { return part.second >= bytes; });
   if (found == free_.end()) {

@@ -11,25 +11,25 @@
 
 namespace trireme::activations {
 
-/// Room in a file of one folder, which grows by what pieces need. The file has no name: it goes with the process,
-/// however that ends. Any thread.
+/// Allocates pieces of a file in one folder; the file grows as needed. It has no name, so it ends with the process in
+/// any case. Thread-safe.
 class FileSpace : public std::enable_shared_from_this<FileSpace> {
  public:
-  /// The folder is made if it is missing.
+  /// Creates the folder if it is missing.
   explicit FileSpace(std::filesystem::path folder);
 
-  /// A piece of the file; free again with the last copy.
+  /// A piece of the file, freed with its last copy.
   struct Extent {
     const aio::File* file = nullptr;
     int64_t offset = 0;
     int64_t bytes = 0;
   };
-  /// `bytes` is a multiple of aio::kAlignment. First fit; where nothing fits the file grows.
-  /// Errors: Error with the folder, the bytes wanted and the free space.
+  /// `bytes` is a multiple of aio::kAlignment. First fit; the file grows if nothing fits. Errors: Error with the
+  /// folder, the wanted bytes and the free space.
   std::shared_ptr<const Extent> take(int64_t bytes);
-  /// Of the file: the most that pieces have had at a time, and what was lost between them.
+  /// Size of the file: the peak of its pieces, and fragmentation.
   int64_t bytes() const;
-  /// Bytes that pieces may have at a time: the file's, and an equal share of what its disk has free for each of the
+  /// Bytes that pieces may have at a time: the file's size, and an equal share of the disk's free space for each of the
   /// `ranks` that use it.
   int64_t room(int64_t ranks) const;
 

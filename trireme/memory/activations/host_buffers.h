@@ -15,8 +15,7 @@ namespace trireme::activations {
 
 class HostBuffers;
 
-/// Memory of the host for one storage that moves: at an address, and of a size, that files can be read into and written
-/// from directly.
+/// Host memory for one storage that is moved. Its address and size allow direct transfers of files.
 class HostBuffer {
  public:
   HostBuffer(std::shared_ptr<void> memory, at::Tensor pinned, std::byte* data, int64_t size)
@@ -28,26 +27,26 @@ class HostBuffer {
   int64_t size() const {
     return size_;
   }
-  /// The first `bytes` of it as a tensor of bytes.
+  /// Its first `bytes` bytes as a tensor of bytes.
   at::Tensor tensor(int64_t bytes) const;
 
  private:
-  std::shared_ptr<void> memory_; // of the CPU
+  std::shared_ptr<void> memory_; // for the CPU
   at::Tensor pinned_;            // for a device
   std::byte* data_;
   int64_t size_;
 };
 
-/// Makes buffers, and keeps those that come back for the next of their size. For a device they are pinned. Any thread.
+/// Pool of buffers: reuses released ones of the same size. Pinned for a device. Thread-safe.
 class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
  public:
-  /// On the CPU the bytes of all buffers, spare ones too, count in `ledger`: they are where the model is.
+  /// On the CPU `ledger` counts the bytes of all buffers, spare ones included: they are in the memory of the model.
   HostBuffers(at::DeviceType device, std::shared_ptr<Ledger> ledger) : device_(device), ledger_(std::move(ledger)) {}
   ~HostBuffers();
 
-  /// At least `bytes`. The buffer comes back by itself.
+  /// At least `bytes`. The buffer returns to the pool when it is released.
   std::shared_ptr<HostBuffer> take(int64_t bytes);
-  /// Buffers in use and spare ones together may have so many bytes, of which those in use come first.
+  /// Limits the bytes of buffers in use and spare ones; spare ones are freed first.
   void set_most(int64_t bytes);
 
  private:

@@ -11,7 +11,8 @@
 
 namespace trireme::activations {
 
-/// The parts and what is known of them; private to this folder. The functions that backward calls hold it.
+/// The registered parts and their measurements; private to this folder. Functions called by backward share its
+/// ownership.
 class Activations::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(Options options, at::Device device, const aio::Options& aio, int64_t in_flight, Sharing sharing,
@@ -83,9 +84,9 @@ class Activations::Impl : public std::enable_shared_from_this<Impl> {
   bool decided_ = false;
 };
 
-/// Seconds a byte of what was measured by moving `bytes` to the host and back, and to a file and back.
+/// Seconds per byte, measured by moving `bytes` to the host and back, or to a file and back.
 MoveCost measure_host(at::Device device, int64_t bytes);
-/// The same of gathering shares, of the whole: collective.
+/// Seconds per byte of the gathered memory, measured by gathering shares. Collective.
 double measure_gather(const Sharing& sharing, at::Device device, int64_t bytes);
 MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t bytes);
 

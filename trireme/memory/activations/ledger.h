@@ -6,7 +6,7 @@
 
 namespace trireme::activations {
 
-/// Counts the bytes that activations take where the model is. Any thread.
+/// Counts the bytes of activations in the memory of the model. Thread-safe.
 class Ledger {
  public:
   void add(int64_t bytes) {
@@ -21,7 +21,7 @@ class Ledger {
   int64_t bytes() const {
     return bytes_.load();
   }
-  /// The most so far.
+  /// The peak so far.
   int64_t peak() const {
     return peak_.load();
   }

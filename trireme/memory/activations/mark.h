@@ -6,7 +6,7 @@
 
 namespace trireme::activations {
 
-/// A moment of what is computed: of the device's clock where there is one, else of the host's.
+/// A point in time of the computation: of the device's clock if there is one, else of the host's.
 class Mark {
  public:
   explicit Mark(at::Device device) : device_(device), event_(device.type(), /*timed=*/true) {}
@@ -22,7 +22,7 @@ class Mark {
   void forget() {
     set_ = false;
   }
-  /// Both are set; on a device the host has waited for them.
+  /// Both must be set; on a device the host must have waited for them.
   double seconds_since(const Mark& earlier) const {
     return device_.is_cpu() ? std::chrono::duration<double>(time_ - earlier.time_).count()
                             : event_.seconds_since(earlier.event_);

@@ -15,14 +15,13 @@
 namespace trireme::activations {
 namespace {
 
-constexpr int64_t kMostMeasured = int64_t{16}
-                                  << 20; // bytes of a trial move, for which memory is needed beside the budget
+constexpr int64_t kMostMeasured = int64_t{16} << 20; // bytes of a trial move, which needs memory besides the budget
 constexpr size_t kNumbersOfMoves = 10;
 constexpr size_t kNumbersOfPart = 7;
 constexpr int kTrials = 3;      // of a move to a file
-constexpr double kBackward = 2; // times the forward, where nothing says when it ended
+constexpr double kBackward = 2; // times the forward, if its end is unknown
 
-// Seconds since the last call.
+// Measures the seconds since the last call.
 class Watch {
  public:
   double lap() {
@@ -42,7 +41,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// Processor time that the system has used for this process, all threads.
+// CPU time that the system spent for this process, all threads.
 double system_seconds() {
   rusage used{};
   ::getrusage(RUSAGE_SELF, &used);
@@ -76,7 +75,7 @@ double measure_gather(const Sharing& sharing, at::Device device, int64_t bytes) 
   const at::Tensor whole = at::zeros({sharing.ranks * each}, share.options());
   Mark begin(device);
   Mark end(device);
-  sharing.gather(whole, share); // the first one may open connections
+  sharing.gather(whole, share); // the first call may open connections
   begin.now();
   sharing.gather(whole, share);
   end.now();
@@ -91,7 +90,7 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
   const at::Tensor source = at::zeros({size}, at::kByte);
   const aio::Memory memory(size);
   std::copy_n(source.const_data_ptr<uint8_t>(), size,
-              reinterpret_cast<uint8_t*>(memory.data())); // its pages are there from now on
+              reinterpret_cast<uint8_t*>(memory.data())); // touches the pages of `memory`
   std::array<std::vector<double>, 3> seconds;             // of copies, writes, reads
   const double system_before = system_seconds();
   for (int trial = 0; trial < kTrials; ++trial) {
@@ -103,7 +102,7 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
     transfers.wait(transfers.read(*piece->file, piece->offset, memory.data(), size));
     seconds[2].push_back(watch.lap());
   }
-  // What the system does for a transfer it does on processors that compute otherwise.
+  // The system works for transfers on cores that would otherwise compute.
   const double system = (system_seconds() - system_before) / kTrials;
   const auto each = static_cast<double>(size);
   return {median(seconds[1]) / each, median(seconds[2]) / each, (median(seconds[0]) + system) / each};
@@ -111,7 +110,7 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
 
 std::vector<double> Activations::Impl::measured(int64_t host_room) const {
   int64_t largest = 4096;
-  int64_t largest_input = 0; // of those that are shared
+  int64_t largest_input = 0; // of shared inputs
   for (const Known& known : parts) {
     largest_input = std::max(largest_input, known.share_bytes < known.input_bytes ? known.input_bytes : 0);
     largest = std::max(largest, known.bytes + known.input_bytes);
@@ -119,7 +118,7 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
   largest = std::min(largest, kMostMeasured);
   const double gather = largest_input > 0
                             ? measure_gather(storages->sharing(), device, std::min(largest_input, kMostMeasured))
-                            : 0; // before what may fail on one rank
+                            : 0; // collective, so before anything that may fail on one rank
   MoveCost host;
   MoveCost nvme;
   double file_room = 0;
@@ -150,13 +149,12 @@ std::vector<double> Activations::Impl::measured(int64_t host_room) const {
       -file_room,
       -kUsableOfHost *
           static_cast<double>(
-              host_room)}; // of all ranks the largest count: the shortest time to hide behind, and the least room
+              host_room)}; // the largest over all ranks counts, so negate: least time to overlap, least room
   for (size_t i = 0; i < parts.size(); ++i) {
     const Known& known = parts[i];
     const double forward = known.forward_ends.set() ? known.forward_ends.seconds_since(known.forward_begins) : 0;
     double backward = kBackward * forward;
-    if (i > 0 && known.backward_begins.set() &&
-        parts[i - 1].backward_begins.set()) { // from its begin to that of the part before
+    if (i > 0 && known.backward_begins.set() && parts[i - 1].backward_begins.set()) { // until the part before begins
       const double all = parts[i - 1].backward_begins.seconds_since(known.backward_begins);
       backward = all > 0 ? std::max(0.0, all - (recomputes(known.way) ? forward : 0)) : backward;
     }
@@ -198,7 +196,8 @@ std::string Activations::Impl::table(const Problem& problem) const {
 std::string Activations::Impl::decide(const std::vector<double>& largest) {
   if (largest.size() != kNumbersOfMoves + kNumbersOfPart * parts.size()) {
     throw Error("activations",
-                concat("the ranks measured ", largest.size(), " numbers, and this one has ", parts.size(), " parts"),
+                concat("the ranks measured ", largest.size(), " numbers, which do not fit this rank's ", parts.size(),
+                       " parts"),
                 "All ranks must call the same parts.");
   }
   decided_ = true;

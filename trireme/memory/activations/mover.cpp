@@ -21,7 +21,7 @@ at::Tensor bytes_of(const c10::Storage& storage) {
   return storage_tensor(storage, at::kByte, {bytes}, {1}, 0);
 }
 
-// The buffer as memory of tensors, which hold it.
+// The buffer as memory of tensors, which share its ownership.
 c10::Storage storage_over(const std::shared_ptr<HostBuffer>& buffer, int64_t bytes) {
   auto* const held = new std::shared_ptr<HostBuffer>(buffer);
   at::DataPtr data(
@@ -53,7 +53,7 @@ Mover::~Mover() {
     for (const auto& [event, buffer] : copying_) {
       event.synchronize();
     }
-  } catch (const std::exception& error) { // a device that has failed is somebody else's error
+  } catch (const std::exception& error) { // the device has failed; the error is reported elsewhere
     log::debug("activations were not waited for: ", error.what());
   }
 }
@@ -86,7 +86,7 @@ int64_t Mover::bytes_in() const {
 std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place, bool foreign) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());
   const auto away = std::make_shared<Away>(shared_from_this(), place, bytes,
-                                           device_); // before the lock: if this fails, its end takes it again
+                                           device_); // before the lock, which its destructor takes if this fails
   const Lock lock(mutex_);
   const at::NoGradGuard no_grad;
   go_on();
@@ -131,7 +131,7 @@ void Mover::finish_write(Away& away) {
   away.buffer_.reset();
 }
 
-// Frees the memory of what has been leaving for longest.
+// Frees the memory of the oldest storage being moved out.
 void Mover::let_go(Away& away) {
   erase(leaving_, &away);
   leaving_bytes_ -= away.bytes_;
@@ -139,7 +139,7 @@ void Mover::let_go(Away& away) {
     finish_write(away);
     return;
   }
-  away.copied_.block(device::current_stream(device_)); // from here on it may be used again
+  away.copied_.block(device::current_stream(device_)); // from here on it may be reused
   away.original_ = c10::Storage();
   ledger_->remove(away.bytes_);
   if (away.place_ == Place::nvme) {
@@ -157,7 +157,7 @@ void Mover::let_go(Away& away) {
   }
 }
 
-// What can be done without waiting.
+// Advances transfers without waiting.
 void Mover::go_on() {
   if (device_.is_cpu()) {
     while (!leaving_.empty() && transfers().finished(*leaving_.front()->write_)) {
@@ -185,7 +185,7 @@ void Mover::go_on() {
   }
 }
 
-// Does not go on first: on the CPU that would free buffers that have been written, and what is in one need not be read.
+// Does not call go_on(): on the CPU that would free written buffers, whose contents need not be read again.
 void Mover::call_back(Away& away) {
   const Lock lock(mutex_);
   begin_to_bring(away);
@@ -197,7 +197,7 @@ void Mover::begin_to_bring(Away& away) {
   }
   const at::NoGradGuard no_grad;
   away.called_ = true;
-  if (away.original_) { // it never went
+  if (away.original_) { // its copy out was never waited for
     erase(leaving_, &away);
     leaving_bytes_ -= away.bytes_;
     away.back_ = away.original_;
@@ -224,7 +224,7 @@ void Mover::copy_in(Away& away) {
   const c10::Stream own = in_.on(device_);
   const c10::Stream current = device::current_stream(device_);
   const at::Tensor there = at::empty(
-      {away.bytes_}, at::TensorOptions(at::kByte).device(device_)); // memory that the current stream has used before
+      {away.bytes_}, at::TensorOptions(at::kByte).device(device_)); // memory that the current stream used before
   device::Event free(device_.type());
   free.record(current);
   free.block(own);
@@ -285,17 +285,15 @@ void Mover::forget(Away& away) noexcept {
         copying_.emplace_back(std::move(away.copied_), away.buffer_);
       }
     }
-  } catch (const std::exception& error) { // of a device that has failed
+  } catch (const std::exception& error) { // the device has failed
     log::debug("activations that were not used: ", error.what());
   }
-  for (const auto& id :
-       {away.write_,
-        away.read_}) { // both are waited for before their memory and their place in the file are somebody else's
+  for (const auto& id : {away.write_, away.read_}) { // wait before their memory and their place in the file are reused
     try {
       if (id) {
         transfers().wait(*id);
       }
-    } catch (const std::exception& error) { // of a transfer that nobody needs any more
+    } catch (const std::exception& error) { // the transfer is not needed any more
       log::debug("activations that were not used: ", error.what());
     }
   }

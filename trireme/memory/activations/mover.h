@@ -21,29 +21,28 @@ enum class Place { host, nvme };
 
 class Away;
 
-/// Takes storages to the host or to files, and brings them back, while the program computes.
+/// Moves storages to the host or to files and back, asynchronously.
 ///
-/// On a device copies run on two streams of their own, one for each direction, after what the thread's current stream
-/// has so far; the host waits for none of them. What leaves keeps its memory until the stream that computes waits for
-/// its copy: when more than set_most_leaving() bytes are leaving, or when it is called back before that, which then
-/// costs nothing. Files are read and written by aio; on the CPU a storage is copied into a buffer that is written, and
-/// read into a buffer that is its memory from then on. For a device files are reached through pinned memory. Any
-/// thread; threads of one device use the same current stream.
+/// On a device, copies run on two streams, one per direction, after the work on the thread's current stream; the host
+/// does not wait. A source keeps its memory until the computing stream waits for its copy. That happens when more than
+/// set_most_leaving() bytes are being moved out. If it is called back before, this costs nothing. Files are transferred
+/// by aio: from and to pinned memory for a device; on the CPU a storage is copied into a buffer that is written, and
+/// read into a buffer that becomes its memory. Thread-safe; threads of one device must use the same current stream.
 class Mover : public std::enable_shared_from_this<Mover> {
  public:
-  /// `nvme_path` empty: no files.
+  /// Empty `nvme_path`: no files.
   Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::string& nvme_path, const aio::Options& options);
   ~Mover();
 
-  /// Begins to move a copy away. The bytes must not change until it is there. `foreign`: memory that may be of another
-  /// stream than the current one, as what came from other ranks or from the host.
+  /// Starts to move a copy out. The bytes must not change until it is complete. `foreign`: the memory may belong to
+  /// another stream than the current one, e.g. received from other ranks or from the host.
   std::shared_ptr<Away> leave(const c10::Storage& storage, Place place, bool foreign = false);
-  /// Begins to bring it back, unless that has begun.
+  /// Starts to move it back, unless that was started.
   void call_back(Away& away);
-  /// Its bytes, for the current stream.
+  /// Its bytes, ready for the current stream.
   c10::Storage wait_for(Away& away);
-  /// Most bytes that are leaving at a time, but for a single storage; on the CPU also a half of those of buffers, spare
-  /// ones included.
+  /// Limits the bytes being moved out at a time, though at least one storage moves. On the CPU it is also half the
+  /// limit of the buffers' bytes, spare ones included.
   void set_most_leaving(int64_t bytes);
 
   at::Device device() const {
@@ -51,7 +50,7 @@ class Mover : public std::enable_shared_from_this<Mover> {
   }
   int64_t bytes_out() const;
   int64_t bytes_in() const;
-  /// Where storages go in files; null without.
+  /// The file space; null without files.
   const std::shared_ptr<FileSpace>& files() const {
     return files_;
   }
@@ -78,17 +77,19 @@ class Mover : public std::enable_shared_from_this<Mover> {
   device::KeptStreams out_;
   device::KeptStreams in_;
   std::unique_ptr<aio::Transfers> transfers_;
-  std::deque<Away*> leaving_; // oldest first: on a device with their memory, on the CPU not known to be written
-  std::deque<Away*> writing_; // of a device: copied, not known to be written
-  std::deque<Away*> coming_;  // to a device: read, not copied
-  std::deque<std::pair<device::Event, std::shared_ptr<HostBuffer>>> copying_; // until the device is done with them
+  std::deque<Away*>
+      leaving_; // oldest first; on a device those with their memory, on the CPU those not known to be written
+  std::deque<Away*> writing_; // on a device: copied, not known to be written
+  std::deque<Away*> coming_;  // to a device: being read, not copied
+  std::deque<std::pair<device::Event, std::shared_ptr<HostBuffer>>>
+      copying_; // buffers in use by the device, until the event
   int64_t leaving_bytes_ = 0;
   int64_t most_leaving_ = 0;
   int64_t bytes_out_ = 0;
   int64_t bytes_in_ = 0;
 };
 
-/// One storage that is away, or back.
+/// A storage that was moved out, or back.
 class Away {
  public:
   Away(std::shared_ptr<Mover> mover, Place place, int64_t bytes, at::Device device)
@@ -114,7 +115,7 @@ class Away {
   const Place place_;
   const int64_t bytes_;
   const at::Device device_;
-  c10::Storage original_;              // on a device, until the copy is waited for
+  c10::Storage original_;              // on a device, until its copy was waited for
   device::Event copied_;               // to the host
   std::shared_ptr<HostBuffer> buffer_; // on the host, until it is in the file
   std::shared_ptr<const FileSpace::Extent> piece_;

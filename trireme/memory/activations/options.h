@@ -9,41 +9,39 @@
 
 namespace trireme::activations {
 
-/// Bytes that each of `ranks` keeps of memory of `bytes` of which they keep shares: a multiple of 16.
+/// Bytes of the share that each of `ranks` keeps of `bytes` bytes: a multiple of 16.
 constexpr int64_t share_of(int64_t bytes, int64_t ranks) {
   return ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
 }
 
-/// What becomes of activations between forward and backward: the section "activation_checkpointing" of the
-/// configuration.
+/// Policies for activations between forward and backward: section "activation_checkpointing" of the configuration.
 struct Options {
-  /// Every part is treated so. Absent: as the model says by itself, which recomputes or keeps.
+  /// Policy of every part. Absent: the model's own choice, recompute or keep.
   std::optional<Way> policy = {};
-  /// The way of each part is chosen by measured cost so that their activations fit `memory_budget`.
+  /// Chooses the policy of each part by measured cost, so that activations fit `memory_budget`.
   bool automatic = false;
-  /// The way of each part, in the order in which a forward calls them; empty: see the two above.
+  /// Policy of each part, in the order in which forward calls them; empty: see the two above.
   std::vector<Way> choices = {};
-  /// Bytes that the activations of all parts may take at a time in the memory where the model is; 0: no limit. For
-  /// `automatic`.
+  /// With `automatic`: limit of the bytes of all parts' activations in the memory of the model; 0: no limit.
   int64_t memory_budget = 0;
-  /// A regular expression: parts are the modules whose class name has a match; empty: all that may be.
+  /// A regular expression: only modules whose class name matches are parts; empty: all possible ones.
   std::string layers = {};
-  /// The folder for files; needed for the ways that say nvme. The files have no names there: whatever happens to the
-  /// process, nothing stays.
+  /// Folder of the files; required by nvme policies. The files have no names, so nothing is left after the process in
+  /// any case.
   std::string nvme_path = {};
-  /// Inputs of parts that are recomputed go to the host (DeepSpeed's cpu_checkpointing).
+  /// Moves the inputs of recomputed parts to the host (DeepSpeed's cpu_checkpointing).
   bool inputs_to_host = false;
-  /// Of inputs that all tensor ranks have, each keeps a share until the part is computed again (DeepSpeed's
+  /// Each tensor rank keeps a share of inputs that all have, until the part is recomputed (DeepSpeed's
   /// partition_activations): sharing.h.
   bool shares_inputs = false;
-  /// Logs what each part costs, once, after the second step.
+  /// Logs each part's cost, once, after the second step.
   bool profile = false;
-  /// Ranks that share the host's memory and its disk, this one included.
+  /// Ranks that share the host's memory and disk, this one included.
   int64_t ranks_on_host = 1;
-  /// Storages of fewer bytes stay where they are.
+  /// Smaller storages are not moved.
   int64_t least_bytes = 4096;
 
-  /// Whether anything here is asked for.
+  /// Whether any option is set.
   bool on() const {
     return policy.has_value() || automatic || !choices.empty() || inputs_to_host || shares_inputs || profile;
   }

@@ -18,7 +18,7 @@
 namespace trireme::activations {
 namespace {
 
-// A view of less than this part of a storage does not take the whole of it along: a slice of a data set, say.
+// A storage is not moved for a view of less than 1/kLargestWaste of it, such as a slice of a data set.
 constexpr int64_t kLargestWaste = 8;
 
 bool has_plain_storage(const at::Tensor& tensor) {
@@ -26,13 +26,13 @@ bool has_plain_storage(const at::Tensor& tensor) {
          !tensor.is_conj() && !tensor.is_neg();
 }
 
-// The same memory, changes in place included, without the graph: a saved output must not hold the node that holds it.
+// The same memory, in-place changes included, without the graph: a saved output must not own the node that owns it.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// The tensor's memory, which counts as long as anybody has it.
+// The tensor's memory, counted until its last use ends.
 c10::Storage counted_memory(const at::Tensor& tensor, const std::shared_ptr<SavedStorage>& counted) {
   using Held = std::pair<at::Tensor, std::shared_ptr<SavedStorage>>;
   at::DataPtr data(
@@ -45,9 +45,8 @@ c10::Storage counted_memory(const at::Tensor& tensor, const std::shared_ptr<Save
 [[noreturn]] void refuse_shares(const std::string& type) {
   throw Error("activations",
               concat("partition_activations: tensor ranks have different inputs of ", type.empty() ? "a part" : type,
-                     ", which is recomputed, and each keeps a share of them"),
-              "Shares fit together where all ranks have the same: let the part begin behind the sum of a row-parallel "
-              "layer, or leave partition_activations out.");
+                     ", so they cannot keep shares of them"),
+              "Begin the part after the sum of a row-parallel layer, or remove \"partition_activations\".");
 }
 
 } // namespace
@@ -109,8 +108,7 @@ void SavedStorages::forget_freed() {
   look_again_ = std::max<size_t>(64, 2 * entries_.size());
 }
 
-// Whether somebody keeps the whole anyway does not matter here: it might not be the same on all ranks, who gather
-// together.
+// Ignores whether the storage is also kept in full: ranks gather collectively, and that might differ among them.
 std::shared_ptr<SavedStorage> SavedStorages::shared(const c10::Storage& storage, uint32_t version,
                                                     std::optional<Place> place) {
   const at::NoGradGuard no_grad;
@@ -153,7 +151,7 @@ c10::Storage SavedStorages::gather(const SavedStorage& saved, const std::string&
     refuse_shares(type);
   }
   const std::lock_guard lock(mutex_);
-  entry_of(storage).kept = counted; // the part may save it again while it is recomputed
+  entry_of(storage).kept = counted; // the recomputed part may save it again
   if (!whole.is_cpu()) {
     differ_ = differ_.defined() ? differ_.logical_or(differs) : differs;
   }
@@ -184,8 +182,8 @@ void Call::set_inputs(const std::vector<at::Tensor>& inputs) {
   }
 }
 
-// A leaf that wants its gradient is what another stage has sent: who asks for that gradient holds the whole anyway.
-// Bytes of a storage that are not the tensor's may differ between ranks.
+// Excludes leaves that require a gradient: another stage sent them, and the reader of that gradient holds the storage
+// in full. Excludes tensors smaller than their storage, whose other bytes may differ among ranks.
 bool Call::can_be_shared(const at::Tensor& input) const {
   return shares_ && input.is_floating_point() && !(input.is_leaf() && input.requires_grad()) &&
          input.nbytes() == input.storage().nbytes() && may_move(input);

@@ -19,12 +19,12 @@
 
 namespace trireme::activations {
 
-/// What one or several saved tensors are views of: where it is, and its bytes in the ledger. Moved: in `away`.
+/// A storage viewed by saved tensors: its location, and its bytes in the ledger. If moved, it is in `away`.
 struct SavedStorage {
   std::shared_ptr<Ledger> ledger;
   int64_t counted = 0;
   std::shared_ptr<Away> away;
-  // Where ranks keep shares: this rank's, unless it is away, and the bytes and the checksum of the whole.
+  // If ranks keep shares: this rank's share unless it is moved, and the bytes and checksum of the full storage.
   at::Tensor share;
   int64_t whole_bytes = 0;
   at::Tensor checksum;
@@ -34,24 +34,23 @@ struct SavedStorage {
   }
 };
 
-/// Every storage that is saved, once, however many tensors view it. Any thread.
+/// All saved storages, each once for all tensors that view it. Thread-safe.
 class SavedStorages {
  public:
-  /// `sharing` of one rank: nothing is shared.
+  /// `sharing` with one rank: nothing is shared.
   SavedStorages(std::shared_ptr<Ledger> ledger, std::shared_ptr<Mover> mover, Sharing sharing = {})
       : ledger_(std::move(ledger)), mover_(std::move(mover)), sharing_(std::move(sharing)) {}
 
-  /// The one of this storage: moved to `place`, unless somebody keeps it anyway, or kept. `version`: of the tensor that
-  /// is saved, which changes with its values; `foreign`: see Mover::leave().
+  /// Returns the entry of this storage: moved to `place`, unless it is kept anyway, or kept. `version`: of the saved
+  /// tensor, which changes with its values; `foreign`: see Mover::leave().
   std::shared_ptr<SavedStorage> of(const c10::Storage& storage, uint32_t version, std::optional<Place> place,
                                    bool foreign = false);
-  /// The same of a storage of which each rank keeps a share: kept where it is, or moved to `place`.
+  /// Returns the entry of a storage of which each rank keeps a share, in memory or moved to `place`.
   std::shared_ptr<SavedStorage> shared(const c10::Storage& storage, uint32_t version, std::optional<Place> place);
-  /// The whole of it again, for the current stream; counted while it lives. Collective.
-  /// Errors: Error where the ranks had different bytes; on a device found by check_shares(). `type`: the part's class,
-  /// for messages.
+  /// Gathers the full storage for the current stream; counted while it lives. Collective. Errors: Error if the ranks
+  /// had different bytes; on a device check_shares() reports it. `type`: the part's class, for messages.
   c10::Storage gather(const SavedStorage& saved, const std::string& type);
-  /// Waits for the device. Errors: Error where ranks had different bytes since the last call.
+  /// Waits for the device. Errors: Error if ranks had different bytes since the last call.
   void check_shares();
   const Sharing& sharing() const {
     return sharing_;
@@ -62,10 +61,10 @@ class SavedStorages {
 
  private:
   struct Entry {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage; // as long as it exists no other storage has the address
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage; // while it exists no other storage has this address
     std::weak_ptr<SavedStorage> kept;
     std::weak_ptr<SavedStorage> moved;
-    uint32_t version = 0; // of what was moved
+    uint32_t version = 0; // of the moved storage
     std::weak_ptr<SavedStorage> shared = {};
     uint32_t shared_version = 0;
   };
@@ -76,7 +75,7 @@ class SavedStorages {
   const std::shared_ptr<Mover> mover_;
   const Sharing sharing_;
   std::mutex mutex_;
-  at::Tensor differ_; // shares that did not fit together
+  at::Tensor differ_; // whether gathered shares differed among ranks
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   size_t look_again_ = 64;
 };
@@ -88,33 +87,33 @@ class Call {
        std::optional<Place> place, int64_t least_bytes)
       : storages_(std::move(storages)), fixed_(std::move(fixed)), place_(place), least_bytes_(least_bytes) {}
 
-  /// Storages that do not count as what the part itself saves.
+  /// Sets storages that do not count as saved by the part itself.
   void set_inputs(const std::vector<at::Tensor>& inputs);
-  /// Of a part that is recomputed: ranks keep shares of its inputs. `type`: its class.
+  /// For a recomputed part: ranks keep shares of its inputs. `type`: its class.
   void share_inputs(std::string type) {
     shares_ = storages_->sharing().ranks > 1;
     type_ = std::move(type);
   }
-  /// The call whose backward comes next.
+  /// Sets the call whose backward comes next.
   void set_before(std::weak_ptr<Call> before) {
     before_ = std::move(before);
   }
-  /// Called once, when backward asks for the first of what was saved.
+  /// Calls f once, when backward asks for the first saved tensor.
   void on_backward(std::function<void()> f) {
     on_backward_ = std::move(f);
   }
-  /// Bytes of storages that this call saved: beside the inputs, and of these. After its forward.
+  /// Bytes of storages that this call saved: besides its inputs, and of its inputs. Valid after its forward.
   int64_t bytes() const {
     return bytes_;
   }
   int64_t input_bytes() const {
     return input_bytes_;
   }
-  /// What of these this rank keeps: less where ranks keep shares.
+  /// Bytes of the inputs that this rank keeps: fewer if ranks keep shares.
   int64_t share_bytes() const {
     return share_bytes_;
   }
-  /// What of bytes() would stay if they moved; and what the buffers would take beyond what moves (PartCost).
+  /// Bytes of bytes() that would not be moved, and padding of the buffers (PartCost).
   int64_t stay_bytes() const {
     return stay_bytes_;
   }
@@ -154,7 +153,7 @@ class Call {
   bool in_backward_ = false;
 };
 
-/// Hands what autograd saves on this thread to a call.
+/// Passes what autograd saves on this thread to a call.
 class CallSaver : public recompute::Saver {
  public:
   explicit CallSaver(std::shared_ptr<Call> call) : call_(std::move(call)) {}

@@ -8,7 +8,7 @@
 
 namespace trireme::activations {
 
-/// A tensor of this memory; offset in elements. No graph, no relation to other tensors of the memory.
+/// A tensor on this memory, offset in elements, without graph or relation to its other tensors.
 inline at::Tensor storage_tensor(const c10::Storage& storage, at::ScalarType type, at::IntArrayRef sizes,
                                  at::IntArrayRef strides, int64_t offset) {
   at::Tensor tensor = at::empty({0}, at::TensorOptions(type).device(storage.device()));

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::array<std::string_view, kWays.size()> kNames = {"keep", "recompute",      "host",
                                                                "nvme", "recompute_host", "recompute_nvme"};
-constexpr int kMost = 100'000; // of one word
+constexpr int kMost = 100'000; // parts per word
 
 } // namespace
 
@@ -51,8 +51,8 @@ std::vector<Way> from_words(const std::vector<std::string>& words) {
     }
     const auto way = way_of(std::string_view(word).substr(star == std::string::npos ? 0 : star + 1));
     if (!counts || !way) {
-      throw InputError("activations", concat("\"", word, "\" says no way to treat layers"),
-                       "Write keep, recompute, host, nvme, recompute_host or recompute_nvme, for several layers in a "
+      throw InputError("activations", concat("\"", word, "\" is not an activation policy"),
+                       "Use keep, recompute, host, nvme, recompute_host or recompute_nvme; for several layers in a "
                        "row \"4*nvme\".");
     }
     ways.insert(ways.end(), static_cast<size_t>(count), *way);

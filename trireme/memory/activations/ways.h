@@ -8,15 +8,15 @@
 
 namespace trireme::activations {
 
-/// What becomes of the activations of a part of a model between its forward and its backward.
+/// Activation policy of a part of a model between its forward and its backward.
 enum class Way {
-  /// They stay where they are.
+  /// Activations stay in memory.
   keep,
-  /// Only the inputs stay; backward computes the rest again.
+  /// Only the inputs stay; backward recomputes the rest.
   recompute,
-  /// They go to the host's memory and come back ahead of their backward.
+  /// Activations are moved to host memory, and prefetched before their backward.
   host,
-  /// They go to a file.
+  /// Activations are moved to a file.
   nvme,
   /// Only the inputs are kept, on the host: DeepSpeed's cpu_checkpointing.
   recompute_host,
@@ -44,9 +44,9 @@ constexpr bool moves(Way way) {
 std::string_view name_of(Way way);
 std::optional<Way> way_of(std::string_view name);
 
-/// A list for people and configurations, equal neighbours together: {"3*nvme", "recompute", "2*keep"}.
+/// A list for people and configurations, with equal neighbours merged: {"3*nvme", "recompute", "2*keep"}.
 std::vector<std::string> to_words(const std::vector<Way>& ways);
-/// The opposite. Errors: InputError with the word.
+/// Parses such a list. Errors: InputError with the word.
 std::vector<Way> from_words(const std::vector<std::string>& words);
 
 } // namespace trireme::activations

@@ -52,7 +52,7 @@ bool reads_directly(int fd, int64_t size) {
   return count >= 0 || errno != EINVAL;
 }
 
-// The file again, for direct transfers; `opened` as it is, where there are none.
+// Opens the file again for direct transfers; returns `opened` if there are none.
 Descriptor made_direct(const fs::path& path, int flags, Descriptor opened, int64_t size, bool& direct) {
   const int64_t alignment = direct_alignment(path);
   direct = false;
@@ -72,16 +72,16 @@ Descriptor made_direct(const fs::path& path, int flags, Descriptor opened, int64
 
 void check_size(const fs::path& path, int64_t bytes) {
   if (bytes < 0) {
-    throw Error("aio", concat("a file of ", bytes, " bytes was asked for: ", path.string()));
+    throw Error("aio", concat("cannot make a file of ", bytes, " bytes: ", path.string()));
   }
 }
 
-// What is wrong with the blocks from `begin` on; 0: they are reserved.
+// Reserves the blocks from `begin` on. Returns 0, or errno.
 int reserve(int fd, const fs::path& path, int64_t begin, int64_t end) {
   if (begin == end) {
     return 0;
   }
-  // Not posix_fallocate(): where the file system cannot, it would write a byte into each block.
+  // posix_fallocate() would write a byte into each block if the file system cannot reserve.
   int result = 0;
   do {
     result = ::fallocate(fd, 0, begin, end - begin);
@@ -138,8 +138,8 @@ std::string free_space_near(const fs::path& path) {
 
 File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}
 
-// The file that `made` is, with its blocks reserved and, where that can be, opened again for direct transfers. `place`:
-// how the system finds it, "": it has no name.
+// Makes a File of the new file `made`: reserves its blocks and, if possible, opens it again for direct transfers.
+// `place`: its path for the system; "": it has no name.
 File File::sized(const fs::path& path, const fs::path& place, int64_t bytes, Descriptor made, bool direct) {
   const int64_t size = round_up(bytes);
   if (!made) {
@@ -153,7 +153,7 @@ File File::sized(const fs::path& path, const fs::path& place, int64_t bytes, Des
   if (const int code = reserve(opened->descriptor.get(), path, 0, size); code != 0) {
     opened->descriptor.close();
     if (!place.empty()) {
-      ::unlink(place.c_str()); // before the free space is asked for: a part may have been reserved
+      ::unlink(place.c_str()); // before the free space is read: a part may have been reserved
     }
     throw not_reserved(size, path, code);
   }
@@ -176,10 +176,10 @@ File File::create(const fs::path& path, int64_t bytes, bool direct) {
 File File::create_unnamed(const fs::path& path, int64_t bytes, bool direct, int folder) {
   check_size(path, bytes);
   const fs::path place = folder < 0 ? path : fs::path(concat("/proc/self/fd/", folder)) / path.filename();
-  const bool has_name = folder >= 0; // /proc goes on to tell what the file is
+  const bool has_name = folder >= 0; // /proc keeps showing its name
   Descriptor made = has_name ? Descriptor() : open_descriptor(folder_of(place), O_RDWR | O_TMPFILE | O_EXCL);
   if (has_name || (!made && (errno == EOPNOTSUPP || errno == EISDIR ||
-                             errno == EINVAL))) { // or a file system that has only files with names
+                             errno == EINVAL))) { // or a file system without unnamed files
     File named = create(path, place, bytes, direct);
     if (::unlink(place.c_str()) != 0) {
       throw Error("aio", concat("cannot remove the name of ", path.string(), ": ", std::strerror(errno)),
@@ -202,10 +202,10 @@ File File::open(const fs::path& path, bool direct) {
   struct stat status{};
   if (!found->descriptor || ::fstat(found->descriptor.get(), &status) != 0) {
     throw Error("aio", concat("cannot open ", path.string(), ": ", std::strerror(errno)),
-                "Check the path, and who may read it.");
+                "Check the path and its permissions.");
   }
   if (!S_ISREG(status.st_mode)) {
-    throw Error("aio", concat("cannot open ", path.string(), ": it is no file"), "Check the path.");
+    throw Error("aio", concat("cannot open ", path.string(), ": it is not a regular file"), "Check the path.");
   }
   found->size = status.st_size;
   if (direct) {

@@ -10,39 +10,38 @@
 
 namespace trireme::aio {
 
-/// One file whose blocks are reserved. Copies are the same open file, which is closed with the last of them and after
-/// the last transfer.
+/// One file whose blocks are reserved. Copies share the open file, which is closed with the last copy and after the
+/// last transfer.
 ///
-/// Direct files bypass the page cache, where the file system can (O_DIRECT): what was written is with the disk, and
-/// takes no memory here. Other files (a file system that refuses, one that asks for more than kAlignment) are read and
-/// written through the page cache: a write is finished when it is there, and an error of the disk may only be seen by
-/// sync(). The blocks are reserved either way, so that a write finds no full disk.
+/// Direct files bypass the page cache if the file system can (O_DIRECT): a finished write is on the disk and takes no
+/// host memory. If the file system refuses, or needs more than kAlignment, files use the page cache. A write is then
+/// finished once it is in the cache, and sync() may be the first to report an error of the disk. Blocks are reserved
+/// either way, so that no write fails on a full disk.
 class File {
  public:
-  /// Makes the file, private to this user, in the place of one that is there (of a link, not of what it leads to), and
-  /// reserves its blocks, which read as zeros. `bytes` is rounded up to a multiple of kAlignment. Where the file system
-  /// cannot reserve, free space is only compared. Not `direct`: through the page cache. Errors: Error with the file,
-  /// the bytes wanted and the free space; then there is no file.
+  /// Creates the file, private to this user, and reserves its blocks, which read as zeros. It replaces an existing file
+  /// (a link itself, not its target). `bytes` is rounded up to a multiple of kAlignment. If the file system cannot
+  /// reserve, free space is only compared. Not `direct`: through the page cache. Errors: Error with the file, the
+  /// wanted bytes and the free space; no file is left then.
   static File create(const std::filesystem::path& path, int64_t bytes, bool direct = true);
-  /// The same without a name, so that it goes with the process, however that ends; `path` is what messages call it, and
-  /// its folder is where it lies. On a file system that has no such files (O_TMPFILE; NFS) it has its name until it is
-  /// open. `folder`: a descriptor of the folder where it lies, which nobody can then put another in the place of, and
-  /// where it is made with its name; -1: `path` says it.
+  /// Creates an unnamed file, which ends with the process in any case. Messages call it `path`; it lies in that folder.
+  /// A file system without such files (O_TMPFILE; NFS) has its name until it is open. `folder`: a descriptor of its
+  /// folder, which nobody can replace by another one; the file is then made with its name. -1: `path` gives the folder.
   static File create_unnamed(const std::filesystem::path& path, int64_t bytes, bool direct = true, int folder = -1);
-  /// An existing file; only to read, where this user may not write it. Errors: Error with the file and the system's
+  /// Opens an existing file, read-only if this user may not write it. Errors: Error with the file and the system's
   /// reason.
   static File open(const std::filesystem::path& path, bool direct = true);
 
-  /// Makes the file larger, with its blocks reserved: `bytes` in all, rounded up to a multiple of kAlignment. One
-  /// thread at a time; transfers go on. Errors: Error, as create(); the file is as it was then.
+  /// Enlarges the file to `bytes`, rounded up to a multiple of kAlignment, with reserved blocks. One thread at a time;
+  /// transfers continue. Errors: Error, as create(); the file is unchanged then.
   void grow(int64_t bytes) const;
 
   const std::filesystem::path& path() const;
-  /// Bytes, when it was opened, and since it grew.
+  /// Size in bytes, as opened or last grown.
   int64_t size() const;
   bool direct() const;
   int descriptor() const;
-  /// Waits until all that was written will survive a power failure. Transfers must be finished. Errors: Error.
+  /// Waits until all writes will survive a power failure. Transfers must be finished. Errors: Error.
   void sync() const;
 
  private:
@@ -54,11 +53,11 @@ class File {
   std::shared_ptr<const Opened> opened_;
 };
 
-/// What the file system of `path` says about its direct transfers: the multiple that offsets and addresses must be of,
-/// 0: it has none, -1: it says nothing.
+/// The multiple that offsets and addresses of direct transfers must have on the file system of `path`. 0: no direct
+/// transfers; -1: unknown.
 int64_t direct_alignment(const std::filesystem::path& path);
 
-/// ", 3.20 GB are free in /data" for messages; "" if that is not known.
+/// ", 3.20 GB are free in /data" for messages; "" if unknown.
 std::string free_space_near(const std::filesystem::path& path);
 
 } // namespace trireme::aio

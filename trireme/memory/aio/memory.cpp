@@ -17,13 +17,13 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 
 Memory::Memory(int64_t bytes) {
   if (bytes < 0) {
-    throw Error("aio", concat("memory of ", bytes, " bytes was asked for"));
+    throw Error("aio", concat("cannot allocate ", bytes, " bytes"));
   }
   const int64_t size = round_up(bytes);
   if (size == 0) {
     return;
   }
-  // What lies before and behind the first huge page's beginning is given back.
+  // Pages before and after the aligned range are unmapped below.
   const int64_t extra = size >= kHugePage ? kHugePage : 0;
   void* mapped =
       ::mmap(nullptr, static_cast<size_t>(size + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -44,9 +44,9 @@ Memory::Memory(int64_t bytes) {
       ::munmap(first + before + size, static_cast<size_t>(extra - before));
     }
     first += before;
-    ::madvise(first, static_cast<size_t>(size), MADV_HUGEPAGE); // a wish: a kernel without them refuses
+    ::madvise(first, static_cast<size_t>(size), MADV_HUGEPAGE); // a hint: kernels without huge pages refuse
   }
-  // A fork while the disk writes into these pages could leave them with the child: open(2) under O_DIRECT.
+  // Pages being written by the disk during a fork could end up in the child: open(2), O_DIRECT.
   ::madvise(first, static_cast<size_t>(size), MADV_DONTFORK);
   data_ = first;
   size_ = size;

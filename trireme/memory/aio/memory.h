@@ -8,13 +8,13 @@
 
 namespace trireme::aio {
 
-/// Memory for transfers: zeroed, aligned to kAlignment, from 2 MiB on to huge pages, which the kernel is asked for.
-/// Moved, not copied. A process that is forked does not have it.
+/// Memory for transfers: zeroed, aligned to kAlignment; from 2 MiB on it asks for huge pages. Movable, not copyable.
+/// Forked processes do not have it.
 class Memory {
  public:
   Memory() = default;
-  /// `bytes` is rounded up to a multiple of kAlignment. Pages are taken when they are first touched. Errors: Error with
-  /// the size and the system's reason.
+  /// `bytes` is rounded up to a multiple of kAlignment. Pages are allocated when first touched. Errors: Error with the
+  /// size and the system's reason.
   explicit Memory(int64_t bytes);
   Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Memory& operator=(Memory&& other) noexcept {
@@ -24,7 +24,7 @@ class Memory {
   }
   ~Memory();
 
-  /// nullptr where the size is 0.
+  /// nullptr if the size is 0.
   std::byte* data() const {
     return data_;
   }

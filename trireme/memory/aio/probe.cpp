@@ -29,7 +29,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Disks that compress would be too fast with zeros.
+// Zeros would be too fast on disks that compress.
 void fill_with_noise(const Memory& memory) {
   std::mt19937_64 random(1);
   for (int64_t i = 0; i < memory.size(); i += static_cast<int64_t>(sizeof(uint64_t))) {
@@ -38,8 +38,7 @@ void fill_with_noise(const Memory& memory) {
   }
 }
 
-/// Writes or reads the file's blocks in order through a ring of blocks in memory, twice as many as are in the system at
-/// a time.
+/// Writes or reads the file's blocks in order through a ring of blocks in memory, twice queue_depth.
 class Passes {
  public:
   Passes(const File& file, const Options& options)
@@ -51,7 +50,8 @@ class Passes {
     fill_with_noise(memory_);
     transfers_.add_buffer(memory_.data(), memory_.size());
   }
-  /// Bytes a second; until the file ends, or for two seconds. Reads only what was written: the rest is not on the disk.
+  /// Returns bytes per second; runs until the end of the file, or for two seconds. Reads only what was written: the
+  /// rest is not on the disk.
   double run(bool write) {
     const int64_t end = write ? file_.size() : written_;
     std::deque<Transfers::Id> out;
@@ -87,7 +87,7 @@ class Passes {
   const int64_t places_;
   const Memory memory_;
   int64_t written_ = 0;
-  Transfers transfers_; // before the memory goes
+  Transfers transfers_; // destroyed before the memory
 };
 
 // In /proc/self/mountinfo "\040" is a space.
@@ -108,7 +108,7 @@ bool lies_in(const std::string& path, const std::string& mount) {
   return mount == "/" || path == mount || path.starts_with(mount + "/");
 }
 
-// Where the list of mounts does not say: behind chroot() it lacks what the new root lies on.
+// For paths that the list of mounts lacks: under chroot() it has no entry for the new root.
 std::string name_by_number(const fs::path& path) {
   constexpr unsigned kXfs = 0x58465342; // not in linux/magic.h
   struct statfs about = {};
@@ -158,7 +158,7 @@ std::string filesystem_of(const fs::path& path) {
     mount = unescaped(mount);
     const size_t separator = line.find(" - ");
     if (separator != std::string::npos && mount.size() >= longest &&
-        lies_in(whole, mount)) { // of several at one place the last is seen
+        lies_in(whole, mount)) { // of several at one path the last is visible
       longest = mount.size();
       std::istringstream(line.substr(separator + 3)) >> found;
     }

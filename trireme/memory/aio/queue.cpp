@@ -15,7 +15,7 @@
 namespace trireme::aio {
 namespace {
 
-// How often a request may come back with nothing done before that counts as a failure.
+// How often a request may be returned with nothing done before it fails.
 constexpr int kMostAttempts = 1000;
 
 std::string what_to_do(int code) {
@@ -25,11 +25,11 @@ std::string what_to_do(int code) {
     case EFBIG:
       return "Make room there, or name a folder on another disk.";
     case EIO:
-      return "The disk or the way to it fails: look at the system's log (dmesg), and name a folder on another disk.";
+      return "The disk or its connection fails: check the system's log (dmesg), or name a folder on another disk.";
     case EBADF:
-      return "The file was opened only to read: check who may write it.";
+      return "The file is open read-only: check its permissions.";
     default:
-      return "Look at the system's log (dmesg), or name a folder on another disk.";
+      return "Check the system's log (dmesg), or name a folder on another disk.";
   }
 }
 
@@ -93,13 +93,13 @@ std::optional<Request> Queue::take(bool waits) {
 
 void Queue::fail(Transfer& transfer, const Request& request, const std::string& reason, const std::string& next) {
   if (!transfer.error.empty()) {
-    return; // the first reason is the one to tell
+    return; // the first error is reported
   }
   transfer.error =
       concat("cannot ", request.write ? "write " : "read ", request.bytes, " bytes at offset ", request.offset, " of ",
              transfer.file.path().string(), ": ", reason, free_space_near(transfer.file.path()));
   transfer.next = next;
-  // What has not begun will not.
+  // Drops what has not begun.
   std::erase(uncut_, request.transfer);
   transfer.out -= static_cast<int64_t>(
       std::erase_if(again_, [&](const Request& other) { return other.transfer == request.transfer; }));
@@ -115,14 +115,13 @@ bool Queue::fails(Transfer& transfer, Request& request, int64_t result, int64_t&
       return true;
     }
   } else {
-    // A direct transfer goes on where it can: at a multiple of the alignment. What is moved twice is the same both
-    // times.
+    // A direct transfer continues at a multiple of the alignment. Bytes transferred twice are the same both times.
     moved = transfer.file.direct() && result < request.bytes ? result - result % kAlignment : result;
     if (!request.write && result < request.bytes && (result == 0 || moved != result)) {
       struct stat now{};
       if (::fstat(request.descriptor, &now) == 0 && request.offset + result >= now.st_size) {
         fail(transfer, request, concat("the file ends after ", now.st_size, " bytes"),
-             "It was cut, or it is of another run: remove it, and begin again from a checkpoint.");
+             "It was truncated, or belongs to another run: remove it, and start again from a checkpoint.");
         return true;
       }
     }
@@ -175,7 +174,7 @@ void Queue::give_back(Request request, int64_t result) {
 void Queue::wait(uint64_t id) {
   Lock lock(mutex_);
   if (id == 0 || id > last_) {
-    throw Error("aio", concat("transfer ", id, " was waited for, and there are ", last_));
+    throw Error("aio", concat("cannot wait for transfer ", id, "; transfers started: ", last_));
   }
   const auto is_done = [&] {
     const auto found = transfers_.find(id);

@@ -11,8 +11,8 @@
 
 namespace trireme::aio {
 
-/// A thread that gets none of the process's signals, and that debuggers call "trireme-aio". Errors: Error where the
-/// system has no more threads.
+/// Starts a thread that receives none of the process's signals; debuggers show it as "trireme-aio". Errors: Error if
+/// the system has no more threads.
 template <typename Run>
 std::thread quiet_thread(Run run) {
   sigset_t all;

@@ -40,7 +40,7 @@ void check(const Options& options) {
 
 Transfers::Transfers(const Options& options, bool io_uring) : queue_(std::make_unique<Queue>(options.block_size)) {
   check(options);
-  std::string why_not = "the caller wants none";
+  std::string why_not = "the caller disabled it";
   if (io_uring && may_use_uring(why_not)) {
     engine_ = make_uring_engine(*queue_, options, why_not);
   }

@@ -12,44 +12,43 @@ namespace trireme::aio {
 class Engine;
 class Queue;
 
-/// Errors: InputError for options that cannot be.
+/// Errors: InputError for invalid options.
 void check(const Options& options);
 
-/// Reads and writes files while the program computes: a thread of its own hands requests to an io_uring and waits for
-/// them; where the kernel has none, or refuses it, threads call pread() and pwrite(). Both continue what the system did
-/// only in part.
+/// Reads and writes files asynchronously. A thread submits requests to an io_uring and waits for them; if the kernel
+/// has none or refuses it, threads call pread() and pwrite(). Both continue requests that the system did only in part.
 ///
-/// Transfers are not ordered, not even those of the same bytes: wait for a write before what it wrote is read. Their
-/// memory must stay until they are finished. Safe for threads. A process that was forked must not use those of its
-/// parent. Cost: a few microseconds a transfer; a system call or less a block.
+/// Transfers are unordered, even those of the same bytes: wait for a write before reading what it wrote. Their memory
+/// must stay valid until they are finished. Thread-safe. A forked process must not use its parent's. Cost: a few
+/// microseconds per transfer, and at most one system call per block.
 class Transfers {
  public:
   using Id = uint64_t;
 
-  /// TRIREME_AIO=threads in the environment, or not `io_uring`, uses no io_uring. Errors: InputError for options that
-  /// cannot be.
+  /// Without io_uring if TRIREME_AIO=threads is in the environment or `io_uring` is false. Errors: InputError for
+  /// invalid options.
   explicit Transfers(const Options& options = {}, bool io_uring = true);
-  /// Waits for all. What failed and was not waited for is logged as a warning.
+  /// Waits for all transfers. Errors that no wait() has reported are logged as warnings.
   ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
-  /// `offset`, `bytes` and the address are multiples of kAlignment, or Error. Returns at once.
+  /// `offset`, `bytes` and the address must be multiples of kAlignment, or Error. Returns at once.
   Id read(const File& file, int64_t offset, void* to, int64_t bytes);
   Id write(const File& file, int64_t offset, const void* from, int64_t bytes);
-  /// Until nothing of it is in the system any more. Errors: Error with file, operation, offset, the system's reason and
-  /// the free space, each time it is asked for.
+  /// Waits until no request of it is in the system. Errors: Error with file, operation, offset, the system's reason and
+  /// the free space, on every call.
   void wait(Id id);
-  /// Also of one that failed.
+  /// True also for a failed transfer.
   bool finished(Id id);
 
-  /// Has the kernel keep these pages at hand, so that transfers of them cost less; whether it does: RLIMIT_MEMLOCK may
-  /// refuse, then they are used as any other. The memory must be removed before it is freed, or live longer than this.
+  /// Pins these pages in the kernel, so that their transfers cost less. False if the kernel refuses (RLIMIT_MEMLOCK);
+  /// they are then used as any other. Remove the memory before freeing it, unless it outlives this object.
   bool add_buffer(void* memory, int64_t bytes);
   /// No transfer of it may be unfinished.
   void remove_buffer(void* memory);
 
-  /// Of finished requests, also those of transfers that failed.
+  /// Bytes of finished requests, also of failed transfers.
   int64_t bytes_read() const;
   int64_t bytes_written() const;
   /// "io_uring" or "threads".

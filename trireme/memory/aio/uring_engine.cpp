@@ -24,11 +24,11 @@
 namespace trireme::aio {
 namespace {
 
-constexpr uint64_t kWake = ~uint64_t{0};             // what the ring says of the event that add() sends
+constexpr uint64_t kWake = ~uint64_t{0};             // user_data of the event that add() sends
 constexpr int64_t kLargestBuffer = int64_t{1} << 30; // the kernel's limit
 constexpr unsigned kMostBuffers = 256;
 
-/// A ring, and pieces of memory that the kernel keeps at hand for it. The pieces: safe for threads.
+/// A ring, and pieces of memory registered with it. The pieces are thread-safe.
 class Ring {
  public:
   ~Ring() {
@@ -36,7 +36,7 @@ class Ring {
       ::io_uring_queue_exit(&ring_);
     }
   }
-  /// "" or why there is none.
+  /// Returns "", or why there is none.
   std::string open(unsigned entries) {
     if (const int code = ::io_uring_queue_init(entries, &ring_, 0); code != 0) {
       const char* hint = code == -EPERM    ? " (kernel.io_uring_disabled, or the filter of a container)"
@@ -80,7 +80,7 @@ class Ring {
       }
     }
   }
-  /// The number of the piece that all of it lies in, or -1.
+  /// The number of the piece that contains all of it, or -1.
   int buffer_of(const std::byte* memory, int64_t bytes) {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -161,8 +161,7 @@ class UringEngine : public Engine {
  private:
   void wake() {
     const uint64_t one = 1;
-    [[maybe_unused]] const auto always =
-        ::write(wake_.get(), &one, sizeof(one)); // refuses only where it is awake anyhow
+    [[maybe_unused]] const auto always = ::write(wake_.get(), &one, sizeof(one)); // fails only if it is awake anyway
   }
   void drain_wake() {
     uint64_t count = 0;
@@ -199,7 +198,7 @@ class UringEngine : public Engine {
   }
 
   void watch_wake() {
-    io_uring_sqe* entry = ::io_uring_get_sqe(ring_.get()); // there is room for all slots, and this
+    io_uring_sqe* entry = ::io_uring_get_sqe(ring_.get()); // there is room for all slots and this
     ::io_uring_prep_poll_add(entry, wake_.get(), POLLIN);
     ::io_uring_sqe_set_data64(entry, kWake);
     prepared_.push_back(kWake);
@@ -217,7 +216,7 @@ class UringEngine : public Engine {
       slots_[slot] = *request;
       prepare(slot);
       if (options_.single_submit) {
-        submit(0); // what it refuses is handed over again by the next
+        submit(0); // entries that it refuses are submitted again by the next
       }
     }
   }
@@ -241,7 +240,7 @@ class UringEngine : public Engine {
     prepared_.push_back(slot);
   }
 
-  // Hands over what is prepared, waits until `finished` requests are. A negative errno: nothing was handed over.
+  // Submits what is prepared and waits until `finished` requests are done. A negative errno: nothing was submitted.
   int submit(unsigned finished) {
     const int count = ::io_uring_submit_and_wait(ring_.get(), finished);
     if (count > 0) {
@@ -250,7 +249,7 @@ class UringEngine : public Engine {
     return count;
   }
 
-  // Whether any request, or the wake-up, was finished.
+  // Whether any request, or the wake-up, is done.
   bool reap() {
     io_uring_cqe* entries[64];
     bool any = false;
@@ -280,9 +279,9 @@ class UringEngine : public Engine {
     queue_.give_back(request, result);
   }
 
-  // What the kernel has is waited for in memory that it shares with this process, without asking it for anything.
+  // Completions of submitted requests are read from memory shared with the kernel, without system calls.
   void go_on_without(int code) {
-    log::warning("aio: io_uring_enter: ", std::strerror(-code), "; one thread transfers from now on");
+    log::warning("aio: io_uring_enter: ", std::strerror(-code), "; continuing with one thread");
     for (const uint64_t slot : std::exchange(prepared_, {})) {
       if (slot != kWake) {
         finish(slot, transfer_now(slots_[slot]));
@@ -317,10 +316,10 @@ class UringEngine : public Engine {
   const Options options_;
   Descriptor wake_;
   Ring ring_;
-  /// Requests that are prepared or in the kernel, and the numbers of those places that are free.
+  /// Requests that are prepared or in the kernel, and the indices of free slots.
   std::vector<Request> slots_;
   std::vector<size_t> free_;
-  /// What is prepared and not handed over, in order.
+  /// Prepared entries that are not submitted yet, in order.
   std::deque<uint64_t> prepared_;
   std::thread thread_;
 };

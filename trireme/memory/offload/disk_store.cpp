@@ -22,7 +22,7 @@ DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, st
       left_in_memory_(options_.elements_in_memory) {
   if (options_.buffers < 3) {
     throw InputError("offload", concat("buffer_count of the ", options_.kind, " is ", options_.buffers),
-                     "Say at least 3: a bucket is read and one written while one is used.");
+                     "Set it to at least 3: one bucket is read and one written while one is used.");
   }
 }
 
@@ -30,7 +30,7 @@ DiskStore::~DiskStore() {
   for (const auto& slot : slots_) {
     try {
       wait_for_device(*slot);
-    } catch (...) { // a device that has failed: its work is over
+    } catch (...) { // the device has failed: its work is over
     }
   }
 }
@@ -87,7 +87,7 @@ void DiskStore::name_buckets(int64_t buffer, std::vector<std::string> first_para
   buffers_[buffer].names = std::move(first_parameters);
 }
 
-// One after the other, so that it takes the memory of one bucket.
+// Writes one bucket at a time, so that it needs the memory of one bucket.
 void DiskStore::write_initial_values(Buffer& buffer) {
   int64_t most = 0;
   for (const DiskPlan::Bucket& place : buffer.plan.buckets) {
@@ -134,8 +134,9 @@ const std::vector<at::Tensor>& DiskStore::acquire(int64_t buffer, int64_t bucket
   Slot* slot = find(buffer, bucket);
   if (slot == nullptr) {
     slot = take(buffers_[buffer].plan.buckets[bucket].bytes, false);
-    std::for_each(slots_.begin(), slots_.end(),
-                  [](const auto& other) { other->is_promised = false; }); // what was named came in another order
+    std::for_each(slots_.begin(), slots_.end(), [](const auto& other) {
+      other->is_promised = false;
+    }); // prefetched buckets were used in another order
     if (slot == nullptr) {
       slot = take(buffers_[buffer].plan.buckets[bucket].bytes, true);
     }
@@ -167,7 +168,7 @@ void DiskStore::release(int64_t buffer, int64_t bucket, bool modified) {
     wait_for_device(*slot);
     store(*slot);
     if (slot->is_extra) {
-      finish(*slot); // it goes as soon as nobody holds it
+      finish(*slot); // freed as soon as no tensor holds it
     }
   }
   drop_extra_slots();
@@ -206,7 +207,7 @@ void DiskStore::forget(int64_t buffer, int64_t bucket) {
 
 bool DiskStore::keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) {
   if (Slot* const slot = find(buffer, bucket); slot != nullptr) {
-    slot->used = std::move(done); // after what has used it before: ParameterShards orders that
+    slot->used = std::move(done); // ParameterShards orders it after earlier uses
   }
   return true;
 }
@@ -246,10 +247,10 @@ DiskStore::Slot* DiskStore::find(int64_t buffer, int64_t bucket) {
   return found == slots_.end() ? nullptr : found->get();
 }
 
-// Memory of so many bytes that has nothing of value any more; with `must` more than sizes_ say, if it has to be. Not
-// what was used last, if it may still be written. Of the rest what could be halved least often, so that the largest
-// stays for the largest buckets; of that what is empty, then what was used longest ago. Whether a transfer of it goes
-// on makes no difference: the choice follows from the calls alone.
+// Returns a buffer of at least `bytes` to reuse, evicting its bucket, or nullptr. With `must` it allocates an extra one
+// if none is free. A buffer being written that was used last comes last. Otherwise the one closest in size is taken, so
+// that the largest stays for the largest buckets. Among those empty ones come first, then the least recently used. The
+// progress of transfers makes no difference: the choice follows from the calls alone.
 DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   const auto is_free = [&](size_t i) {
     const Slot& slot = *slots_[i];
@@ -341,7 +342,7 @@ void DiskStore::store(Slot& slot) {
   }
 }
 
-// Waits for what goes on. A slot whose transfer failed has nothing.
+// Waits for the slot's transfer. A slot whose transfer failed is empty.
 void DiskStore::finish(Slot& slot) {
   if (slot.state == Slot::State::idle) {
     return;
@@ -374,11 +375,12 @@ void DiskStore::check(const Slot& slot) {
   const Buffer& buffer = buffers_[slot.buffer];
   const DiskPlan::Bucket& place = buffer.plan.buckets[slot.bucket];
   if (checksum(slot.memory.data(), static_cast<size_t>(place.bytes)) != buffer.buckets[slot.bucket].checksum) {
-    throw Error("offload",
-                concat("the disk has changed ", describe(slot.buffer, slot.bucket), ": bytes ", place.offset, " to ",
-                       place.offset + place.bytes, " of ", buffer.file->path().string(), " are not what was written"),
-                "Nothing was computed with them. Start the ranks again and load the last checkpoint, and have a look "
-                "at the disk.");
+    throw Error(
+        "offload",
+        concat("the disk has changed ", describe(slot.buffer, slot.bucket), ": bytes ", place.offset, " to ",
+               place.offset + place.bytes, " of ", buffer.file->path().string(), " differ from what was written"),
+        "Nothing was computed with them. Start the ranks again, load the last checkpoint, and check "
+        "the disk.");
   }
 }
 

@@ -19,72 +19,72 @@
 namespace trireme::offload {
 
 struct DiskOptions {
-  /// What is kept, in messages and in the files' names: "optimizer states".
+  /// Content, for messages and file names: "optimizer states".
   std::string kind = {};
   /// Buckets that have memory at a time; at least 3.
   int64_t buffers = 4;
-  /// Reads what prefetch() names while the caller goes on; else prefetch() does nothing.
+  /// prefetch() reads while the caller goes on; else it does nothing.
   bool pipeline_read = true;
   /// Writes while the caller goes on; else release() waits until the bucket is written.
   bool pipeline_write = true;
-  /// What was never written is read as its initial value. Else all of it is written once, by add().
+  /// A bucket that was never written reads as its initial value. Else add() writes all of them once.
   bool fast_init = false;
-  /// Elements that stay in memory: those of the first buckets.
+  /// Elements that stay in memory: the first buckets.
   int64_t elements_in_memory = 0;
-  /// What chunk_elements() says.
+  /// Returned by chunk_elements().
   int64_t chunk_elements = kChunkElements;
-  /// Memory from which a device copies by itself, for buffers on one.
+  /// Buffers on a device: uses memory from which the device copies asynchronously.
   bool pin_memory = false;
   aio::Options aio = {};
 };
 
-/// Keeps arrays in files of this rank: one for each flat buffer, whose name is gone as soon as it is open, so that
-/// nothing of it survives the process.
+/// Keeps arrays in files of this rank: one per flat buffer, unlinked as soon as it is open, so that nothing of it
+/// survives the process.
 ///
-/// A bucket is read into one of `buffers` pieces of memory, which have the sizes of the largest buckets: the first that
-/// of the largest, the second that of the next. So any `buffers` buckets can have memory together, whichever they are.
-/// It is written after each release() that modified it. With pipeline_read and pipeline_write bucket k+1 is read and
-/// k-1 written while k is used. Memory keeps its values until it is taken for another bucket that it is large enough
-/// for, and not much too large where there is other: that whose use is longest ago and which prefetch() has not named:
-/// what comes again soon is not read again. With 3 pieces smaller buckets need that of the largest too, where each is
-/// written: it is then read when it is used. While a caller holds tensors of a released bucket, its memory stays
-/// theirs; if none is left, there is more for that time. Memory that a device still uses (keep_until()) is waited for,
-/// by the host, when it is to be used again, and before it is written to the file.
+/// An LRU cache of `buffers` buffers with the sizes of the `buffers` largest buckets, so that any `buffers` buckets fit
+/// at a time. A bucket is written after each release() that modified it. With pipeline_read and pipeline_write bucket
+/// k+1 is read and k-1 written while k is used. On a miss, the least recently used buffer that is large enough, and not
+/// prefetched, is evicted; one of similar size is preferred. With 3 buffers that are all written, smaller buckets need
+/// the largest buffer too: such a bucket is read only when it is used.
 ///
-/// A sum of every bucket that was written is kept here and compared when it is read: what the disk changed is an error,
-/// not a wrong model.
+/// While a caller holds tensors of a released bucket, its buffer is not reused; if no other is left, an extra one is
+/// allocated for that time. The host waits for a buffer that a device still uses (keep_until()) before the buffer is
+/// reused or written to the file.
 ///
-/// Memory: the `buffers` largest buckets, and elements_in_memory. Bytes: each bucket as DiskPlan fills it up, read when
-/// it is not in memory any more, and written. Errors: Error with the file, the operation and the place where a transfer
-/// failed. What was to be written then is lost, and acquire() of it says so. One thread at a time. Source of the
-/// scheme: Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), section 6.
+/// A checksum of every written bucket is kept in memory and compared when it is read: data that the disk changed raise
+/// an error.
+///
+/// Memory: the `buffers` largest buckets, and elements_in_memory. Bytes: each bucket as DiskPlan pads it, read if it is
+/// not in memory, and written. Errors: Error with the file, the operation and the offset if a transfer failed. Data
+/// that could not be written are lost, and acquire() of them throws. One thread at a time. Source of the scheme:
+/// Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Infinity), section 6.
 class DiskStore : public bucket::StateStore {
  public:
   DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, std::shared_ptr<Traffic> traffic);
   ~DiskStore() override;
 
-  /// All of them: files are read into the host's memory.
+  /// All buckets: files are read into host memory.
   std::vector<bool> on_host(const std::vector<int64_t>& numel, at::Device device) override;
   int64_t chunk_elements() const override {
     return options_.chunk_elements;
   }
-  /// Errors: Error where the disk is full: the whole file is reserved now.
+  /// Errors: Error if the disk is full: the file's full size is reserved now.
   int64_t add(const std::vector<bucket::StoredArray>& arrays, at::Device device) override;
   void name_buckets(int64_t buffer, std::vector<std::string> first_parameters) override;
   const std::vector<at::Tensor>& acquire(int64_t buffer, int64_t bucket) override;
   void release(int64_t buffer, int64_t bucket, bool modified) override;
   void prefetch(int64_t buffer, int64_t bucket) override;
-  /// All buffers but the one that is used, the one that is written, and, where one bucket is much larger than all
-  /// others, the one that is for it.
+  /// All buffers but the one in use, the one being written and, if one bucket is much larger than the others, the one
+  /// for it.
   int64_t ahead() const override;
   void forget(int64_t buffer, int64_t bucket) override;
   bool keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) override;
 
-  /// Its name is one of this process's open files. What it has is as the disk gives it: compared with nothing, unlike
-  /// what acquire() gives; who shares it compares the two.
+  /// Its name is that of an open file of this process. Unlike acquire(), it returns data that were not compared with
+  /// their checksum: a checkpoint that shares them compares.
   std::optional<bucket::Extent> extent(int64_t buffer, int64_t bucket, int64_t array) override;
 
-  /// Bytes of memory that buckets have now, without those that stay in memory.
+  /// Bytes of memory that buckets have now, without those that always stay in memory.
   int64_t buffer_bytes() const;
 
  private:
@@ -92,7 +92,7 @@ class DiskStore : public bucket::StateStore {
     bool is_written = false;
     bool is_lost = false;
     uint64_t checksum = 0;
-    std::vector<at::Tensor> in_memory = {}; // if it has no place in the file
+    std::vector<at::Tensor> in_memory = {}; // if it is not in the file
   };
   struct Buffer {
     std::vector<bucket::StoredArray> arrays;
@@ -101,13 +101,13 @@ class DiskStore : public bucket::StateStore {
     std::vector<Bucket> buckets;
     std::vector<std::string> names;
   };
-  // Memory for a bucket, and what is going on with it.
+  // A buffer of the cache, and its transfer.
   struct Slot {
     enum class State { idle, reading, writing };
     HostBuffer memory{0};
-    bool is_extra = false; // beyond `buffers`: there until it is free
+    bool is_extra = false; // beyond `buffers`: freed when it is idle
     bool is_registered = false;
-    int64_t buffer = -1; // what it has; -1: nothing
+    int64_t buffer = -1; // of the bucket in it; -1: empty
     int64_t bucket = -1;
     State state = State::idle;
     aio::Transfers::Id transfer = 0;
@@ -137,14 +137,13 @@ class DiskStore : public bucket::StateStore {
 
   std::shared_ptr<RankFolder> folder_;
   DiskOptions options_;
-  const char* kind_; // for notes
+  const char* kind_; // for the hang report's notes
   std::shared_ptr<Traffic> traffic_;
   std::vector<Buffer> buffers_;
-  std::vector<int64_t> sizes_; // of the largest buckets, the largest first
-  std::vector<std::unique_ptr<Slot>>
-      slots_;                // one for each of sizes_, with memory as soon as it is used; behind them the extra ones
-  aio::Transfers transfers_; // its end waits for transfers of what is above
-  int64_t left_in_memory_;   // elements
+  std::vector<int64_t> sizes_;               // of the largest buckets, largest first
+  std::vector<std::unique_ptr<Slot>> slots_; // one per entry of sizes_, allocated at first use; extra ones follow
+  aio::Transfers transfers_;                 // its destructor waits for transfers of the members above
+  int64_t left_in_memory_;                   // elements
   at::DeviceType pinned_for_ = at::kCPU;
   uint64_t uses_ = 0;
 };

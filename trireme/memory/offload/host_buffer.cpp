@@ -15,7 +15,7 @@ struct HostBuffer::Memory {
       plain = aio::Memory(size);
       begin = plain.data();
     } else {
-      pinned = device::pinned_pages(size, pinned_for).zero_(); // gaps are written too
+      pinned = device::pinned_pages(size, pinned_for).zero_(); // padding is written to the file too
       begin = static_cast<std::byte*>(pinned.mutable_data_ptr());
     }
   }
@@ -44,7 +44,7 @@ at::Tensor HostBuffer::view(int64_t begin, int64_t numel, at::ScalarType type) c
   return at::from_blob(data() + begin, {numel}, let_go, at::TensorOptions(type));
 }
 
-// What the last tensor's thread has read of it has been read.
+// Acquires: reads by the last tensor's thread are done.
 bool HostBuffer::is_held() const {
   return memory_->tensors.load(std::memory_order_acquire) > 0;
 }

@@ -123,7 +123,7 @@ class PartialStore : public bucket::StateStore {
  private:
   struct Buffer {
     std::vector<bool> moved;
-    int64_t there = 0; // its numbers in the two stores
+    int64_t there = 0; // its buffer numbers in the two stores
     int64_t here = 0;
   };
 
@@ -145,7 +145,7 @@ class PartialStore : public bucket::StateStore {
   std::unique_ptr<bucket::StateStore> moved_;
   std::unique_ptr<bucket::StateStore> rest_;
   double ratio_;
-  std::vector<bool> next_; // which buckets of the buffer that is added next are moved
+  std::vector<bool> next_; // which buckets of the next added buffer are moved
   std::vector<Buffer> buffers_;
 };
 

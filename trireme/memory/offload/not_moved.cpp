@@ -9,14 +9,14 @@ std::string what_is_not_moved(int64_t all, int64_t kept, int64_t element_bytes, 
   const std::string key = concat("offload_param to \"", word(options.place), '"');
   if (all == 0) {
     return concat(key, " moves nothing: each parameter has fewer than ", persistence_threshold,
-                  " elements (stage3_param_persistence_threshold), so every rank keeps it whole. To move them: a "
+                  " elements (stage3_param_persistence_threshold), so every rank keeps it in full. To move them: a "
                   "smaller threshold");
   }
   if (kept == 0) {
     return "";
   }
   return concat(key, ": ", kept == all ? "all" : concat(kept, " of the"), ' ', all,
-                " elements that a rank has of sharded parameters, ",
+                " elements of this rank's sharded parameters, ",
                 format_bytes(static_cast<double>(kept * element_bytes)), ", stay in memory, because max_in_cpu is ",
                 options.max_in_cpu, ". To have them in files: \"max_in_cpu\": 0");
 }

@@ -33,7 +33,7 @@ std::string speed(double bytes_per_second) {
   return concat(format_bytes(bytes_per_second), "/s");
 }
 
-// 0, or why not (errno). What keeps no account of its room may have no files at all: /proc.
+// Returns 0, or errno. A file system that does not report its free space may allow no files at all: /proc.
 int cannot_create_files(const fs::path& folder) {
   const fs::path name = temporary_name(folder / "trireme");
   if (!create_new(name, O_WRONLY)) {
@@ -89,10 +89,10 @@ fs::path existing_folder(const fs::path& folder) {
     found = found.parent_path();
   }
   const bool is_that = found == fs::absolute(folder, error).lexically_normal();
-  const std::string named =
-      concat("nvme_path ", folder.string(), is_that ? "" : concat(", of which there is ", found.string(), ','));
+  const std::string named = concat("nvme_path ", folder.string(),
+                                   is_that ? "" : concat(", whose nearest existing parent ", found.string(), ','));
   if (!fs::is_directory(found, error)) {
-    throw InputError("offload", concat(named, " is not a folder"), "Name one on a disk.");
+    throw InputError("offload", concat(named, " is not a folder"), "Name a folder on a disk.");
   }
   if (::faccessat(AT_FDCWD, found.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     throw InputError("offload", concat(named, " may not be written to: ", std::strerror(errno)),
@@ -109,9 +109,8 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   if (fits(use.bytes(), use.bytes_at_start())) {
     return {};
   }
-  const bool at_start =
-      use.bytes_at_start() - free_at_start >
-      use.bytes() - room.free_bytes; // what lacks more: who finds room for it has enough for the other
+  const bool at_start = use.bytes_at_start() - free_at_start >
+                        use.bytes() - room.free_bytes; // the larger shortage: room for it is enough for the other
   const int64_t needed = at_start ? use.bytes_at_start() : use.bytes();
   const int64_t there = at_start ? free_at_start : room.free_bytes;
   Refusal out;
@@ -120,7 +119,7 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
                     ", which has ", size(there), " free: ", size(needed - there), " too little");
   const auto memory_takes = [&](int64_t bytes) { return room.memory_bytes && bytes <= *room.memory_bytes; };
   const std::string free = concat("memory, which has ", size(room.memory_bytes.value_or(0)), " free");
-  // What does not fit stays on the device, whose memory nobody asks for here.
+  // The rest stays on the device, whose memory is not checked.
   const double share = use.state_bytes > 0
                            ? static_cast<double>(room.free_bytes - use.parameter_bytes - use.activation_bytes) /
                                  static_cast<double>(use.state_bytes)
@@ -130,9 +129,9 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   const int64_t parameters = use.parameter_bytes;
   const int64_t activations = use.activation_bytes;
   const int64_t with_parameters =
-      parameters + use.gradient_bytes; // gradients are in files where masters and parameters are
+      parameters + use.gradient_bytes; // if masters and parameters are in files, gradients are too
   const bool both = options.optimizer.place == Place::nvme &&
-                    options.parameters.place == Place::nvme; // here, or one of them on another disk
+                    options.parameters.place == Place::nvme; // in this folder, or one of them on another disk
   if (activations > 0 && fits(use.bytes() - activations, use.bytes_at_start())) {
     out.next = concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", size(activations),
                       " of activations need no files.");
@@ -179,7 +178,7 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
                                " while the model is built, its parameters twice, and ", size(use.bytes()),
                                " while it trains"));
   }
-  const bool has_threads = std::strcmp(disk.engine, "threads") == 0; // each has one request in the system
+  const bool has_threads = std::strcmp(disk.engine, "threads") == 0; // each thread has one request in the system
   const std::string engine =
       has_threads ? concat(options.aio.threads, options.aio.threads == 1 ? " thread" : " threads") : disk.engine;
   out.lines.push_back(concat(engine, ", ",
@@ -233,7 +232,7 @@ void check_room(const std::vector<FolderUse>& folders, const Options& options, s
     int64_t while_training = 0;
     int64_t at_start = 0;
   };
-  std::map<dev_t, Taken> taken; // by disk: folders on one share its room
+  std::map<dev_t, Taken> taken; // by disk: folders on one disk share its space
   for (const FolderUse& use : folders) {
     std::error_code error;
     const fs::path folder = existing_folder(use.folder);
@@ -248,7 +247,7 @@ void check_room(const std::vector<FolderUse>& folders, const Options& options, s
     struct stat disk = {};
     Taken& others = taken[::stat(folder.c_str(), &disk) == 0 ? disk.st_dev : 0];
     const int64_t free = is_unknown ? std::numeric_limits<int64_t>::max()
-                                    : static_cast<int64_t>(space.available); // what cannot be known does not refuse
+                                    : static_cast<int64_t>(space.available); // unknown space is not refused
     const Room room{free - others.while_training, memory_bytes, on_device, free - others.at_start};
     if (Refusal no = refusal(use, options, room); !no.what.empty()) {
       no.what += others.while_training > 0

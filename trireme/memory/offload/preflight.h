@@ -12,32 +12,32 @@
 
 namespace trireme::offload {
 
-/// What the ranks of one host keep in a folder, and move through it in a step: all of them together.
+/// Use of a folder by all ranks of one host: bytes kept, and bytes transferred per step.
 struct FolderUse {
   std::filesystem::path folder;
   int64_t ranks = 0;
-  /// Masters and optimizer states, gradients, and parameters.
+  /// Masters and optimizer states, including gradients; parameters.
   int64_t state_bytes = 0;
   int64_t parameter_bytes = 0;
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
-  /// Before the first step.
+  /// Written before the first step.
   int64_t start_bytes = 0;
-  /// Of state_bytes: gradients, which have their files as soon as parameters do.
+  /// Part of state_bytes: gradients, which get their files when parameters do.
   int64_t gradient_bytes = 0;
-  /// Modules as they are built, until their parameters are in files of their own: before there are masters and states.
+  /// Modules under construction, until their parameters have their own files: before there are masters and states.
   int64_t building_bytes = 0;
-  /// From forward to backward.
+  /// Kept from forward to backward.
   int64_t activation_bytes = 0;
-  /// Of read_bytes and write_bytes: masters and states, which move beside the optimizer's pass. The rest moves beside
-  /// forward and backward.
+  /// Part of read_bytes and write_bytes: masters and states, which are transferred during the optimizer's pass. The
+  /// rest is transferred during forward and backward.
   int64_t state_read_bytes = 0;
   int64_t state_write_bytes = 0;
-  /// While it trains: bytes of the ranks' memory that would be needed instead, if nothing were in files.
+  /// While training: the bytes of memory that the ranks would need if nothing were in files.
   int64_t bytes() const {
     return state_bytes + parameter_bytes + activation_bytes;
   }
-  /// While the model moves to its place.
+  /// While the model is moved to its files.
   int64_t bytes_at_start() const {
     return gradient_bytes + parameter_bytes + building_bytes;
   }
@@ -46,79 +46,77 @@ struct FolderUse {
   }
 };
 
-/// What a rank has in files of one kind, and moves through them in a step.
+/// One rank's files of one kind: bytes kept, and bytes transferred per step.
 struct KindUse {
   int64_t bytes = 0;
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
   int64_t start_bytes = 0;      ///< written before the first step
-  int64_t gradient_bytes = 0;   ///< of `bytes`
-  int64_t building_bytes = 0;   ///< beside them, at the start
-  int64_t state_read_bytes = 0; ///< of read_bytes: masters and states
+  int64_t gradient_bytes = 0;   ///< part of `bytes`
+  int64_t building_bytes = 0;   ///< besides them, at the start
+  int64_t state_read_bytes = 0; ///< part of read_bytes: masters and states
   int64_t state_write_bytes = 0;
 };
 
-/// What a rank has of activations, and the folder of "activation_checkpointing".
+/// One rank's activations, and the folder of "activation_checkpointing".
 struct ActivationUse {
   std::string folder = {};
   int64_t bytes = 0;
-  int64_t moved_bytes = 0; ///< in a step, each way
+  int64_t moved_bytes = 0; ///< per step, in each direction
 };
 
-/// Adds what `ranks` ranks of the host have, each the same, to the folders that `options` name for their states and
-/// their parameters, and to that of activations, or begins one.
+/// Adds the use of `ranks` equal ranks of the host to the folders that `options` name for states and parameters, and to
+/// that of activations; makes entries as needed.
 void add_use(std::vector<FolderUse>& folders, const Options& options, const KindUse& states, const KindUse& parameters,
              int64_t ranks, const ActivationUse& activations = {});
 
-/// The folder, or of one that is to be made the nearest above it that is there. Errors: InputError where it is no
-/// folder, or may not be written to.
+/// The folder itself or, if it does not exist yet, its nearest existing parent. Errors: InputError if that is not a
+/// folder or is not writable.
 std::filesystem::path existing_folder(const std::filesystem::path& folder);
 
-/// What there is room for: in the folder, and in the memory of the host beside what the ranks need there anyway;
-/// absent: nobody knows. A rank on a device may leave a part of its states there ("ratio").
+/// Free bytes of the folder, and of the host's memory beyond what the ranks need anyway; absent: unknown. Ranks on a
+/// device may keep a part of their states there ("ratio").
 struct Room {
   int64_t free_bytes = 0;
   std::optional<int64_t> memory_bytes = std::nullopt;
   bool on_device = false;
-  /// While the model moves to its place; absent: the same as free_bytes.
+  /// While the model is moved to its files; absent: the same as free_bytes.
   std::optional<int64_t> free_at_start = std::nullopt;
 };
 
-/// Why the files do not fit, and the nearest configuration that does: activations without files, fewer of the states in
-/// files ("ratio"), parameters or all of it in memory, if that is known. Empty: they fit.
+/// Why the files do not fit, and the nearest configuration that does: activations without files, fewer states in files
+/// ("ratio"), parameters or everything in memory, if its size is known. Empty: they fit.
 struct Refusal {
   std::string what;
   std::string next;
 };
 Refusal refusal(const FolderUse& use, const Options& options, const Room& room);
 
-/// What the disk showed, and what a step makes of it: a line each.
+/// The disk's measurements, and what follows for a step, one line each.
 ///
-/// Reads and writes of a step take bytes / bandwidth, one after the other: no step is shorter than both together.
-/// Masters and states that are not read ahead and written behind (pipeline_read, pipeline_write) are waited for, beside
-/// whatever the step computes.
+/// Reads and writes of a step take bytes / bandwidth each, in sequence: no step is shorter than their sum. Without
+/// pipeline_read and pipeline_write, transfers of masters and states are added to the time of computation.
 struct Preflight {
   FolderUse use;
   aio::Probe disk;
   double read_seconds = 0;
   double write_seconds = 0;
-  /// Of both: what is waited for.
+  /// The part of both that is added to the computation.
   double waited_seconds = 0;
   std::vector<std::string> lines;
 };
 Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& disk);
 
-/// Bytes of the file with which a folder is measured: enough that a few requests do not decide, and no more than it has
-/// room for.
+/// Bytes of the file that measures a folder: enough to average over many requests, and no more than fits.
 int64_t probe_bytes(const FolderUse& use, const Options& options, int64_t free_bytes);
 
-/// Of every folder: whether there is room, now and beside the other folders of its disk. Errors: InputError with
-/// refusal(), and as existing_folder().
+/// Checks that every folder has room, counting the other folders on its disk. Errors: InputError with refusal(),
+/// and as existing_folder().
 void check_room(const std::vector<FolderUse>& folders, const Options& options, std::optional<int64_t> memory_bytes,
                 bool on_device);
 
-/// Of every folder: measures and judges. Takes about as long as writing probe_bytes() twice and reading them once.
-/// Errors: as aio::probe().
+/// Measures and judges every folder. Takes about as long as writing probe_bytes() twice and reading them once. Errors:
+/// as aio::probe().
 std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Options& options);
 
 } // namespace trireme::offload

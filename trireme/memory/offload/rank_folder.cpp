@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNext = "Name another folder with \"nvme_path\".";
 
-/// The process that holds the lock; 0: the kernel does not tell, as in another PID namespace.
-/// A line of /proc/locks is "1: FLOCK  ADVISORY  WRITE 12345 fd:00:6789 0 EOF".
+/// The process that holds the lock; 0: the kernel does not tell, e.g. in another PID namespace. A line of /proc/locks
+/// is "1: FLOCK  ADVISORY  WRITE 12345 fd:00:6789 0 EOF".
 int64_t holder_of(const struct stat& folder) {
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {
@@ -48,15 +48,15 @@ int64_t holder_of(const struct stat& folder) {
   const int64_t pid = holder_of(folder);
   if (pid == ::getpid()) {
     throw InputError("offload", concat(path.string(), " holds the offloaded files of another engine of this process"),
-                     "Let go of that engine first, or give each an \"nvme_path\" of its own.");
+                     "Destroy that engine first, or give each its own \"nvme_path\".");
   }
   throw InputError("offload",
                    concat(path.string(), " holds the offloaded files of another job",
                           pid > 0 ? concat(" (process ", pid, ")") : "", " that still runs"),
-                   "Give each job an \"nvme_path\" of its own, or end that one.");
+                   "Give each job its own \"nvme_path\", or end the other job.");
 }
 
-// What DiskStore keeps in files, as make_file() names them.
+// Kinds of files, as make_file() names them.
 constexpr std::string_view kKinds[] = {"optimizer_states", "parameters", "gradients", "modules_as_they_are_built"};
 
 bool is_name_of_ours(std::string_view name) {
@@ -75,8 +75,8 @@ bool is_still_there(int parent, const std::string& name, const struct stat& lock
   return ::fstatat(parent, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) == 0 && is_the_same(now, locked);
 }
 
-// Removes what an earlier process has left: this user's regular files with names of ours. Nothing else is touched, and
-// no link is followed.
+// Removes files of an earlier process: this user's regular files with our names. Nothing else is touched, and no link
+// is followed.
 void remove_files_of_ours(int folder) {
   DIR* const entries = ::fdopendir(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (entries == nullptr) {
@@ -96,10 +96,10 @@ void remove_files_of_ours(int folder) {
   }
 }
 
-// What stands where the folder must be, and is none of ours.
+// Refuses what exists at the folder's path and is not ours.
 [[noreturn]] void refuse_strange(const fs::path& path, const std::string& what) {
   throw InputError("offload", concat(path.string(), ' ', what, ", so no offloaded files are made or removed there"),
-                   "Move it away, or name another folder with \"nvme_path\".");
+                   "Move it, or name another folder with \"nvme_path\".");
 }
 
 void check_is_ours(const fs::path& path, const struct stat& folder) {
@@ -129,12 +129,12 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
   if (error) {
     fail("make the folder", error.value());
   }
-  // From here on by descriptor: nobody can put another folder, or a link, in the place of one that was looked at.
+  // Works by descriptor from here on: nobody can replace a checked folder by another one or a link.
   Descriptor above(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!above) {
     fail("open the folder of", errno);
   }
-  // Again, if its last user has removed it between openat() and flock().
+  // Repeats if the last user removed the folder between openat() and flock().
   for (;;) {
     const bool is_made_here = ::mkdirat(above.get(), own.c_str(), 0700) == 0;
     if (!is_made_here && errno != EEXIST) {
@@ -144,7 +144,7 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
     if (!lock && errno == ENOENT) {
       continue;
     }
-    if (!lock && (errno == ENOTDIR || errno == ELOOP)) { // of a link the system may say either
+    if (!lock && (errno == ENOTDIR || errno == ELOOP)) { // for a link the system may return either
       struct stat found{};
       const bool is_link =
           ::fstatat(above.get(), own.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
@@ -162,7 +162,7 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
         refuse_used(path, locked);
       }
       log::warning("offload: the file system of ", path.string(), " has no locks (", std::strerror(errno),
-                   "): see to it that no other job uses this \"nvme_path\"");
+                   "): make sure that no other job uses this \"nvme_path\"");
     }
     if (!is_still_there(above.get(), own, locked)) {
       continue;
@@ -172,7 +172,7 @@ std::shared_ptr<RankFolder> RankFolder::open(const fs::path& parent, int rank, c
   }
 }
 
-// While it is locked. What others have put into it stays, and so does the folder then.
+// Runs while the folder is locked. Files of others stay, and so does the folder then.
 RankFolder::~RankFolder() {
   remove_files_of_ours(lock_.get());
   struct stat locked{};

@@ -10,18 +10,17 @@
 
 namespace trireme::offload {
 
-/// The folder in which one rank's offloaded files are made, `parent`/<name>.rank<R>. It is this process's alone while
-/// the object lives: a lock of the kernel's (flock), which ends with the process, however it ends.
+/// The folder of one rank's offloaded files, `parent`/<name>.rank<R>. This process owns it exclusively while the object
+/// lives, by a kernel lock (flock) that ends with the process in any case.
 ///
-/// Files in it are worth nothing after their process: those that an earlier one has left are removed at the start and
-/// at the end, and then the folder. Removed are this user's files with names of ours only. What else lies there stays,
-/// and the folder with it.
+/// Files in it are useless after their process. Those of an earlier one are removed at the start and at the end, then
+/// the folder. Only this user's files with our names are removed. Other files stay, and then the folder does, too.
 class RankFolder {
  public:
-  /// Makes folder and parents where they are not there. `parent` may be a link, the folder itself may not. Errors:
-  /// InputError when another process, or another engine of this one, uses it, naming the process where the kernel
-  /// tells; for a link, another user's folder, or one that others may write to, in its place; and for a folder that
-  /// cannot be made or locked.
+  /// Creates the folder and its missing parents. `parent` may be a link, the folder itself may not. Errors: InputError
+  /// if another process, or another engine of this one, uses the folder; it names the process if the kernel tells.
+  /// InputError also for a link, another user's folder or one that others may write to, and if the folder cannot be
+  /// made or locked.
   static std::shared_ptr<RankFolder> open(const std::filesystem::path& parent, int rank,
                                           const std::string& name = "trireme");
   ~RankFolder();
@@ -31,7 +30,7 @@ class RankFolder {
   const std::filesystem::path& path() const {
     return path_;
   }
-  /// A file without a name, for `kind` ("optimizer states", ...), so that it goes with the process. Errors:
+  /// An unnamed file for `kind` ("optimizer states", ...), which ends with the process. Errors:
   /// aio::File::create_unnamed().
   aio::File make_file(const std::string& kind, int64_t number, int64_t bytes) const;
 
@@ -40,7 +39,7 @@ class RankFolder {
       : path_(std::move(path)), above_(std::move(above)), lock_(std::move(lock)) {}
 
   std::filesystem::path path_;
-  Descriptor above_; // the folder that it lies in
+  Descriptor above_; // its parent folder
   Descriptor lock_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace trireme::offload {
 
-/// Bytes of a rank's offloaded arrays that were read from files and written to them so far, by all of its stores.
+/// Bytes of a rank's offloaded arrays read from files and written to them so far, by all of its stores.
 struct Traffic {
   int64_t read = 0;
   int64_t written = 0;

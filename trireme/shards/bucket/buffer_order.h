@@ -7,7 +7,7 @@
 
 namespace trireme::bucket {
 
-/// The order in which tensors lie in a flat buffer, for FlatLayout: gradients arrive roughly in reverse order of
+/// The order of tensors in a flat buffer, for FlatLayout: about the order in which gradients arrive, the reverse of
 /// registration. Units come first: parameters outside units are spread over the model, so their last gradient is late.
 std::vector<int64_t> buffer_order(const std::vector<TensorInfo>& tensors);
 

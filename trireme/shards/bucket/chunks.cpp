@@ -10,13 +10,13 @@ std::vector<ChunkRun> chunk_runs(const FlatLayout& layout, int64_t b, const Rang
   }
   std::vector<ChunkRun> runs;
   const std::vector<TensorRange> pieces = layout.pieces_in(b, range);
-  size_t next = 0; // the first piece that ends behind `begin`
+  size_t next = 0; // the first piece that ends after `begin`
   for (int64_t begin = range.begin; begin < range.end; begin += runs.back().numel * runs.back().count) {
     while (next < pieces.size() && range.begin + pieces[next].first + pieces[next].numel <= begin) {
       ++next;
     }
     int64_t end = std::min(range.end, begin + std::max(most, kChunkAlignment));
-    int64_t aligned_until = begin; // the end of a tensor in which a chunk may begin here
+    int64_t aligned_until = begin; // the end of a tensor in which a chunk may begin at `begin`
     for (size_t p = next; p < pieces.size() && range.begin + pieces[p].first < end; ++p) {
       const int64_t first = range.begin + pieces[p].first;
       const int64_t last = first + pieces[p].numel;

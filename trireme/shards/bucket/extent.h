@@ -5,7 +5,7 @@
 
 namespace trireme::bucket {
 
-/// Bytes of a file.
+/// A byte range of a file.
 struct Extent {
   std::filesystem::path file;
   int64_t offset = 0;

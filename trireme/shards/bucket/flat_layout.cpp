@@ -64,8 +64,8 @@ FlatLayout::FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> ord
       close();
     }
     if (unit != TensorInfo::kNoUnit && closed_units.count(unit) != 0) {
-      throw Error("bucket", concat("the order tears unit ", unit, " apart: tensor ", tensors_[tensor].name,
-                                   " comes after tensors of another"));
+      throw Error("bucket", concat("the order separates unit ", unit, ": tensor ", tensors_[tensor].name,
+                                   " comes after tensors of another unit"));
     }
     bucket.unit = unit;
     position_[tensor] = static_cast<int64_t>(slots_.size());

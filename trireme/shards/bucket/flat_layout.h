@@ -6,49 +6,48 @@
 
 namespace trireme::bucket {
 
-/// Says which part of the whole model's parameter a rank holds.
+/// Which part of the model's full parameter a rank holds.
 struct Placement {
-  /// Shape of the whole parameter, and where in it the box that this rank holds begins. Both empty: it holds all of it.
+  /// Shape of the full parameter, and the offset in it of the box that this rank holds. Both empty: it holds all of it.
   std::vector<int64_t> global_shape = {};
   std::vector<int64_t> box_offset = {};
-  /// Dim 0 of the whole is so many equal blocks one behind the other (queries, keys and values of one projection), and
-  /// the rank has the same box of each, one behind the other; box_offset counts in a block.
+  /// Dim 0 of the full parameter has `parts` equal blocks in a row (queries, keys and values of one projection). The
+  /// rank has the same box of each block, in a row; box_offset counts inside a block.
   int64_t parts = 1;
-  /// Number of the group of ranks that hold the same elements and add up their gradients (parallel::ReduceGroups). 0:
-  /// the data group.
+  /// Number of the group of ranks that hold the same elements and sum their gradients (parallel::ReduceGroups). 0: the
+  /// data group.
   int reduce_group = 0;
-  /// Whether the gradient norm counts it on this rank, and checkpoints save it here. Not where another rank, or another
+  /// Whether this rank counts it in the gradient norm and saves it in checkpoints. False if another rank, or another
   /// copy, counts the same elements.
   bool counts_in_norm = true;
-  /// Where several parameters of one rank are boxes of a whole one: the part of the name that tells them apart.
-  /// "a.tile_0_1.weight" of tile "tile_0_1" is a box of "a.weight".
+  /// For parameters of one rank that are boxes of one full parameter: the part of the name that differs.
+  /// "a.tile_0_1.weight" with tile "tile_0_1" is a box of "a.weight".
   std::string tile = {};
 
-  /// The whole parameter's name.
+  /// The full parameter's name.
   std::string whole_name(const std::string& name) const;
 };
 
-/// A tensor that shall live in a flat buffer.
+/// A tensor to be placed in a flat buffer.
 struct TensorInfo {
   std::string name;
   std::vector<int64_t> sizes;
-  /// Tensors of one unit (0 and up) share a bucket that holds nothing else: they are gathered and freed together.
-  /// kNoUnit: any bucket.
+  /// Tensors of one unit (0 and up) share a bucket of their own, which is gathered and freed as one. kNoUnit: any
+  /// bucket.
   int64_t unit = kNoUnit;
-  /// Its index among all parameters of the model, whatever their types: gradients are expected from the last to the
-  /// first.
+  /// Index among all parameters of the model, of all types. Gradients are expected from the last to the first.
   int64_t place = 0;
   Placement placement = {};
   static constexpr int64_t kNoUnit = -1;
 
   int64_t numel() const;
-  /// Shape of the whole parameter; `sizes` may be a box of it.
+  /// Shape of the full parameter; `sizes` may be a box of it.
   const std::vector<int64_t>& global_shape() const {
     return placement.global_shape.empty() ? sizes : placement.global_shape;
   }
 };
 
-/// Where a tensor lies in the flat buffer, in elements.
+/// Position of a tensor in the flat buffer, in elements.
 struct Slot {
   int64_t tensor = 0; ///< index into the list that the layout was made from
   int64_t begin = 0;
@@ -65,7 +64,7 @@ struct Range {
   }
 };
 
-/// What of tensor `i` lies in a range of the buffer: elements [begin, begin + numel) of its row-major order. They are
+/// The part of tensor `i` in a range of the buffer: elements [begin, begin + numel) of its row-major order, which are
 /// elements [first, first + numel) of the range.
 struct TensorRange {
   int64_t i = 0;
@@ -74,7 +73,7 @@ struct TensorRange {
   int64_t first = 0;
 };
 
-/// What one collective moves: the elements [begin, end) with the slots [first_slot, last_slot).
+/// The unit of one collective: elements [begin, end) with slots [first_slot, last_slot).
 struct Bucket {
   int64_t begin = 0;
   int64_t end = 0;
@@ -89,7 +88,7 @@ struct Bucket {
 
 struct LayoutOptions {
   int64_t element_bytes = 4;
-  /// A bucket closes before it would grow past this; a larger tensor gets a bucket of its own.
+  /// A bucket closes before it would exceed this; a larger tensor gets its own bucket.
   int64_t bucket_bytes = 25 << 20;
   /// The first bucket is smaller so that communication starts early.
   int64_t first_bucket_bytes = 1 << 20;
@@ -97,17 +96,15 @@ struct LayoutOptions {
   int64_t shards = 1;
 };
 
-/// Orders tensors one after another, each on a 64-byte boundary, and cuts the
-/// result into buckets. Gaps are zero and stay zero. Pure arithmetic: every rank
-/// computes the same layout from the same list.
+/// Orders tensors one after another, each on a 64-byte boundary, and cuts the result into buckets. Gaps are zero and
+/// stay zero. Pure arithmetic: every rank computes the same layout from the same list.
 ///
-/// `order` is the order in the buffer (indices into `tensors`): the order in which
-/// gradients are expected, so that buckets fill from the front during backward. Tensors of one unit follow each other
-/// in it.
+/// `order` has the indices into `tensors` in buffer order: the order in which gradients are expected, so that buckets
+/// fill from the front during backward. Tensors of one unit are adjacent in it.
 class FlatLayout {
  public:
   FlatLayout() = default;
-  /// Throws Error when `order` is not a permutation of the tensors, or tears a unit apart.
+  /// Throws Error if `order` is not a permutation of the tensors, or separates tensors of a unit.
   FlatLayout(std::vector<TensorInfo> tensors, std::vector<int64_t> order, const LayoutOptions& options);
 
   const std::vector<TensorInfo>& tensors() const {
@@ -127,7 +124,7 @@ class FlatLayout {
   int64_t bucket_of(int64_t tensor) const {
     return bucket_of_[tensor];
   }
-  /// What lies in `range`, a part of bucket `b`, in buffer order; gaps are in none.
+  /// The parts of tensors in `range` of bucket `b`, in buffer order; gaps belong to none.
   std::vector<TensorRange> pieces_in(int64_t b, const Range& range) const;
   /// The name of each bucket's first tensor.
   std::vector<std::string> first_names() const;
@@ -137,7 +134,7 @@ class FlatLayout {
   const LayoutOptions& options() const {
     return options_;
   }
-  /// Length of the buffer with all gaps.
+  /// Length of the buffer, gaps included.
   int64_t numel() const {
     return buckets_.empty() ? 0 : buckets_.back().end;
   }

@@ -24,8 +24,7 @@ FlatLayout layout_of(const NamedTensors& parameters, const LayoutOptions& option
   return FlatLayout(std::move(tensors), std::move(order), options);
 }
 
-// Keeps memory for some buckets' parameters and gradients; a block much larger than the others is rare and goes back to
-// the system.
+// Bytes of spare memory for the parameters and gradients of some buckets. A much larger block is rare and is freed.
 int64_t spare_bytes(const FlatLayout& layout) {
   return 3 * layout.numel() / static_cast<int64_t>(layout.buckets().size()) * layout.options().element_bytes;
 }
@@ -59,8 +58,8 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
     }
   }
   const bool alone =
-      options_.alone && options_.alone(first); // one bucket as large as the tensor: not to be kept as a spare one
-  options_.unit_of = nullptr;                  // what they refer to need not live on
+      options_.alone && options_.alone(first); // one bucket as large as the tensor: do not keep its memory
+  options_.unit_of = nullptr;                  // what these refer to may end before this object
   options_.alone = nullptr;
   options_.placement_of = nullptr;
   options_.places.clear();
@@ -88,7 +87,7 @@ FlatParameters::FlatParameters(NamedTensors parameters, const LayoutOptions& opt
   }
 }
 
-// Plain tensors on the same memory, not views to autograd: optimizers detach gradients in place, which views refuse.
+// Plain tensors on the same memory, not autograd views: optimizers detach gradients in place, which views refuse.
 at::Tensor FlatParameters::view(const at::Tensor& flat, int64_t i, int64_t flat_begin) const {
   const at::AutoDispatchBelowADInplaceOrView no_view_tracking;
   const Slot& slot = layout_.slot_of(i);
@@ -204,7 +203,7 @@ std::optional<int64_t> FlatParameters::moved_away() const {
     const bool in_memory =
         data_shards_ ? data_shards_->has(i, parameter)
                      : parameter.storage().unsafeGetStorageImpl() == flat_data_.storage().unsafeGetStorageImpl();
-    // Another place in it is another parameter's.
+    // Another offset in the memory belongs to another parameter.
     const int64_t begin = layout_.slot_of(i).begin -
                           (data_shards_ ? layout_.buckets()[layout_.bucket_of(i)].begin : -flat_data_.storage_offset());
     if (!in_memory || parameter.storage_offset() != begin) {

@@ -72,7 +72,7 @@ void GradientShards::accumulate(int64_t b) {
   if (on_host(b)) {
     host_->send(b, reduced, begun_[b]);
     begun_[b] = true;
-    memory = at::Tensor(); // not lent to the next bucket while it is copied
+    memory = at::Tensor(); // not reused for the next bucket while it is copied
     return;
   }
   const auto keep = [&](at::Tensor kept, const at::Tensor& values) {
@@ -85,7 +85,7 @@ void GradientShards::accumulate(int64_t b) {
   if (store_) {
     for (int64_t chunk = first_[b]; chunk < first_[b + 1]; ++chunk) {
       store_->use(in_store_, chunk, true, [&](const std::vector<at::Tensor>& arrays) {
-        // Buckets are full in this order; after the last the first comes, of the next micro-batch or of the step.
+        // Buckets fill in this order; the last is followed by the first, of the next micro-batch or of the step.
         for (int64_t k = 1; k <= std::min(store_->ahead(), std::ssize(chunks_) - 1); ++k) {
           prefetch_chunk((chunk + k) % std::ssize(chunks_));
         }

@@ -11,8 +11,8 @@
 namespace trireme::bucket {
 namespace {
 
-/// Buckets that may be on their way at a time: a store in files has memory for a third one, which is written, or read
-/// to be added to.
+/// Buckets that may be on their stream at a time. A store in files has memory for a third one, which is written, or
+/// read for an addition.
 constexpr size_t kLeaving = 2;
 
 } // namespace
@@ -26,7 +26,7 @@ HostGradients::HostGradients(HostGradientOptions options)
   for (const Range& range : options_.ranges) {
     gradients.numel.push_back(range.numel());
   }
-  options_.store->on_host(gradients.numel, options_.device); // which is asked before add(); here all of them are
+  options_.store->on_host(gradients.numel, options_.device); // must be called before add(); all buckets are on the host
   for (Set& set : sets_) {
     set.in_store = options_.store->add({gradients}, options_.device);
     options_.store->name_buckets(set.in_store, options_.names);
@@ -79,11 +79,11 @@ void HostGradients::release_first(Set& set) {
   options_.store->release(set.in_store, b, true);
 }
 
-// Buckets leave in this order; after the last the first comes again, in the next micro-batch or the step.
+// Buckets are sent in this order; the last is followed by the first, of the next micro-batch or of the step.
 void HostGradients::prefetch_after(int64_t b) {
   const auto buckets = std::ssize(sent_);
   const int64_t named =
-      std::min(std::max<int64_t>(1, options_.store->ahead() - 1), buckets - 1); // one more is on its way
+      std::min(std::max<int64_t>(1, options_.store->ahead() - 1), buckets - 1); // the buffer that remains is being sent
   for (int64_t k = 1; k <= named; ++k) {
     prefetch((b + k) % buckets);
   }

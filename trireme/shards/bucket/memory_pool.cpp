@@ -12,7 +12,7 @@ bool is_smaller(const at::Tensor& a, const at::Tensor& b) {
 
 } // namespace
 
-// A block several times too large is left for requests that it fits.
+// A block several times too large is left for requests that need it.
 at::Tensor MemoryPool::take(int64_t numel, at::ScalarType type) {
   const auto fits = std::find_if(spare_.begin(), spare_.end(), [&](const at::Tensor& spare) {
     return spare.scalar_type() == type && spare.numel() >= numel;

@@ -8,13 +8,13 @@
 
 namespace trireme::bucket {
 
-/// Gives memory for a flat buffer: elements and type. Group::allocate is one.
+/// Allocates a flat buffer: elements and type. Group::allocate is one.
 using Allocate = std::function<at::Tensor(int64_t, at::ScalarType)>;
 
-/// Memory of buckets that come and go (gradients under way, gathered parameters): what one gives back the next one
-/// gets, so that a step neither asks the system for pages nor waits for it to clear them.
+/// Reuses the memory of temporary buckets (gradients being reduced, gathered parameters), so that a step neither asks
+/// the system for pages nor waits for it to clear them.
 ///
-/// Keeps at most `spare_bytes`; the largest pieces go first, because they are the rarest. Not thread-safe.
+/// Keeps at most `spare_bytes`; evicts the largest first, because they are the rarest. Not thread-safe.
 class MemoryPool {
  public:
   MemoryPool(Allocate allocate, int64_t spare_bytes) : allocate_(std::move(allocate)), spare_bytes_(spare_bytes) {}
@@ -26,7 +26,7 @@ class MemoryPool {
  private:
   Allocate allocate_;
   int64_t spare_bytes_;
-  std::vector<at::Tensor> spare_; // the smallest first
+  std::vector<at::Tensor> spare_; // smallest first
 };
 
 } // namespace trireme::bucket

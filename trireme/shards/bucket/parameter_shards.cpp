@@ -38,7 +38,7 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
     const auto bucket = static_cast<int64_t>(b);
     shards.numel.push_back(is_replicated(bucket) ? 0 : plan_.mine(bucket).numel());
-    // Keeps the size of the storage with memory, so that views can be made at any time.
+    // The storage has its full size even without memory, so that views can be made at any time.
     const size_t bytes = static_cast<size_t>(layout.buckets()[b].numel()) * c10::elementSize(type);
     storages_.emplace_back(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), nullptr,
                            /*resizable=*/false);
@@ -56,14 +56,14 @@ ParameterShards::ParameterShards(const FlatLayout& layout, const ShardPlan& plan
   store_->name_buckets(in_store_, layout.first_names());
 }
 
-// Parameters may outlive this object; they are empty then. What the device still uses may not end before.
+// Parameters may outlive this object; they have no memory then. Waits for what the device still uses.
 ParameterShards::~ParameterShards() {
   const auto wait = [](const device::Event& done) {
     try {
       if (!done.done()) {
         done.synchronize();
       }
-    } catch (...) { // a device that has failed: its work is over
+    } catch (...) { // the device has failed: its work is over
     }
   };
   for (const Stepped& one : stepped_) {
@@ -180,8 +180,7 @@ void ParameterShards::read(int64_t b, const at::Tensor& part, const at::Tensor& 
   note(b, part, done, /*writes=*/false);
 }
 
-// All reads are on one stream, and a write comes behind the read of what it writes: the last use is done after all
-// others.
+// All reads are on one stream, and a write follows the read of what it writes: the last use is done after all others.
 void ParameterShards::note(int64_t b, const at::Tensor& part, std::shared_ptr<const device::Event> done, bool writes) {
   std::erase_if(uses_, [](const auto& use) { return use.second.part.defined() && use.second.done->done(); });
   const auto before = uses_.find(b);
@@ -189,7 +188,7 @@ void ParameterShards::note(int64_t b, const at::Tensor& part, std::shared_ptr<co
   uses_[b] = {done, store_->keep_until(in_store_, b, done) ? at::Tensor() : part, writes};
 }
 
-// Before the host reads or changes a part itself.
+// Call it before the host reads or changes a part.
 void ParameterShards::wait_on_host(int64_t b, bool modifies) {
   release_stepped(0);
   if (const auto use = uses_.find(b); use != uses_.end() && (modifies || use->second.writes)) {
@@ -200,7 +199,7 @@ void ParameterShards::wait_on_host(int64_t b, bool modifies) {
   }
 }
 
-// The memory of a copy is that of the stream on which it came, which goes on when it is back.
+// The memory of a copy belongs to the stream on which it arrived; that stream waits until the copy is back.
 void ParameterShards::release_stepped(size_t left) {
   while (stepped_.size() > left) {
     const Stepped one = std::move(stepped_.front());
@@ -254,7 +253,7 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
     throw;
   }
   stepped_.push_back({b, std::move(copy), done, modifies});
-  if (uses_.at(b).part.defined()) { // the store has one bucket at a time
+  if (uses_.at(b).part.defined()) { // the store keeps one bucket at a time
     release_stepped(0);
   }
 }

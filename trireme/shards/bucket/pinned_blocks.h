@@ -7,9 +7,9 @@
 
 namespace trireme::bucket {
 
-/// libtorch takes page-locked memory in powers of two, so pieces are cut from blocks that are some: of 256 MiB, or of
-/// several pieces if those are large, and of what is left at the end. Less than an eighth is lost where pieces are
-/// alike; a last piece that fits no smaller power takes up to twice its size.
+/// libtorch rounds page-locked memory up to powers of two, so pieces are cut from blocks of such sizes: 256 MiB, or
+/// several pieces if those are large, and the rest at the end. Pieces of similar size lose less than an eighth. A last
+/// piece that fits no smaller power takes up to twice its size.
 inline constexpr int64_t kPinnedBlock = int64_t{256} << 20;
 inline constexpr int64_t kPinnedAlignment = 64;
 
@@ -17,21 +17,21 @@ constexpr int64_t pinned_piece(int64_t bytes) {
   return (bytes + kPinnedAlignment - 1) / kPinnedAlignment * kPinnedAlignment;
 }
 
-/// Bytes of the next block, for a piece and all that is left with it, both pinned_piece()s.
+/// Bytes of the next block for this piece; `left` counts it and all later ones. Both are pinned_piece()s.
 constexpr int64_t pinned_block(int64_t piece, int64_t left) {
   const auto floor = [](int64_t bytes) { return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes))); };
   const int64_t block = floor(std::min(left, std::max(kPinnedBlock, 16 * piece)));
   return block >= piece ? block : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(piece)));
 }
 
-/// Bytes of the blocks that pieces of so many bytes are cut from, in this order.
+/// Total bytes of the blocks from which pieces of these sizes are cut, in this order.
 inline int64_t pinned_bytes(const std::vector<int64_t>& pieces) {
   int64_t left = 0;
   for (const int64_t bytes : pieces) {
     left += pinned_piece(bytes);
   }
   int64_t all = 0;
-  int64_t rest = 0; // of the block
+  int64_t rest = 0; // left in the block
   for (const int64_t bytes : pieces) {
     const int64_t piece = pinned_piece(bytes);
     if (piece > rest) {

@@ -4,7 +4,7 @@
 
 namespace trireme::bucket {
 
-/// Parts of parameters that may be on their way back from the device while the next one is used there
+/// Number of parts of parameters that may be copied back from the device while the next one is used there
 /// (ParameterShards::with_owned_on_device).
 inline constexpr int64_t kReturningParts = 2;
 

@@ -7,19 +7,18 @@
 
 namespace trireme::bucket {
 
-/// Rank `rank`'s equal part of a bucket that `size` ranks share; the bucket divides by `size`.
+/// Rank `rank`'s equal part of a bucket that `size` ranks share; `size` divides the bucket.
 Range shard_of(const Bucket& bucket, int rank, int size);
 
-/// Says which slice of which bucket each rank owns: everything on every rank
-/// (ZeRO stage 0), or rank r's equal part of each bucket (stages 1 to 3).
+/// Which slice of which bucket each rank owns: everything on every rank (ZeRO stage 0), or rank r's equal part of each
+/// bucket (stages 1 to 3).
 ///
-/// What a rank owns of a buffer is also stored contiguously in its optimizer states:
-/// bucket after bucket, bucket b from state_offset(b).
+/// A rank's optimizer states store its slices contiguously, bucket after bucket; bucket b starts at state_offset(b).
 /// Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
 class ShardPlan {
  public:
   ShardPlan() = default;
-  /// Throws Error when sharded and a bucket does not divide by `size` (make the layout with shards = size).
+  /// Throws Error if sharded and `size` does not divide a bucket (make the layout with shards = size).
   ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded);
 
   bool sharded() const {
@@ -31,7 +30,7 @@ class ShardPlan {
   int size() const {
     return size_;
   }
-  /// What `rank` owns of bucket `bucket`.
+  /// The slice of bucket `bucket` that `rank` owns.
   Range range(int64_t bucket, int rank) const;
   Range mine(int64_t bucket) const {
     return range(bucket, rank_);

@@ -11,7 +11,7 @@
 namespace trireme::bucket {
 namespace {
 
-// Returns the range of the storage that a tensor uses, in bytes.
+// The range of the storage that a tensor uses, in bytes.
 struct Window {
   const void* storage;
   int64_t begin;

@@ -10,12 +10,11 @@ class Module;
 
 namespace trireme::bucket {
 
-/// The parameters and buffers of a module, `prefix` before each name; one tensor under two names is there twice.
+/// The parameters and buffers of a module, with `prefix` before each name. One tensor under two names is listed twice.
 NamedTensors tensors_of(const torch::nn::Module& module, const std::string& prefix = "");
 
-/// Refuses tensors that show the same memory without being one tensor (by set_data(), or as views), when one of them is
-/// trained: as views on a flat buffer they would go apart. Disjoint parts of one memory are fine. Errors: InputError
-/// that names both.
+/// Refuses distinct tensors that share memory (by set_data(), or as views) if one of them is trained: as views of a
+/// flat buffer they would separate. Disjoint parts of one memory are allowed. Errors: InputError that names both.
 void refuse_shared_memory(const NamedTensors& tensors);
 
 } // namespace trireme::bucket
