@@ -160,12 +160,13 @@ TEST(EngineFailureTest, NobodyGoesOnAfterAStepThatFailedOnOne) {
                       }
                       if (world.rank() == 0) {
                         Engine& engine = *run.made.engine;
-                        EXPECT_THAT(test::error_of([&] { run.step(1); }), AllOf(HasSubstr("after a failure in step 2"),
-                                                                                HasSubstr("backward went through it")));
+                        EXPECT_THAT(
+                            test::error_of([&] { run.step(1); }),
+                            AllOf(HasSubstr("cannot continue: step 2 failed"), HasSubstr("backward went through it")));
                         EXPECT_THAT(test::error_of([&] { engine.eval_batch(batch_of(0)); }),
-                                    HasSubstr("after a failure in step 2"));
+                                    HasSubstr("cannot continue: step 2 failed"));
                         EXPECT_THAT(test::error_of([&] { engine.save_checkpoint(testing::TempDir()); }),
-                                    HasSubstr("after a failure in step 2"));
+                                    HasSubstr("cannot continue: step 2 failed"));
                       }
                     }),
           IsEmpty());
@@ -409,8 +410,8 @@ TEST(EngineFailureTest, APipelineThatFailedSaysSoInTheNextBatch) {
                               ADD_FAILURE() << "went on";
                             } catch (const Error& error) {
                               EXPECT_THAT(error.what(),
-                                          AllOf(HasSubstr("after a failure"), HasSubstr("backward went through it"),
-                                                HasSubstr("checkpoint")));
+                                          AllOf(HasSubstr("the engine cannot continue"),
+                                                HasSubstr("backward went through it"), HasSubstr("checkpoint")));
                             }
                           }
                         }),

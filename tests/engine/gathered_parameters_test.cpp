@@ -104,8 +104,7 @@ TEST(GatheredParametersTest, DoNotOutliveAStep) {
                             {
                               const auto whole = holding.engine().gather_parameters(holding.model->parameters());
                               const auto refused = [](const auto& f) {
-                                EXPECT_THAT(test::error_of(f),
-                                            HasSubstr("Let go of what gather_parameters() returned"));
+                                EXPECT_THAT(test::error_of(f), HasSubstr("Destroy what gather_parameters() returned"));
                               };
                               refused([&] {
                                 holding.engine().train_batch([] { return Counting().get(std::vector<int64_t>{0, 1}); });
@@ -138,7 +137,7 @@ TEST(GatheredParametersTest, DoNotOutliveAStepOfTheExplicitLoop) {
                             const auto whole = engine.gather_parameters(run.model->parameters());
                             EXPECT_THAT(
                                 test::error_of([&] { stepped_in_backward ? engine.backward(loss) : engine.step(); }),
-                                HasSubstr("Let go of what gather_parameters() returned"));
+                                HasSubstr("Destroy what gather_parameters() returned"));
                           }),
                 IsEmpty());
   }

@@ -206,8 +206,9 @@ TEST(HybridShardingTest, ASizeThatDoesNotDivideIsRefusedByName) {
                               SmallRun(world, hybrid(1, size));
                               ADD_FAILURE() << "accepted";
                             } catch (const InputError& error) {
-                              EXPECT_THAT(error.what(), AllOf(HasSubstr(concat("mics_shard_size is ", size)),
-                                                              HasSubstr("4 data ranks")));
+                              EXPECT_THAT(error.what(),
+                                          AllOf(HasSubstr(concat("mics_shard_size ", size, " does not divide")),
+                                                HasSubstr("4 data ranks")));
                             }
                           }
                         }),

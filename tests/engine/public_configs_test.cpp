@@ -111,7 +111,7 @@ TEST(WithoutGradientClipping, OneLineSaysTheNorm) {
                           return lines_for(world, config::read_deepspeed(json));
                         };
                         const std::string line =
-                            "no \"gradient_clipping\": gradients are clipped to norm 1; 0 leaves them as they are";
+                            "no \"gradient_clipping\": gradients are clipped to norm 1; 0 switches that off";
                         EXPECT_THAT(clipped(""), Contains(HasSubstr(line)).Times(1));
                         EXPECT_THAT(clipped(R"(, "gradient_clipping": 1)"), Not(Contains(HasSubstr("clipped"))));
                         EXPECT_THAT(clipped(R"(, "gradient_clipping": 0)"), Not(Contains(HasSubstr("clipped"))));

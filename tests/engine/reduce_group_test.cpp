@@ -308,7 +308,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
               return "made";
             };
             EXPECT_THAT(refusal([](auto& options) { options.reduce_groups = nullptr; }),
-                        HasSubstr("says reduce_group 1, and there are 1 groups"));
+                        HasSubstr("has reduce_group 1, but there are 1 groups"));
             EXPECT_THAT(refusal([](auto& options) {
                           options.placement = [](const std::string& name, const at::Tensor&) {
                             return name == "experts"
@@ -316,8 +316,8 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                                        : bucket::Placement();
                           };
                         }),
-                        HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], in which its shape "
-                                  "[1, 5, 5] has no place"));
+                        HasSubstr("\"experts\" has global_shape [2, 5, 5] and box_offset [2, 0, 0], which its shape "
+                                  "[1, 5, 5] does not fit"));
             EXPECT_THAT(refusal([&](auto& options) { // the data group would add up different elements
                           options.placement = [&](const std::string& name, const at::Tensor&) {
                             return name == "experts" ? bucket::Placement{.global_shape = {2, kWidth, kWidth},
@@ -328,7 +328,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                         HasSubstr("placements differ"));
             EXPECT_THAT(
                 refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
-                HasSubstr("\"spare\" is not that of a whole one, and it is frozen"));
+                HasSubstr("\"spare\" splits it, but it is frozen"));
             EXPECT_THAT(refusal([](auto& options) {
                           options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
                         }),
@@ -345,7 +345,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                               return bucket::Placement{.reduce_group = name == "shared.weight" ? 1 : 0};
                             };
                           }),
-                          HasSubstr("\"shared.weight\" has a reduce_group of its own, and zero::Init has sharded it"));
+                          HasSubstr("\"shared.weight\" has its own reduce_group, but zero::Init has sharded it"));
             }
             ExpertRun run(world, 2, 0);
             EXPECT_THROW(run.made.engine->gather_parameters({run.model->weights}, 0), InputError);

@@ -166,7 +166,7 @@ TEST(SplitActivationsTest, SaysThatNothingIsRecomputed) {
                             wanted.shares_inputs = true;
                             train_shared(world, {.tensor = 2}, wanted);
                             return std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
-                              return line.find("partition_activations changes nothing: no part that") !=
+                              return line.find("partition_activations has no effect: it shares inputs") !=
                                      std::string::npos;
                             });
                           };

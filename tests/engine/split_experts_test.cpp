@@ -279,34 +279,34 @@ TEST(SplitExpertsTest, AParameterThatTheProgramSplitsAmongTensorRanks) {
 
 TEST(SplitExpertsTest, WhatContradictsIsRefusedByName) {
   EXPECT_THAT(
-      run_ranks(4,
-                [](comm::World& world) {
-                  const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) {
-                    return test::error_of([&] { ExpertRun run(world, 2, 0, change); });
-                  };
-                  EXPECT_THAT(refusal([](auto& options) {
-                                options.placement = [](const std::string& name, const at::Tensor& parameter) {
-                                  const int64_t here = parameter.size(parameter.dim() - 1);
-                                  return name == "expert.up" ? bucket::Placement{.global_shape = {1, kWidth, 2 * here},
-                                                                                 .box_offset = {0, 0, here}}
-                                                             : bucket::Placement();
-                                };
-                              }),
-                              testing::AllOf(HasSubstr("\"expert.up\" says that of dim 2 this rank has 3 from "
-                                                       "3 on, of 6, and its layer says from 0 on, of 5"),
-                                             HasSubstr("boxes along other dims only")));
-                  EXPECT_THAT(
-                      refusal([](auto& options) { options.sequence_parallel = true; }),
-                      testing::AllOf(
-                          HasSubstr("\"expert.scale\" has reduce_group 1, and the 2 tensor ranks have it whole"),
-                          HasSubstr("switch sequence_parallel off")));
-                  EXPECT_THAT(refusal([](auto& options) { // the number of a group that the engine made
-                                options.placement = [](const std::string& name, const at::Tensor&) {
-                                  return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0};
-                                };
-                              }),
-                              HasSubstr("\"expert.up\" says reduce_group 2, and there are 2 groups"));
-                }),
+      run_ranks(
+          4,
+          [](comm::World& world) {
+            const auto refusal = [&](const std::function<void(InitializeOptions&)>& change) {
+              return test::error_of([&] { ExpertRun run(world, 2, 0, change); });
+            };
+            EXPECT_THAT(refusal([](auto& options) {
+                          options.placement = [](const std::string& name, const at::Tensor& parameter) {
+                            const int64_t here = parameter.size(parameter.dim() - 1);
+                            return name == "expert.up" ? bucket::Placement{.global_shape = {1, kWidth, 2 * here},
+                                                                           .box_offset = {0, 0, here}}
+                                                       : bucket::Placement();
+                          };
+                        }),
+                        testing::AllOf(HasSubstr("\"expert.up\" contradicts its layer in dim 2: this rank has 3 from "
+                                                 "offset 3 of 6, by its layer from offset 0 of 5"),
+                                       HasSubstr("boxes along other dims only")));
+            EXPECT_THAT(
+                refusal([](auto& options) { options.sequence_parallel = true; }),
+                testing::AllOf(HasSubstr("\"expert.scale\" has reduce_group 1, but the 2 tensor ranks have it whole"),
+                               HasSubstr("switch sequence_parallel off")));
+            EXPECT_THAT(refusal([](auto& options) { // the number of a group that the engine made
+                          options.placement = [](const std::string& name, const at::Tensor&) {
+                            return bucket::Placement{.reduce_group = name == "expert.up" ? 2 : 0};
+                          };
+                        }),
+                        HasSubstr("\"expert.up\" has reduce_group 2, but there are 2 groups"));
+          }),
       IsEmpty());
 }
 

@@ -196,7 +196,7 @@ TEST(TorchProgramsTest, AModelThatIsLoadedOrConvertedAfterwardsIsNamed) {
                                 }
                               }
                               EXPECT_THAT(refusal(train),
-                                          AllOf(HasSubstr("no longer lies in the engine's memory"),
+                                          AllOf(HasSubstr("is no longer in the engine's memory"),
                                                 HasSubstr("torch::load()"), HasSubstr("before initialize()")));
                             }),
                   IsEmpty());
@@ -287,8 +287,8 @@ TEST(TorchProgramsTest, AModelThatWasLoadedIsNotSavedOrEvaluated) {
                           std::stringstream saved;
                           torch::save(TwoLayers(3, 2, 9), saved);
                           torch::load(model, saved);
-                          const auto told = AllOf(HasSubstr("no longer lies in the engine's memory"),
-                                                  HasSubstr("before initialize()"));
+                          const auto told =
+                              AllOf(HasSubstr("is no longer in the engine's memory"), HasSubstr("before initialize()"));
                           EXPECT_THAT(refusal([&] { engine->save_checkpoint("nowhere"); }), told);
                           EXPECT_THAT(refusal([&] { engine->gather_model(); }), told);
                           EXPECT_THAT(refusal([&] { engine->eval_batch(batch_of(rows_of(0, 0, 3))); }), told);

@@ -68,10 +68,10 @@ TEST_F(ResumeTest, AChoiceOfActivationsIsUsedAgainForTheSameBudgetOnly) {
   const std::string on = concat("--set training.steps=34 --resume ", path("b"), "/checkpoints");
   const Finished same = train_into("c", budget("20MB") + on);
   EXPECT_EQ(same.status, 0) << same.output;
-  EXPECT_EQ(count(same.output, "is used again"), 1) << same.output;
+  EXPECT_EQ(count(same.output, "using the choice of the run"), 1) << same.output;
   const Finished less = train_into("d", budget("300kB") + on);
   EXPECT_EQ(less.status, 0) << less.output;
-  EXPECT_EQ(count(less.output, "is used again"), 0) << less.output;
+  EXPECT_EQ(count(less.output, "using the choice of the run"), 0) << less.output;
 }
 
 TEST_F(ResumeTest, AfterASaveARestartGoesOnFromThat) {

@@ -13,7 +13,7 @@ constexpr size_t kWindow = monitor::kStepsOfExchange;
 constexpr size_t kHistory = 2 * kWindow;
 constexpr int64_t kStepsBetweenWarnings = 48;
 constexpr int64_t kNumbers = sizeof(monitor::StepShare) / sizeof(double);
-static_assert(sizeof(monitor::StepShare) == 6 * sizeof(double), "it travels as an array of doubles");
+static_assert(sizeof(monitor::StepShare) == 6 * sizeof(double), "it is sent as an array of doubles");
 
 } // namespace
 

@@ -11,19 +11,20 @@
 
 namespace trireme::engine {
 
-/// Lets the replicas of one stage compare where their time goes, and warns when one keeps the others waiting.
+/// Compares among the replicas of a stage where the time of their steps goes, and warns of one that the others wait
+/// for.
 ///
-/// Every 8 steps one all_gather of 48 numbers a rank, which nobody waits for: it is read a step later. The last 16
-/// steps count; the same rank is named again after 48 steps at the earliest.
+/// Every 8 steps, one all_gather of 48 numbers per rank, read a step later so that no rank waits for it. The last 16
+/// steps count. The same rank is named again after 48 steps at the earliest.
 class Arrivals {
  public:
   explicit Arrivals(comm::Group group);
 
-  /// After every optimizer step, on every rank of the group. Ranks exchange only where `may_travel`, the same on all of
-  /// them.
+  /// Call it after every optimizer step, on every rank of the group. Ranks exchange only if `may_travel`, which must be
+  /// the same on all of them.
   void step(int64_t number, const monitor::StepShare& share, bool may_travel = true);
 
-  /// As of the last comparison; the rank is one of the world.
+  /// Result of the last comparison; its rank is a rank of the world.
   const std::optional<monitor::Straggler>& straggler() const {
     return straggler_;
   }

@@ -12,7 +12,7 @@
 namespace trireme::engine {
 namespace {
 
-// Hybrid sharding: neighbours hold one copy together.
+// Hybrid sharding: neighbouring ranks share one sharded copy.
 void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& options) {
   const comm::Group& data = groups.data();
   if (!options.shard_size || options.stage == 0 || *options.shard_size == data.size()) {
@@ -20,26 +20,25 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
   }
   if (*options.shard_size > data.size() || data.size() % *options.shard_size != 0) {
     throw InputError("engine",
-                     concat("zero_optimization.mics_shard_size is ", *options.shard_size, ", and there are ",
-                            data.size(), " data ranks"),
-                     "So many ranks hold one copy of what ZeRO shards: it has to divide their number. Without it all "
-                     "of them hold one.");
+                     concat("zero_optimization.mics_shard_size ", *options.shard_size, " does not divide ", data.size(),
+                            " data ranks"),
+                     "Set it to a divisor of the number of data ranks, or remove it to shard over all of them.");
   }
   const auto shards = static_cast<int>(*options.shard_size);
   const mesh::Mesh mesh(data, mesh::MeshShape::fit(data.size(), {{"replicas", mesh::kRest}, {"shards", shards}}));
   groups.shard_within(mesh.group("shards"), mesh.group("replicas"));
 }
 
-// A process in a world of its own has the kind that the configuration asks for.
+// In a process with a world of its own, InitializeOptions::sync must be of the kind that the configuration asks for.
 void check_kind(const InitializeOptions& options, const SyncKind* kind) {
   const std::string asked = kind != nullptr && kind->is_brought ? kind->name : "";
   const std::string given = options.sync ? options.sync->kind : "";
   if (given != asked && !given.empty()) {
     throw InputError(
         "engine",
-        concat("InitializeOptions::sync is of kind \"", given, "\", and the configuration does not ask for it"),
-        given == "server" ? "Set EngineConfig::server, or leave it out."
-                          : "Set AveragingOptions::elastic, or leave it out.");
+        concat("InitializeOptions::sync is of kind \"", given, "\", but the configuration does not ask for it"),
+        given == "server" ? "Set EngineConfig::server, or remove the sync."
+                          : "Set AveragingOptions::elastic, or remove the sync.");
   }
 }
 
@@ -62,7 +61,7 @@ std::unique_ptr<parallel::GradientSync> agree_as_asked(const Parts& parts, const
                          : make_sync(*kind, {config, groups, type, parts.ranks.everyone, std::move(plain)});
 }
 
-// A GPU that cannot be used is an error of initialize(), not of the first backward.
+// Reports a GPU that cannot be used in initialize() instead of in the first backward.
 void open_groups(const Parts& parts, const parallel::GradientSync& sync) {
   if (parts.device().is_cpu()) {
     return;
@@ -74,7 +73,7 @@ void open_groups(const Parts& parts, const parallel::GradientSync& sync) {
   for (const comm::Group& group : groups) {
     group.open(parts.device());
   }
-  parts.ranks.context.open(parts.device(), comm::Neighbours::ring); // keys and values go round
+  parts.ranks.context.open(parts.device(), comm::Neighbours::ring); // keys and values are sent around the ring
 }
 
 bool any_has_several_reduce_groups(const Parts& parts, const parallel::GradientSync& sync) {
@@ -92,8 +91,8 @@ void build_agreement(Parts& parts, const InitializeOptions& options) {
   out.program_groups = static_cast<int>(groups.all().size()) - 1;
   shard_within(groups, options.config.zero);
   if (parts.ranks.tensor.size() > 1) {
-    // Buffers of their own, which are laid out the same on all tensor ranks: sums are added in an order that may depend
-    // on the place in a buffer.
+    // In buffers of their own, whose layout is the same on all tensor ranks: the order of a sum may depend on the
+    // offset in a buffer.
     out.whole.is_sum = options.sequence_parallel;
     out.whole.group = groups.add(options.sequence_parallel ? parts.ranks.stage : parts.ranks.group);
     for (int number = 1; number <= out.program_groups && !options.sequence_parallel; ++number) {

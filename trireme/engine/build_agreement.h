@@ -8,8 +8,8 @@
 
 namespace trireme::engine {
 
-/// Makes what the options ask for: plain data parallelism, ZeRO, hybrid sharding, averaging, compression, or the
-/// client's own; opens the groups of a GPU. Collective. Errors: InputError.
+/// Makes the GradientSync that the options ask for (data parallelism, ZeRO, hybrid sharding, averaging, compression, or
+/// the program's own) and opens the groups of a GPU. Collective. Errors: InputError.
 void build_agreement(Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

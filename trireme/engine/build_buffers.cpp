@@ -20,8 +20,8 @@
 namespace trireme::engine {
 namespace {
 
-// Lists the trained parameters, those that are final late first: flat buffers reverse the list, and buckets start in
-// that order.
+// Lists the trained parameters, those whose gradients are final last first: flat buffers reverse the list, and buckets
+// start in that order.
 bucket::NamedTensors trained_parameters(const Parts& parts) {
   bucket::NamedTensors parameters = parallel::trainable_parameters(*parts.model.module, parts.ranks.pipe.size() > 1);
   if (parts.model.layers) {
@@ -54,14 +54,14 @@ bucket::NamedTensors frozen_in_units(const torch::nn::Module& model, const zero:
   return found;
 }
 
-// zero::Init has made the first rank's values those of all data ranks.
+// zero::Init has already copied the first rank's values to all data ranks.
 void refuse_early_shards_of_some_ranks(const torch::nn::Module& model, const InitializeOptions& options) {
   for (const auto& item : model.named_parameters()) {
     if (options.placement && !device::has_memory(item.value()) &&
         options.placement(item.key(), item.value()).reduce_group != 0) {
       throw InputError("engine",
                        concat("parameter \"", item.key(),
-                              "\" has a reduce_group of its own, and zero::Init has sharded it among all data ranks"),
+                              "\" has its own reduce_group, but zero::Init has sharded it among all data ranks"),
                        "Build its module after zero::Init has ended.");
     }
   }
@@ -76,23 +76,23 @@ void warn_of_whole_parameters(const Parts& parts, const zero::ModelUnits& units,
   }
   if (whole > 0 && parts.ranks.everyone.rank() == 0) {
     log::warning("ZeRO stage 3 shards ", units.sharded_elements(), " elements of parameters. ", whole,
-                 " more are in modules that are not zero::Sharded and stay whole on every rank. Make their modules "
+                 " more stay whole on every rank, because their modules are not zero::Sharded. Make these modules "
                  "zero::Sharded, or the model a list of layers.");
   }
 }
 
-// Makes `values` of the buffer those of the first rank: of its reduce group, and of the tensor ranks where each has
-// them whole.
+// Copies the first rank's `values` of the buffer to the ranks of its reduce group, and to tensor ranks that have them
+// whole.
 void agree_on(const Parts& parts, const bucket::FlatParameters& buffer, const at::Tensor& values) {
   parts.agreement.sync->groups().of(buffer).broadcast(values, 0, "parameters").wait();
   if (parts.ranks.tensor.size() > 1 && !parts.agreement.whole.is_sum &&
-      parts.agreement.whole.has(buffer.reduce_group())) { // else the reduce group has done it
+      parts.agreement.whole.has(buffer.reduce_group())) { // otherwise the reduce group has done it
     parts.ranks.tensor.broadcast(values, 0, "parameters").wait();
   }
 }
 
-// The same among the tensor ranks for what is not trained: a frozen parameter, which lies in a flat buffer with split
-// ones or in none, or a module buffer.
+// The same among tensor ranks for a tensor that is not trained: a frozen parameter, which lies in a flat buffer with
+// split ones or in none, or a module buffer.
 void agree_on_untrained(const Parts& parts, const at::Tensor& tensor) {
   if (!tensor.requires_grad() && parts.ranks.tensor.size() > 1 &&
       parts.model.split.count(tensor.unsafeGetTensorImpl()) == 0 && device::has_memory(tensor)) {
@@ -102,7 +102,7 @@ void agree_on_untrained(const Parts& parts, const at::Tensor& tensor) {
   }
 }
 
-// Of a bucket that is sharded afterwards.
+// The same for a bucket that is sharded afterwards.
 void agree_on_bucket(const Parts& parts, bucket::FlatParameters& buffer, int64_t b) {
   const torch::NoGradGuard no_grad;
   agree_on(parts, buffer, buffer.bucket_data(b));
@@ -112,7 +112,7 @@ void agree_on_bucket(const Parts& parts, bucket::FlatParameters& buffer, int64_t
   }
 }
 
-// Of everything else.
+// The same for everything that is not sharded.
 void agree_on_whole(const Parts& parts) {
   const torch::NoGradGuard no_grad;
   for (const auto& buffer : parts.buffers.trained) {
@@ -128,7 +128,7 @@ void agree_on_whole(const Parts& parts) {
   }
 }
 
-// At least so much.
+// A lower bound.
 ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, const bucket::FlatOptions& sharding,
                            const offload::ParameterOptions& parameters) {
   const auto type_bytes =
@@ -145,7 +145,7 @@ ShardBytes bytes_of_shards(const Parts& parts, const zero::ModelUnits& units, co
   return bytes;
 }
 
-// The ranks that have a parameter's elements count equal shares of them.
+// Counts a parameter in equal shares on the ranks that have its elements.
 int64_t count_parameters(const Parts& parts) {
   std::map<const void*, double> trained;
   for (const auto& buffer : parts.buffers.trained) {
@@ -154,7 +154,7 @@ int64_t count_parameters(const Parts& parts) {
       const bool elsewhere = !tensor.placement.counts_in_norm && parts.ranks.tensor.rank() > 0;
       const bool is_box_of_all = buffer->reduce_group() == 0 && parts.ranks.tensor.size() == 1 &&
                                  parts.model.split.empty() &&
-                                 tensor.placement.tile.empty(); // by InitializeOptions::placement
+                                 tensor.placement.tile.empty(); // set by InitializeOptions::placement
       const auto numel =
           static_cast<double>(is_box_of_all ? c10::multiply_integers(tensor.global_shape()) : tensor.numel());
       trained[buffer->parameter(i).unsafeGetTensorImpl()] =
@@ -180,12 +180,12 @@ int64_t count_parameters(const Parts& parts) {
   return std::llround(sum.item<double>());
 }
 
-// Moves the parameters into flat buffers, and makes those of all replicas equal.
+// Moves the parameters into flat buffers, and copies the first replica's values to all replicas.
 void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   const config::EngineConfig& config = options.config;
   bucket::FlatOptions sharding{.rank = 0, .size = 1};
   const bool steps_locally = parts.agreement.sync->local_steps() != nullptr && parts.ranks.group.size() > 1;
-  if (!steps_locally) { // each rank has the whole of what it steps
+  if (!steps_locally) { // replicas that step separately have whole buckets
     sharding.rank = parts.agreement.sync->step_group().rank();
     sharding.size = parts.agreement.sync->groups().largest();
   }
@@ -197,8 +197,8 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
   refuse_early_shards_of_some_ranks(*parts.model.module, options);
   if (sharding.shard_parameters) {
     sharding.parameter_store = make_parameter_store(parts, options);
-    sharding.gradient_store = parts.device().is_cpu() ? make_gradient_store(parts, options)
-                                                      : nullptr; // of a device they go by way of its host
+    sharding.gradient_store =
+        parts.device().is_cpu() ? make_gradient_store(parts, options) : nullptr; // of a GPU: copied through the host
     units.choose(config.zero, parts.ranks.tensor);
     check_room_for_shards(parts, options, bytes_of_shards(parts, units, sharding, config.offload.parameters));
     warn_of_whole_parameters(parts, units, config);
@@ -249,7 +249,7 @@ void flatten(Parts& parts, const InitializeOptions& options, zero::ModelUnits& u
     parts.buffers.coordinator->keep(
         config.zero.live_elements(parts.buffers.coordinator->unit_elements(), parts.ranks.pipe.size()));
     if (!options.state_store && config.offload.parameters.place == offload::Place::nvme) {
-      const int64_t in_use = parts.device().is_cpu() ? 1 : 2; // a device still copies the one before
+      const int64_t in_use = parts.device().is_cpu() ? 1 : 2; // on a GPU the previous one is still being copied
       parts.buffers.coordinator->read_ahead(std::max<int64_t>(2, config.offload.parameters.buffer_count - in_use));
     }
   }
@@ -273,14 +273,14 @@ void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUn
   for (const auto& buffer : parts.buffers.trained) {
     log::debug("flat buffer of ", at::toString(buffer->scalar_type()), ": ", buffer->layout().numel(), " elements in ",
                buffer->layout().buckets().size(), " buckets");
-    buffer->clear_grads(); // of backwards before initialize()
+    buffer->clear_grads(); // from backward passes before initialize()
   }
   const std::vector<bucket::FlatParameters*> all = all_buffers(parts);
   parts.buffers.unchanged.emplace(*parts.model.module,
                                   std::vector<const bucket::FlatParameters*>(all.begin(), all.end()));
   parts.buffers.reducer =
       std::make_unique<parallel::Reducer>(parallel::pointers_to(parts.buffers.trained), *parts.agreement.sync);
-  parts.buffers.reducer->set_accepting(false); // but in the engine's own backward
+  parts.buffers.reducer->set_accepting(false); // except in the engine's own backward
   parts.buffers.num_parameters = count_parameters(parts);
 }
 

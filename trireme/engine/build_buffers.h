@@ -6,8 +6,8 @@
 
 namespace trireme::engine {
 
-/// Moves the model's parameters into flat buffers, sharded as `options` say, makes those of all replicas equal, and
-/// hands them to the reducer. Collective. Errors: InputError.
+/// Moves the model's parameters into flat buffers, sharded according to `options`. Copies the first replica's values to
+/// all replicas, and passes the buffers to the reducer. Collective. Errors: InputError.
 void build_buffers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units);
 
 } // namespace trireme::engine

@@ -35,13 +35,13 @@ void move_and_cast(torch::nn::Module& module, const Parts& parts) {
     if (item.value().requires_grad() && (item.value().scalar_type() == at::kDouble || item.value().is_complex())) {
       throw InputError("engine",
                        concat("parameter \"", item.key(), "\" is of type ", item.value().scalar_type(),
-                              ", and an engine computes in fp32, bf16 or fp16"),
-                       "Convert the model before: model->to(torch::kFloat32). DataParallel trains double.");
+                              ", but an engine computes in fp32, bf16 or fp16"),
+                       "Convert the model first: model->to(torch::kFloat32). To train in double, use DataParallel.");
     }
   }
 }
 
-// Layers are the units: each is sharded as soon as it is built.
+// Each layer is a unit, sharded as soon as it is built.
 void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUnits& units) {
   pipeline::LayerHooks hooks;
   hooks.around = [&parts] { return parts.forward_guard(); };
@@ -73,7 +73,7 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
   hooks.computation = [&parts] { parts.buffers.coordinator->next_stretch(); };
   parts.model.layers->set_hooks(hooks);
   parts.model.layers->build(parts.ranks.pipe, static_cast<int>(parts.settings.batch.accumulation), parts.ranks.stage);
-  hooks.built = nullptr; // `units` ends with initialize()
+  hooks.built = nullptr; // `units` does not outlive initialize()
   parts.model.layers->set_hooks(hooks);
   for (const pipeline::TiedParameter& tied : parts.model.layers->ties()) {
     if (tied.copies.size() > 1) {
@@ -85,7 +85,7 @@ void build_layers(Parts& parts, const InitializeOptions& options, zero::ModelUni
   }
 }
 
-// Each stage would gather only its own layers, and the group of zero::Init waits for all ranks.
+// A stage would gather only its own layers, but the group of zero::Init waits for all ranks.
 void refuse_early_shards_in_stages(const Parts& parts) {
   for (int64_t i = 0; i < parts.model.layers->layers().size() && parts.ranks.pipe.size() > 1; ++i) {
     const auto module = parts.model.layers->layers()[i].given_module();
@@ -110,7 +110,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   parts.model.module = parts.model.layers;
   parts.model.loss_function = [&parts, &state](const data::Batch& batch) {
     const int64_t count = state.micro_steps * parts.ranks.group.size() +
-                          parts.ranks.group.rank(); // context ranks, who have other tokens, draw other numbers
+                          parts.ranks.group.rank(); // context ranks have other tokens and draw other numbers
     const pipeline::Tensors outputs = parts.model.layers->forward_chunk(0, batch.inputs, count);
     return LossAndLogits(parts.model.layers->loss(outputs, batch.targets), parts.model.layers->logits(outputs));
   };
@@ -119,7 +119,7 @@ void build_pipeline(Parts& parts, const StepState& state, const InitializeOption
   }
   parts.model.ties = std::make_unique<pipeline::Ties>(parts.ranks.pipe, *parts.model.layers);
   const int replica = parts.ranks.worker * parts.ranks.group.size() +
-                      parts.ranks.group.rank(); // a worker has masks of its own, as a rank has
+                      parts.ranks.group.rank(); // each worker draws masks of its own, as each rank does
   const int replicas = parts.ranks.workers * parts.ranks.group.size();
   parts.model.executor =
       std::make_unique<pipeline::Executor>(*parts.model.layers, parts.ranks.pipe, replica, replicas, parts.device());
@@ -161,7 +161,7 @@ void synchronise_norms(Parts& parts, const comm::Group& ranks) {
   }
 }
 
-// Claims the model before anything of it is changed, and splits it where the configuration says so.
+// Claims the model before changing anything of it, and splits it if configured.
 void take_model(Parts& parts, const InitializeOptions& options) {
   parts.model.module = options.model;
   parts.model.loss_function = options.loss;

@@ -7,9 +7,9 @@
 
 namespace trireme::engine {
 
-/// Builds what of the model is this rank's, in the type that is computed in, and says what its units are. A list of
-/// layers at ZeRO stage 3 is sharded layer by layer. What it builds refers to `parts` and `state`. Collective. Errors:
-/// InputError, before anything of the model is changed if another engine has it.
+/// Builds this rank's part of the model in the type of computation, and returns its units. At ZeRO stage 3 a list of
+/// layers is sharded layer by layer. The result refers to `parts` and `state`. Collective. Errors: InputError; if
+/// another engine trains the model, before anything of it is changed.
 zero::ModelUnits build_model(Parts& parts, const StepState& state, const InitializeOptions& options);
 
 } // namespace trireme::engine

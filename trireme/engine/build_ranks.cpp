@@ -22,7 +22,7 @@ mesh::Mesh mesh_of(const comm::World& world, const InitializeOptions& options) {
   return mesh;
 }
 
-// Returns the configuration in use, whether it was read or built in code.
+// Returns the configuration as used, read from a file or built in code.
 nlohmann::ordered_json used_config(const InitializeOptions& options) {
   config::EngineConfig used = options.config;
   if (options.pipeline) {

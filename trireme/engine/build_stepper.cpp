@@ -63,14 +63,14 @@ data::DataLoader make_loader(const Parts& parts, const InitializeOptions& option
     parts.ranks.everyone.all_reduce(range, comm::ReduceOp::max, "order of the samples").wait();
     if (range[0].item<int64_t>() != -range[1].item<int64_t>()) {
       throw InputError("engine", "the ranks have different orders of the samples",
-                       "InitializeOptions::order gives the whole epoch's, the same on every rank; each takes its part "
-                       "of it by itself.");
+                       "Return the order of the whole epoch from InitializeOptions::order, the same on every rank; the "
+                       "loader divides it.");
     }
   }
   return loader;
 }
 
-// Gives the processes that hold masters and states what their optimizer needs.
+// Passes the optimizer's options to the processes that hold masters and states.
 void connect(const Parts& parts, const config::EngineConfig& config,
              const optim::FlatOptimizer::OptionsOf& options_of_each) {
   config::EngineConfig used = config;
@@ -100,7 +100,7 @@ void make_optimizer(Parts& parts, const InitializeOptions& options) {
         remote != nullptr ? remote->make_store() : make_optimizer_store(parts, options), host_steps(parts, options));
   };
   if (parts.ranks.offloaded) {
-    check_together(parts.ranks.everyone, make); // a disk may be full on one rank
+    check_together(parts.ranks.everyone, make); // a disk may be full on one rank only
   } else {
     make();
   }

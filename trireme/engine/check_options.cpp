@@ -14,7 +14,7 @@ void check_options(const InitializeOptions& options) {
   }
   if (options.pipeline && (options.model || options.loss)) {
     throw InputError("engine", "initialize() got both a model and a pipeline",
-                     "A PipelineModule has its layers and its loss: leave model and loss away.");
+                     "A PipelineModule contains layers and loss: remove model and loss.");
   }
 }
 
@@ -56,17 +56,17 @@ void check_split(const InitializeOptions& options) {
   }
   for (const at::Tensor& parameter : options.model->parameters()) {
     if (!device::has_memory(parameter)) {
-      throw InputError("engine",
-                       "tensor_parallel with a model made under zero::Init, which has sharded its parameters already",
-                       "Build the model after zero::Init has ended.");
+      throw InputError(
+          "engine", "tensor_parallel cannot split a model made under zero::Init, whose parameters are sharded already",
+          "Build the model after zero::Init has ended.");
     }
   }
   if (options.mesh && options.mesh->shape().size(mesh::Axis::tensor) != size) {
     throw InputError("engine",
                      concat("tensor_parallel has ", size, " ranks and the tensor axis of InitializeOptions::mesh ",
                             options.mesh->shape().size(mesh::Axis::tensor)),
-                     "Make them equal, or leave the mesh out. Models that bring their own rules, as a run file's, need "
-                     "no tensor_parallel.");
+                     "Make them equal, or remove the mesh. Models with their own rules, such as a run file's, need no "
+                     "tensor_parallel.");
   }
 }
 

@@ -5,14 +5,14 @@
 
 namespace trireme::engine {
 
-// What does not go together in initialize()'s options, or with what is made of them. Errors of all: InputError that
-// says what to leave out.
+// Checks of the options of initialize() and of what is built from them. Errors of all: InputError with the option to
+// remove.
 
 void check_options(const InitializeOptions& options);
-/// What does not go together (config/compatibility.h), with the types and the device that were chosen.
+/// Checks the table of conflicting options (config/compatibility.h), with the resolved types and device.
 void check_compatibility(const InitializeOptions& options, const precision::PrecisionOptions& resolved,
                          const comm::World& world, at::Device device);
-/// What engine.tensor_parallel asks of the mesh and the model; the mesh has the tensor axis that it says, or the
+/// Checks that mesh and model fit engine.tensor_parallel: the mesh has the tensor axis that it asks for, or the
 /// program's own.
 void check_split(const InitializeOptions& options);
 void check_mesh(const mesh::Mesh& mesh, int stages);

@@ -11,7 +11,7 @@ namespace trireme::engine {
 namespace {
 
 std::mutex& mutex() {
-  static auto* const the = new std::mutex(); // an engine may end in a static destructor
+  static auto* const the = new std::mutex(); // never destroyed: an engine may end in a static destructor
   return *the;
 }
 
@@ -26,13 +26,13 @@ ClaimedModel::ClaimedModel(const torch::nn::Module& model) {
   const std::lock_guard lock(mutex());
   for (const auto& item : model.named_parameters()) {
     if (item.value().requires_grad() && claimed().count(item.value().unsafeGetTensorImpl()) != 0) {
-      throw InputError("engine", concat("parameter \"", item.key(), "\" belongs to another engine that still lives"),
-                       "Let go of that engine first, or build another model.");
+      throw InputError("engine", concat("parameter \"", item.key(), "\" belongs to another engine"),
+                       "Destroy that engine first, or build another model.");
     }
   }
   for (const auto& item : model.named_parameters()) {
     if (item.value().requires_grad() && claimed().insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters_.push_back(item.value()); // held: another tensor must not come to lie where one of them was
+      parameters_.push_back(item.value()); // held, so that no other tensor gets the same address
     }
   }
 }

@@ -10,10 +10,11 @@ class Module;
 
 namespace trireme::engine {
 
-/// While it lives, no other engine may be made to train these parameters: it would take their memory and hooks over.
+/// Claims a model's parameters for one engine during its lifetime. A second engine would take over their memory and
+/// hooks.
 class ClaimedModel {
  public:
-  /// Errors: InputError naming a parameter that another engine has.
+  /// Errors: InputError naming a parameter that another engine trains.
   explicit ClaimedModel(const torch::nn::Module& model);
   ~ClaimedModel();
   ClaimedModel(const ClaimedModel&) = delete;

@@ -23,12 +23,12 @@
 namespace trireme::engine {
 namespace {
 
-// Applies TRIREME_FAULT to a value that autograd goes through.
+// Applies TRIREME_FAULT to a value inside the autograd graph.
 at::Tensor spoiled(const at::Tensor& value, fault::Effect effect) {
   return effect == fault::Effect::nan ? value * std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-// While it lives, gradients reach the parameters.
+// Lets gradients reach the parameters during its lifetime.
 class OwnBackward {
  public:
   explicit OwnBackward(parallel::Reducer& reducer) : reducer_(reducer) {
@@ -52,8 +52,8 @@ Engine::~Engine() = default;
 void Engine::Impl::check_usable() const {
   if (!failure_.empty()) {
     throw Error("engine",
-                concat("it is used after a failure in step ", state.global_steps + 1,
-                       ", which ended the groups of its ranks: ", failure_),
+                concat("the engine cannot continue: step ", state.global_steps + 1,
+                       " failed and ended the groups of its ranks: ", failure_),
                 "Start the ranks again and load the last checkpoint.");
   }
 }
@@ -61,29 +61,24 @@ void Engine::Impl::check_usable() const {
 void Engine::Impl::check_whole(const char* wanted) const {
   check_usable();
   if (!torn_.empty()) {
-    throw Error("engine", concat(wanted, ": ", torn_), "Load a checkpoint, or end the run.");
+    throw Error("engine", concat(wanted, ": ", torn_), "Load a checkpoint, or stop the run.");
   }
   if (optimizer_step.has_begun()) { // with "step_in_backward"
     throw InputError("engine",
-                     concat(wanted, " between backward() and step(): some parameters are those of step ",
-                            state.global_steps + 1, " already"),
+                     concat(wanted, " between backward() and step(): some parameters are already those of step ",
+                            state.global_steps + 1),
                      "Call step() first.");
   }
 }
 
 void Engine::Impl::check_released() const {
   if (parts.buffers.coordinator->has_pins()) {
-    throw InputError("engine",
-                     concat("after step ", state.global_steps,
-                            ": a step or a load would leave the gathered parameters as they were before it"),
-                     "Let go of what gather_parameters() returned, then step or load.");
+    throw InputError("engine", concat("parameters are still gathered after step ", state.global_steps),
+                     "Destroy what gather_parameters() returned before step() or load_checkpoint().");
   }
   if (!replica_mean_.expired()) {
-    throw InputError(
-        "engine",
-        concat("after step ", state.global_steps,
-               ": a step or a load would be undone with the mean of the replicas that is in the model's place"),
-        "Let go of what mean_of_replicas() returned, then step or load.");
+    throw InputError("engine", concat("the model still has the mean of the replicas after step ", state.global_steps),
+                     "Destroy what mean_of_replicas() returned before step() or load_checkpoint().");
   }
 }
 
@@ -134,7 +129,7 @@ void Engine::Impl::drop_step(const char* why) noexcept {
     parts.buffers.coordinator->release_all();
     clear_step();
   } catch (const std::exception& error) {
-    log::error("a failed step was not dropped as a whole: ", error.what());
+    log::error("a failed step was not dropped completely: ", error.what());
   }
 }
 
@@ -148,7 +143,7 @@ void Engine::Impl::clear_step() {
   }
 }
 
-// The forward that may be under way is the first of the step then.
+// After this, a forward that has run is the first of the step.
 void Engine::Impl::zero_grad() {
   check_whole("zero_grad()");
   if (loss_sum_.defined()) {
@@ -169,8 +164,9 @@ data::Batch Engine::Impl::load(const std::function<data::Batch()>& next) {
 
 at::Tensor Engine::Impl::forward(const data::Batch& micro_batch) {
   if (parts.ranks.pipe.size() > 1) {
-    throw InputError("engine", concat("forward() of a model in ", parts.ranks.pipe.size(), " pipeline stages"),
-                     "No rank has all layers: use train_batch() and eval_batch(), which run the whole schedule.");
+    throw InputError(
+        "engine", concat("forward() needs all layers, but the model has ", parts.ranks.pipe.size(), " pipeline stages"),
+        "Use train_batch() and eval_batch(), which run the whole schedule.");
   }
   if (!in_the_middle_of_a_step()) {
     start_step();
@@ -215,7 +211,7 @@ void Engine::Impl::run_pipeline(const std::function<data::Batch()>& next) {
   const auto loaded = [&] { return parts.prepared(load(next)); };
   const auto scale = [&](at::ScalarType loss) { return state.scale.root_gradient(loss, micro_batches); };
   parts.model.executor->train(static_cast<int>(micro_batches), state.micro_steps, scale, loaded, callbacks);
-  send_loss(); // a stage that trains nothing
+  send_loss(); // for a stage that trains nothing
   state.micro_steps += micro_batches - 1;
 }
 
@@ -224,7 +220,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     throw InputError("engine", concat("backward() needs a loss of one element, got shape ", loss.sizes()),
                      "Return the mean from the loss function.");
   }
-  if (went_back_) { // its gradients may be on their way to the other ranks
+  if (went_back_) { // its gradients may be in communication already
     throw InputError("engine", concat("a second backward() of one micro-batch in step ", state.global_steps + 1),
                      "Add the losses: backward(loss_real + loss_fake). Or set \"gradient_accumulation_steps\" and call "
                      "step() after each backward(); the engine divides each loss by their number.");
@@ -251,7 +247,7 @@ void Engine::Impl::backward(const at::Tensor& loss) {
     root.backward(
         torch::full_like(root, scale, at::TensorOptions(torch::kFloat32).requires_grad(false)).to(root.scalar_type()));
     if (reduces) {
-      if (parts.model.ties) { // of layers in one stage
+      if (parts.model.ties) { // ties of layers within one stage
         parts.model.ties->sum_gradients();
       }
       parts.buffers.reducer->end();
@@ -262,8 +258,8 @@ void Engine::Impl::backward(const at::Tensor& loss) {
 void Engine::Impl::step() {
   if (!std::exchange(went_back_, false)) {
     throw InputError("engine", concat("step() of step ", state.global_steps + 1, " without backward()"),
-                     "Call the engine's backward(loss) for each micro-batch, then step(): what loss.backward() gives "
-                     "the parameters is not the engine's.");
+                     "Call the engine's backward(loss) for each micro-batch, then step(). Gradients of loss.backward() "
+                     "are ignored.");
   }
   if (!at_boundary()) {
     ++state.micro_steps;
@@ -286,7 +282,7 @@ void Engine::Impl::step() {
     skip_to(state.global_steps + made - 1);
   }
   if (!parts.steps_together()) {
-    broadcast_module_buffers(); // at a meeting, so that nothing travels until the next
+    broadcast_module_buffers(); // in an averaging step, so nothing is sent until the next
   }
   double schedule_waited = 0;
   if (parts.runs_schedule()) {
@@ -315,12 +311,12 @@ void Engine::Impl::skip_to(int64_t step) {
 at::Tensor Engine::train_batch() {
   if (!impl_->parts.stepper.loader) {
     throw InputError("engine", "train_batch() has no data",
-                     "Give initialize() training_data, or call train_batch(next).");
+                     "Pass training_data to initialize(), or call train_batch(next).");
   }
   if (impl_->parts.model.executor && !impl_->parts.model.executor->loads_inputs() &&
       !impl_->parts.model.executor->loads_targets()) {
     for (int64_t i = 0; i < impl_->parts.settings.batch.accumulation; ++i) {
-      impl_->parts.stepper.loader->skip(); // a stage between has no use for data, but its position must be everybody's
+      impl_->parts.stepper.loader->skip(); // a middle stage needs no data, but all positions must be equal
     }
   }
   return train_batch([this] { return impl_->parts.stepper.loader->next(); });
@@ -328,7 +324,7 @@ at::Tensor Engine::train_batch() {
 
 at::Tensor Engine::train_batch(const std::function<data::Batch()>& next) {
   if (impl_->in_the_middle_of_a_step()) {
-    throw InputError("engine", "train_batch() in the middle of a step",
+    throw InputError("engine", "train_batch() called in the middle of a step",
                      "Finish the step with forward(), backward() and step() first.");
   }
   impl_->check_released();
@@ -419,10 +415,10 @@ void Engine::save_checkpoint(const std::filesystem::path& folder, const std::str
 std::optional<nlohmann::json> Engine::load_checkpoint(const std::filesystem::path& folder, const std::string& tag) {
   impl_->check_usable();
   if (tag.empty() && !checkpoint::find_newest(folder, impl_->parts.ranks.everyone)) {
-    const std::string name = (folder / "").parent_path().filename().string(); // whether it ends with a slash or not
+    const std::string name = (folder / "").parent_path().filename().string(); // with or without a trailing slash
     if (name.starts_with("global_step") && checkpoint::step_of(name) >= 0) {
       throw InputError("engine", concat("there is no checkpoint ", folder.string()),
-                       "Name one that is there, or the folder that holds them.");
+                       "Name an existing one, or the folder that contains them.");
     }
     return std::nullopt;
   }

@@ -14,14 +14,14 @@
 
 namespace trireme::engine {
 
-/// The parts of an engine, where it is, and what a step still lacks; private to this folder.
+/// The parts of an engine, its position, and the state of the current step. Private to this folder.
 class Engine::Impl {
  public:
   Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Parts built; // by initialize(), stage by stage
+  Parts built; // built by initialize(), stage by stage
   const Parts& parts = built;
   StepState state;
   StepClock clock{[this] { return parts.exposed_seconds(); }};
@@ -41,16 +41,16 @@ class Engine::Impl {
   bool in_the_middle_of_a_step() const {
     return state.micro_steps % parts.settings.batch.accumulation != 0;
   }
-  /// The next micro-batch, as a part of the step.
+  /// Loads the next micro-batch as part of the step.
   data::Batch load(const std::function<data::Batch()>& next);
   at::Tensor forward(const data::Batch& micro_batch);
   void backward(const at::Tensor& loss);
   void step();
   void zero_grad();
-  /// All micro-batches of a step as a pipeline, up to reduced gradients.
+  /// Runs all micro-batches of a step as a pipeline, up to reduced gradients.
   void run_pipeline(const std::function<data::Batch()>& next);
-  /// Runs a part of a step. An exception ends the whole step: one rank drops what there is of it, and the next
-  /// micro-batch is its first; of several ranks, the others wait for this one, so their groups end too.
+  /// Runs a part of a step. An exception ends the step: a single rank drops it, and the next micro-batch is its first.
+  /// With several ranks it ends their groups too, because the others wait for this one.
   template <typename F>
   void drop_on_failure(const F& part) {
     try {
@@ -65,11 +65,11 @@ class Engine::Impl {
       throw;
     }
   }
-  /// Forgets what there is of a step that ended, failed or was overwritten: the next micro-batch is a first one.
+  /// Drops the state of a step that ended, failed or was overwritten; the next micro-batch is the first of a step.
   void clear_step();
-  /// Counts steps that others have made, up to `step`, and leaves out their samples.
+  /// Counts the steps up to `step` that others have made, and skips their samples.
   void skip_to(int64_t step);
-  /// Says that parameters are not of one step, until whole_again(): only a checkpoint brings them together.
+  /// Marks the parameters as being of different steps until whole_again(); only a checkpoint repairs that.
   void torn_by(const std::string& reason) {
     torn_ = reason;
   }
@@ -78,17 +78,18 @@ class Engine::Impl {
   }
   /// Errors: Error after a step that ended the ranks' groups.
   void check_usable() const;
-  /// Also where some parameters are a step ahead of others, for good or until step().
+  /// Errors as check_usable(), and if some parameters are a step ahead of others, permanently or until step().
   void check_whole(const char* wanted) const;
-  /// The step would leave what gather_parameters() holds behind. Errors: InputError.
+  /// Errors: InputError if results of gather_parameters() are alive: the step would not update them.
   void check_released() const;
-  /// Makes module buffers those of the first replica, and of its first tensor rank where these have them whole, if they
-  /// may differ. Replicas that step alone keep theirs until they meet. Collective.
+  /// Copies module buffers from the first replica, and from its first tensor rank where tensor ranks have them whole,
+  /// if they may differ. Replicas that step separately keep theirs until they are averaged. Collective.
   void broadcast_module_buffers();
-  /// Where replicas differ now, makes this rank's model their mean while the result lives; else null. Collective.
+  /// If replicas differ now, makes this rank's model their mean during the lifetime of the result; else null.
+  /// Collective.
   std::shared_ptr<ReplicaMean> replica_mean();
 
-  /// `logits`: where those of the last micro-batch go, if they are wanted.
+  /// Adds the logits of the last micro-batch to `logits` unless it is null.
   void evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits = nullptr);
   int64_t batches_to_evaluate(data::DataLoader& loader) const;
   static void next_or_padding(data::DataLoader& loader, data::Batch& batch);
@@ -101,13 +102,13 @@ class Engine::Impl {
   void start_step();
   void drop_step(const char* why) noexcept;
 
-  at::Tensor loss_sum_;    // of this step's micro-batches, float64 on the device; undefined: 0
-  bool in_step_ = false;   // from the first micro-batch on
-  bool went_back_ = false; // the micro-batch, by backward() or as a pipeline
+  at::Tensor loss_sum_;    // sum over this step's micro-batches, float64 on the device; undefined: 0
+  bool in_step_ = false;   // since the first micro-batch
+  bool went_back_ = false; // backward() or the pipeline has run for the micro-batch
   std::array<bool, 2> module_buffers_differ_ = {
       true, true}; // of Parts::module_buffers: a forward may have changed them since they were broadcast
   std::weak_ptr<ReplicaMean> replica_mean_;
-  std::string failure_; // of a step on several ranks, which ended their groups
+  std::string failure_; // the step on several ranks that failed and ended their groups
   std::string torn_;
 };
 

@@ -89,7 +89,7 @@ int64_t Engine::bytes_sent() const {
 std::map<std::string, int64_t> Engine::bytes_sent_by_axes() const {
   const Parts& parts = impl_->parts;
   std::map<std::string, int64_t> bytes;
-  std::set<std::string> seen; // one group may be that of several axes; names of groups differ
+  std::set<std::string> seen; // one group may be the group of several axes; names of groups differ
   const auto add = [&](const std::string& axes, const comm::Group& group) {
     if (group.size() > 1 && seen.insert(group.name()).second) {
       bytes[axes] += group.bytes_sent();

@@ -11,19 +11,19 @@
 namespace trireme::engine {
 namespace {
 
-// Keeps a micro-batch of padding only: it does not count, but stages wait for it.
-// A tensor may have several rows for each sample: the targets of a language model in one row.
+// Returns the real samples of a micro-batch. One with padding only stays as it is: it does not count, but stages wait
+// for it. A tensor may have several rows per sample: the targets of a language model are one dimension.
 data::Batch without_padding(data::Batch micro_batch) {
-  int64_t all = 0; // samples with the padding: rows of the first tensor that has some
+  int64_t all = 0; // samples with padding: rows of the first defined tensor
   for (auto* tensors : {&micro_batch.inputs, &micro_batch.targets}) {
     for (at::Tensor& tensor : *tensors) {
       const int64_t rows = tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
       all = all == 0 ? rows : all;
       if (all > 0 && micro_batch.samples > all) {
-        throw InputError("engine",
-                         concat("a batch says that it has ", micro_batch.samples, " samples, and its first tensor has ",
-                                all, " rows"),
-                         "The first tensor of a batch has one row for each sample; others may have several.");
+        throw InputError(
+            "engine",
+            concat("Batch::samples is ", micro_batch.samples, ", but the batch's first tensor has ", all, " rows"),
+            "Give the first tensor of a batch one row per sample; others may have several.");
       }
       if (micro_batch.samples > 0 && micro_batch.samples < all && rows % all == 0) {
         tensor = tensor.narrow(0, 0, rows / all * micro_batch.samples);
@@ -72,7 +72,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
       return last;
     };
     const int64_t at_once = std::max<int64_t>(impl_->parts.settings.batch.accumulation,
-                                              4 * impl_->parts.ranks.pipe.size()); // to fill the pipeline
+                                              4 * impl_->parts.ranks.pipe.size()); // fills the pipeline
     for (int64_t done = 0; done < count; done += at_once) {
       impl_->evaluate_pipeline(std::min(at_once, count - done), next, sum);
     }
@@ -91,7 +91,7 @@ double Engine::evaluate(data::DataLoader& loader, int64_t max_batches) {
   return impl_->mean_over_ranks(sum);
 }
 
-// With sharded parameters each rank runs as many forwards as the one with most data: the others need its shards.
+// With sharded parameters each rank runs as many forwards as the rank with most data, because others need its shards.
 int64_t Engine::Impl::batches_to_evaluate(data::DataLoader& loader) const {
   at::Tensor most = torch::tensor({loader.batches_per_epoch()}, torch::kInt64);
   if (parts.settings.sharding.parameters) {
@@ -100,7 +100,7 @@ int64_t Engine::Impl::batches_to_evaluate(data::DataLoader& loader) const {
   return most.item<int64_t>();
 }
 
-// After the last batch it comes again, and none of its samples counts.
+// After the last batch, repeats it with no sample that counts.
 void Engine::Impl::next_or_padding(data::DataLoader& loader, data::Batch& batch) {
   if (auto next = loader.next()) {
     batch = std::move(*next);
@@ -108,7 +108,7 @@ void Engine::Impl::next_or_padding(data::DataLoader& loader, data::Batch& batch)
     batch.samples = 0;
   } else {
     throw InputError("engine",
-                     "this rank has nothing to evaluate, and with ZeRO stage 3 every rank takes part in every forward",
+                     "this rank has nothing to evaluate, but with ZeRO stage 3 every rank takes part in every forward",
                      "Give each rank at least one micro-batch.");
   }
 }
@@ -127,7 +127,7 @@ Engine::Impl::LossSum Engine::Impl::evaluate_together(data::DataLoader& loader, 
 
 void Engine::Impl::evaluate(const data::Batch& micro_batch, LossSum& sum, pipeline::Tensors* logits) {
   const torch::NoGradGuard no_grad;
-  const bool alone = !parts.parameters_are_sharded(); // otherwise the others need this rank's part
+  const bool alone = !parts.parameters_are_sharded(); // otherwise other ranks need this rank's shards
   if (micro_batch.samples == 0 && alone) {
     return;
   }
@@ -170,9 +170,8 @@ double Engine::Impl::mean_over_ranks(const LossSum& sum) const {
   parts.ranks.everyone.all_reduce(both, comm::ReduceOp::sum, "evaluation loss").wait();
   const double samples = both[1].item<double>();
   if (samples == 0) {
-    throw InputError(
-        "engine", "there is nothing to evaluate: no rank got a sample",
-        "Give each rank's loader samples. In a batch of your own, set Batch::samples to the number of its samples.");
+    throw InputError("engine", "there is nothing to evaluate: no rank got a sample",
+                     "Give each rank's loader samples. In your own batches, set Batch::samples.");
   }
   return both[0].item<double>() / samples;
 }

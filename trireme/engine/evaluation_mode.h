@@ -10,11 +10,11 @@
 
 namespace trireme::engine {
 
-/// Evaluation mode while it lives; then every module of the tree is in the mode it was in, so that a frozen BatchNorm,
-/// in evaluation mode inside of a model in training, stays frozen.
+/// Puts a model into evaluation mode during its lifetime, then restores the mode of each module: a frozen BatchNorm, in
+/// evaluation mode inside a training model, stays frozen.
 class EvaluationMode {
  public:
-  /// `list`: the model, where it is a list of layers, which are not among its children; otherwise null.
+  /// `list`: the model if it is a list of layers, which are not its children; otherwise null.
   explicit EvaluationMode(torch::nn::Module& model, const pipeline::PipelineModule* list = nullptr)
       : model_(model), was_training_(model.is_training()) {
     note(model, /*include_self=*/false);

@@ -10,7 +10,7 @@
 namespace trireme::engine {
 namespace {
 
-// Of each group.
+// The lr of each group.
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) {
@@ -40,7 +40,7 @@ std::vector<double> FollowedRates::group_factors() const {
 
 void FollowedRates::set_lr(double) {
   throw InputError(
-      "engine", "set_lr() of an engine that follows a torch optimizer",
+      "engine", "set_lr() has no effect with a torch optimizer, which sets the lr",
       "Set the lr of that optimizer's groups, group.options().set_lr(), or let a torch::optim::LRScheduler do it.");
 }
 

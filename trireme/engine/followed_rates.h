@@ -11,9 +11,9 @@ class Optimizer;
 
 namespace trireme::engine {
 
-/// The learning rates that a torch optimizer's groups have now, so that torch::optim::StepLR and the like work on it as
-/// they do in a torch loop. lr() is the largest of them. A checkpoint does not have them: after a load, step the
-/// scheduler as often as it had been stepped.
+/// Reads the current learning rates of a torch optimizer's groups, so that torch::optim::StepLR and other schedulers
+/// work as in a torch loop. lr() is the largest of them. Checkpoints do not contain them: after a load, step the
+/// scheduler as often as before.
 class FollowedRates final : public optim::Schedule {
  public:
   explicit FollowedRates(std::shared_ptr<const torch::optim::Optimizer> optimizer) : optimizer_(std::move(optimizer)) {}

@@ -1,4 +1,4 @@
-// The whole model as a module of libtorch's, for torch::save().
+// Gathers the whole model as a libtorch module, for torch::save().
 #include <trireme/checkpoint/exchange.h>
 #include <trireme/checkpoint/gather.h>
 #include <trireme/engine/same_options.h>
@@ -13,7 +13,7 @@
 namespace trireme::engine {
 namespace {
 
-// A place in the tree of names.
+// The module that has a tensor or module of this name, and its name there.
 std::pair<torch::nn::Module*, std::string> place_of(torch::nn::Module& root, const std::string& name) {
   const size_t dot = name.rfind('.');
   return dot == std::string::npos ? std::pair(&root, name)
@@ -31,7 +31,7 @@ void add_tensor(torch::nn::Module& root, const std::string& name, const at::Tens
 
 } // namespace
 
-// torch::load() asks for every module of a model, those without tensors too, and for a tied tensor under each of its
+// torch::load() asks for every module of a model, even those without tensors, and for a tied tensor under each of its
 // names.
 nlohmann::json TrainingState::names_here() const {
   nlohmann::json modules = nlohmann::json::array(), buffers = nlohmann::json::array(), more = nlohmann::json::object();

@@ -44,14 +44,14 @@ void announce(const config::EngineConfig& config) {
   }
   if (!config.gradient_clipping) {
     log::info("the configuration has no \"gradient_clipping\": gradients are clipped to norm ", config.clipping(),
-              "; 0 leaves them as they are");
+              "; 0 switches that off");
   }
   if (config.dump_state) {
     log::info(config::to_json(config).dump(2));
   }
 }
 
-// The device with its number, as this thread's current one.
+// Returns the device with an index: the thread's current one if it has none.
 at::Device current(at::Device wanted) {
   if (wanted.is_cpu()) {
     return wanted;
@@ -59,8 +59,8 @@ at::Device current(at::Device wanted) {
   const int there = device::count(wanted.type());
   if (there == 0 || wanted.index() >= there) {
     throw InputError("engine",
-                     concat("InitializeOptions::device is ", wanted, ", and libtorch sees ", there, " of these"),
-                     "Name one that is there, or the CPU.");
+                     concat("InitializeOptions::device is ", wanted, ", but libtorch sees ", there, " of that kind"),
+                     "Name an existing one, or the CPU.");
   }
   const at::Device device = device::with_index(wanted);
   device::make_current(device);
@@ -72,7 +72,7 @@ struct Resolved {
   at::Device device;
 };
 
-// Refuses what does not fit, and replaces a torch optimizer and what is "auto" by what they mean.
+// Refuses what does not fit, and resolves a torch optimizer and all "auto".
 Resolved resolve(comm::World& world, const InitializeOptions& given) {
   check_options(given);
   StepReport::check(given.config);
@@ -85,7 +85,7 @@ Resolved resolve(comm::World& world, const InitializeOptions& given) {
     TorchOptimizer read = read_torch_optimizer(*options.optimizer);
     options.config.optimizer = read.options;
     options.parameter_groups = std::move(read.groups);
-    options.config.gradient_clipping = options.config.gradient_clipping.value_or(0); // as in a torch loop
+    options.config.gradient_clipping = options.config.gradient_clipping.value_or(0); // default of a torch loop
   }
   check_same_options(options.mesh ? options.mesh->group() : world.group(), options);
   check_together(world.group(), [&] {

@@ -32,71 +32,71 @@ class Optimizer;
 
 namespace trireme::engine {
 
-/// What initialize() needs: `config`, and either `model` and `loss` or `pipeline`. What `config` says of the pipeline
-/// takes the place of what the PipelineModule was made with.
+/// Arguments of initialize(): `config`, and either `model` and `loss`, or `pipeline`. The pipeline settings of `config`
+/// replace those that the PipelineModule was made with.
 struct InitializeOptions {
   std::shared_ptr<torch::nn::Module> model;
   LossFunction loss;
-  /// A list of layers to be spread over pipeline stages; built here, loss included.
+  /// A list of layers for the pipeline stages; initialize() builds it, loss included.
   std::shared_ptr<pipeline::PipelineModule> pipeline;
   config::EngineConfig config;
-  /// Where this rank trains: initialize() moves the model there, and batches follow. Default: as device::choose("auto")
-  /// says, the GPU with the number of the rank on its host where libtorch sees GPUs, else the CPU. A device without a
-  /// number (torch::kCUDA) is the thread's current one, as in PyTorch: call c10::cuda::set_device() first, or give a
-  /// number.
+  /// Device of this rank; initialize() moves the model there, and batches follow. Default: that of
+  /// device::choose("auto"), which is the GPU whose number is the rank's number on its host if libtorch sees GPUs, else
+  /// the CPU. A device without an index (torch::kCUDA) is the thread's current one, as in PyTorch: call
+  /// c10::cuda::set_device() first, or give an index.
   std::optional<at::Device> device;
-  /// Given: initialize() builds the distributed loader and train_batch() reads from it.
+  /// If given, initialize() builds the distributed loader, and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
   bool shuffle = true;
-  /// The client's own sampler instead of `shuffle`: the numbers of an epoch's samples, see data::SamplerOptions::order.
-  /// The ranks share them out. Checkpoints save the place; a load refuses one of another order.
+  /// The program's own sampler instead of `shuffle`: the indices of an epoch's samples (data::SamplerOptions::order),
+  /// which are divided among the ranks. Checkpoints save the position; a load refuses the position of another order.
   std::function<std::vector<int64_t>(int64_t epoch)> order;
-  /// Makes each micro-batch of its samples; default: Dataset::get() of all of them.
+  /// Makes a micro-batch of its samples; default: Dataset::get() of all of them.
   data::Collate collate;
-  /// Parameters with an lr or a weight decay of their own, beside what `config` says of the optimizer.
+  /// Parameters with their own lr or weight decay, in addition to the optimizer in `config`.
   std::vector<ParameterGroup> parameter_groups;
-  /// Instead of an "optimizer" in `config`, for a model in one piece: its class, options and groups, with the same
-  /// arithmetic. Accepted are AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not stepped yet, whose
-  /// groups differ in lr and weight decay only. It is read once, here, but for the lr of its groups: where `config` has
-  /// no scheduler each step uses those that they have then, so torch::optim's schedulers work on it. It is not to be
-  /// stepped. Gradients are not clipped unless `config` says so.
+  /// A torch optimizer that replaces "optimizer" in `config`: its class, options and groups, with the same arithmetic.
+  /// For a model in one piece. Accepted are AdamW, Adam (without amsgrad), SGD, RMSprop and Adagrad that have not
+  /// stepped, with groups that differ only in lr and weight decay.
+  ///
+  /// It is read once, except the lr of its groups: if `config` has no scheduler, each step uses their current values,
+  /// so schedulers of torch::optim work on it. Do not step it. Gradients are not clipped unless `config` says so.
   std::shared_ptr<const torch::optim::Optimizer> optimizer;
-  /// The lr of optimizer step number `step`, counted from 1, instead of a scheduler in `config`: the same on every
-  /// rank.
+  /// Returns the lr of optimizer step `step`, counted from 1, instead of a scheduler in `config`. It must be the same
+  /// on every rank.
   std::function<double(int64_t step)> lr = nullptr;
-  /// Makes the GradientSync of the data ranks; default: as `config` says. {.make = f}: the program's own, not with
-  /// ZeRO, "step_in_backward" or "parameter_averaging". server::worker_sync() and replica_sync(): this process is a
-  /// worker of parameter servers, or an elastic replica; see Engine::workers().
+  /// Makes the GradientSync of the data ranks; default: by `config`. {.make = f} is the program's own, without ZeRO,
+  /// "step_in_backward" and "parameter_averaging". With server::worker_sync() this process is a worker of parameter
+  /// servers, with replica_sync() an elastic replica; see Engine::workers().
   std::optional<parallel::SyncFactory> sync = std::nullopt;
-  /// Says which part of the whole model's parameter this rank holds; default: all of it. For layers that the client
-  /// spreads over ranks by itself. The mean over data ranks is taken of every gradient, whatever its group. Not for
-  /// frozen parameters.
+  /// Returns which part of a whole parameter this rank holds, for layers that the program itself spreads over ranks;
+  /// default: all of it. Every gradient is averaged over the data ranks, whatever its group. Not for frozen parameters.
   std::function<bucket::Placement(const std::string& name, const at::Tensor& parameter)> placement = nullptr;
-  /// Makes the groups that Placement::reduce_group counts from 1 on, by data.subgroup(): in each the ranks that hold
-  /// the same elements.
+  /// Makes the groups that Placement::reduce_group counts from 1, by data.subgroup(). Ranks of a group hold the same
+  /// elements.
   std::function<std::vector<comm::Group>(const comm::Group& data)> reduce_groups = nullptr;
   /// The mesh that the model was built for (mesh::training_mesh()). Default: the pipeline's stages, the tensor ranks of
   /// config.tensor_parallel, and data-parallel replicas.
   std::optional<mesh::Mesh> mesh = std::nullopt;
-  /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel): gradients of what the
-  /// tensor ranks have whole are summed over them.
+  /// The model splits sequences between its split layers (tensor::Ranks::sequence_parallel). Gradients of parameters
+  /// that tensor ranks have whole are then summed over these ranks.
   bool sequence_parallel = false;
-  /// Makes what holds this rank's masters and optimizer states between steps, and another one for its shards of the
-  /// parameters at ZeRO stage 3; default: as EngineConfig::offload says. On a GPU a store may keep them on the host:
+  /// Makes the store of this rank's masters and optimizer states between steps, and a second one for its shards of
+  /// parameters at ZeRO stage 3. Default: by EngineConfig::offload. On a GPU a store may keep them on the host:
   /// StateStore::on_host().
   std::function<std::unique_ptr<bucket::StateStore>()> state_store = nullptr;
-  /// Micro-batches of training_data that a thread makes ahead; 0: none, they are made when asked for.
+  /// Micro-batches of training_data that a thread prefetches; 0: no thread.
   int64_t prefetch = 2;
-  /// Kept in every checkpoint; default: `config` as it is used, config::to_json(). A run keeps its whole run file here.
+  /// The configuration that every checkpoint keeps; default: `config` as used, config::to_json(). For example a whole
+  /// run file.
   std::optional<nlohmann::ordered_json> stored_config;
-  /// This start's right to write its run folder, which rank 0 has claimed: save_checkpoint() throws PeerError on every
-  /// rank once a later start has claimed it.
-  /// Default: nobody else is expected to write there. Give the same one to what else writes the folder, and check()
-  /// before each write.
+  /// The right of this run to write its run folder, claimed by rank 0. After a later run has claimed the folder,
+  /// save_checkpoint() throws PeerError on every rank. Default: no other run is expected to write there. Give the same
+  /// token to other writers of the folder, and call check() before each write.
   std::shared_ptr<const RunToken> run_token = nullptr;
 };
 
-/// An engine and what it is made of; usable with structured bindings:
+/// An engine and its parts, for structured bindings:
 ///   auto [engine, optimizer, loader, lr_scheduler] = trireme::initialize(world, {...});
 struct Initialized {
   std::shared_ptr<Engine> engine;
@@ -106,12 +106,12 @@ struct Initialized {
   std::shared_ptr<optim::Schedule> lr_scheduler;
 };
 
-/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader as `config` says. With "bf16": {"enabled":
-/// "auto"} it first measures (resolve_precision(); call it before, to keep a checkpoint's type). Collective. Errors:
-/// InputError for a configuration that does not fit the number of ranks.
+/// Composes mesh, flat buffers, reducer, optimizer, schedule and loader according to `config`. With "bf16": {"enabled":
+/// "auto"} it first measures both types (resolve_precision(); call that before, to keep a checkpoint's type).
+/// Collective. Errors: InputError for a configuration that does not fit the number of ranks.
 Initialized initialize(comm::World& world, const InitializeOptions& options);
 
-/// Reads a DeepSpeed JSON file. `known` is what "auto" stands for in it:
+/// Reads a DeepSpeed JSON file. `known` gives the values of "auto":
 ///   read_config("ds_config.json", {.micro_batch = 4, .steps = 1000, .hidden = 768})
 config::EngineConfig read_config(const std::filesystem::path& file, const config::AutoValues& known = {});
 

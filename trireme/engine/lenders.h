@@ -5,7 +5,7 @@
 
 namespace trireme::engine {
 
-/// The pieces of one bucket's masters and states, as FlatOptimizer::state_buckets() lists them.
+/// Provides the tensors of one bucket's masters and states, as FlatOptimizer::state_buckets() lists them.
 class StateLender final : public checkpoint::Lender {
  public:
   StateLender(optim::FlatOptimizer& optimizer, int64_t buffer, int64_t bucket)
@@ -29,7 +29,7 @@ class StateLender final : public checkpoint::Lender {
   int64_t bucket_;
 };
 
-/// The pieces of one bucket of sharded parameters, as FlatParameters::sharded_pieces() lists them.
+/// Provides the tensors of one bucket of sharded parameters, as FlatParameters::sharded_pieces() lists them.
 class ShardLender final : public checkpoint::Lender {
  public:
   ShardLender(const bucket::FlatParameters& parameters, int64_t bucket)

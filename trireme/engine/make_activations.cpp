@@ -16,7 +16,7 @@
 namespace trireme::engine {
 namespace {
 
-// Micro-batches that this stage has in flight, and those of them that are put off.
+// The most micro-batches that this stage has in flight, and how many of them have a deferred backward.
 pipeline::HeldMicroBatches held_of(const Parts& parts) {
   if (!parts.runs_schedule() || parts.ranks.pipe.size() == 1) {
     return {1, 0};
@@ -38,7 +38,7 @@ activations::Sharing sharing_of(const comm::Group& ranks) {
           }};
 }
 
-// Bytes of the host's memory that a rank may take.
+// Bytes of host memory available to one rank.
 int64_t host_room(const Parts& parts) {
   return estimate::memory_at_hand().bytes / parts.stepper.activations->options().ranks_on_host;
 }
@@ -53,7 +53,7 @@ std::vector<double> largest(const std::vector<double>& own, const comm::Group& r
   return {numbers.const_data_ptr<double>(), numbers.const_data_ptr<double>() + numbers.numel()};
 }
 
-// The choices of all stages, by the places of their parts; where a stage has none at a place, activations are kept.
+// Merges the choices of all stages by the places of their parts. A stage without a part at a place keeps activations.
 activations::Decision whole_decision(const Parts& parts) {
   const activations::Decision own = parts.stepper.activations->decision();
   const std::vector<int64_t> places = parts.stepper.activations->places();
@@ -78,7 +78,7 @@ activations::Decision whole_decision(const Parts& parts) {
   return decision;
 }
 
-// What must be the same for a choice to be of use.
+// The conditions under which a saved choice is valid.
 nlohmann::json circumstances(const Parts& parts) {
   nlohmann::json of = {
       {"parameters", parts.buffers.num_parameters},
@@ -93,7 +93,7 @@ nlohmann::json circumstances(const Parts& parts) {
   return of;
 }
 
-// Of a list of layers the classes in it, else of what this rank has called.
+// Classes of the layers in a list of layers; otherwise of the parts that this rank has called.
 std::vector<std::string> classes_of(const Parts& parts) {
   std::set<std::string> names;
   if (parts.model.layers) {
@@ -107,7 +107,7 @@ std::vector<std::string> classes_of(const Parts& parts) {
   return {names.begin(), names.end()};
 }
 
-// "layers" names classes: none of them is a mistake that would look as if it worked.
+// "layers" names classes; matching none is a mistake that would otherwise go unnoticed.
 void check_layers(const Parts& parts) {
   const std::string& pattern = parts.stepper.activations->options().layers;
   if (parts.stepper.activations->steps() != 1 || pattern.empty()) {
@@ -122,7 +122,7 @@ void check_layers(const Parts& parts) {
           "engine",
           concat("activation_checkpointing.layers \"", pattern, "\" matches no class of a part of the model: ",
                  names.empty() ? "it has no parts" : concat("there are ", join(names, ", "))),
-          "Name one of them, or leave layers out, so that all are parts.");
+          "Name one of them, or remove layers to treat all of them.");
     }
   });
 }
@@ -135,13 +135,13 @@ void end_adoption(const Parts& parts, StepState& state) {
     state.chosen_ways = nullptr;
     if (parts.ranks.everyone.rank() == 0) {
       log::info(
-          "activation_checkpointing: parts of the model have other inputs than when the checkpoint was saved; what "
-          "becomes of their activations is measured again");
+          "activation_checkpointing: parts of the model have other inputs than in the run that saved the checkpoint; "
+          "policies are measured again");
     }
   }
 }
 
-// Once, after the first step has shown what becomes of the parts.
+// Runs once, after the first step has shown the policies of the parts.
 void note_nothing_to_share(const Parts& parts) {
   const activations::Activations& all = *parts.stepper.activations;
   if (!all.options().shares_inputs || all.options().automatic || all.steps() != 1) {
@@ -151,8 +151,9 @@ void note_nothing_to_share(const Parts& parts) {
   const bool any = std::any_of(ways.begin(), ways.end(), activations::recomputes);
   if (largest({any ? 1.0 : 0.0}, parts.ranks.everyone).front() == 0 && parts.ranks.everyone.rank() == 0) {
     log::info(
-        "activation_checkpointing.partition_activations changes nothing: no part that activation_checkpointing treats "
-        "is recomputed, and only inputs of recomputed parts are shared",
+        "activation_checkpointing.partition_activations has no effect: it shares inputs of recomputed parts, and no "
+        "part "
+        "is recomputed",
         all.options().policy ? "" : ". \"policy\": \"recompute\" recomputes all of them");
   }
 }
@@ -161,15 +162,15 @@ void note_nothing_to_share(const Parts& parts) {
 
 void make_activations(Parts& parts, const InitializeOptions& options, int64_t ranks_of_host) {
   activations::Options wanted = options.config.activations;
-  const auto worker = env::place("TRIREME_LOCAL_WORKER"); // of a job whose ranks are worlds of their own
+  const auto worker = env::place("TRIREME_LOCAL_WORKER"); // of a job whose ranks each have a world of their own
   wanted.ranks_on_host = std::max(ranks_of_host, worker ? int64_t{worker->second} : 1);
   if (wanted.shares_inputs && (parts.ranks.tensor.size() == 1 || options.sequence_parallel)) {
     wanted.shares_inputs = false;
     if (parts.ranks.everyone.rank() == 0) {
-      log::info("activation_checkpointing.partition_activations changes nothing: ",
+      log::info("activation_checkpointing.partition_activations has no effect: ",
                 parts.ranks.tensor.size() == 1
                     ? "no tensor ranks have the same inputs"
-                    : "with sequence_parallel the inputs of parts are shares of the tensor ranks already");
+                    : "with sequence_parallel the inputs of parts are already split among tensor ranks");
     }
   }
   if (!wanted.on()) {
@@ -177,9 +178,7 @@ void make_activations(Parts& parts, const InitializeOptions& options, int64_t ra
   }
   if (parts.device().is_cpu() && parts.ranks.everyone.rank() == 0 &&
       (wanted.inputs_to_host || (wanted.policy && activations::to_host(*wanted.policy)))) {
-    log::info(
-        "activation_checkpointing: the model is on the CPU, whose memory is the host's: what is to go to the host "
-        "stays where it is");
+    log::info("activation_checkpointing: the model is on the CPU, so moving activations to the host has no effect");
   }
   const pipeline::HeldMicroBatches held = held_of(parts);
   parts.stepper.activations =
@@ -208,7 +207,7 @@ void adopt_chosen_ways(const Parts& parts, StepState& state, const nlohmann::jso
   parts.stepper.activations->adopt(std::move(decision), /*all=*/!parts.model.layers);
   state.chosen_ways = saved;
   if (parts.ranks.everyone.rank() == 0) {
-    log::info("activation_checkpointing: the choice of the run that saved the checkpoint is used again: \"",
+    log::info("activation_checkpointing: using the choice of the run that saved the checkpoint: \"",
               join(saved.at("ways").get<std::vector<std::string>>(), "\", \""), '"');
   }
 }
@@ -235,9 +234,9 @@ void end_step_of_activations(const Parts& parts, StepState& state) {
     if (counts[0] != -counts[1]) {
       throw Error(
           "engine",
-          concat("ranks of one stage call different numbers of parts whose activations are to be treated: between ",
-                 -counts[1], " and ", counts[0], " numbers were measured"),
-          "All ranks must run the same layers in a step.");
+          concat("ranks of one stage call different numbers of parts with \"activation_checkpointing\": they measured ",
+                 -counts[1], " to ", counts[0], " values"),
+          "Run the same layers on all ranks in every step.");
     }
   });
   const std::vector<double> agreed = largest(own, parts.ranks.stage);

@@ -15,13 +15,13 @@ namespace {
 
 using offload::Place;
 
-// The same for all spellings of a path, whether it is there yet or not.
+// The same for all spellings of a path, whether it exists or not.
 std::string key_of(const std::string& nvme_path) {
   return nvme_path.empty() ? "" : (std::filesystem::absolute(nvme_path) / "").lexically_normal().string();
 }
 
-// One folder of this rank for all stores that have the same path. A replica that is a world of its own has another one
-// than the others.
+// Opens one folder of this rank for all stores with the same path. A replica with a world of its own has its own
+// folder.
 void open_folder(Parts& parts, const std::string& nvme_path) {
   std::shared_ptr<offload::RankFolder>& folder = parts.ranks.offload_folders[key_of(nvme_path)];
   if (!folder) {
@@ -41,14 +41,14 @@ std::unique_ptr<offload::DiskStore> make(const Parts& parts, const std::string& 
                                               parts.ranks.offloaded);
 }
 
-// The rest stays on the device.
+// A store for the part of the states that `ratio` moves; the rest stays on the device.
 std::unique_ptr<bucket::StateStore> in_part(std::unique_ptr<bucket::StateStore> store, const Parts& parts,
                                             double ratio) {
   return ratio < 1 && !parts.device().is_cpu() ? offload::make_partial_store(std::move(store), ratio)
                                                : std::move(store);
 }
 
-// Several ranks have the same shard, and add up their gradients where they lie.
+// Several ranks have the same shard, and sum their gradients in the gradient buffer.
 bool has_copies(const Parts& parts) {
   const parallel::ReduceGroups& groups = parts.agreement.sync->groups();
   for (int group = 0; group < static_cast<int>(groups.all().size()); ++group) {
@@ -75,7 +75,7 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
     return;
   }
   if (options.state_store) {
-    log::info("InitializeOptions::state_store takes the place of what the configuration says of offload");
+    log::info("InitializeOptions::state_store replaces offload of the configuration");
     return;
   }
   if (states.place == Place::nvme) {
@@ -88,23 +88,23 @@ void prepare_offload(Parts& parts, const InitializeOptions& options) {
     return;
   }
   constexpr const char* kThereAlready =
-      " to \"cpu\": this rank trains on the CPU, where everything is in the host's memory already; it ";
+      " to \"cpu\": this rank trains on the CPU, where everything is in host memory already; it ";
   if (states.place == Place::host) {
-    log::info("offload_optimizer", kThereAlready, "changes nothing");
+    log::info("offload_optimizer", kThereAlready, "has no effect");
   }
   if (parameters.place == Place::host) {
     log::info("offload_param", kThereAlready,
               parts.ranks.group.size() > 1
-                  ? "changes nothing"
-                  : "moves nothing. A data rank alone shards its parameters by it as several do, so "
-                    "that norms may differ in the last digit");
+                  ? "has no effect"
+                  : "moves nothing. Parameters of a single data rank are sharded because of it, so norms "
+                    "may differ in the last digit");
   }
   if (states.place != Place::device && (states.ratio < 1 || states.delayed_update)) {
     const char* const keys = states.ratio == 1       ? "delayed_update is"
                              : states.delayed_update ? "ratio and delayed_update are"
                                                      : "ratio is";
     log::info("offload_optimizer to \"", offload::word(states.place), "\": ", keys,
-              " about a device beside the host, and this rank trains on the CPU: without effect");
+              " for a GPU and without effect, because this rank trains on the CPU");
   }
 }
 

@@ -25,8 +25,7 @@ namespace {
 using offload::FolderUse;
 using offload::Place;
 
-// Adds to what this rank has what the other ranks have on the same disks of its host. All ranks have the same kinds of
-// folders.
+// Adds the use of other ranks of this host on the same disks. All ranks have the same kinds of folders.
 void add_up(const Parts& parts, std::vector<FolderUse>& uses) {
   constexpr int64_t kFields = 5;
   const auto folders = std::ssize(uses);
@@ -111,7 +110,7 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
   const bool sharded = parts.settings.sharding.states;
   const bool on_device = !parts.device().is_cpu();
   const bool with_gradients =
-      on_device && has_gradients_in_files(parts, options); // of a model on the CPU they have their files already
+      on_device && has_gradients_in_files(parts, options); // on the CPU they have their own files
   FolderUse own = of_this_rank(wanted.nvme_path);
   for (const bucket::FlatParameters* const buffer : buffers) {
     const auto& buckets = buffer->layout().buckets();
@@ -121,10 +120,10 @@ void check_room_for_states(const Parts& parts, const InitializeOptions& options,
       if (stays) {
         continue;
       }
-      const bool is_copied = on_device && !buffer->keeps_on_host(b); // to be stepped on the host
+      const bool is_copied = on_device && !buffer->keeps_on_host(b); // because the host steps them
       const int64_t master_bytes = buffer->scalar_type() != at::kFloat || is_copied ? 4 : 0;
       const bucket::Range range = sharded ? buffer->plan().mine(b) : bucket::Range{buckets[b].begin, buckets[b].end};
-      int64_t scales = 0; // each parameter's blocks begin anew
+      int64_t scales = 0; // each parameter begins a new block
       for (const bucket::TensorRange& piece : buffer->layout().pieces_in(b, range)) {
         scales += coded ? optim::blocks_of(piece.numel) : 0;
       }
@@ -153,7 +152,7 @@ void note_offload(const Parts& parts, const InitializeOptions& options) {
   run.on_device = !parts.device().is_cpu();
   run.accumulation = parts.settings.batch.accumulation;
   const int64_t threshold = run.zero.param_persistence_threshold;
-  bool any_large = false; // then it was said already that they are not sharded
+  bool any_large = false; // already logged as not sharded
   std::vector<const bucket::FlatLayout*> trained;
   std::vector<const bucket::FlatLayout*> frozen;
   for (const auto* const buffers : {&parts.buffers.trained, &parts.buffers.frozen}) {

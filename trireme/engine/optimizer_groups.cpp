@@ -33,14 +33,16 @@ void check_group(const Parts& parts, const ParameterGroup& group, size_t index) 
            "Neither can be negative.");
   }
   if (!group.parameters.empty() && parts.model.layers) {
-    refuse("names tensors of a list of layers, which each stage builds for itself", "Choose them by name and sizes.");
+    refuse("names tensors of a list of layers, whose tensors each stage builds itself",
+           "Choose them by name and sizes.");
   }
   const std::vector<at::Tensor> known = parts.model.module->parameters();
   for (const at::Tensor& tensor : group.parameters) {
     if (std::none_of(known.begin(), known.end(),
                      [&](const at::Tensor& parameter) { return parameter.is_same(tensor); })) {
-      refuse(tensor.defined() ? concat("has a tensor of shape ", tensor.sizes(), " that is no parameter of the model")
-                              : "has an undefined tensor",
+      refuse(tensor.defined()
+                 ? concat("has a tensor of shape ", tensor.sizes(), " that is not a parameter of the model")
+                 : "has an undefined tensor",
              "Take them from the model that initialize() gets: model->parameters().");
     }
   }
@@ -53,8 +55,8 @@ bool holds(const ParameterGroup& group, const at::Tensor& parameter, const std::
                      [&](const at::Tensor& tensor) { return tensor.is_same(parameter); });
 }
 
-// Groups that choose differently on two ranks would make their copies of a parameter drift apart. `options` by the
-// whole parameter's name; collective over the ranks of a stage.
+// Refuses groups that choose differently on different ranks, whose copies of a parameter would drift apart. `options`
+// by name of the whole parameter. Collective over the ranks of a stage.
 void check_same_choices(const Parts& parts, const std::map<std::string, optim::ParameterOptions>& options) {
   nlohmann::json mine = nlohmann::json::object();
   for (const auto& [name, of] : options) {
@@ -68,7 +70,7 @@ void check_same_choices(const Parts& parts, const std::map<std::string, optim::P
   }
   checkpoint::decide(parts.ranks.stage, mine, [&](const std::vector<nlohmann::json>& of_ranks) -> nlohmann::json {
     for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
-      for (const auto& item : of_ranks.front().items()) { // what only some ranks have is theirs
+      for (const auto& item : of_ranks.front().items()) { // parameters of some ranks only are skipped
         const nlohmann::json there = of_ranks[rank].value(item.key(), item.value());
         if (there != item.value()) {
           throw InputError(
@@ -76,7 +78,7 @@ void check_same_choices(const Parts& parts, const std::map<std::string, optim::P
               concat("rank ", parts.ranks.stage.members()[rank], " and rank ", parts.ranks.stage.members().front(),
                      " choose other parameter groups for \"", item.key(), "\": lr_factor ", there[0].dump(), " and ",
                      item.value()[0].dump(), ", weight_decay ", there[1].dump(), " and ", item.value()[1].dump()),
-              "ParameterGroup::chooses gets the same name and sizes on every rank: give the same answer.");
+              "Return the same answer from ParameterGroup::chooses on every rank for the same name and sizes.");
         }
       }
     }
@@ -119,7 +121,7 @@ TorchOptimizer converted(const torch::optim::Optimizer& optimizer, const Rule& r
 
 optim::AdamOptions adam(const auto& o, bool decoupled) {
   if (o.amsgrad()) {
-    refuse("has amsgrad, which the kernels here do not do", "Switch amsgrad off.");
+    refuse("has amsgrad, which has no kernel", "Switch amsgrad off.");
   }
   return {.beta1 = std::get<0>(o.betas()),
           .beta2 = std::get<1>(o.betas()),
@@ -130,7 +132,7 @@ optim::AdamOptions adam(const auto& o, bool decoupled) {
 bool has_stepped(const torch::optim::Optimizer& optimizer) {
   return std::any_of(optimizer.state().begin(), optimizer.state().end(), [](const auto& state) {
     const auto* const adagrad =
-        dynamic_cast<const torch::optim::AdagradParamState*>(state.second.get()); // has its states from the beginning
+        dynamic_cast<const torch::optim::AdagradParamState*>(state.second.get()); // has states from the beginning
     return adagrad == nullptr || adagrad->step() > 0;
   });
 }
@@ -148,9 +150,9 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   for (const auto& buffer : parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
-      const std::string name =
-          tensor.placement.whole_name(parts.model.layers ? parts.model.layers->saved_name(tensor.name)
-                                                         : tensor.name); // copies of a tied one are in one group
+      const std::string name = tensor.placement.whole_name(
+          parts.model.layers ? parts.model.layers->saved_name(tensor.name)
+                             : tensor.name); // all copies of a tied parameter are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
@@ -173,7 +175,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   const auto unused = std::find(used.begin(), used.end(), false);
   if (unused != used.end() && parts.ranks.pipe.size() == 1 && parts.ranks.everyone.rank() == 0) {
     log::warning("parameter group ", unused - used.begin(),
-                 " holds no trained parameter that is not in a group before it");
+                 " has no effect: each of its trained parameters is in an earlier group");
   }
   return [options = std::move(options)](const bucket::TensorInfo& tensor) { return options.at(tensor.name); };
 }
@@ -181,8 +183,8 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
 TorchOptimizer read_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   namespace to = torch::optim;
   if (has_stepped(optimizer)) {
-    refuse("has stepped already, and its states would be lost",
-           "Give a new one, and continue from a checkpoint of the engine.");
+    refuse("has stepped already; its states would be lost",
+           "Pass a new one, and continue from a checkpoint of the engine.");
   }
   if (dynamic_cast<const to::AdamW*>(&optimizer) != nullptr) {
     return converted<to::AdamWOptions>(optimizer, [](const auto& o) { return adam(o, true); });
@@ -207,7 +209,7 @@ TorchOptimizer read_torch_optimizer(const torch::optim::Optimizer& optimizer) {
           .lr_decay = o.lr_decay(), .eps = o.eps(), .initial_accumulator_value = o.initial_accumulator_value()};
     });
   }
-  refuse("is of a class that has no kernel here",
+  refuse("is of a class without a kernel",
          "Accepted are torch::optim::AdamW, Adam, SGD, RMSprop and Adagrad; \"optimizer\" in the configuration also "
          "knows LAMB and Lion.");
 }

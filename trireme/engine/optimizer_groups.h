@@ -12,18 +12,18 @@ class Optimizer;
 
 namespace trireme::engine {
 
-/// Says which options each trained parameter has, by the name of its tensor. `complete`: every one must be in a group.
-/// Errors: InputError for a group that cannot choose, or that has a tensor of another model.
+/// Returns the options of each trained parameter, by the name of its tensor. With `complete`, every parameter must be
+/// in a group. Errors: InputError for a group without a way to choose, or with a tensor of another model.
 optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector<ParameterGroup>& groups,
                                            const optim::OptimizerOptions& optimizer, bool complete);
 
-/// A torch optimizer in our words. Its largest lr is the optimizer's, and the groups' factors are of that.
+/// A torch optimizer as options of this library. `lr` is the largest of its groups; their factors are relative to it.
 struct TorchOptimizer {
   optim::OptimizerOptions options;
   std::vector<ParameterGroup> groups;
 };
-/// Errors: InputError for a class that has no kernel here, amsgrad, groups that differ in more than lr and weight
-/// decay, or one that has stepped.
+/// Errors: InputError for a class without a kernel, amsgrad, groups that differ in more than lr and weight decay, or an
+/// optimizer that has stepped.
 TorchOptimizer read_torch_optimizer(const torch::optim::Optimizer& optimizer);
 
 } // namespace trireme::engine

@@ -24,7 +24,7 @@ class ReducedGradients final : public parallel::StepGradients {
     const at::Tensor norm = parts_.stepper.optimizer->squared_grad_norm();
     const int ranks = parts_.agreement.sync->step_group().size();
     return ranks > 1 && parts_.agreement.sync->local_steps() != nullptr ? norm / ranks
-                                                                        : norm; // each of them has all of it
+                                                                        : norm; // every one of them has the whole norm
   }
   at::Tensor own_squared_norm() override {
     parts_.buffers.reducer->finish();
@@ -64,8 +64,8 @@ void OptimizerStep::receive_loss() {
   agreed_.stop = parts_.agreement.sync->may_stop() && loss_sums_[1].item<double>() > 0;
 }
 
-// A model that knows nothing of ranks may use what is whole on features that are split; its copies would drift apart.
-// Sharded gradients are gone by now.
+// A model that ignores tensor ranks may apply whole parameters to split features; their copies would then drift apart.
+// Sharded gradients have been freed by now.
 void OptimizerStep::check_split_gradients() {
   if (parts_.model.ordinary && !begun_ && !split_gradients_checked_) {
     parts_.buffers.reducer->finish();
@@ -73,8 +73,8 @@ void OptimizerStep::check_split_gradients() {
   }
 }
 
-// Every rank has the same loss, norm and scale, so all skip the step or none.
-// Without a norm, buckets are stepped while later ones are still being reduced.
+// All ranks have the same loss, norm and scale, so all skip the step or none does. Without a norm, buckets are stepped
+// while later ones are still being reduced.
 void OptimizerStep::run() {
   finish_delayed();
   check_split_gradients();
@@ -85,7 +85,7 @@ void OptimizerStep::run() {
   if (!begun_in_backward) {
     receive_loss();
   }
-  const at::Tensor norm = squared_norm_here(); // undefined: the step goes without
+  const at::Tensor norm = squared_norm_here(); // undefined: the step needs none
   HostSums host = send_sums(norm);
   const bool one_scale = agree_on_host(host, norm.defined());
   const bool launched = loss_.defined() && agree_on_device(host, norm, one_scale);
@@ -95,11 +95,12 @@ void OptimizerStep::run() {
   if (norm.defined()) {
     grad_norm_ = step.norm;
   }
-  const bool finite = begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // what has begun is not skipped
+  const bool finite =
+      begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // a step that has begun is not skipped
   if (!finite || !one_scale) {
     host.message.wait();
     parts_.buffers.reducer->finish();
-    if (launched) { // and changed nothing
+    if (launched) { // and the kernels changed nothing
       cancel(lr_before);
     }
     skip();
@@ -119,14 +120,14 @@ void OptimizerStep::run() {
   parts_.stepper.schedule->advance();
 }
 
-// Of the gradients with the loss scale in them; infinite or NaN if one of them is.
+// Norm of the gradients with the loss scale in them; infinite or NaN if one of them is.
 at::Tensor OptimizerStep::squared_norm_here() const {
   ReducedGradients gradients(parts_);
   const bool wanted = parts_.settings.clipping > 0 || norm_wanted_ || parts_.looks_for_overflow();
   return parts_.agreement.sync->agreement().squared_norm(gradients, wanted);
 }
 
-// Where loss and norm are on a device, zeros stand for them.
+// Sends zeros for loss and norm if they are on a GPU.
 OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
   const comm::Group& ranks = parts_.agreement.sync->step_group();
   const double norm_here = loss_.defined() || !norm.defined() ? 0 : device::read_scalars({norm}).front();
@@ -139,14 +140,14 @@ OptimizerStep::HostSums OptimizerStep::send_sums(const at::Tensor& norm) {
     host.message = ranks.all_reduce(host.sums, comm::ReduceOp::sum, "gradient norm, unused parameters and loss scale");
   }
   if (norm.defined() || host.unused.lacks_some() ||
-      host.unused.asks()) { // otherwise nothing depends on it, and buckets are stepped meanwhile
+      host.unused.asks()) { // otherwise no decision needs the sums, and buckets are stepped meanwhile
     const Stopwatch watch = clock_.agreement();
     host.message.wait();
   }
   return host;
 }
 
-// Returns whether all gradients of the step carry one loss scale.
+// Returns whether all gradients of the step have one loss scale.
 bool OptimizerStep::agree_on_host(const HostSums& host, bool has_norm) {
   agreed_.squared_norm = has_norm ? host.sums[0].item<double>() : 0;
   const bool one_scale = !parts_.looks_for_overflow() || agree_on_scale(host.sums[2].item<double>());
@@ -157,13 +158,13 @@ bool OptimizerStep::agree_on_scale(double lowered) {
   const comm::Group& ranks = parts_.agreement.sync->step_group();
   const bool one_scale = state_.scale.agree(lowered, ranks.size(), parts_.settings.batch.accumulation);
   if (lowered != 0 && ranks.rank() == 0) {
-    log::warning("a loss in fp16 does not hold the fixed loss scale: it is ", state_.scale.scaler().scale(),
-                 " from now on. Return the loss in fp32 to scale more.");
+    log::warning("the fixed loss scale does not fit into a loss in fp16; it is lowered to ",
+                 state_.scale.scaler().scale(), ". Return the loss in fp32 for a larger scale.");
   }
   return one_scale;
 }
 
-// Sums over the ranks of one model: one has the loss and its type, each has a part of the norm.
+// Sums over the ranks of one replica: one rank has the loss and its type, each has a part of the norm.
 bool OptimizerStep::agree_on_model(bool one_scale) {
   const Stopwatch watch = clock_.agreement();
   StepScale& scale = state_.scale;
@@ -177,11 +178,11 @@ bool OptimizerStep::agree_on_model(bool one_scale) {
   return sums[4].item<double>() == 0;
 }
 
-// Where kernels may be launched before the host knows whether the step is taken, it reads loss and norm while they run.
-// Returns whether they were.
+// If kernels can be launched before the host knows whether the step is taken, launches them and reads loss and norm
+// meanwhile. Returns whether it has launched them.
 bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm, bool one_scale) {
   const bool launches = one_scale && !parts_.agreement.sync->agreement().precedes_step() &&
-                        !parts_.stepper.optimizer->steps_on_host(); // the host steps what it has
+                        !parts_.stepper.optimizer->steps_on_host(); // the host needs the factor for its buckets
   const at::Tensor agreed = sums_on_device(norm);
   device::ScalarsToHost reading({agreed[0], agreed[1]});
   if (launches) {
@@ -195,8 +196,8 @@ bool OptimizerStep::agree_on_device(const HostSums& host, const at::Tensor& norm
   return launches;
 }
 
-// Sums loss and squared norm over data ranks and the ranks of the model as the host does, in the same order: [2], the
-// mean loss and the squared norm.
+// Sums loss and squared norm over data ranks and model ranks, in the same order as the host does. Returns [2]: mean
+// loss and squared norm.
 at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
   const comm::Group& losses = parts_.agreement.sync->loss_group();
   const comm::Group& norms = parts_.agreement.sync->step_group();
@@ -224,7 +225,7 @@ at::Tensor OptimizerStep::sums_on_device(const at::Tensor& norm) {
   return sums;
 }
 
-// NaN: the step is skipped.
+// NaN means that the step is skipped.
 at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool has_norm) const {
   const auto step = step_factor<at::Tensor>(loss_and_norm.slice(0, 0, 1), loss_and_norm.slice(0, 1), has_norm,
                                             unscale(), parts_.settings.clipping);
@@ -232,7 +233,7 @@ at::Tensor OptimizerStep::factor_on_device(const at::Tensor& loss_and_norm, bool
       .to(torch::kFloat32);
 }
 
-// Turns what the Reducer leaves into the gradient of the step.
+// The factor that turns the Reducer's result into the gradient of the step.
 double OptimizerStep::unscale() const {
   return parts_.agreement.sync->scale() / state_.scale.scaler().scale();
 }
@@ -258,10 +259,10 @@ void OptimizerStep::begin(double grad_scale, const UnusedParameters::Flags& unus
   lr_ = parts_.stepper.schedule->lr();
   if (parts_.stepper.optimizer->set_lr_factors(parts_.stepper.schedule->group_factors()) &&
       parts_.agreement.sync->remote_states() != nullptr) {
-    throw InputError(
-        "engine",
-        "a group of the torch optimizer got another lr relative to the others, and parameter servers have their own",
-        "Change the lr of all groups by the same factor.");
+    throw InputError("engine",
+                     "a group of the torch optimizer has changed its lr relative to the others, which parameter "
+                     "servers do not follow",
+                     "Change the lr of all groups by the same factor.");
   }
   parts_.stepper.optimizer->begin_step(lr_, parts_.stepper.schedule->betas(), grad_scale, device_grad_scale);
   for (size_t b = 0; b < unused.size(); ++b) {
@@ -299,7 +300,7 @@ void OptimizerStep::step_buckets() {
   }
 }
 
-// What fails leaves a step that has begun.
+// A failure leaves `begun_` set: some parameters are a step ahead of others.
 void OptimizerStep::finish_delayed() {
   if (!parts_.stepper.optimizer->has_delayed()) {
     return;
@@ -337,7 +338,7 @@ void OptimizerStep::bucket_final(int64_t buffer, int64_t bucket) {
   }
 }
 
-// The loss was sent before backward, so it arrives before the first bucket: a skipped step changes nothing.
+// The loss was sent before backward, so it arrives before the first bucket is stepped: a skipped step changes nothing.
 void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
   if (norm_wanted_ || loss_.defined() || !state_.at_boundary(parts_.settings.batch.accumulation)) {
     return;
@@ -353,7 +354,7 @@ void OptimizerStep::step_in_backward(int64_t buffer, int64_t bucket) {
   }
 }
 
-// Takes back what launched kernels have not changed.
+// Restores the counts of a step whose launched kernels changed nothing.
 void OptimizerStep::cancel(double lr_before) {
   parts_.stepper.optimizer->cancel_step();
   begun_ = false;

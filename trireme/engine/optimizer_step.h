@@ -16,34 +16,33 @@
 
 namespace trireme::engine {
 
-/// Ends a step: the ranks agree on loss, norm and loss scale, and either all step their buckets or all skip. The parts
-/// of an engine and its state must outlive it.
+/// Ends a step: the ranks agree on loss, norm and loss scale, and then all step their buckets or all skip. The engine's
+/// parts and state must outlive it.
 class OptimizerStep {
  public:
   OptimizerStep(const Parts& parts, StepState& state, StepClock& clock) : parts_(parts), state_(state), clock_(clock) {}
 
-  /// Takes the sum of this replica's losses of the step (float64, one element; undefined: 0) before the last backward,
-  /// which hides the message with it and with whether the process was asked to stop. Once a step. A loss on a GPU stays
-  /// there until the optimizer's kernels are launched, unless buckets are stepped in backward.
+  /// Sends, before the last backward, the sum of this replica's losses of the step (float64, one element; undefined:
+  /// 0), and whether the process was asked to stop. Backward hides the message. Call it once per step. On a GPU the
+  /// loss is read after the launch of the optimizer's kernels, unless buckets are stepped in backward.
   void send_loss(const at::Tensor& sum);
   bool loss_was_sent() const {
     return sent_;
   }
-  /// For Reducer::on_bucket_final: sends the bucket's gradients to the host if it is stepped there, and steps it while
-  /// backward goes on, where Parts::may_step_in_backward.
+  /// For Reducer::on_bucket_final. Sends the bucket's gradients to the host if they are stepped there. Steps the bucket
+  /// during backward if Parts::may_step_in_backward.
   void bucket_final(int64_t buffer, int64_t bucket);
-  /// With a delayed update: what a thread has stepped comes to the parameters. Collective. Nothing happens if nothing
-  /// is under way.
+  /// Applies a delayed update to the parameters, if there is one. Collective.
   void finish_delayed();
-  /// Whether buckets of this step are stepped already.
+  /// Whether buckets of this step have been stepped.
   bool has_begun() const {
     return begun_;
   }
-  /// Takes or skips the step. On a GPU loss, norm and clip factor come about there, and the kernels find in the factor
-  /// whether there is a step at all; the host waits for loss and norm once, while they run. Call it after send_loss().
-  /// Errors: InputError where the ranks have different learning rates; Error after too many skipped steps.
+  /// Takes or skips the step. Call it after send_loss(). On a GPU, loss, norm and clip factor are computed there, and
+  /// the kernels read from the factor whether to step; the host waits once for loss and norm, while they run. Errors:
+  /// InputError if ranks have different learning rates; Error after too many skipped steps.
   void run();
-  /// Forgets what there is of a step that ended, failed or was overwritten.
+  /// Drops the state of a step that ended, failed or was overwritten.
   void clear();
   /// A checkpoint was loaded.
   void start_over() {
@@ -69,7 +68,7 @@ class OptimizerStep {
   }
 
  private:
-  // What the hosts of all ranks add up when the gradients are there.
+  // What the ranks sum on their hosts when the gradients are complete.
   struct HostSums {
     UnusedParameters unused;
     at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales
@@ -108,7 +107,7 @@ class OptimizerStep {
   StepClock& clock_;
   SkippedSteps skipped_;
   bool sent_ = false;
-  at::Tensor loss_; // on a GPU, where it is read after the launch of the optimizer
+  at::Tensor loss_; // on a GPU; read there after the launch of the optimizer
   at::Tensor loss_sums_;
   comm::Work loss_message_;
   parallel::LossAndNorm agreed_;

@@ -45,12 +45,12 @@ LossAndLogits Parts::loss_of(const data::Batch& micro_batch) const {
 
 data::Batch Parts::prepared(data::Batch micro_batch) const {
   if (ranks.pipe.size() > 1) {
-    data::identify(micro_batch); // on the host, before it leaves
+    data::identify(micro_batch); // on the host, before the copy
   }
   micro_batch.inputs = ranks.uploader->upload(std::move(micro_batch.inputs));
   micro_batch.targets = ranks.uploader->upload(std::move(micro_batch.targets));
   if (settings.precision.cast_inputs &&
-      settings.precision.compute == precision::Type::fp16) { // a key of "fp16": nothing while that is off
+      settings.precision.compute == precision::Type::fp16) { // a key of section "fp16", without effect if that is off
     micro_batch.inputs = precision::cast_floating(std::move(micro_batch.inputs), settings.precision.compute);
   }
   return micro_batch;

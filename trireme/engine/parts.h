@@ -37,54 +37,55 @@
 
 namespace trireme::engine {
 
-/// What the ranks of the tensor axis have whole, each of them: which ReduceGroups number adds up its gradients.
+/// Parameters that every rank of the tensor axis has whole, and the number of the ReduceGroups entry that sums their
+/// gradients.
 struct WholeParameters {
   int group = 0;
-  /// The same instead of the program's group 1, 2, ..., whose other parameters are split among the tensor ranks. Empty
-  /// if is_sum.
+  /// The same for the program's groups 1, 2, ..., whose other parameters are split among the tensor ranks. Empty if
+  /// is_sum.
   std::vector<int> of_program = {};
-  /// The gradients of the tensor ranks are summands (sequence parallelism), not the same.
+  /// Tensor ranks have partial gradients that must be summed (sequence parallelism), instead of equal ones.
   bool is_sum = false;
 
-  /// Whether the tensor ranks have the parameters of this group whole.
+  /// Whether tensor ranks have the parameters of this group whole.
   bool has(int reduce_group) const {
     return reduce_group == group || std::find(of_program.begin(), of_program.end(), reduce_group) != of_program.end();
   }
 };
 
-/// What the configuration and the program say of steps and checkpoints, with "auto" resolved.
+/// Settings of steps and checkpoints, from configuration and program, with "auto" resolved.
 struct Settings {
   config::BatchTriple batch;
   double clipping = 0;
-  int64_t seed = 0; // the run's
+  int64_t seed = 0;
   precision::PrecisionOptions precision;
   zero::Sharding sharding;
-  bool rates_may_differ = false;      // between ranks: the program decides them, not the configuration
-  nlohmann::ordered_json config;      // as checkpoints have it: perhaps a whole run file
-  nlohmann::ordered_json used_config; // the engine's, in use
+  bool rates_may_differ = false;      // between ranks: the program sets them, not the configuration
+  nlohmann::ordered_json config;      // stored in checkpoints: perhaps a whole run file
+  nlohmann::ordered_json used_config; // the engine's, as used
   checkpoint::CheckpointOptions checkpoint;
-  std::shared_ptr<const RunToken> run_token; // null: whoever saves may
+  std::shared_ptr<const RunToken> run_token; // null: any run may save
 };
 
-/// Where this rank is: its groups, its device and its files.
+/// Position of this rank: its groups, its device and its files.
 struct Ranks {
-  comm::Group group; // data and context: the ranks that add up gradients
+  comm::Group group; // data and context: the ranks that sum gradients
   comm::Group data;
   comm::Group pipe;
   comm::Group context;
   comm::Group tensor;
-  comm::Group model_ranks; // pipe and tensor: the ranks that have one model together
-  comm::Group stage;       // data, context and tensor: all that have the same layers
+  comm::Group model_ranks; // pipe and tensor: the ranks that share one replica of the model
+  comm::Group stage;       // data, context and tensor: the ranks that have the same layers
   comm::Group everyone;
   nlohmann::json axes; // axes_in_use() of the mesh
-  int worker = 0;      // this process among those of other worlds (SyncFactory), and how many there are
+  int worker = 0;      // number of this process among those of other worlds (SyncFactory), and their count
   int workers = 1;
   std::unique_ptr<device::Uploader> uploader;                                  // to the device that this rank trains on
   std::map<std::string, std::shared_ptr<offload::RankFolder>> offload_folders; // by nvme_path
   std::shared_ptr<offload::Traffic> offloaded;                                 // null: nothing is in files
 };
 
-/// How ranks agree on one model, and which of them add up the gradients of what.
+/// How ranks agree on one model, and which ranks sum which gradients.
 struct Agreement {
   std::unique_ptr<parallel::GradientSync> sync;
   WholeParameters whole;
@@ -92,13 +93,13 @@ struct Agreement {
   bool several_reduce_groups = false; // on any rank
 };
 
-/// What of the model is this rank's: modules, and how they are split.
+/// This rank's part of the model: modules, and how they are split.
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
   std::optional<ClaimedModel> claim;
   LossFunction loss_function;
-  std::optional<tensor::SplitModel> ordinary; // a model that engine.tensor_parallel has split
-  tensor::Placements split; // of the model's parameters and buffers of which each tensor rank has a part
+  std::optional<tensor::SplitModel> ordinary;       // a model that engine.tensor_parallel has split
+  tensor::Placements split;                         // parameters and buffers of which each tensor rank has a part
   std::map<const void*, bucket::Placement> tiles;   // of parameters that are tiles of one (zero::TiledLinear)
   std::shared_ptr<pipeline::PipelineModule> layers; // null: a model in one piece
   std::unique_ptr<pipeline::Ties> ties;
@@ -113,16 +114,16 @@ struct Buffers {
   parallel::FlatBuffers frozen; // sharded parameters that are not trained
   std::optional<UnchangedModel> unchanged;
   int64_t num_parameters = 0;
-  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters, if there are any
+  std::shared_ptr<zero::ParameterCoordinator> coordinator; // of sharded parameters; may be null
   std::unique_ptr<parallel::Reducer> reducer;
 };
 
-/// What a step does with gradients, and with activations before it.
+/// What a step does with gradients, and before that with activations.
 struct Stepper {
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::shared_ptr<optim::Schedule> schedule;
   bool may_step_in_backward = false;
-  std::unique_ptr<activations::Activations> activations; // null: they stay where they are
+  std::unique_ptr<activations::Activations> activations; // null: autograd keeps them
   std::shared_ptr<data::RepeatingLoader> loader;
 };
 
@@ -146,7 +147,7 @@ struct Parts {
   bool parameters_are_sharded() const {
     return !buffers.trained.empty() && buffers.trained.front()->parameters_are_sharded();
   }
-  /// Whether the executor runs the step. One stage with sharded parameters needs none.
+  /// Whether the executor runs the step. A single stage with sharded parameters does not need it.
   bool runs_schedule() const {
     return model.executor && (ranks.pipe.size() > 1 || !parameters_are_sharded());
   }
@@ -154,30 +155,31 @@ struct Parts {
     return settings.precision.scales_loss() ||
            (settings.precision.compute == precision::Type::bf16 && settings.precision.check_grad_overflow);
   }
-  /// Whether all ranks of the data axis take a step as one, or each by itself.
+  /// Whether all ranks of the data axis step (or skip) as one. Otherwise each replica decides separately.
   bool steps_together() const {
     return agreement.sync->step_group().size() == ranks.group.size();
   }
-  /// All ranks that take a step as one, or skip it.
+  /// All ranks that step, or skip the step, as one.
   const comm::Group& step_ranks() const {
     return steps_together() ? ranks.everyone : ranks.model_ranks;
   }
-  /// Whether this rank tells the others of its model the loss: the last stage computes it, on all tensor ranks.
+  /// Whether this rank reports the loss to the other ranks of its replica. The last stage computes it, on all tensor
+  /// ranks.
   bool tells_loss() const {
     return ranks.pipe.rank() == ranks.pipe.size() - 1 && ranks.tensor.rank() == 0;
   }
-  /// Which part of the whole model's parameter this rank has, by the model's own word.
+  /// Which part of a whole parameter this rank has, as the model's layers define it.
   bucket::Placement placement_of(const at::Tensor& parameter) const;
-  /// Seconds of communication that nothing has hidden so far.
+  /// Seconds of communication so far that nothing has hidden.
   double exposed_seconds() const {
     return buffers.reducer->exposed_seconds() + buffers.coordinator->exposed_seconds() +
            agreement.sync->step_exchange().exposed_seconds();
   }
-  /// The loss function in the precision that was asked for.
+  /// Calls the loss function in the configured precision.
   LossAndLogits loss_of(const data::Batch& micro_batch) const;
-  /// The micro-batch on the device, its inputs in the type that is computed in.
+  /// Moves the micro-batch to the device, its inputs in the type of computation.
   data::Batch prepared(data::Batch micro_batch) const;
-  /// Lives while a forward or a loss is computed: autocast, and what becomes of activations. Null if there is neither.
+  /// Autocast and handling of activations during a forward or a loss. Null if neither is used.
   std::shared_ptr<void> forward_guard() const;
 };
 

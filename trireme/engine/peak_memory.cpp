@@ -17,7 +17,7 @@ int64_t own_memory_now() {
   return monitor::current_private_bytes() + comm::own_shared_bytes();
 }
 
-// Its thread runs until the process ends and uses nothing that is destroyed earlier.
+// Its thread runs until the process ends, and uses nothing that is destroyed earlier.
 class Sampler {
  public:
   Sampler() {

@@ -4,11 +4,11 @@
 
 namespace trireme::engine {
 
-/// The largest memory of this rank so far, bytes: what it adds to its host's use.
+/// The largest memory that this rank has added to its host's use so far, in bytes.
 ///
-/// What it sees of other ranks' shared memory counts in the system's figure of it (VmHWM), and comes and goes with
-/// them. So, where memory is shared, a thread looks at this rank's own every 20 ms from the first call on; before that,
-/// and elsewhere, it is VmHWM.
+/// The system's figure (VmHWM) also counts pages of other ranks' shared memory. If memory is shared, a thread samples
+/// this rank's own memory every 20 ms, from the first call on. Before that, and without shared memory, the result is
+/// VmHWM.
 int64_t peak_memory_bytes();
 
 } // namespace trireme::engine

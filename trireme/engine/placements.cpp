@@ -20,8 +20,8 @@ using bucket::Placement;
 struct Said {
   std::string name;
   at::Tensor parameter;
-  Placement own;   // by the layers
-  Placement given; // by the program
+  Placement own;   // set by the layers
+  Placement given; // set by the program
 };
 
 [[noreturn]] void refuse(const Said& said, const std::string& what, const std::string& next) {
@@ -36,7 +36,7 @@ void check(const Said& said, int program_groups) {
   const at::Tensor& parameter = said.parameter;
   const Placement& placement = said.given;
   if (!parameter.requires_grad() && (says_box(placement) || placement.reduce_group != 0)) {
-    refuse(said, "is not that of a whole one, and it is frozen", "Frozen parameters are the same on every rank.");
+    refuse(said, "splits it, but it is frozen", "Leave the placement of frozen parameters empty.");
   }
   bool fits =
       placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&
@@ -51,17 +51,16 @@ void check(const Said& said, int program_groups) {
   if (!fits) {
     refuse(said,
            concat("has global_shape ", at::IntArrayRef(placement.global_shape), " and box_offset ",
-                  at::IntArrayRef(placement.box_offset), ", in which its shape ", parameter.sizes(), " has no place"),
-           "Both have a number for each dimension, and offset + size is at most the global size; or leave both empty.");
+                  at::IntArrayRef(placement.box_offset), ", which its shape ", parameter.sizes(), " does not fit"),
+           "Give both a number per dimension, with offset + size <= the global size; or leave both empty.");
   }
   if (placement.reduce_group < 0 || placement.reduce_group > program_groups) {
-    refuse(said,
-           concat("says reduce_group ", placement.reduce_group, ", and there are ", program_groups + 1, " groups"),
-           "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
+    refuse(said, concat("has reduce_group ", placement.reduce_group, ", but there are ", program_groups + 1, " groups"),
+           "Use 0 for the data group, or make more groups in InitializeOptions::reduce_groups, which count from 1.");
   }
 }
 
-// Along each dim one of the two may cut the whole; or both say the same.
+// Along each dim, only one of the two may cut the whole, or both must agree.
 void merge_boxes(const Said& said, Placement& merged) {
   const Placement& own = said.own;
   const Placement& given = said.given;
@@ -80,11 +79,11 @@ void merge_boxes(const Said& said, Placement& merged) {
                       own.box_offset[dim] == given.box_offset[dim] && (dim > 0 || own.parts == given.parts);
     if (cuts(own) && cuts(given) && !same) {
       refuse(said,
-             concat("says that of dim ", dim, " this rank has ", size, " from ", given.box_offset[dim], " on, of ",
-                    given.global_shape[dim], ", and its layer says from ", own.box_offset[dim], " on, of ",
-                    own.global_shape[dim]),
-             concat("The layer splits dim ", dim, " among the tensor ranks by itself: say global_shape ", size,
-                    " and box_offset 0 there, and boxes along other dims only."));
+             concat("contradicts its layer in dim ", dim, ": this rank has ", size, " from offset ",
+                    given.box_offset[dim], " of ", given.global_shape[dim], ", by its layer from offset ",
+                    own.box_offset[dim], " of ", own.global_shape[dim]),
+             concat("The layer splits dim ", dim, " among the tensor ranks: give global_shape ", size,
+                    " and box_offset 0 in it, and boxes along other dims only."));
     }
     if (cuts(given)) {
       merged.global_shape[dim] = given.global_shape[dim];
@@ -96,8 +95,8 @@ void merge_boxes(const Said& said, Placement& merged) {
 
 Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, bool is_split_by_program) {
   if (!said.own.tile.empty() && says_box(said.given)) {
-    refuse(said, "has a box, and the parameter is a tile of a zero::TiledLinear",
-           "Leave the box out, or use a layer without tiles.");
+    refuse(said, "has a box, but the parameter is a tile of a zero::TiledLinear",
+           "Remove the box, or use a layer without tiles.");
   }
   if (is_split_by_program) {
     return said.given;
@@ -110,11 +109,10 @@ Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, b
   if (said.given.reduce_group != 0) {
     const bool is_whole = parts.ranks.tensor.size() > 1 && !is_split_by_layer;
     if (is_whole && parts.agreement.whole.is_sum) {
-      refuse(
-          said,
-          concat("has reduce_group ", said.given.reduce_group, ", and the ", parts.ranks.tensor.size(),
-                 " tensor ranks have it whole: with sequence_parallel its gradients are to be added up over them too"),
-          "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
+      refuse(said,
+             concat("has reduce_group ", said.given.reduce_group, ", but the ", parts.ranks.tensor.size(),
+                    " tensor ranks have it whole, and sequence_parallel must sum its gradients over them too"),
+             "Split it among the tensor ranks in its layer (tensor::SplitModule), or switch sequence_parallel off.");
     }
     placement.reduce_group = is_whole
                                  ? parts.agreement.whole.of_program[static_cast<size_t>(said.given.reduce_group) - 1]
@@ -123,7 +121,7 @@ Placement merged(const Said& said, const Parts& parts, bool is_split_by_layer, b
   return placement;
 }
 
-// Parameters of which the program gives each tensor rank another box. Collective over them.
+// Parameters for which the program gives each tensor rank a different box. Collective over them.
 std::set<std::string> split_by_program(const std::vector<Said>& all, const comm::Group& tensor) {
   nlohmann::json boxes = nlohmann::json::object();
   for (const Said& said : all) {

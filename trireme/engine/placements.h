@@ -8,14 +8,13 @@
 
 namespace trireme::engine {
 
-/// Where every parameter of the model lies, by TensorImpl: what the layers say themselves (split among tensor ranks,
-/// tiles), and what InitializeOptions::placement says besides. Both count: a rank may have experts [2, 4) of which its
-/// tensor ranks each have some columns.
+/// Returns the placement of every parameter, by TensorImpl. It merges what the layers define (split among tensor ranks,
+/// tiles) with InitializeOptions::placement: a rank may have experts [2, 4), with some columns of each.
 ///
-/// A parameter that tensor ranks have whole may get another reduce_group or a box from the program, the same on each of
-/// them; where the program gives each tensor rank another box, it splits the parameter by itself, and its word stands
-/// alone. Of a parameter that a layer splits, the program may say boxes along the other dims, in the shape that the
-/// rank sees. Collective. Errors: InputError on every rank, naming the parameter, where the two contradict each other.
+/// For a parameter that tensor ranks have whole, the program may give another reduce_group or box, the same on each of
+/// them. If it gives each tensor rank a different box, the program splits the parameter, and only its placement counts.
+/// For a parameter that a layer splits, the program may give boxes along the other dims, in the shape that the rank
+/// sees. Collective. Errors: InputError on every rank, naming the parameter, if the two contradict each other.
 std::map<const void*, bucket::Placement> merged_placements(const Parts& parts, const InitializeOptions& options);
 
 } // namespace trireme::engine

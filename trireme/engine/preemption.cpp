@@ -12,7 +12,7 @@ namespace trireme::engine {
 namespace {
 
 constexpr std::array<int, 2> kSignals = {SIGTERM, SIGUSR1};
-// timeout(1) and some batch systems signal a process and then its group: this is one request.
+// timeout(1) and some batch systems signal a process and then its group; that counts as one request.
 constexpr int64_t kSameRequestMs = 300;
 
 std::atomic<int> asked_by{0};
@@ -47,7 +47,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_
 Preemption::Preemption() {
   if (made.fetch_add(1) != 0) {
     made.fetch_sub(1);
-    throw Error("engine", "there is a Preemption in this process already", "Make one, before initialize().");
+    throw Error("engine", "this process has a Preemption already", "Make only one, before initialize().");
   }
   asked_by = 0;
   struct sigaction action{};

@@ -7,7 +7,7 @@
 
 namespace trireme::engine {
 
-/// Turns SIGTERM and SIGUSR1 into "finish the step, save, leave", while it lives. Make one before initialize():
+/// Turns SIGTERM and SIGUSR1 into "finish the step, save, exit" during its lifetime. Make one before initialize():
 ///
 ///     engine::Preemption preemption;
 ///     ...
@@ -19,11 +19,12 @@ namespace trireme::engine {
 ///       }
 ///     }
 ///
-/// The signal may reach one rank, or several at different times: Engine::stop_agreed() makes one answer of it.
-/// A second signal (later than 0.3 s after the first) acts as if this object did not exist: it mostly ends the process
-/// at once. `trireme launch` passes SIGTERM on and kills after --grace seconds: give it time for a step and a save. Its
-/// own exit code is then 143; `trireme train` ends with 0. One at a time in a process; it puts back the handlers that
-/// were there before.
+/// The signal may reach one rank, or several at different times: Engine::stop_agreed() gives one answer on all of them.
+/// A second signal, more than 0.3 s after the first, has its previous effect, which mostly ends the process at once.
+///
+/// `trireme launch` passes SIGTERM on and kills after --grace seconds: allow for a step and a save. Its exit code is
+/// then 143; that of `trireme train` is 0. Only one object at a time in a process; the destructor restores the previous
+/// handlers.
 class Preemption {
  public:
   Preemption();
@@ -31,11 +32,11 @@ class Preemption {
   Preemption(const Preemption&) = delete;
   Preemption& operator=(const Preemption&) = delete;
 
-  /// The signal that asked this process to stop, 0 while none did. Other ranks may have been asked and not this one.
+  /// The signal that asked this process to stop, or 0. Another rank may have been asked instead.
   static int asked();
   /// "SIGTERM", "SIGUSR1", or "a signal to another rank".
   static std::string reason();
-  /// Asks as a signal would: for programs that know that their time is over.
+  /// Asks as a signal would: for programs that know that their time is up.
   static void ask();
 
  private:

@@ -34,7 +34,7 @@ void set_state(at::Device device, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// The first of the tensor ranks of this rank's replica and stage: they draw the same numbers.
+// The first tensor rank of this rank's replica and stage; all of them draw the same numbers.
 int drawing_rank(const Parts& parts) {
   if (parts.ranks.tensor.size() == 1) {
     return parts.ranks.everyone.rank();
@@ -43,7 +43,7 @@ int drawing_rank(const Parts& parts) {
   return static_cast<int>(std::find(all.begin(), all.end(), parts.ranks.tensor.members().front()) - all.begin());
 }
 
-// Different for different ranks and workers of one step.
+// Different for different ranks, workers and steps.
 uint64_t new_seed(const Parts& parts, int64_t step) {
   const uint64_t of_step =
       mix64(mix64(static_cast<uint64_t>(parts.settings.seed) + kMixStep) + static_cast<uint64_t>(step) + kMixStep);
@@ -87,13 +87,11 @@ void continue_random_states(const Parts& parts, const checkpoint::Checkpoint& sa
   const nlohmann::json unsaid = saved.world_size() == 1 ? nlohmann::json::array() : nlohmann::json();
   const nlohmann::json axes = saved.state().value("mesh", unsaid);
   if (parts.ranks.worker > 0 ||
-      axes != parts.ranks.axes) { // of workers and replicas in worlds of their own only the first one's are saved
+      axes != parts.ranks.axes) { // with workers or replicas in worlds of their own only the first one's are saved
     seed_generators(parts, step);
     if (axes != parts.ranks.axes) {
-      log::info("the checkpoint was saved on ", axes.is_null() ? "a mesh that it does not say" : words(axes),
-                ", this run has ", words(parts.ranks.axes),
-                "; random numbers begin anew, on each rank with a seed of its own, made of \"seed\" and the step: "
-                "ranks that drew the same numbers do not any more");
+      log::info("the checkpoint was saved on ", axes.is_null() ? "an unknown mesh" : words(axes), ", this run has ",
+                words(parts.ranks.axes), "; random generators are seeded anew from \"seed\", the step and the rank");
     }
     return;
   }

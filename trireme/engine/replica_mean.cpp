@@ -25,9 +25,9 @@ ReplicaMean::~ReplicaMean() {
   const torch::NoGradGuard no_grad;
   try {
     for (const auto& [buffer, own] : own_buffers_) {
-      buffer.variable_data().copy_(own); // without its version, as ModuleBuffers
+      buffer.variable_data().copy_(own); // without a new version, as ModuleBuffers does
     }
-  } catch (const std::exception& error) { // of a device
+  } catch (const std::exception& error) { // of a GPU
     log::error("module buffers could not be restored after an evaluation: ", error.what());
   }
 }

@@ -11,9 +11,8 @@ namespace trireme::engine {
 
 struct Parts;
 
-/// While it lives, a rank's model is the mean of the replicas, with the first one's module buffers
-/// ("broadcast_buffers"). Then it is its own again. Collective at its begin. See
-/// shards/data_parallel/mean_parameters.h.
+/// Makes a rank's model the mean of the replicas during its lifetime, with the first replica's module buffers
+/// ("broadcast_buffers"), then restores it. Collective at its begin. See shards/data_parallel/mean_parameters.h.
 class ReplicaMean {
  public:
   explicit ReplicaMean(const Parts& parts);
@@ -23,7 +22,7 @@ class ReplicaMean {
 
  private:
   parallel::MeanParameters parameters_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> own_buffers_; // the model's and copies of them
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_buffers_; // the model's, and copies of them
 };
 
 } // namespace trireme::engine

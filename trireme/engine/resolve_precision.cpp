@@ -29,7 +29,7 @@ models::Gpt small_gpt(Type type, int64_t hidden, at::Device device) {
   models::GptOptions options;
   options.layers = 1;
   options.hidden = hidden;
-  const models::ModelRanks alone; // a default argument makes gcc 12 warn of it
+  const models::ModelRanks alone; // as a default argument it makes gcc 12 warn
   models::Gpt model(options, alone);
   precision::cast_module(*model, type);
   device::move(*model, device);
@@ -51,7 +51,7 @@ double time_step(models::Gpt& model, const at::Tensor& tokens) {
 
 enum class Saved { nothing, fp32, bf16 };
 
-// Returns nothing for a checkpoint that cannot be read: loading it reports the error.
+// Returns nothing for a checkpoint that cannot be read; the load reports the error.
 Saved type_saved_in(const std::filesystem::path& path) {
   try {
     checkpoint::OpenOptions quick;
@@ -76,7 +76,7 @@ StepSeconds time_small_gpt(at::Device device) {
   const at::Tensor tokens = torch::arange(2 * 128).reshape({2, 128}).to(device);
   int64_t hidden = kHidden;
   models::Gpt fp32 = small_gpt(Type::fp32, hidden, device);
-  time_step(fp32, tokens); // makes the kernels
+  time_step(fp32, tokens); // compiles the kernels
   while (!device.is_cpu() && hidden < kMostHidden && time_step(fp32, tokens) < kLaunchesAreHidden) {
     hidden *= 2;
     fp32 = small_gpt(Type::fp32, hidden, device);
@@ -103,7 +103,7 @@ void resolve_precision(precision::PrecisionOptions& precision, const comm::Group
       torch::tensor({static_cast<int64_t>(resumed && everyone.rank() == 0 ? type_saved_in(*resumed) : Saved::nothing)});
   everyone.broadcast(found, 0, "type of the checkpoint").wait();
   const auto saved = static_cast<Saved>(found.item<int64_t>());
-  std::string why = "as the checkpoint has it";
+  std::string why = "as in the checkpoint";
   bool use_bf16 = saved == Saved::bf16;
   if (saved == Saved::nothing) {
     const StepSeconds mine = measure(device);
@@ -111,7 +111,7 @@ void resolve_precision(precision::PrecisionOptions& precision, const comm::Group
     everyone.all_reduce(all, comm::ReduceOp::sum, "seconds in fp32 and bf16").wait();
     const StepSeconds sum{all[0].item<double>(), all[1].item<double>()};
     use_bf16 = sum.bf16_is_faster();
-    why = concat("bf16 takes ", std::lround(100 * sum.bf16 / sum.fp32), " % of the time of fp32 here");
+    why = concat("bf16 takes ", std::lround(100 * sum.bf16 / sum.fp32), " % of the time of fp32");
   }
   precision.compute = use_bf16 ? Type::bf16 : Type::fp32;
   precision.bf16_if_faster = false;

@@ -14,21 +14,21 @@ struct StepSeconds {
   double fp32 = 0;
   double bf16 = 0;
 
-  /// By so much that it is worth the lower precision, whatever the noise: 5 %.
+  /// bf16 must be at least 5 % faster to be worth the lower precision, whatever the noise.
   bool bf16_is_faster() const {
     return bf16 < 0.95 * fp32;
   }
 };
 
-/// Measures both types in turn on `device`, on the CPU with this process's threads, and takes the best of each. On a
-/// GPU the model is so large that its arithmetic takes longer than the launch of its kernels. Random numbers go on as
-/// if nothing had happened. Cost: about a second; a few where bf16 has no instructions.
+/// Measures both types in turn on `device` (on the CPU with this process's threads), and takes the best time of each.
+/// On a GPU the model is large enough that computation takes longer than kernel launches. Restores the random
+/// generators. Cost: about a second; a few if the CPU has no bf16 instructions.
 StepSeconds time_small_gpt(at::Device device);
 
-/// Resolves `bf16_if_faster` for a training on `device`: sets `compute` to bf16 or fp32, the same on every rank of
-/// `everyone`. Uses the type of the checkpoint in `resumed` (a checkpoint, or the folder above) if there is one; else
-/// the sum of the times that `measure` returns on all ranks, which measure at the same time, as they will train. Does
-/// nothing if the type is known. Collective.
+/// Resolves `bf16_if_faster` for training on `device`: sets `compute` to bf16 or fp32, the same on every rank of
+/// `everyone`. If `resumed` is a checkpoint, or a folder of checkpoints, uses its type. Otherwise compares the sums of
+/// the times that `measure` returns on all ranks, which measure at the same time, as they will train. Does nothing if
+/// the type is known. Collective.
 void resolve_precision(precision::PrecisionOptions& precision, const comm::Group& everyone, at::Device device,
                        const std::optional<std::filesystem::path>& resumed = std::nullopt,
                        const std::function<StepSeconds(at::Device)>& measure = time_small_gpt);

@@ -19,13 +19,13 @@ namespace {
 using nlohmann::ordered_json;
 using Pointer = ordered_json::json_pointer;
 
-// What each rank may have for itself: where its files are (whether there are any is compared), how its disk is used,
-// and what it prints.
+// Keys that may differ between ranks: where files are (whether there are any is compared), how the disk is used, and
+// what is printed.
 constexpr std::array kPaths = {"/zero_optimization/offload_optimizer/nvme_path",
                                "/zero_optimization/offload_param/nvme_path", "/activation_checkpointing/nvme_path"};
 constexpr std::array kOwn = {"aio",        "steps_per_print", "wall_clock_breakdown", "memory_breakdown",
                              "dump_state", "log_level",       "csv_monitor",          "tensorboard"};
-// Compared as they are resolved: two of them say the third.
+// Compared after they are resolved: any two determine the third.
 constexpr std::array kBatchKeys = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 constexpr std::array kScheduleNames = {"naive",       "gpipe",       "1f1b", "interleaved",
                                        "zero-bubble", "forward-only"}; // in the order of pipeline::ScheduleKind
@@ -65,7 +65,7 @@ ordered_json pipeline_of(const pipeline::PipelineOptions& options) {
           {"base_seed", options.base_seed}};
 }
 
-// "/optimizer/params/lr" as people write it.
+// "/optimizer/params/lr" as users write it.
 std::string name_of(const std::string& pointer) {
   if (pointer == "/zero_optimization/stage") {
     return "the ZeRO stage";
@@ -81,7 +81,7 @@ std::string value_of(const nlohmann::json& options, const std::string& key) {
   return found == options.end() ? "nothing" : found->dump();
 }
 
-// The first difference, with all ranks that have the same value as the first one that differs from rank 0.
+// Reports the first difference, with all ranks that have the first value that differs from rank 0's.
 [[noreturn]] void refuse(const std::vector<nlohmann::json>& of_ranks, const std::vector<std::string>& keys,
                          const std::vector<int>& members) {
   std::string said;
@@ -161,7 +161,7 @@ ordered_json compared_options(const config::EngineConfig& config) {
   if (json["scheduler"].is_null()) {
     json["scheduler"] = {{"type", "constant"}};
   }
-  // What the JSON does not say, or not where it has no effect.
+  // Options that are not in the JSON, or not if they have no effect.
   const parallel::AveragingOptions& averaging = config.averaging;
   json["parameter_averaging"] = {{"every", averaging.every},
                                  {"outer_optimizer", parallel::AveragingOptions::name(averaging.outer)},

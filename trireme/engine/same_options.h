@@ -9,20 +9,19 @@
 
 namespace trireme::engine {
 
-/// All of the configuration that has to be equal on every rank, by the names of its JSON: all of it but the folders for
-/// files, the section "aio", what is printed, and the batch sizes, which check_same_sizes() compares as they are
-/// resolved.
+/// The options that must be equal on every rank, by their JSON names: everything except folders of files, the section
+/// "aio", what is printed, and the batch sizes, which check_same_sizes() compares once resolved.
 nlohmann::ordered_json compared_options(const config::EngineConfig& config);
 
-/// Compares every option of initialize() on these ranks before anything waits for it: what differs would make ranks
-/// wait in vain or their models drift apart. Collective. Cost: 8 bytes from each rank, and all options where some
-/// differ. Errors: InputError on every rank with the first option that differs, its values and the ranks.
+/// Compares all options of initialize() on these ranks before any other communication: differences would make ranks
+/// hang, or their models drift apart. Collective. Cost: 8 bytes per rank; all options if some differ. Errors:
+/// InputError on every rank with the first option that differs, its values and the ranks.
 void check_same_options(const comm::Group& ranks, const InitializeOptions& options);
-/// The same of what follows from them here: batch sizes, the type of computation, the kind of device.
+/// Compares what follows from the options on each rank: batch sizes, type of computation, kind of device.
 void check_same_sizes(const Parts& parts);
 
-/// Calls f(), and throws on every rank what it throws on some: a rank that is refused shall not leave the others
-/// waiting. Collective. Errors: Error or InputError naming the ranks.
+/// Calls f(); if it throws on some ranks, throws on all of them, so that no rank waits for one that failed. Collective.
+/// Errors: Error or InputError naming the ranks.
 void check_together(const comm::Group& ranks, const std::function<void()>& f);
 
 } // namespace trireme::engine

@@ -12,9 +12,9 @@ void check_same_rates(const comm::Group& ranks, const std::vector<double>& rates
   if (ranks.size() == 1) {
     return;
   }
-  std::vector<double> numbers; // the largest of each, and the smallest with its sign turned
+  std::vector<double> numbers; // the largest of each, and the smallest negated
   for (const double rate : rates) {
-    const bool is_number = !std::isnan(rate); // a maximum may leave NaN out
+    const bool is_number = !std::isnan(rate); // a maximum may ignore NaN
     numbers.insert(numbers.end(), {is_number ? rate : HUGE_VAL, is_number ? -rate : HUGE_VAL});
   }
   at::Tensor most = torch::tensor(numbers, torch::kFloat64);
@@ -28,8 +28,8 @@ void check_same_rates(const comm::Group& ranks, const std::vector<double>& rates
                        concat("the ranks have different learning rates in ", where,
                               rates.size() > 1 ? concat(", of parameter group ", i) : "", ": from ", smallest, " to ",
                               largest, ", here ", rates[i]),
-                       "Let what decides it see the same on every rank: the loss that train_batch() returns, or "
-                       "engine->loss(), not a rank's own.");
+                       "Compute it from values that are equal on every rank: the loss that train_batch() returns, or "
+                       "engine->loss(), not a rank's own loss.");
     }
   }
 }

@@ -7,8 +7,8 @@
 
 namespace trireme::engine {
 
-/// Compares the learning rates of the parameter groups among ranks: where a program decides them, ranks with different
-/// ones drift apart without a word. Collective. Errors: InputError on every rank, with `where` and the rates.
+/// Compares the learning rates of the parameter groups among ranks: if a program sets them differently, the models
+/// drift apart and nothing reports it. Collective. Errors: InputError on every rank, with `where` and the rates.
 void check_same_rates(const comm::Group& ranks, const std::vector<double>& rates, const std::string& where);
 
 } // namespace trireme::engine

@@ -7,7 +7,7 @@
 
 namespace trireme::engine {
 
-/// Names in a checkpoint of what each replica has for itself.
+/// Name in a checkpoint of a tensor that each replica has its own values of.
 inline std::string of_replica(int64_t replica, const std::string& name) {
   return concat("replica", replica, '/', name);
 }

@@ -1,4 +1,4 @@
-// Which rank saves which part of the training, and from where.
+// Decides which rank saves which part of the training, and from where.
 #include <trireme/checkpoint/placed.h>
 #include <trireme/engine/lenders.h>
 #include <trireme/engine/random_state.h>
@@ -22,7 +22,7 @@ bool TrainingState::Balance::is_mine(int64_t bytes) {
   return least - bytes_.begin() == rank_;
 }
 
-// The ranks that have the same tensors share the work of saving them.
+// The ranks that have the same tensors share the saving of them.
 std::vector<TrainingState::Balance> TrainingState::balances() const {
   std::vector<Balance> all;
   for (const comm::Group& group : engine_.parts.agreement.sync->groups().all()) {
@@ -68,7 +68,7 @@ std::vector<checkpoint::TensorShard> TrainingState::model_shards(std::vector<Bal
       add(info, whole_name(item.key(), info), "parameter", 0, item.value().detach());
     }
   }
-  // Replicas may differ in these.
+  // Buffers may differ among replicas; the first one's are saved.
   for (const auto& item : engine_.parts.model.module->named_buffers()) {
     const bucket::TensorInfo info = info_of(item.value());
     if (is_new(item.key(), item.value()) && engine_.parts.ranks.group.rank() == 0 && is_saved_here(info)) {
@@ -84,7 +84,7 @@ std::vector<checkpoint::TensorShard> TrainingState::shards() {
   const auto append = [&](std::vector<checkpoint::TensorShard> shards) {
     std::move(shards.begin(), shards.end(), std::back_inserter(mine));
   };
-  // Where replicas hold the same states, each tensor's are written by one of them.
+  // If replicas hold the same states, one of them writes each tensor's.
   std::map<std::string, bool> is_mine;
   for (const optim::FlatOptimizer::StateBucket& bucket : engine_.parts.stepper.optimizer->state_buckets()) {
     const auto lender = std::make_shared<StateLender>(*engine_.parts.stepper.optimizer, bucket.buffer, bucket.bucket);

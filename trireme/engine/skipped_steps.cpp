@@ -6,9 +6,9 @@
 namespace trireme::engine {
 namespace {
 
-// Ends a run whose loss stays NaN. A loss scale that still falls does not count.
+// Ends a run whose loss stays NaN. Steps that still lower the loss scale do not count.
 constexpr int64_t kMaxInARow = 20;
-// From this many skipped steps in a row on, looks for the source of NaN and Inf.
+// After this many skipped steps in a row, searches for the source of NaN and Inf.
 constexpr int64_t kExplainAfter = 3;
 
 } // namespace
@@ -37,7 +37,7 @@ void SkippedSteps::skip(const Parts& parts, const StepState& state, const std::s
                 concat(in_a_row_, " steps in a row had no finite loss or gradient; the last was step ", number,
                        scaling.at_minimum ? concat(", at the smallest loss scale (", scaling.used, ")") : "",
                        source_.empty() ? "" : ". ", source_),
-                "Lower the learning rate or look at the data; the last checkpoint is from before this.");
+                "Lower the learning rate or check the data, and continue from the last checkpoint.");
   }
   if (in_a_row_ == kExplainAfter) {
     precision::NamedTensors parameters;

@@ -10,12 +10,12 @@
 
 namespace trireme::engine {
 
-/// Tells of steps whose loss or gradients are not finite, looks where NaN and Inf come from when there are several in a
-/// row, and ends a training that does nothing else.
+/// Logs steps whose loss or gradients are not finite, searches for the source of NaN and Inf after several in a row,
+/// and ends a training that only skips.
 class SkippedSteps {
  public:
-  /// The present step, counted in `state` already, is skipped. Collective. Errors: Error after too many in a row, or at
-  /// the smallest loss scale.
+  /// Records that the current step, already counted in `state`, is skipped. Collective. Errors: Error after too many in
+  /// a row, or at the smallest loss scale.
   void skip(const Parts& parts, const StepState& state, const std::string& why,
             const precision::LossScaler::Update& scaling);
   /// A step was taken.
@@ -30,7 +30,7 @@ class SkippedSteps {
 
  private:
   int64_t in_a_row_ = 0;
-  std::unique_ptr<precision::OverflowWatch> watch_; // while steps are skipped one after the other
+  std::unique_ptr<precision::OverflowWatch> watch_; // while consecutive steps are skipped
   std::string source_;
 };
 

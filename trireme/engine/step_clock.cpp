@@ -36,7 +36,7 @@ void StepClock::end(double schedule) {
   times_ = running_;
 }
 
-// The host has waited for forward and backward of this step, and for the optimizer of the step before.
+// The host has waited for this step's forward and backward, and for the previous step's optimizer.
 void StepClock::read_device() {
   for (device::PhaseTimer* phase : {&on_device_->forward, &on_device_->backward, &on_device_->optimizer}) {
     phase->next_step();

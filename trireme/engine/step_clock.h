@@ -11,20 +11,20 @@
 
 namespace trireme::engine {
 
-/// Measures where the time of a step goes, and counts the waits of the host.
+/// Measures the phases of a step, and counts the host's waits for the GPU.
 class StepClock {
  public:
-  /// `exposed`: seconds of communication that nothing has hidden so far.
+  /// `exposed`: seconds of communication so far that nothing has hidden.
   explicit StepClock(std::function<double()> exposed) : exposed_(std::move(exposed)) {}
 
-  /// Takes the times of forward, backward and optimizer from the device, which the host runs ahead of. Once, before the
+  /// Measures forward, backward and optimizer by the device, which the host runs ahead of. Call it once, before the
   /// first step.
   void measure_on(at::Device device);
   /// Begins a step, with the loading of its first micro-batch.
   void start();
   /// Ends a step. `schedule`: seconds that a pipeline's schedule waited for messages.
   void end(double schedule);
-  /// Forgets what was loaded for a step that was dropped.
+  /// Drops the loading time of a step that was dropped.
   void drop() {
     loading_ = 0;
     if (on_device_) {
@@ -34,7 +34,7 @@ class StepClock {
     }
   }
 
-  /// Each runs while what it returns lives.
+  /// Each runs during the lifetime of the result.
   Stopwatch data() {
     return Stopwatch(loading_);
   }
@@ -51,16 +51,16 @@ class StepClock {
   Stopwatch agreement() {
     return Stopwatch(agreement_);
   }
-  /// What a pipeline's schedule has measured itself.
+  /// Sets the times that a pipeline's schedule has measured.
   void set_compute(double forward, double backward) {
     schedule_ = {forward, backward};
   }
 
-  /// The last step that ended.
+  /// Times of the last step that ended.
   const StepTimes& times() const {
     return times_;
   }
-  /// How often the host waited for the device in the last step that ended.
+  /// How often the host waited for the GPU in the last step that ended.
   int64_t host_syncs() const {
     return host_syncs_;
   }
@@ -90,7 +90,7 @@ class StepClock {
   std::chrono::steady_clock::time_point start_;
   double waiting_before_ = 0;
   double agreement_ = 0;
-  double loading_ = 0; // of the step that begins or runs
+  double loading_ = 0; // of the current step, or of the next one
 };
 
 } // namespace trireme::engine

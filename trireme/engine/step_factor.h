@@ -7,8 +7,8 @@
 
 namespace trireme::engine {
 
-// One arithmetic for loss and norm, with the same roundings, whether they are numbers of the host (double) or of a
-// device (at::Tensor: [1], fp64), for which the host does not wait.
+// The same arithmetic of loss and norm, with the same roundings, for numbers on the host (double) and on a GPU
+// (at::Tensor: [1], fp64), for which the host does not wait.
 
 inline double rounded_to_fp32(double x) {
   return static_cast<float>(x);
@@ -48,21 +48,22 @@ inline at::Tensor ratio_up_to_one(double limit, const at::Tensor& x) {
   return torch::full_like(x, limit).div(x).clamp_max(1);
 }
 
-/// The mean over `ranks`. Rounds to fp32, the type of losses: further digits depend on the order in which backends add.
+/// The mean over `ranks`, rounded to fp32, the type of losses: further digits depend on the order in which backends
+/// add.
 template <typename Number>
 Number mean_over_ranks(const Number& sum, double ranks) {
   return rounded_to_fp32(sum / ranks);
 }
 
-/// What follows from loss and squared norm of a step.
+/// Result of step_factor() for the loss and squared norm of a step.
 template <typename Number>
 struct StepFactor {
-  decltype(is_finite(Number())) finite; // loss and norm are
+  decltype(is_finite(Number())) finite; // both loss and norm are
   Number norm;                          // of the gradient, without the loss scale
-  Number factor;                        // of what the Reducer leaves: `unscale`, and the clip factor
+  Number factor;                        // multiplies the Reducer's gradients: `unscale` times the clip factor
 };
 
-/// Norms above `clipping` are clipped; 0: none is. Without a norm the loss alone counts.
+/// Clips norms above `clipping`; 0: no clipping. Without a norm only the loss decides.
 template <typename Number>
 StepFactor<Number> step_factor(const Number& loss, const Number& squared_norm, bool has_norm, double unscale,
                                double clipping) {

@@ -28,7 +28,7 @@ std::optional<std::filesystem::path> folder_of(const config::MonitorSection& sec
     if (!run) {
       throw InputError("engine",
                        concat('"', name, "\" is enabled, but its \"output_path\" is empty and there is no run folder"),
-                       "Write \"output_path\", or set TRIREME_RUN_DIR.");
+                       "Set \"output_path\", or TRIREME_RUN_DIR.");
     }
     folder = std::filesystem::path(*run) / name;
   }
@@ -53,7 +53,7 @@ monitor::StepMetrics metrics_of(const Engine& engine) {
 StepReport::StepReport(const config::EngineConfig& config)
     : every_(config.steps_per_print), times_(config.wall_clock_breakdown), memory_(config.memory_breakdown) {
   if (!every_ && (times_ || memory_)) {
-    every_ = 10; // DeepSpeed's figure while it still had one
+    every_ = 10; // DeepSpeed's former default
   }
   csv_ = folder_of(config.csv_monitor, "csv_monitor");
   if (csv_) {
@@ -77,7 +77,7 @@ void StepReport::step(const Engine& engine) {
     write(engine);
   } catch (const Error& error) {
     if (!complained_) {
-      log::error("metrics cannot be written, training goes on: ", error.what());
+      log::error("cannot write metrics, training continues: ", error.what());
     }
     complained_ = true;
   }
@@ -128,8 +128,8 @@ void StepReport::write(const Engine& engine) {
       continue;
     }
     const std::filesystem::path file = *csv_ / concat(name, ".csv");
-    const Descriptor made(
-        ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)); // a stream would make it for everybody
+    const Descriptor made(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC,
+                                 0600)); // private to the user; a stream would make it readable for all
     std::ofstream out(file, std::ios::app);
     out << m.step << ',' << *value << '\n';
     if (!out.flush()) {

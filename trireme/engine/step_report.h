@@ -12,22 +12,20 @@
 
 namespace trireme::engine {
 
-/// What a DeepSpeed configuration wants told while training, on rank 0: steps_per_print,
-/// wall_clock_breakdown, memory_breakdown, tensorboard and csv_monitor.
+/// Reports on rank 0 what a DeepSpeed configuration asks for: steps_per_print, wall_clock_breakdown, memory_breakdown,
+/// tensorboard and csv_monitor.
 ///
-/// CSV: one file a metric, "<output_path>/<job_name>/<metric>.csv" with lines "step,value". An empty output_path stands
-/// for
-/// "<run folder>/csv_monitor" and "<run folder>/tensorboard"; TRIREME_RUN_DIR, which `trireme train` sets, is the run
-/// folder. A file that cannot be written is complained about once and ends no training.
+/// CSV: one file per metric, "<output_path>/<job_name>/<metric>.csv", with lines "step,value". An empty output_path
+/// means "<run folder>/csv_monitor" or "<run folder>/tensorboard"; the run folder is TRIREME_RUN_DIR, which `trireme
+/// train` sets. A file that cannot be written is reported once and does not end the training.
 class StepReport {
  public:
   explicit StepReport(const config::EngineConfig& config);
 
-  /// Errors: InputError for a monitor without a folder: its output_path is empty and there is no run folder. The same
-  /// on every rank.
+  /// Errors: InputError, the same on every rank, for a monitor with an empty output_path if there is no run folder.
   static void check(const config::EngineConfig& config);
 
-  /// After every optimizer step.
+  /// Call it after every optimizer step.
   void step(const Engine& engine);
 
  private:

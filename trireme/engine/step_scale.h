@@ -8,33 +8,33 @@
 
 namespace trireme::engine {
 
-/// The loss scale of the present step, which all gradients of all ranks must carry.
+/// The loss scale of the current step, the same in the gradients of all ranks.
 ///
-/// The loss itself is never multiplied, which in fp16 would be infinite. What backward begins with has the loss's type:
-/// 65536 is not in fp16, so such a loss lowers a fixed scale on its rank, and the ranks agree on that at the end of the
-/// step; a dynamic scale is lowered by the overflow.
+/// The loss itself is never multiplied, which would overflow in fp16; the scale is the first gradient of backward, in
+/// the loss's type. If that type cannot hold a fixed scale (65536 in fp16), its rank lowers it, and the ranks agree on
+/// the lower one at the end of the step. A dynamic scale is lowered by the overflow.
 class StepScale {
  public:
   StepScale() = default;
   explicit StepScale(const precision::LossScaleOptions& options) : scaler_(options), agreed_(scaler_.scale()) {}
 
-  /// The gradient of a micro-batch's loss of this type, one of `micro_batches`.
+  /// Returns the initial gradient of backward for a micro-batch's loss of this type, one of `micro_batches`.
   double root_gradient(at::ScalarType loss, int64_t micro_batches);
 
-  /// What the ranks add up: 0 where the scale is the agreed one; 1 where it was lowered before the first gradient of
-  /// the step, 0.5 after it.
+  /// What the ranks sum: 0 if this rank has the agreed scale; 1 if it lowered the scale before the step's first
+  /// gradient, 0.5 if after it.
   double lowered() const;
-  /// Lowers the scale where `sum`, of lowered(), says that some rank has. False when gradients of the step carry
+  /// Lowers the scale if `sum`, over the ranks' lowered(), says that some rank has. False if gradients of the step have
   /// different scales.
   bool agree(double sum, int ranks, int64_t micro_batches);
-  /// The same for stages: only the last one knows the loss's type.
+  /// The same for stages: only the last one knows the type of the loss.
   void limit(double largest) {
     scaler_.limit(largest);
   }
 
-  /// Ends a step; every rank says the same.
+  /// Ends a step. `overflow` must be the same on every rank.
   precision::LossScaler::Update update(bool overflow);
-  /// Forgets the gradients of a step that ended or was dropped.
+  /// Drops the state of a step that ended or was dropped.
   void start_over() {
     was_used_ = lowered_between_ = false;
   }
@@ -42,11 +42,11 @@ class StepScale {
   const precision::LossScaler& scaler() const {
     return scaler_;
   }
-  /// The scale that the last finished step used.
+  /// The scale of the last finished step.
   double used() const {
     return used_;
   }
-  /// Errors: InputError as LossScaler::load_state(). The loaded scale is the ranks' own until agree_on_loaded().
+  /// Errors: InputError as LossScaler::load_state(). Ranks may have different scales until agree_on_loaded().
   void load_state(const nlohmann::json& state) {
     scaler_.load_state(state);
   }
@@ -56,10 +56,10 @@ class StepScale {
 
  private:
   precision::LossScaler scaler_;
-  double agreed_ = 1; // what every rank has, but for those whose loss has lowered it since
+  double agreed_ = 1; // the same on every rank; ranks whose loss has lowered it since differ
   double used_ = 1;
   bool was_used_ = false;        // by a gradient of this step
-  bool lowered_between_ = false; // so gradients of this step have different factors
+  bool lowered_between_ = false; // gradients of this step have different factors
 };
 
 } // namespace trireme::engine

@@ -8,15 +8,14 @@
 
 namespace trireme::engine {
 
-/// Where an engine is, as a checkpoint keeps it; the optimizer, the schedule, the loader and the GradientSync keep
-/// their own.
+/// An engine's position, as a checkpoint stores it. Optimizer, schedule, loader and GradientSync store their own.
 struct StepState {
   int64_t micro_steps = 0;
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;
   int64_t global_samples = 0;
   StepScale scale;
-  nlohmann::json chosen_ways; // what "auto" has chosen for activations; null: nothing
+  nlohmann::json chosen_ways; // the choice of "auto" for activations; null: none yet
 
   /// Whether the next micro-batch is the last of its step.
   bool at_boundary(int64_t accumulation) const {

@@ -8,16 +8,16 @@
 
 namespace trireme::engine {
 
-/// Measures while it lives: by the host's clock or by a device's.
+/// Measures its lifetime by the host's clock or the GPU's.
 class Stopwatch {
  public:
-  /// Adds seconds of the host to a sum, less what another clock has counted meanwhile.
+  /// Adds the host's seconds to a sum, less what another clock has counted meanwhile.
   explicit Stopwatch(double& sum, std::function<double()> other_clock = nullptr)
       : sum_(&sum),
         other_clock_(std::move(other_clock)),
         other_start_(other()),
         start_(std::chrono::steady_clock::now()) {}
-  /// Adds a stretch to what a device measures.
+  /// Adds an interval to the GPU's timer.
   explicit Stopwatch(device::PhaseTimer& on_device) : on_device_(&on_device) {
     on_device.begin();
   }

@@ -8,7 +8,7 @@
 
 namespace trireme::engine {
 
-/// What a GradientSync of an extension is made of.
+/// Arguments for making a GradientSync of an extension.
 struct SyncInputs {
   const config::EngineConfig& config;
   const parallel::ReduceGroups& groups;

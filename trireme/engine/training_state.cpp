@@ -21,16 +21,16 @@ namespace trireme::engine {
 namespace {
 
 constexpr const char* kOfTheOptimizer =
-    "Set engine.optimizer to what the checkpoint was made with, or start from the weights alone with model.init_from.";
+    "Set engine.optimizer to the checkpoint's, or load only the weights with model.init_from.";
 constexpr const char* kOfTheSync =
-    "Synchronise gradients as the checkpoint's run did, or start from the weights alone with model.init_from.";
+    "Synchronise gradients as the checkpoint's run did, or load only the weights with model.init_from.";
 constexpr const char* kOfTheCheckpoint = "Use the model configuration that the checkpoint was made with.";
 
 nlohmann::json sync_state(const nlohmann::json& positions) {
   return positions.value("gradient_sync", nlohmann::json());
 }
 
-// On rank 0, with what each rank needs.
+// Checks on rank 0, with the needs of every rank.
 void check_needs(const checkpoint::Checkpoint& saved, const std::vector<nlohmann::json>& of_ranks) {
   std::map<std::string, std::vector<int64_t>> needed;
   std::set<std::string> known;
@@ -86,7 +86,7 @@ TrainingState::TrainingState(Engine::Impl& engine) : engine_(engine) {
   }
 }
 
-// Parameters that are not trained are whole, but for those that the tensor ranks split.
+// Parameters that are not trained are whole, unless tensor ranks split them.
 bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
   const auto found = infos_.find(tensor.unsafeGetTensorImpl());
   return found != infos_.end()
@@ -95,7 +95,7 @@ bucket::TensorInfo TrainingState::info_of(const at::Tensor& tensor) const {
                    .name = "", .sizes = tensor.sizes().vec(), .placement = engine_.parts.placement_of(tensor)};
 }
 
-// Calls visit(buffer) for those whose parameters may be sharded.
+// Calls visit(buffer) for the buffers whose parameters may be sharded.
 void TrainingState::for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const {
   for (const auto* buffers : {&engine_.parts.buffers.trained, &engine_.parts.buffers.frozen}) {
     for (const auto& buffer : *buffers) {
@@ -116,7 +116,7 @@ std::map<const void*, const bucket::TensorInfo*> TrainingState::sharded() const 
   return found;
 }
 
-// Not where another rank's copy of the same elements is saved. (Copies of a tied parameter are known by their names.)
+// False if another rank saves its copy of the same elements. (Copies of a tied parameter are recognised by name.)
 bool TrainingState::is_saved_here(const bucket::TensorInfo& tensor) const {
   return tensor.placement.counts_in_norm || saved_name(tensor.name) != tensor.name;
 }
@@ -155,7 +155,7 @@ nlohmann::json TrainingState::state(const nlohmann::json& client_state) const {
   return state;
 }
 
-// A replica that skips a step alone has a schedule, a loss scale and counts of its own from then on.
+// A replica that skips a step alone has its own schedule, loss scale and counts from then on.
 nlohmann::json TrainingState::state_of_replica() const {
   if (engine_.parts.steps_together()) {
     return nlohmann::json::object();
@@ -193,8 +193,8 @@ void TrainingState::make_ready(const char* wanted) {
     const int64_t next = engine_.state.global_steps + engine_.parts.agreement.sync->local_steps()->steps_until_equal();
     throw InputError("engine",
                      concat(wanted, " after step ", engine_.state.global_steps,
-                            ": the ranks are between two meetings and have different parameters"),
-                     concat("Save after a step in which they meet, the next is step ", next, '.'));
+                            ": the ranks are between two averaging steps and have different parameters"),
+                     concat("Save after an averaging step; the next is step ", next, '.'));
   }
   engine_.optimizer_step.finish_delayed();
 }
@@ -208,7 +208,7 @@ void TrainingState::save(const std::filesystem::path& folder, const std::string&
   std::vector<checkpoint::TensorShard> mine;
   nlohmann::json positions;
   nlohmann::json own;
-  check_together(engine_.parts.ranks.everyone, [&] { // a GradientSync of the client's may throw on one rank
+  check_together(engine_.parts.ranks.everyone, [&] { // a program's own GradientSync may throw on one rank
     engine_.parts.buffers.unchanged->check();
     mine = shards();
     positions = state(client_state);
@@ -235,7 +235,7 @@ void TrainingState::check_model(const checkpoint::Checkpoint& saved) {
   std::set<const void*> named;
   for (const auto& item : engine_.parts.model.module->named_parameters()) {
     if (named.insert(item.value().unsafeGetTensorImpl()).second) {
-      parameters.push_back(whole_name(item.key(), info_of(item.value()))); // one of two names is saved under its first
+      parameters.push_back(whole_name(item.key(), info_of(item.value()))); // one of two names is saved, under the first
     }
     need(item.key(), item.value());
   }
@@ -316,14 +316,14 @@ void TrainingState::load_tensors(const checkpoint::Checkpoint& saved) {
       });
 }
 
-// Where each replica saved its own, a new replica, and a run whose ranks step together, begin with the mean.
+// If each replica saved its own state, a new replica, and a run whose ranks step as one, start with the mean.
 void TrainingState::load_optimizer_state(const checkpoint::Checkpoint& saved, const std::string& state,
                                          const bucket::TensorInfo& tensor, int64_t begin,
                                          const at::Tensor& values) const {
   const std::string name = whole_name(tensor);
   const std::string whole = concat(state, '/', name);
   if (saved.has(whole) || !saved.has(of_replica(0, whole))) {
-    // A run without masters saved their values as its parameters.
+    // A run without masters saved the same values as parameters.
     checkpoint::read_placed(saved, state == optim::kMasterState && !saved.has(whole) ? name : whole, tensor, begin,
                             values);
     return;
@@ -358,7 +358,7 @@ void TrainingState::load_positions(const nlohmann::json& state) {
     put(state);
     engine_.parts.agreement.sync->sync_state().load_state(sync_state(state), state.at("global_steps"));
   } catch (...) {
-    put(before); // a scale that only this rank has lowered still has to be sent
+    put(before); // a scale that only this rank has lowered must still be sent
     throw;
   }
   engine_.state.scale.agree_on_loaded();
@@ -381,7 +381,7 @@ void TrainingState::take_positions(const nlohmann::json& state) {
   load_positions(state);
   const int64_t before = engine_.state.global_steps;
   load_counts(state);
-  if (engine_.state.global_steps != before) { // it would draw the numbers of its first steps again
+  if (engine_.state.global_steps != before) { // otherwise it would draw the numbers of its first steps again
     seed_generators(engine_.parts, engine_.state.global_steps);
   }
 }
@@ -420,15 +420,15 @@ nlohmann::json TrainingState::load(const std::filesystem::path& folder, const st
   engine_.parts.buffers.reducer->finish(); // of a step that has begun
   engine_.parts.agreement.sync->step_exchange().finish();
   load_positions(state);
-  engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until all is there
+  engine_.torn_by(concat("the load of ", saved.folder().string(), " failed")); // until the load is complete
   engine_.parts.stepper.optimizer->set_steps(
-      state["optimizer"].at("steps")); // so that masters do not follow the parameters first
+      state["optimizer"].at("steps")); // otherwise masters would first be set from the parameters
   load_tensors(saved);
   load_counts(state);
   if (parallel::RemoteStates* const remote = engine_.parts.agreement.sync->remote_states()) {
     const checkpoint::About& about = saved.manifest().about;
     const std::string id = concat(about.tag, " (save ", about.save_id, ')');
-    engine_.skip_to(remote->loaded(id, engine_.state.global_steps)); // where the others are
+    engine_.skip_to(remote->loaded(id, engine_.state.global_steps)); // to the step of the other processes
   }
   continue_random_states(engine_.parts, saved, engine_.state.global_steps);
   adopt_chosen_ways(engine_.parts, engine_.state, state.value("activations", nlohmann::json()));

@@ -20,8 +20,8 @@ void UnchangedModel::check() const {
     if (const std::optional<int64_t> moved = buffer->moved_away()) {
       throw InputError("engine",
                        concat("parameter \"", buffer->name(*moved),
-                              "\" no longer lies in the engine's memory: torch::load(), to() or set_data() after "
-                              "initialize() has given it another tensor, which would not be trained"),
+                              "\" is no longer in the engine's memory: torch::load(), to() or set_data() after "
+                              "initialize() has replaced its tensor, and the new one would not be trained"),
                        "Load and convert the model before initialize(). Afterwards change values in place: under "
                        "torch::NoGradGuard and inside gather_parameters(), parameter.copy_(values).");
     }
@@ -31,8 +31,8 @@ void UnchangedModel::check() const {
       throw InputError(
           "engine",
           concat("parameter \"", name,
-                 "\" was frozen when the engine was made and requires a gradient now: it would not be trained"),
-          "Unfreeze it before initialize(), or end this engine and make another one.");
+                 "\" was frozen when the engine was made, but requires a gradient now: it would not be trained"),
+          "Unfreeze it before initialize(), or destroy this engine and make another one.");
     }
   }
 }

@@ -14,16 +14,14 @@ class Module;
 
 namespace trireme::engine {
 
-/// Notices what a program may do to a model after initialize() so that a part of it would no longer be trained, without
-/// a word.
+/// Detects changes to a model after initialize() that would silently stop the training of a part of it.
 class UnchangedModel {
  public:
-  /// `buffers` have moved their parameters in, and outlive this.
+  /// `buffers` contain the model's parameters and must outlive this.
   UnchangedModel(const torch::nn::Module& model, std::vector<const bucket::FlatParameters*> buffers);
 
-  /// Errors: InputError that names a parameter which has other memory than the engine's (torch::load(), to(),
-  /// set_data()), or one that was frozen and requires a gradient now. Cost: a comparison of pointers for each
-  /// parameter.
+  /// Errors: InputError naming a parameter whose memory is not the engine's (after torch::load(), to(), set_data()), or
+  /// a frozen one that requires a gradient now. Cost: a pointer comparison per parameter.
   void check() const;
 
  private:

@@ -24,11 +24,11 @@ using offload::Place;
 
 constexpr int64_t kNoUnit = -1;
 
-// A layer for each unit, and one for the parameters between them: layouts need no more.
+// Describes a module by a layer for each unit and one for the parameters between them: layouts need no more.
 class Described {
  public:
   explicit Described(torch::nn::Module& model) {
-    for (zero::Unit* const unit : zero::units_of(model)) { // as zero::ModelUnits has them
+    for (zero::Unit* const unit : zero::units_of(model)) { // the order of zero::ModelUnits
       add_unit(unit->module());
       for (zero::Unit* const tile : zero::tiles_of(unit->module())) {
         add_unit(tile->module());
@@ -62,7 +62,7 @@ class Described {
   estimate::Model trained;
   estimate::Model frozen;
   int64_t parameters = 0;
-  int64_t built_bytes = 0; // of the model as it is
+  int64_t built_bytes = 0; // of the model as built
 
  private:
   void add_unit(const torch::nn::Module& module) {
@@ -116,7 +116,7 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
                        Place parameters, bool zero_init) {
   ZeroMemory::Row row{.states = states, .parameters = parameters, .zero_init = zero_init};
   const int64_t ranks = of.ranks_per_host * of.hosts;
-  int64_t on_host = 0; // of a rank
+  int64_t on_host = 0; // of one rank
   int64_t in_files = 0;
   for (const auto* const part : {&model.trained, &model.frozen}) {
     if (part->layers.empty()) {
@@ -139,8 +139,9 @@ ZeroMemory::Row row_of(const Described& model, const ZeroMemory& of, const ZeroM
       if (parameters != Place::device && model.largest_unit() == 0) {
         noted.offload.parameters.place = Place::device;
         row.notes.push_back(
-            "offload_param moves nothing: no module is zero::Sharded. Make the large ones so, or the model a list of "
-            "layers");
+            "offload_param moves nothing: no module is zero::Sharded. Make large ones zero::Sharded, or the model a "
+            "list "
+            "of layers");
       }
       for (std::string& note : estimate::what_stays(noted, estimate::elsewhere_of(noted, layouts.of(0)))) {
         row.notes.push_back(std::move(note));
@@ -164,7 +165,7 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
     throw InputError(
         "estimate",
         concat("expected at least one rank and one host, got ", ranks_per_host, " ranks on each of ", hosts, " hosts"),
-        "Say how many ranks each host has, and how many hosts there are.");
+        "Give ranks_per_host >= 1 and hosts >= 1.");
   }
   const Described described(model);
   ZeroMemory out{.zero_stage = zero_stage, .ranks_per_host = ranks_per_host, .hosts = hosts, .on_gpu = options.on_gpu};
@@ -182,7 +183,7 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
   }
   for (const Places& place : places) {
     if (!options.on_gpu && (place.states == Place::host || place.parameters == Place::host)) {
-      continue; // moves nothing
+      continue; // would move nothing
     }
     for (const bool zero_init : zero_stage == 3 ? std::vector{true, false} : std::vector{false}) {
       out.rows.push_back(row_of(described, out, options, place.states, place.parameters, zero_init));

@@ -14,8 +14,8 @@ class Module;
 
 namespace trireme::engine {
 
-/// What parameters, gradients and optimizer states of a module need at a ZeRO stage, with the numbers of `trireme
-/// estimate`. Activations, data and libtorch itself are not in it. DeepSpeed's are
+/// Memory of a module's parameters, gradients and optimizer states at a ZeRO stage, with the formulas of `trireme
+/// estimate`. Without activations, data and libtorch itself. Counterpart of DeepSpeed's
 /// estimate_zero2_model_states_mem_needs_all_live() and estimate_zero3_model_states_mem_needs_all_live().
 struct ZeroMemory {
   struct Row {
@@ -23,7 +23,7 @@ struct ZeroMemory {
     offload::Place parameters = offload::Place::device; ///< "offload_param", stage 3
     bool zero_init = false;                             ///< the model is built within zero::Init, stage 3
 
-    /// Bytes of a rank, in the memory that it trains in.
+    /// Bytes of a rank, in the memory of its GPU (or host, on the CPU).
     int64_t parameter_bytes = 0;
     int64_t gradient_bytes = 0;
     int64_t state_bytes = 0; ///< of the optimizer
@@ -32,17 +32,17 @@ struct ZeroMemory {
     int64_t rank_bytes() const {
       return parameter_bytes + gradient_bytes + state_bytes + master_bytes + buffer_bytes;
     }
-    /// Of a rank, while its parameters move into their flat buffers: below stage 3 they are there twice.
+    /// Bytes of a rank while its parameters move into flat buffers: below stage 3 there are two copies then.
     int64_t start_bytes = 0;
     int64_t peak_bytes() const {
       return std::max(rank_bytes(), start_bytes);
     }
-    /// Of all ranks of a host together, in its memory: the largest moment. On GPUs what is moved there, and the model
-    /// as it is built; on the CPU everything.
+    /// Peak bytes in host memory, summed over the ranks of a host. On GPUs: what is offloaded, and the model while it
+    /// is built; on the CPU everything.
     int64_t host_bytes = 0;
-    /// Of all ranks of a host together, in files, the largest moment.
+    /// Peak bytes in files, summed over the ranks of a host.
     int64_t file_bytes = 0;
-    /// What the configuration keeps from being moved, and which key does: a sentence each.
+    /// One sentence for each key of the configuration that keeps something from being offloaded.
     std::vector<std::string> notes = {};
   };
 
@@ -51,25 +51,24 @@ struct ZeroMemory {
   int64_t hosts = 1;
   bool on_gpu = true;
   int64_t parameters = 0;   ///< of the whole model, shared ones once
-  int64_t trained = 0;      ///< of them those with requires_grad
-  int64_t largest_unit = 0; ///< of the modules that are zero::Sharded the one with most parameters; 0: there are none,
-                            ///< and stage 3 keeps large parameters whole
-  std::vector<Row> rows = {}; ///< the least memory of a rank first
+  int64_t trained = 0;      ///< those with requires_grad
+  int64_t largest_unit = 0; ///< parameters of the largest zero::Sharded module; 0: none, stage 3 keeps large ones whole
+  std::vector<Row> rows = {}; ///< by memory of a rank, ascending
 
-  /// A row for each of them, and the notes below.
+  /// The rows as a table, and the notes below.
   std::string table() const;
 };
 
 struct ZeroMemoryOptions {
-  /// Types, optimizer, thresholds, buckets; its ZeRO stage and the places of offload are those of each row.
+  /// Types, optimizer, thresholds, buckets. Each row sets its own ZeRO stage and offload.
   config::EngineConfig config = {};
-  /// Ranks train on GPUs, each on one of its own; else on the CPU, where offload to the host moves nothing.
+  /// Ranks train on GPUs, one each. Otherwise on the CPU, where offload to the host moves nothing.
   bool on_gpu = true;
 };
 
-/// For the model on hosts with so many ranks each, all of them data ranks. Only sizes of the parameters are read: a
-/// model on the meta device does. Units of stage 3 are its modules that are zero::Sharded. Errors: InputError for fewer
-/// than one rank or host.
+/// Estimates for the model on hosts with this many ranks each, all of them data ranks. Reads only sizes of parameters,
+/// so a model on the meta device works. Units of stage 3 are modules that are zero::Sharded. Errors: InputError for
+/// fewer than one rank or host.
 ZeroMemory estimate_zero2_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1,
                                  const ZeroMemoryOptions& options = {});
 ZeroMemory estimate_zero3_memory(torch::nn::Module& model, int64_t ranks_per_host = 1, int64_t hosts = 1,

@@ -167,7 +167,7 @@ TEST(AveragingEvaluationTest, ModuleBuffersAreTheFirstReplicasAndThenOnesOwn) {
                             EXPECT_TRUE(run.linear->weight.equal(weight)) << "the same on all ranks";
                             run.made.engine->eval_batch(run.batch(2, world.rank()));
                             EXPECT_THAT(test::error_of([&] { run.step(2); }),
-                                        HasSubstr("with the mean of the replicas"));
+                                        HasSubstr("has the mean of the replicas"));
                           }
                           EXPECT_TRUE(run.norm->running_var.equal(own));
                           EXPECT_EQ(run.norm->running_var.equal(first), world.rank() == 0);

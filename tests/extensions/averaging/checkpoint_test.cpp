@@ -134,9 +134,10 @@ TEST_F(AveragingCheckpointTest, BetweenTwoMeetingsASaveNamesTheNext) {
                           AveragingRun run(world, averaging_config({.every = 3}));
                           run.engine().save_checkpoint(folder_, "first");
                           run.train(4);
-                          EXPECT_THAT(test::error_of([&] { run.engine().save_checkpoint(folder_); }),
-                                      testing::AllOf(HasSubstr("after step 4: the ranks are between two meetings"),
-                                                     HasSubstr("the next is step 6")));
+                          EXPECT_THAT(
+                              test::error_of([&] { run.engine().save_checkpoint(folder_); }),
+                              testing::AllOf(HasSubstr("after step 4: the ranks are between two averaging steps"),
+                                             HasSubstr("the next is step 6")));
                           run.train(2);
                           run.engine().save_checkpoint(folder_);
                         }),

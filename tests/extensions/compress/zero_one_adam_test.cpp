@@ -274,7 +274,7 @@ TEST_F(ZeroOneAdamTest, RoundsOfStepsAloneAreTheFormula) {
                               if (std::find(meetings.begin(), meetings.end(), step) == meetings.end()) {
                                 EXPECT_EQ(run.engine().bytes_sent(), sent) << "step " << step; // nothing
                                 EXPECT_THAT(test::error_of([&] { run.engine().save_checkpoint(folder, tag(step)); }),
-                                            HasSubstr("between two meetings"));
+                                            HasSubstr("between two averaging steps"));
                                 continue;
                               }
                               expect_equal_on(world.group(), *run.model, "at a meeting");
