@@ -4,32 +4,32 @@
 
 namespace trireme::parallel {
 
-/// When and how replicas that step by themselves become one model again.
+/// Options of parameter averaging: when replicas are averaged, and how.
 struct AveragingOptions {
-  /// What is done with the mean of the replicas. none: it is the model (Stich 2018, arXiv:1805.09767). slowmo: SlowMo's
-  /// slow momentum (Wang et al. 2019, arXiv:1910.00643). nesterov: SGD with Nesterov's momentum on the way that the
-  /// mean has come (DiLoCo, Douillard et al. 2023, arXiv:2311.08105).
+  /// The outer optimizer, applied to the replicas' mean.
+  /// - none: the mean is the model (Stich 2018, arXiv:1805.09767).
+  /// - slowmo: SlowMo's slow momentum (Wang et al. 2019, arXiv:1910.00643).
+  /// - nesterov: SGD with Nesterov's momentum on the mean's change (DiLoCo, Douillard et al. 2023, arXiv:2311.08105).
   enum class Outer { none, slowmo, nesterov };
-  /// What becomes of the optimizer states at a meeting: SlowMo's three strategies for buffers.
+  /// Treatment of optimizer states in an averaging step: SlowMo's three strategies for buffers.
   enum class States { maintain, average, reset };
 
-  /// Replicas meet after each step whose number divides by this; 0: they do not step by themselves, gradients are
-  /// summed in every step.
+  /// Steps per round: replicas are averaged after each step whose number divides by this. 0: gradients are summed in
+  /// every step.
   int64_t every = 0;
   Outer outer = Outer::none;
-  /// SlowMo's alpha; DiLoCo's outer learning rate.
+  /// SlowMo's alpha, or DiLoCo's outer learning rate.
   double outer_lr = 1;
-  /// SlowMo's beta; DiLoCo's outer momentum.
+  /// SlowMo's beta, or DiLoCo's outer momentum.
   double outer_momentum = 0;
   States states = States::maintain;
-  /// Up to this step the replicas step together, with the mean of their gradients (Lin et al. 2020, arXiv:1808.07217,
-  /// post-local SGD).
+  /// Steps of ordinary data parallelism before the first round (post-local SGD: Lin et al. 2020, arXiv:1808.07217).
   int64_t start_step = 0;
-  /// Replicas may be lost and come: who is there at a meeting takes part in it. Each is a process in a world of its
-  /// own; see elastic_averaging_sync.h.
+  /// Allows replicas to be lost and to join: those present in an averaging step take part. Each is a process in its own
+  /// world; see elastic_averaging_sync.h.
   bool elastic = false;
 
-  /// DiLoCo's.
+  /// DiLoCo's defaults.
   static constexpr double kNesterovLr = 0.7;
   static constexpr double kNesterovMomentum = 0.9;
 

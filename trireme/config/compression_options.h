@@ -4,17 +4,17 @@
 
 namespace trireme::compress {
 
-/// How the mean of gradients is compressed, with error feedback, whatever the optimizer.
+/// Options of gradient compression with error feedback, for any optimizer.
 struct GradientCompressionOptions {
   /// sign, eight_bit, top_k: comm::CompressedAllReduce with these compressors. power_sgd: comm::PowerSgd.
   enum class Kind { none, sign, eight_bit, top_k, power_sgd };
 
   Kind kind = Kind::none;
-  /// power_sgd: columns of a matrix's factors.
+  /// power_sgd: number of columns of a matrix's factors.
   int64_t rank = 4;
   /// top_k: the share of the elements that is sent.
   double ratio = 0.01;
-  /// Up to this step gradients travel as they are.
+  /// Number of steps whose gradients are sent uncompressed.
   int64_t start_step = 0;
 
   bool on() const {

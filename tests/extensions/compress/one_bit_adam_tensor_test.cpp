@@ -185,10 +185,10 @@ TEST_F(CompressedTensorStateTest, WithOtherTensorRanksTheErrorsBeginAtZeroAndARu
   for (const auto& [name, config] : configs()) {
     SCOPED_TRACE(name);
     EXPECT_THAT(resumed(config, 1, false, 2, true),
-                HasSubstr("is from a run that added gradients up among 2 ranks, this one does so among 2 and 4; the "
+                HasSubstr("is from a run that summed gradients over 2 ranks, this one sums over 2 and 4; the "
                           "errors of compression begin at zero"));
     EXPECT_THAT(resumed(config, 2, true, 1, false),
-                HasSubstr("is from a run that added gradients up among 2 and 4 ranks, this one does so among 2; the "
+                HasSubstr("is from a run that summed gradients over 2 and 4 ranks, this one sums over 2; the "
                           "errors of compression begin at zero"));
   }
   EXPECT_THAT(

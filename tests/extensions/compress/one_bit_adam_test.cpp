@@ -270,8 +270,9 @@ TEST(OneBitAdamCurveTest, AutoEndsTheWarmUpWhenTheSecondMomentsHaveSettled) {
                   log::set_sink(nullptr);
                   EXPECT_EQ(frozen, 80); // (1 - beta2^60) / (1 - beta2^80) is the first such ratio above 0.96
                   if (world.rank() == 0) {
-                    EXPECT_THAT(lines, testing::Contains(HasSubstr(
-                                           concat("the second moments stay as they are after step ", frozen, ';'))));
+                    EXPECT_THAT(
+                        lines,
+                        testing::Contains(HasSubstr(concat("the second moments are frozen after step ", frozen, ';'))));
                   }
                 }),
       IsEmpty());

@@ -142,7 +142,7 @@ TEST(ServerBehindTest, AWorkerThatWasStartedAgainIsNotReplacedByTheOneBefore) {
                             const Hand before(address, 0, 1);
                             EXPECT_EQ(before.joined.at("status"), "refused");
                             EXPECT_THAT(before.joined.at("error").get<std::string>(),
-                                        HasSubstr("worker 0 was started again"));
+                                        HasSubstr("worker 0 was restarted"));
                             EXPECT_EQ(Hand::answer(*again.push(0, {1, 0})).at("status"), "commit");
                           }),
               IsEmpty());

@@ -155,20 +155,22 @@ TEST(ServerLoadsTest, AWorkerThatComesAgainTakesWhatTheOthersHaveMade) {
 
 TEST(ServerLoadsTest, DifferentCheckpointsAreRefused) {
   EXPECT_THAT(
-      with_server(mode(ServerOptions::Mode::async),
-                  [](const std::string& address) {
-                    Hand one(address, 0, 3);
-                    Hand two(address, 1, 3);
-                    one.init({1, 2});
-                    Hand::answer(*one.load("a"));
-                    EXPECT_THAT(
-                        Hand::answer(*two.load("b")).value("error", ""),
-                        HasSubstr("worker 1 has loaded b, and other workers a: give all of them the same checkpoint"));
-                    one.set(1, {10, 20}, 40);
-                    EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""),
-                                HasSubstr("a worker has loaded b, and the others a: give all"));
-                    EXPECT_EQ(Hand::answer(*two.load("a")).at("status"), "ok");
-                  }),
+      with_server(
+          mode(ServerOptions::Mode::async),
+          [](const std::string& address) {
+            Hand one(address, 0, 3);
+            Hand two(address, 1, 3);
+            one.init({1, 2});
+            Hand::answer(*one.load("a"));
+            EXPECT_THAT(
+                Hand::answer(*two.load("b")).value("error", ""),
+                HasSubstr(
+                    "worker 1 has loaded b, but other workers have loaded a: give all workers the same checkpoint"));
+            one.set(1, {10, 20}, 40);
+            EXPECT_THAT(Hand::answer(*two.load("b")).value("error", ""),
+                        HasSubstr("a worker has loaded b, but the others have loaded a: give all"));
+            EXPECT_EQ(Hand::answer(*two.load("a")).at("status"), "ok");
+          }),
       IsEmpty());
   EXPECT_THAT(with_server(mode(ServerOptions::Mode::async),
                           [](const std::string& address) {
@@ -208,7 +210,7 @@ TEST(ServerLoadsTest, WhoIsNotAskedBringsNothing) {
                           [](const std::string& address) {
                             Hand one(address, 0);
                             one.init({1, 2});
-                            EXPECT_THAT(one.set(1, {10, 20}, 40).value("error", ""), HasSubstr("load comes first"));
+                            EXPECT_THAT(one.set(1, {10, 20}, 40).value("error", ""), HasSubstr("send load first"));
                             EXPECT_THAT(Hand::answer(*one.load("a", {{"step", "many"}})).value("error", ""),
                                         HasSubstr("header"));
                             EXPECT_THAT(one.values(), ElementsAre(1.0f, 2.0f));

@@ -153,14 +153,14 @@ TEST(PiecesTest, WhatIsNoDescriptionIsRefused) {
     }
     return "read";
   };
-  EXPECT_THAT(error_of("[]"), HasSubstr("there are none"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("the list is empty"));
   EXPECT_THAT(error_of(R"([{"name": "w"}])"), HasSubstr("shape"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [-1]}])"), HasSubstr("a dimension of -1"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4611686018427387904, 4]}])"), HasSubstr("a dimension of"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "dtype": "int64"}])"), HasSubstr("not float32"));
   EXPECT_THAT(error_of(R"([{"name": "w", "shape": [4], "sparse": true}])"),
-              HasSubstr("is sparse and has 1 dimensions, not rows"));
-  EXPECT_THAT(error_of("5"), HasSubstr("wrongly"));
+              HasSubstr("is sparse but has 1 dimensions, expected >= 2"));
+  EXPECT_THAT(error_of("5"), HasSubstr("is invalid"));
 }
 
 } // namespace

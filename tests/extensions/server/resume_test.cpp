@@ -266,7 +266,7 @@ TEST_F(ServersResumeTest, AWorkerWithoutTheCheckpointIsRefused) {
       Counter::step(*made.engine);
       ADD_FAILURE() << "it trains";
     } catch (const InputError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("worker 1 has loaded no checkpoint, and other workers have"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("worker 1 has loaded no checkpoint, but other workers have"));
     }
     write_file_atomically(job.folder() / "refused", "");
   }),

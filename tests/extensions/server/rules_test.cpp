@@ -432,7 +432,7 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
             const Values some{1, 1};
             EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}, &some), HasSubstr("no values yet"));
             good.init({0, 0});
-            EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}), HasSubstr("a body of 0 bytes"));
+            EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}), HasSubstr("the body has 0 bytes"));
             EXPECT_THAT(refusal({{"op", "push"}, {"worker", 7}, {"clock", 0}}, &some),
                         HasSubstr("worker 7 has not joined"));
             EXPECT_THAT(refusal({{"op", "commit"}, {"worker", 0}, {"clock", 0}, {"lr", 1}, {"factor", 1}}),
@@ -440,7 +440,7 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
             EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}, {"loss", "much"}}, &some),
                         HasSubstr("header"));
             EXPECT_THAT(refusal({{"op", "sum"}, {"clock", 0}, {"members", "all"}}), HasSubstr("header"));
-            EXPECT_THAT(refusal({{"op", "fly"}}), HasSubstr("there is no op \"fly\""));
+            EXPECT_THAT(refusal({{"op", "fly"}}), HasSubstr("unknown op \"fly\""));
             EXPECT_THAT(refusal({{"nothing", 1}}), HasSubstr("header"));
             EXPECT_THAT(refusal({{"op", 5}}), HasSubstr("header"));
             EXPECT_THAT(refusal({{"op", "push"}, {"worker", "zero"}, {"clock", 0}}, &some), HasSubstr("header"));
@@ -449,7 +449,7 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
                                  {"workers", 1},
                                  {"parameters", {{{"name", "w"}, {"shape", {3}}}}},
                                  {"optimizer", {{"type", "SGD"}}}}),
-                        HasSubstr("not those of the workers before"));
+                        HasSubstr("differ from those of earlier workers"));
             EXPECT_THAT(refusal({{"op", "join"},
                                  {"worker", 3},
                                  {"workers", 1},
@@ -457,7 +457,7 @@ TEST(ServerRulesTest, WhatAWorkerDoesWrongIsAnsweredToItAlone) {
                                  {"optimizer", {{"type", "SGD"}}}}),
                         HasSubstr("worker 3 of 1"));
             EXPECT_THAT(refusal({{"op", "push"}, {"worker", 0}, {"clock", 0}}, &some),
-                        HasSubstr("room for 0 bytes of values, and there are 64"));
+                        HasSubstr("room for 0 bytes of values, but there are 64"));
             EXPECT_THAT(refusal({{"op", "push_pull"}, {"worker", 0}, {"clock", 0}}, &some), HasSubstr("room for 0"));
             EXPECT_EQ(good.status().at("updates"), 0);
             EXPECT_EQ(Hand::answer(*good.push(0, {1, 0})).at("status"), "commit");

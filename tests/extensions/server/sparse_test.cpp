@@ -454,12 +454,12 @@ TEST(SparsePullTest, AWholeGradientIsAGradientOfTheRowsThatAreNotZero) {
       return reply.at("status") == "refused" ? reply.at("error").get<std::string>() : "accepted";
     };
     const auto length = [](int64_t rows) { return static_cast<size_t>(bytes_of_rows(rows)); };
-    EXPECT_THAT(refusal({2}, {1, 64}, length(2)), testing::HasSubstr("do not ascend from 0 to less than 64"));
-    EXPECT_THAT(refusal({2}, {-1, 5}, length(2)), testing::HasSubstr("do not ascend"));
-    EXPECT_THAT(refusal({2}, {5, 5}, length(2)), testing::HasSubstr("do not ascend"));
-    EXPECT_THAT(refusal({2}, {5, 6}, length(3) + 64), testing::HasSubstr("and one with these rows has"));
-    EXPECT_THAT(refusal({65}, {}, length(65)), testing::HasSubstr("65 rows of \"table\", and this server has 64"));
-    EXPECT_THAT(refusal({1, 1}, {}, length(1)), testing::HasSubstr("the rows of 2 sparse pieces"));
+    EXPECT_THAT(refusal({2}, {1, 64}, length(2)), testing::HasSubstr("must ascend from 0 to less than 64"));
+    EXPECT_THAT(refusal({2}, {-1, 5}, length(2)), testing::HasSubstr("must ascend"));
+    EXPECT_THAT(refusal({2}, {5, 5}, length(2)), testing::HasSubstr("must ascend"));
+    EXPECT_THAT(refusal({2}, {5, 6}, length(3) + 64), testing::HasSubstr("for these rows"));
+    EXPECT_THAT(refusal({65}, {}, length(65)), testing::HasSubstr("65 rows of \"table\"; this server has 64"));
+    EXPECT_THAT(refusal({1, 1}, {}, length(1)), testing::HasSubstr("row counts for 2 sparse pieces"));
     EXPECT_THAT(refusal("all", {}, length(1)), testing::HasSubstr("header"));
     EXPECT_EQ(refusal({2}, {5, 6}, length(2)), "accepted");
     EXPECT_EQ(ask({{"op", "pull"}, {"clock", 0}, {"have", "most"}}, {}, room).at("status"), "refused");

@@ -80,7 +80,7 @@ class Job {
 
   /// What a server or worker says.
   void hear(const std::string& line) {
-    is_update_lost_ = is_update_lost_ || line.find("server 0: the update of clock") != std::string::npos;
+    is_update_lost_ = is_update_lost_ || line.find("server 0: lost the update of clock") != std::string::npos;
   }
 
   void run() {

@@ -105,7 +105,7 @@ TEST_F(ElasticTrainTest, TheRunGoesOnWithoutAKilledReplicaAndWithItAgain) {
     EXPECT_THAT(killed.output,
                 AllOf(HasSubstr("worker 1"), HasSubstr("starting it again (restart 1 of 9)"),
                       ContainsRegex("averaging, step [0-9]+: replica 1 is lost; the mean is of 2 replicas"),
-                      ContainsRegex("averaging, step [0-9]+: replica 1 comes and begins with the mean of 2 replicas")))
+                      ContainsRegex("averaging, step [0-9]+: replica 1 joins and begins with the mean of 2 replicas")))
         << "at step " << at;
     EXPECT_THAT(read_file(folder / out / "logs/worker1.log"), HasSubstr("replica 1 goes on at step"))
         << "at step " << at;
@@ -219,7 +219,7 @@ TEST_F(ElasticTrainTest, AReplicaThatIsKilledWithTheStoreIsNoSecondTraining) {
             concat(killer("out", 11, "TRIREME_SERVER=0/1"),
                    "TRIREME_TIMEOUT=6 TRIREME_FAULT=\"rank=1,step=12,phase=backward,kind=kill", slowly, "\" "));
   ASSERT_EQ(killed.status, 0) << killed.output;
-  EXPECT_THAT(read_file(folder / "out/logs/worker0.log"), HasSubstr("the job's store was lost and is there again"));
+  EXPECT_THAT(read_file(folder / "out/logs/worker0.log"), HasSubstr("reconnected to the job's store"));
   EXPECT_THAT(read_file(folder / "out/logs/worker1.log"), HasSubstr("replica 1 goes on at step 20"));
   EXPECT_EQ(rows("out").size(), 40u) << "none twice";
 }

@@ -72,7 +72,7 @@ TEST_F(ServersResumeTrainTest, AsyncWorkersLoseNoUpdateWhenTheFirstIsLate) {
   EXPECT_EQ(saved_steps("out/checkpoints/global_step30"), 60);
   for (int server = 0; server < 2; ++server) {
     EXPECT_EQ(account_of("out", server), "20 updates of 20 gradients; 0 came too late, 0 were lost");
-    EXPECT_THAT(log_of("out", concat("server", server)), testing::HasSubstr("goes on from global_step20"));
+    EXPECT_THAT(log_of("out", concat("server", server)), testing::HasSubstr("continues from global_step20"));
   }
   const std::map<int64_t, double> losses = losses_of("out");
   EXPECT_LT(losses.at(30), losses.at(20) + 0.3) << "what worker 1 has made is of the checkpoint";
@@ -147,7 +147,7 @@ TEST_F(ServersResumeTrainTest, TheFirstWorkerMayBeKilledBeforeItsFirstStep) {
     ASSERT_EQ(killed.status, 0) << what << ": " << killed.output;
     EXPECT_THAT(killed.output, testing::HasSubstr("starting it again")) << what;
     for (int server = 0; server < 2; ++server) {
-      EXPECT_THAT(log_of(out, concat("server", server)), testing::HasSubstr("goes on from global_step20")) << what;
+      EXPECT_THAT(log_of(out, concat("server", server)), testing::HasSubstr("continues from global_step20")) << what;
       EXPECT_THAT(account_of(out, server), testing::MatchesRegex("20 updates of [0-9]+ .*, 0 were lost")) << what;
     }
     const std::map<int64_t, double> found = losses_of(out);

@@ -157,7 +157,7 @@ TEST_F(ServersTrainTest, TheRunGoesOnWithoutAKilledWorkerAndWithItAgain) {
       const Account first = account(out, 0);
       const Account second = account(out, 1);
       for (const Account& one : {first, second}) {
-        EXPECT_THAT(one.log, HasSubstr(concat("worker ", victim, " is gone"))) << what;
+        EXPECT_THAT(one.log, HasSubstr(concat("lost worker ", victim, " at clock"))) << what;
         EXPECT_EQ(one.workers_lost, 1) << what;
         EXPECT_EQ(one.lost, 0) << what << ": the other worker commits what both have pushed";
         if (mode == "async") {
@@ -194,7 +194,7 @@ TEST_F(ServersTrainTest, AFaultStrikesTheWorkerOfItsNumber) {
   ASSERT_EQ(faulty.status, 0) << faulty.output;
   EXPECT_EQ(losses("faulty").size(), 30u);
   const Account server = account("faulty", 0);
-  EXPECT_THAT(server.log, AllOf(HasSubstr("worker 1 is gone at clock 4"), testing::Not(HasSubstr("worker 0 is gone"))));
+  EXPECT_THAT(server.log, AllOf(HasSubstr("lost worker 1 at clock 4"), testing::Not(HasSubstr("lost worker 0"))));
   EXPECT_EQ(server.workers_lost, 1);
 }
 

@@ -212,12 +212,14 @@ TEST(SyncBatchNormTest, RefusesWhatHasNoVarianceAndWrongShapes) {
                             return std::string("accepted");
                           };
                           EXPECT_THAT(message(torch::zeros({world.rank(), 3})),
-                                      AllOf(HasSubstr("all 2 ranks together have 1 values a channel"),
-                                            HasSubstr("give the ranks more samples")));
+                                      AllOf(HasSubstr("all 2 ranks have 1 values per channel in total"),
+                                            HasSubstr("Give the ranks more samples")));
                           EXPECT_EQ(message(torch::zeros({1, 3})), "accepted") << "one here, two together";
                           EXPECT_THAT(message(torch::zeros({4})), HasSubstr("[N, C, ...]"));
-                          EXPECT_THAT(message(torch::zeros({4, 3}, torch::kInt64)), HasSubstr("floating numbers"));
-                          EXPECT_THAT(message(torch::zeros({4, 5})), HasSubstr("5 channels, and the layer has 3"));
+                          EXPECT_THAT(message(torch::zeros({4, 3}, torch::kInt64)),
+                                      HasSubstr("expected a floating type"));
+                          EXPECT_THAT(message(torch::zeros({4, 5})),
+                                      HasSubstr("5 channels (sizes [4, 5]), but the layer has 3"));
                           const at::Tensor x = torch::randn({4, 3}).requires_grad_();
                           const at::Tensor y = sync_batch_norm(x, layer_of(3, at::kFloat, true), 0.1, 1e-5, statistics);
                           EXPECT_THROW(y.sum().backward({}, /*keep_graph=*/true, /*create_graph=*/true), Error);

@@ -19,8 +19,9 @@ constexpr const char* kOuter = "outer_optimizer";
 AveragingSync::AveragingSync(ReduceGroups groups, const AveragingOptions& options, std::optional<at::ScalarType> travel)
     : GradientSync(groups), options_(options), outer_(options, group()), summing_(std::move(groups), {}, travel) {
   if (options_.every < 1) {
-    throw InputError("parameter averaging", concat("replicas meet every ", options_.every, " steps"),
-                     "Say a number of steps from 1 on.");
+    throw InputError("parameter averaging",
+                     concat("the number of steps between averaging steps is ", options_.every, ", expected >= 1"),
+                     "Set \"every\" to a whole number >= 1.");
   }
 }
 
@@ -31,8 +32,8 @@ void AveragingSync::attach(const std::vector<bucket::FlatParameters*>& buffers) 
   }
 }
 
-// Before anything changes them in this round: also what a program has set since the last meeting is where the round
-// begins.
+// Called before anything changes the values in this round. Changes that a program made since the last averaging step
+// belong to the start of the round.
 void AveragingSync::keep_start(int64_t buffer, int64_t bucket) {
   using Values = bucket::SteppedValues;
   if (has_outer() && !outer_.has_start(buffer, bucket)) {
@@ -64,10 +65,11 @@ bool AveragingSync::end_step(bool taken) {
     exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   ++steps_;
-  return false; // masters are averaged themselves
+  return false; // with_values() has averaged the masters
 }
 
-// SlowMo's is constant in a round. A rank may have skipped steps, and its schedule with them, so they agree.
+// SlowMo's learning rate is constant in a round. Ranks may have skipped steps, and their schedules with them, so they
+// agree on its mean.
 double AveragingSync::lr_of_round(const comm::Group& ranks, bool counts) const {
   if (options_.outer != AveragingOptions::Outer::slowmo) {
     return 0;
@@ -86,7 +88,7 @@ void AveragingSync::meet() {
       options_.states == AveragingOptions::States::maintain ? Values::Access::write : Values::Access::write_all;
   for (int64_t b = 0; b < std::ssize(buffers_); ++b) {
     for (int64_t k = 0; k < std::ssize(buffers_[b]->layout().buckets()); ++k) {
-      keep_start(b, k); // where no step of the round was taken
+      keep_start(b, k); // no step of the round was taken
       values_->with_values(b, k, access, [&](const Values::Values& values) {
         average(b, k, values.parameters, lr);
         treat_states(values);
@@ -126,7 +128,7 @@ void AveragingSync::treat_states(const bucket::SteppedValues::Values& values) {
     if (options_.states == AveragingOptions::States::reset) {
       state.fill_(values.initial[i]);
     } else if (group().size() > 1) {
-      at::Tensor sum = state.to(torch::kFloat32); // itself where it is fp32
+      at::Tensor sum = state.to(torch::kFloat32); // the state itself if it is fp32
       group().all_reduce(sum, comm::ReduceOp::sum, "optimizer states").wait();
       sum.div_(group().size());
       if (!sum.is_same(state)) {
@@ -146,10 +148,10 @@ void AveragingSync::load_state(const nlohmann::json& state, int64_t steps) {
   lr_sum_ = 0;
   taken_ = 0;
   if (is_own(state)) {
-    outer_.begin_round(); // the momentum is read next
+    outer_.begin_round(); // its momentum is loaded next
   } else {
     if (has_outer() && state.is_object() && group().rank() == 0) {
-      log::warning("the outer optimizer begins without momentum: the checkpoint's was \"", state.value(kOuter, ""),
+      log::warning("the outer optimizer begins without momentum: the checkpoint's is \"", state.value(kOuter, ""),
                    "\", this run's is \"", AveragingOptions::name(options_.outer), '"');
     }
     outer_.reset();

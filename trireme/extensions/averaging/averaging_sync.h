@@ -10,17 +10,18 @@
 
 namespace trireme::parallel {
 
-/// Replicas step by themselves and become one model every H steps: parameter averaging, or local SGD.
+/// Replicas take local steps and are averaged every H steps: parameter averaging, or local SGD.
 ///
-/// Between two meetings nothing travels. At a meeting the exact values are averaged (fp32 masters, where parameters
-/// have lower precision), an outer optimizer may step on what has come of the round, and optimizer states are kept,
-/// averaged or reset. A replica that skipped steps of a round counts as the others. Cost at a meeting for P bytes of
-/// fp32 parameters and N ranks: 2P(N-1)/N sent by each rank, so 2P(N-1)/N/H a step; states that are averaged cost the
-/// same, each. It is not overlapped with backward. Up to AveragingOptions::start_step it is an AllReduceSync. Source:
-/// Stich 2018, arXiv:1805.09767; outer_optimizer.h names those of the outer optimizers.
+/// Local steps send nothing. An averaging step averages the exact values (fp32 masters if parameters have lower
+/// precision). An outer optimizer may step by the change over the round. Optimizer states are kept, averaged or reset.
+/// A replica that skipped steps counts like the others. Before AveragingOptions::start_step it is an AllReduceSync.
+///
+/// Cost of an averaging step for P bytes of fp32 parameters and N ranks: each rank sends 2P(N-1)/N, and the same for
+/// each averaged state. It does not overlap with backward. Source: Stich 2018, arXiv:1805.09767; outer_optimizer.h
+/// names those of the outer optimizers.
 class AveragingSync : public GradientSync, public StepExchange, public SyncState, public LocalSteps {
  public:
-  /// `travel`: AllReduceSync's.
+  /// `travel`: the type in which gradients are sent, as AllReduceSync's.
   AveragingSync(ReduceGroups groups, const AveragingOptions& options,
                 std::optional<at::ScalarType> travel = std::nullopt);
 
@@ -77,12 +78,12 @@ class AveragingSync : public GradientSync, public StepExchange, public SyncState
     return options_.outer != AveragingOptions::Outer::none;
   }
   void keep_start(int64_t buffer, int64_t bucket);
-  /// The step of a meeting has been taken or skipped.
+  /// Averages; called when the last step of the round has been taken or skipped.
   virtual void meet();
-  /// A round begins.
+  /// Begins a round.
   void begin_round();
-  /// SlowMo's, of the steps that these ranks have taken in the round; a rank does not count where `counts` is false.
-  /// Collective.
+  /// Returns SlowMo's learning rate: the mean over the steps that these ranks took in the round. With `counts` false
+  /// this rank's steps do not count. Collective.
   double lr_of_round(const comm::Group& ranks, bool counts = true) const;
 
  private:
@@ -96,12 +97,12 @@ class AveragingSync : public GradientSync, public StepExchange, public SyncState
   std::vector<bucket::FlatParameters*> buffers_;
   bucket::SteppedValues* values_ = nullptr;
   int64_t steps_ = 0;
-  bool equal_ = true; // the replicas' parameters
+  bool equal_ = true; // the replicas' parameters are equal
   double exposed_ = 0;
 
  private:
-  AllReduceSync summing_; // before start_step
-  double lr_sum_ = 0;     // of the steps of this round that were taken
+  AllReduceSync summing_; // used before start_step
+  double lr_sum_ = 0;     // over the steps that were taken in this round
   int64_t taken_ = 0;
 };
 

@@ -16,9 +16,9 @@ namespace trireme::parallel {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{20};
-/// For an operation of a meeting, unless TRIREME_TIMEOUT says otherwise.
+/// Time-out of an operation in an averaging step, unless TRIREME_TIMEOUT sets another.
 constexpr std::chrono::milliseconds kMeeting{60'000};
-/// To a store that is lost, and how long one may take.
+/// Time between two attempts to reconnect to a lost store, and time-out of one.
 constexpr std::chrono::milliseconds kBetweenTries{500};
 
 store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
@@ -33,7 +33,7 @@ store::MeetingOptions meeting_options(const ReplicaOptions& replica) {
   return options;
 }
 
-// "replicas 0 and 2"
+// Returns "replicas 0 and 2".
 std::string names(const std::vector<int>& replicas) {
   std::string text = replicas.size() == 1 ? "replica " : "replicas ";
   for (size_t i = 0; i < replicas.size(); ++i) {
@@ -49,7 +49,7 @@ std::vector<int> without(const std::vector<int>& all, const std::vector<int>& so
   return left;
 }
 
-// The root's, for all.
+// Broadcasts the root's text.
 std::string broadcast_text(const comm::Group& ranks, std::string text, int root) {
   at::Tensor length = torch::tensor({std::ssize(text)}, torch::kInt64);
   ranks.broadcast(length, root, "length of the state").wait();
@@ -68,14 +68,14 @@ std::string broadcast_text(const comm::Group& ranks, std::string text, int root)
 
 struct ElasticAveragingSync::Exchange {
   std::vector<bool> counts; // by rank: it is averaged
-  std::vector<bool> comes;  // by rank: it takes what the others have
+  std::vector<bool> comes;  // by rank: it joins, and receives the others' values
   int64_t averaged = 0;
-  int source = 0; // has what those take
+  int source = 0; // rank that sends its values to joining replicas
   bool comes_here = false;
   bool counts_here = false;
   bool any_comes = false;
   bool any_has_trained = false;
-  int64_t steps = 0; // of those that count
+  int64_t steps = 0; // of the replicas that count
   double lr = 0;
   struct Bucket {
     at::Tensor mean;
@@ -83,7 +83,7 @@ struct ElasticAveragingSync::Exchange {
     std::vector<at::Tensor> outer;
   };
   std::vector<std::vector<Bucket>> buckets; // by buffer
-  std::vector<at::Tensor> rest;             // buffers, then what is fixed
+  std::vector<at::Tensor> rest;             // module buffers, then `fixed`
   std::string state;
 };
 
@@ -93,14 +93,13 @@ ElasticAveragingSync::ElasticAveragingSync(ReduceGroups groups, const AveragingO
     throw InputError("parameter averaging",
                      group().size() > 1 ? concat("\"elastic\" with ", group().size(), " data ranks in one world")
                                         : concat("\"elastic\" with start_step ", options_.start_step),
-                     "Replicas that come and go are worlds of their own, and never add up gradients: a run without the "
-                     "section can make the first steps, and its checkpoint be gone on from.");
+                     "Each elastic replica is a world of its own and never sums gradients. Make the first steps in a "
+                     "run without this section, and continue from its checkpoint.");
   }
 }
 
 ElasticAveragingSync::~ElasticAveragingSync() {
-  meeting_.reset(); // first: a world is left when all leave it, and the others leave theirs when they know that this
-                    // replica is gone
+  meeting_.reset(); // first: all members must leave a world, and they leave it when this replica has left the meeting
 }
 
 int64_t ElasticAveragingSync::bytes_sent() const {
@@ -109,7 +108,7 @@ int64_t ElasticAveragingSync::bytes_sent() const {
 
 bool ElasticAveragingSync::join() {
   if (joined_) {
-    throw InputError("parameter averaging", "a replica joins twice", "Join once, before the first step.");
+    throw InputError("parameter averaging", "join() was called twice", "Call it once, before the first step.");
   }
   if (rest_.check) {
     rest_.check();
@@ -122,7 +121,7 @@ bool ElasticAveragingSync::join() {
 
 int64_t ElasticAveragingSync::after_step() {
   if (!joined_) {
-    throw InputError("parameter averaging", "a replica of an elastic run trains and has not joined the others",
+    throw InputError("parameter averaging", "this replica of an elastic run trains but has not joined the others",
                      "Call Engine::workers()->join() before the first step, and before load_checkpoint().");
   }
   look_around();
@@ -134,15 +133,15 @@ int64_t ElasticAveragingSync::after_step() {
   return 1;
 }
 
-// Until a meeting is whole. What breaks one is the end of a member, and it is not averaged twice: nobody keeps what a
-// broken one has given.
+// Repeats rounds until one succeeds. A round fails if a member is lost. Nothing is averaged twice, because no member
+// uses the results of a failed round.
 void ElasticAveragingSync::attend() {
   const torch::NoGradGuard no_grad;
   for (bool whole = false; !whole;) {
     try {
       whole = attend_round();
-    } catch (const store::LostError& error) { // it is started again, and knows nobody
-      log::warning("averaging: the job's store is gone, waiting for it: ", error.happened);
+    } catch (const store::LostError& error) { // it was restarted, and has no members
+      log::warning("averaging: lost the job's store; waiting for its restart: ", error.happened);
       world_.reset();
       members_.clear();
       store::MeetingOptions options = meeting_options(replica_);
@@ -169,15 +168,15 @@ bool ElasticAveragingSync::attend_round() {
     return true;
   }
   log::warning("averaging, step ", steps_,
-               ": a replica was lost in the middle of the meeting; those that are left meet again");
+               ": a replica was lost during the averaging step; the remaining replicas repeat it");
   sent_before_ = bytes_sent();
   world_.reset();
   members_.clear();
   return false;
 }
 
-// Between two meetings the store alone knows: the others do not wait for ever for one that is stopped, or evaluates for
-// very long.
+// Asks the store whether the others have continued without this replica. They do not wait forever for a replica that
+// is stopped or evaluates for long.
 void ElasticAveragingSync::look_around() {
   if (left_behind_ || Clock::now() < look_at_) {
     return;
@@ -191,8 +190,8 @@ void ElasticAveragingSync::look_around() {
   }
 }
 
-// A store that is started again knows nobody, and one whose connection broke takes this replica for lost: who comes new
-// would begin by itself.
+// Announces this replica again. A restarted store has no members, and a store whose connection broke takes this
+// replica for lost: joining replicas would then start a new training.
 void ElasticAveragingSync::say_again_that_it_trains() {
   store::MeetingOptions options = meeting_options(replica_);
   options.state = meeting_->state();
@@ -202,13 +201,11 @@ void ElasticAveragingSync::say_again_that_it_trains() {
     meeting->announce();
     left_behind_ = !meeting->is_counted();
     meeting_ = std::move(meeting);
-    members_.clear(); // this replica has another number: the next world is another one
-    log::warning(
-        "averaging: the connection to the job's store was lost and is there again: it knows now that this replica "
-        "trains");
+    members_.clear(); // this replica gets another number, so the next world is another one
+    log::warning("averaging: reconnected to the job's store, and announced that this replica trains");
   } catch (const store::FinishedError&) {
     left_behind_ = true;
-  } catch (const PeerError&) { // not yet
+  } catch (const PeerError&) { // the store is not back yet
   }
 }
 
@@ -219,14 +216,14 @@ bool ElasticAveragingSync::finish(bool saved) {
       meeting_->finish();
       return true;
     }
-    if (saved && !left_behind_ && members_.empty()) { // the store was lost since
+    if (saved && !left_behind_ && members_.empty()) { // the store was lost in between
       return std::exchange(first_, true);
     }
     first_ = !meeting_->wait_for_finish(first_rank_);
     return !first_;
   } catch (const store::LostError& error) {
-    log::warning("averaging: the job's store is gone at the end of the training: ", error.happened);
-    return std::exchange(first_, true); // who cannot know whether the first one has saved does it
+    log::warning("averaging: lost the job's store at the end of the training: ", error.happened);
+    return std::exchange(first_, true); // saves, because the first replica may not have saved
   }
 }
 
@@ -237,10 +234,10 @@ void ElasticAveragingSync::open(const store::Round& round) {
   sent_before_ = bytes_sent();
   world_.reset();
   members_ = round.members;
-  // A replica that does not come is left out, also if it lives.
+  // Continues without a replica that does not join, even if it is alive.
   world_.emplace(comm::World::connect(comm::environment_of(round, meeting_options(replica_), "replicas that meet"),
                                       comm::with_timeout({}, kMeeting)));
-  log::set_rank(0, 1); // what it says is in a log of its own
+  log::set_rank(0, 1); // each replica has its own log
   fault::set_step(steps_);
 }
 
@@ -302,7 +299,7 @@ void ElasticAveragingSync::exchange_bucket(int64_t buffer, int64_t bucket, Excha
   const bool gives_states =
       all.any_comes && !averages_states && !(options_.states == AveragingOptions::States::reset && all.any_has_trained);
   if (all.counts_here && all.any_has_trained) {
-    keep_start(buffer, bucket); // where no step of the round was taken
+    keep_start(buffer, bucket); // no step of the round was taken
   }
   const auto access = averages_states || gives_states ? Values::Access::read_all : Values::Access::read;
   values_->with_values(buffer, bucket, access, [&](const Values::Values& values) {
@@ -335,7 +332,7 @@ void ElasticAveragingSync::exchange_bucket(int64_t buffer, int64_t bucket, Excha
   }
 }
 
-// All members have the same sums.
+// Applies the sums, which are equal on all members.
 void ElasticAveragingSync::take(Exchange& all) {
   using Values = bucket::SteppedValues;
   const bool resets = options_.states == AveragingOptions::States::reset && all.any_has_trained;
@@ -361,14 +358,14 @@ void ElasticAveragingSync::take(Exchange& all) {
                                }
                              }
                            });
-      from = {}; // its memory
+      from = {}; // frees its memory
     }
   }
   for (size_t i = 0; i < all.rest.size(); ++i) {
     const bool is_buffer = i < rest_.buffers.size();
     if (is_buffer || all.comes_here) {
       const at::Tensor& to = is_buffer ? rest_.buffers[i] : rest_.fixed[i - rest_.buffers.size()];
-      to.variable_data().copy_(all.rest[i]); // without its version, as ModuleBuffers
+      to.variable_data().copy_(all.rest[i]); // does not bump the version, as in ModuleBuffers
     }
   }
   if (all.comes_here) {
@@ -405,7 +402,7 @@ void ElasticAveragingSync::say_who_is_there(const store::Round& round, const Exc
               " lost; the mean is of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
   }
   if (!come.empty()) {
-    log::info("averaging, step ", steps_, ": ", names(come), come.size() == 1 ? " comes" : " come",
+    log::info("averaging, step ", steps_, ": ", names(come), come.size() == 1 ? " joins" : " join",
               " and begins with the mean of ", all.averaged, all.averaged == 1 ? " replica" : " replicas");
   }
 }

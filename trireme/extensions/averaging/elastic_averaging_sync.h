@@ -17,39 +17,43 @@
 
 namespace trireme::parallel {
 
-/// Which replica a process is, of a run in which they come and go, and where they meet.
+/// Identifies a process as a replica of an elastic run, and names the store of the job.
 struct ReplicaOptions {
-  /// From 0 on. A process that is started again has the number of the one before.
+  /// From 0. A restarted process keeps the number of its predecessor.
   int replica = 0;
-  /// There are at most so many at a time.
+  /// Largest number of replicas at a time.
   int replicas = 1;
-  /// The job's store, of a process that outlives all replicas.
+  /// The job's store, in a process that outlives all replicas.
   store::Endpoint store = {};
   store::Secret secret = {};
   std::string job = {};
-  /// A meeting does without a replica that lives and does not come within so long after another one; the first meeting
-  /// waits so long for all.
+  /// How long an averaging step waits for a replica that is alive, after another one has arrived. The first round waits
+  /// as long for all replicas.
   std::chrono::milliseconds patience{60'000};
 };
 
-/// AveragingSync for replicas that are lost and come: a replica that is gone changes the mean, not the run.
+/// AveragingSync for replicas that may be lost or join during the run. A lost replica changes the mean, and the run
+/// continues.
 ///
-/// Each replica is a process in a world of its own. At a meeting those that live agree on who takes part
-/// (store::Meeting), open a world for it, or keep the last one where nobody has come or gone, and add up their
-/// parameters beside the model. Only when all say that they have the sums does any of them use them; else they meet
-/// again, and nothing was averaged: who dies in the middle of a meeting is not part of it. Those that have taken part
-/// before and have come as far as the furthest are averaged; one that comes, or has come too late, takes the mean, and
-/// the optimizer states, the outer momentum, the step and what else there is of the replica that has been there for
-/// longest. The mean is added up in the order of the replicas' numbers. Cost at a meeting, for P bytes of fp32
-/// parameters and N replicas: 2P(N-1)/N sent by each, and a copy of the parameters; about ten requests to the store.
-/// Who comes costs the others a broadcast of parameters, states and momentum. The outer optimizer keeps 2P on each
-/// replica, which is not divided: each steps the whole model, to the same bits. A replica that waits, or is late, never
-/// trains by itself while the members of the last meeting live: it waits for their next one. Errors of join() and
-/// after_step(): store::ConnectError where the store is gone for good; store::FinishedError, of status 0, where the
-/// others have finished the training meanwhile.
+/// Each replica is a process in its own world. In an averaging step the live replicas agree on the members
+/// (store::Meeting). They connect a world, or keep the last one if the members are the same, and sum their parameters
+/// into a copy. The sums are applied only when all members have confirmed them. Otherwise the step is repeated without
+/// those that were lost, and nothing was averaged.
+///
+/// Members that have trained as far as the furthest are averaged, in the order of their numbers. A joining or late
+/// replica receives the mean. It also receives optimizer states, outer momentum, step and the rest of the state from
+/// the oldest replica. A waiting replica never starts a training of its own while members of the last round live: it
+/// waits for their next averaging step.
+///
+/// Cost of an averaging step for P bytes of fp32 parameters and N replicas: each sends 2P(N-1)/N, copies its
+/// parameters, and makes about ten requests to the store. A joining replica costs the others a broadcast of parameters,
+/// states and momentum. The outer optimizer keeps 2P on every replica: each steps the whole model, to the same bits.
+///
+/// Errors of join() and after_step(): store::ConnectError if the store does not come back. store::FinishedError, with
+/// status 0, if the others have finished the training.
 class ElasticAveragingSync final : public AveragingSync, private Workers {
  public:
-  /// `groups`: of this replica alone. Errors: InputError for several ranks, or with a start_step.
+  /// `groups`: groups of this replica alone. Errors: InputError for several ranks, or with a start_step.
   ElasticAveragingSync(ReduceGroups groups, const AveragingOptions& options, ReplicaOptions replica);
   ~ElasticAveragingSync() override;
 
@@ -62,16 +66,16 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
   int64_t bytes_sent() const override;
 
  private:
-  /// What the members of a round have exchanged; nothing of the model has changed.
+  /// Results of a round before they are applied to the model.
   struct Exchange;
 
   void attach_rest(Rest rest) override {
     rest_ = std::move(rest);
   }
   bool join() override;
-  /// Cost: at most every 20 ms, a request to the store, which a store that hangs answers with an error after 30 s.
+  /// Cost: at most every 20 ms a request to the store. If the store hangs, the request fails after 30 s.
   int64_t after_step() override;
-  /// False once the others have continued without this one. Cost: at most every 20 ms, a request to the store.
+  /// False once the others have continued without this replica. Cost: at most every 20 ms a request to the store.
   bool is_first() override {
     look_around();
     return first_ && !left_behind_;
@@ -102,18 +106,19 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
   std::unique_ptr<store::Meeting> meeting_;
   std::optional<comm::World> world_; // of the last round
   std::vector<int64_t> members_;     // of `world_`
-  std::vector<int> places_;          // of the last meeting
+  std::vector<int> places_;          // of the last round
   int64_t sent_before_ = 0;          // in earlier worlds
   bool joined_ = false;
   bool due_ = false;
   bool first_ = false;
-  int first_rank_ = 0; // in the round of the last meeting
+  int first_rank_ = 0; // in the last round
   bool left_behind_ = false;
   Clock::time_point look_at_ = {};  // when look_around() asks the store again
-  bool others_had_trained_ = false; // before the last meeting
+  bool others_had_trained_ = false; // before the last round
 };
 
-/// InitializeOptions::sync of an elastic replica, whose configuration has these `options`: its world has one rank.
+/// Makes InitializeOptions::sync for an elastic replica. `options` are those of its configuration. Its world has one
+/// rank.
 SyncFactory replica_sync(const AveragingOptions& options, ReplicaOptions replica);
 
 } // namespace trireme::parallel

@@ -13,42 +13,43 @@
 
 namespace trireme::parallel {
 
-/// Steps the model that the replicas have begun a round with by the way that their mean has come; each rank its equal
-/// part of every bucket.
+/// Steps the model of a round's start by the change of the replicas' mean. Each rank steps an equal slice of every
+/// bucket.
 ///
-/// With x the parameters at the beginning of the round, y the mean of the replicas at its end, m the momentum, and lr
-/// the learning rate of the round:
-///   slowmo:    m = beta * m + (x - y) / lr;  x = x - alpha * lr * m     (arXiv:1910.00643, algorithm 1)
-///   nesterov:  m = mu * m + (x - y);         x = x - outer_lr * ((x - y) + mu * m)     (SGD as PyTorch's, with x - y
-///   as the gradient)
+/// x: parameters at the start of the round. y: mean of the replicas at its end. m: momentum. lr: learning rate of the
+/// round.
+///
+///   slowmo:    m = beta * m + (x - y) / lr;  x = x - alpha * lr * m                    (arXiv:1910.00643, algorithm 1)
+///
+///   nesterov:  m = mu * m + (x - y);         x = x - outer_lr * ((x - y) + mu * m)     (PyTorch's SGD, gradient x - y)
+///
 /// Memory: 8 bytes for each parameter, divided by the number of ranks.
 class OuterOptimizer {
  public:
   OuterOptimizer(const AveragingOptions& options, comm::Group ranks) : options_(options), ranks_(std::move(ranks)) {}
 
   void attach(const std::vector<bucket::FlatParameters*>& buffers);
-  /// A round begins: what keep_start() gets from now on is where it begins.
+  /// Begins a round: the next keep_start() of each bucket sets its start.
   void begin_round();
-  /// Takes the bucket's parameters, [n], before the first step of the round changes them; later calls of the round do
+  /// Saves the bucket's parameters, [n], before the first step of the round changes them. Later calls in the round do
   /// nothing.
   void keep_start(int64_t buffer, int64_t bucket, const at::Tensor& parameters);
   bool has_start(int64_t buffer, int64_t bucket) const {
     return parts_[buffer][bucket].has_start;
   }
-  /// This rank's part of a bucket's parameters.
+  /// Returns this rank's slice of a bucket's parameters.
   at::Tensor part_of(const at::Tensor& parameters) const;
-  /// `part` holds the mean of the replicas; it becomes what the outer optimizer makes of it. `lr`: for slowmo; where it
-  /// is 0 the mean stays.
+  /// Replaces `part`, which holds the replicas' mean, by the outer optimizer's result. `lr`: slowmo's; if it is 0, the
+  /// mean does not change.
   void step(int64_t buffer, int64_t bucket, at::Tensor part, double lr);
-  /// Where the round has begun and the momentum, of this rank's part of a bucket; a replica that comes gets them from
-  /// another one.
+  /// Returns the start of the round and the momentum of this rank's slice of a bucket. A joining replica receives them.
   std::vector<at::Tensor> values(int64_t buffer, int64_t bucket) const {
     return {parts_[buffer][bucket].start, parts_[buffer][bucket].momentum};
   }
   void take(int64_t buffer, int64_t bucket, const std::vector<at::Tensor>& values);
-  /// Forgets all momentum.
+  /// Resets all momentum.
   void reset();
-  /// Of the momentum, as "outer_momentum".
+  /// Visits the momentum, as "outer_momentum".
   void for_each_state(const SyncState::Visit& visit);
 
  private:

@@ -22,7 +22,7 @@ std::string what_of(const BucketPlace& place) {
   return concat("compressed, bucket ", place.bucket);
 }
 
-// Those that a round leaves out.
+// Returns the stretches that a round leaves out.
 std::vector<comm::Stretch> outside(const BucketPlace& place, const BucketMean::LeftOut& left_out) {
   std::vector<comm::Stretch> found;
   place.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
@@ -33,7 +33,7 @@ std::vector<comm::Stretch> outside(const BucketPlace& place, const BucketMean::L
   return found;
 }
 
-// Sets to 0 the numbers that are not alive; few are not.
+// Zeroes the numbers whose flag is 0; these are few.
 void clear_dead(at::Tensor numbers, const at::Tensor& alive) {
   if (!numbers.is_cpu()) {
     numbers.masked_fill_(alive.eq(0), 0);
@@ -153,7 +153,7 @@ class Compressed final : public BucketMean {
       errors_ = whole().no_errors(place_.flat->device());
     }
   }
-  // Null: of no parameter.
+  // Returns null if every parameter is left out.
   std::shared_ptr<comm::CompressedAllReduce> make(const LeftOut& left_out) const {
     std::vector<comm::Stretch> stretches;
     place_.for_each_slot([&](const bucket::Slot& slot, const comm::Stretch& in_bucket) {
@@ -168,10 +168,10 @@ class Compressed final : public BucketMean {
 
   BucketPlace place_;
   std::shared_ptr<const comm::Compressor> compressor_;
-  comm::Stretch mine_; // the range whose mean this rank makes
+  comm::Stretch mine_; // range whose mean this rank computes
   comm::ErrorFeedback errors_;
-  std::shared_ptr<comm::CompressedAllReduce> of_all_; // parameters
-  std::shared_ptr<comm::CompressedAllReduce> round_;  // the present
+  std::shared_ptr<comm::CompressedAllReduce> of_all_; // with all parameters
+  std::shared_ptr<comm::CompressedAllReduce> round_;  // the present one
   bool turned_ = false;
   at::Tensor x_;
   int64_t sent_ = 0;
@@ -303,11 +303,11 @@ void BucketPlace::for_each_slot(const std::function<void(const bucket::Slot&, co
 }
 
 void BucketMean::start(const comm::AddNumbers&, const LeftOut&) {
-  throw Error("compress", "this mean needs its numbers as a tensor");
+  throw Error("compress", "this compressed mean needs a tensor of numbers");
 }
 
 void BucketMean::finish(const comm::TakeMeans&) {
-  throw Error("compress", "this mean gives its numbers as a tensor");
+  throw Error("compress", "this compressed mean returns a tensor");
 }
 
 std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor) {
@@ -332,7 +332,7 @@ std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompression
     case Kind::none:
       break;
   }
-  throw Error("compress", "a compressed mean of no kind");
+  throw Error("compress", "gradient compression of kind \"none\"");
 }
 
 } // namespace trireme::compress

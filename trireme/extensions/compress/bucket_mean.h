@@ -14,12 +14,12 @@
 
 namespace trireme::compress {
 
-/// The place of a bucket, and who shares it.
+/// A bucket, and the ranks that sum it.
 struct BucketPlace {
   bucket::FlatParameters* flat = nullptr;
-  int64_t buffer = 0; // its number
+  int64_t buffer = 0; // index of the buffer
   int64_t bucket = 0;
-  comm::Group ranks; // that add it up
+  comm::Group ranks; // that sum the bucket
 
   const bucket::Bucket& layout() const {
     return flat->layout().buckets()[bucket];
@@ -34,58 +34,58 @@ struct BucketPlace {
   }
 };
 
-/// The mean over the ranks of one number for each element of a bucket, compressed, with the errors that are made good
-/// in the next round. Scales and largest elements are of one parameter; gaps between parameters are not sent. Among one
-/// rank nothing is exchanged or lost. Of all ranks the rounds and their steps are the same, in the same order.
+/// Computes the compressed mean over the ranks of one number per element of a bucket, with error feedback to the next
+/// round. Scales and largest elements belong to one parameter; gaps between parameters are not sent. A single rank
+/// exchanges nothing and loses nothing. All ranks run the same rounds and steps in the same order.
 class BucketMean {
  public:
   virtual ~BucketMean() = default;
-  /// What the round leaves out: a parameter's number in the buffer -> whether its numbers, and its errors, stay as they
-  /// are.
+  /// Tells whether a round leaves out a parameter, by its index in the buffer: its numbers and errors then do not
+  /// change.
   using LeftOut = std::function<bool(int64_t parameter)>;
 
-  /// Takes in `x`, fp32 [numel of the bucket], and starts the round; `x` belongs to it until finish(), which makes it
-  /// the mean.
+  /// Starts a round with `x`, fp32 [numel of the bucket]. The round owns `x` until finish(), which replaces it by the
+  /// mean.
   virtual void start(const at::Tensor& x, const LeftOut& left_out) = 0;
-  /// Between them, when other rounds have been started: half of the way. May be left out.
+  /// Optional call between start() and finish(), after other rounds have been started: sends the second half.
   virtual void turn() {}
   virtual void finish() = 0;
 
-  /// Whether a round may also be one without a tensor of its own, by the functions of comm::CompressedAllReduce, which
-  /// see the elements of what is not left out.
+  /// True if a round can run without a tensor of its own, with the functions of comm::CompressedAllReduce. They receive
+  /// the elements that are not left out.
   virtual bool by_stretches() const {
     return false;
   }
   virtual void start(const comm::AddNumbers& add, const LeftOut& left_out);
   virtual void finish(const comm::TakeMeans& take);
-  /// Bytes that this rank has sent in the last round.
+  /// Bytes that this rank sent in the last round.
   virtual int64_t sent() const = 0;
 
-  /// Begins at zero.
+  /// Resets the errors to zero.
   virtual void forget_errors() = 0;
-  /// No error for elements where `alive` [numel], uint8, is 0.
+  /// Zeroes the errors of elements for which `alive` [numel], uint8, is 0.
   virtual void clear_errors(const at::Tensor& alive) = 0;
-  /// What is sent from now on is `factor` [numel] times as large: and so are the errors.
+  /// Multiplies the errors by `factor` [numel], because later numbers are larger by that factor.
   virtual void scale_errors(const at::Tensor& factor) = 0;
-  /// For SyncState::for_each_state(): "worker_error_R" of rank R and "server_error"; PowerSGD: "worker_error_R" and
-  /// "power_sgd_R", by name_of_part().
+  /// Visits states for SyncState::for_each_state(): "worker_error_R" of rank R and "server_error". With PowerSGD:
+  /// "worker_error_R" and "power_sgd_R", named by name_of_part().
   virtual void for_each_state(const parallel::SyncState::Visit& visit) = 0;
 };
 
 std::unique_ptr<BucketMean> compressed_mean(BucketPlace place, std::shared_ptr<const comm::Compressor> compressor);
-/// Parameters of two and more dimensions are matrices of as many rows as the first has.
+/// Treats parameters of two or more dimensions as matrices with the rows of their first dimension.
 std::unique_ptr<BucketMean> power_sgd_mean(BucketPlace place, int64_t rank);
 std::unique_ptr<BucketMean> mean_of(BucketPlace place, const GradientCompressionOptions& options);
 
-/// What a state of `tensor` is called that each tensor rank, and each tile, has for its own part: "state" of a whole
-/// parameter, "state.64_0" of the box at [64, 0].
+/// Returns the name of a state that each tensor rank and each tile has separately: "state" for a whole parameter,
+/// "state.64_0" for the box at [64, 0].
 std::string name_of_part(const std::string& state, const bucket::TensorInfo& tensor);
-/// That state, for SyncState::for_each_state(): of these sizes, which have no place in the whole parameter.
+/// Describes such a state for SyncState::for_each_state(): it has `sizes`, and no place in the whole parameter.
 bucket::TensorInfo of_part(const bucket::TensorInfo& tensor, std::vector<int64_t> sizes);
 
-/// The elements that both have.
+/// Returns the common elements.
 comm::Stretch overlap(const comm::Stretch& a, const comm::Stretch& b);
-/// Elements of a tensor whose first is number `first`.
+/// Returns elements of a tensor whose first element has index `first`.
 at::Tensor part(const at::Tensor& of, const comm::Stretch& elements, int64_t first = 0);
 
 } // namespace trireme::compress

@@ -26,8 +26,8 @@ void CompressedSync::attach(const std::vector<bucket::FlatParameters*>& buffers)
     }
   }
   numbers_.resize(places_.size());
-  // Tensor ranks may have parts of different sizes, and stages other layers: all of them count, so that all decide
-  // alike at a load.
+  // Takes the maximum over all ranks: tensor ranks may have parts of different sizes, and stages other layers. All
+  // ranks must decide alike when they load.
   const at::Tensor cut = torch::full({1}, most_divided(), torch::kInt64);
   everyone_.all_reduce(cut, comm::ReduceOp::max, "parts of parameters").wait();
   cut_ = cut.item<int64_t>();
@@ -48,7 +48,7 @@ comm::Work CompressedSync::gradients_ready(bucket::FlatParameters& buffer, int64
   if (!compresses()) {
     return plain_->gradients_ready(buffer, bucket);
   }
-  plain_->apply_pre_scale(buffer, bucket); // scale() holds in all steps
+  plain_->apply_pre_scale(buffer, bucket); // keeps scale() valid in all steps
   return {};
 }
 
@@ -107,8 +107,8 @@ void CompressedSync::start(size_t number) {
   }
 }
 
-// Each half of a round travels while something is computed: the first while the next bucket is compressed, the second
-// while the one before is stepped.
+// Overlaps each half of a round: the first with compressing the next bucket, the second with the step of the bucket
+// before.
 void CompressedSync::exchange_until(size_t finished) {
   const torch::NoGradGuard no_grad;
   while (finished_ < finished) {
@@ -172,7 +172,7 @@ double CompressedSync::plain_bytes(const BucketPlace& place) const {
   return (is_sharded(place) ? 1 : 2) * bytes * (ranks - 1) / ranks;
 }
 
-// Peers have been used for months without compressing anything.
+// Makes it visible in the log that gradients are compressed at all.
 void CompressedSync::report() const {
   double plain = 0;
   int64_t sent = 0;
@@ -194,7 +194,7 @@ void CompressedSync::log_first(const std::string& line) const {
   }
 }
 
-// What tensor ranks have whole is added up among more ranks than what they split, where sequences are split too.
+// With split sequences, parameters that are whole on tensor ranks are summed among more ranks than split ones.
 nlohmann::json CompressedSync::layout() const {
   std::set<int> sizes;
   for (const comm::Group& ranks : groups().all()) {
@@ -208,8 +208,8 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
   if (state.at("ranks") != own.at("ranks")) {
     return concat("is from ", state.at("ranks").get<int64_t>(), " data ranks, this run has ", group().size());
   }
-  // Of before these were saved: errors of all ranks of a group that is not the data group were there only where no
-  // tensor ranks were.
+  // State saved before "groups" existed: all ranks of a group other than the data group had errors only without tensor
+  // ranks.
   const bool is_old = !state.contains("groups");
   const nlohmann::json groups =
       is_old && own.at("cut") == 1 ? own.at("groups") : state.value("groups", nlohmann::json::array({own.at("ranks")}));
@@ -221,7 +221,7 @@ std::string CompressedSync::other_layout(const nlohmann::json& state, bool cut) 
     return text;
   };
   if (groups != own.at("groups")) {
-    return concat("is from a run that added gradients up among ", sizes(groups), " ranks, this one does so among ",
+    return concat("is from a run that summed gradients over ", sizes(groups), " ranks, this one sums over ",
                   sizes(own.at("groups")));
   }
   return cut ? other_cut(state) : "";

@@ -13,16 +13,16 @@
 
 namespace trireme::compress {
 
-/// A sync that leaves gradients where they are in some of its steps (parallel::OwnGradientsAgreement), and exchanges
-/// something else by compressed means, a bucket at a time. In its other steps another sync does everything, to the bit.
+/// A sync that does not reduce gradients in some of its steps (parallel::OwnGradientsAgreement), and exchanges
+/// compressed means instead, bucket by bucket. In its other steps another sync, `plain`, does everything, to the bit.
 ///
-/// A bucket's messages travel to those who add them up while the next bucket's are made, and from them while the bucket
-/// before is stepped, but where the optimizer needs all gradients first (LAMB): there all buckets' do before the first
-/// is stepped. Either way not while backward runs. Steps that are skipped exchange nothing: nothing of them gets into
-/// the errors. The first such step says what it sent.
+/// The exchange does not overlap with backward. It is pipelined: the first half of a bucket's round overlaps with
+/// compressing the next bucket, the second half with the step of the bucket before. If the optimizer needs all
+/// gradients first (LAMB), all rounds run before the first bucket is stepped. Skipped steps exchange nothing, so they
+/// do not change the errors. The first compressed step logs the bytes sent.
 class CompressedSync : public parallel::GradientSync, public parallel::StepExchange, public parallel::SyncState {
  public:
-  /// Whether the present step exchanges compressed means; each rank then has its own gradients.
+  /// True if the present step exchanges compressed means; each rank then has its own gradients.
   virtual bool compresses() const = 0;
 
   const parallel::StepAgreement& agreement() const override {
@@ -64,30 +64,29 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   }
 
  protected:
-  /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: of log lines, "1-bit
-  /// Adam".
+  /// `plain`: the sync of the other steps. `everyone`: all ranks that train the model. `name`: for logs, "1-bit Adam".
   CompressedSync(std::unique_ptr<parallel::AllReduceSync> plain, comm::Group everyone, std::string name);
 
-  // What a kind of such steps is.
+  // -- What a derived class defines.
 
   virtual std::unique_ptr<BucketMean> make_mean(const BucketPlace& place) const = 0;
-  /// A step that exchanges begins: once for all buckets.
+  /// Called once, before the exchanges of a step.
   virtual void before_exchange() {}
-  /// What this rank adds to the mean of bucket `number` of all.
+  /// Returns this rank's summand of the mean of bucket `number`, an index into places().
   virtual at::Tensor numbers_of(size_t number) = 0;
-  /// What the mean is for.
+  /// Uses the mean.
   virtual void take(size_t number, const at::Tensor& mean) = 0;
-  /// The same two by mean(number)'s functions, which saves memory's bandwidth: starts the round, or says that it has to
-  /// be by a tensor.
+  /// Starts the round with mean(number)'s functions instead of numbers_of(), which saves memory bandwidth. False: the
+  /// round needs a tensor.
   virtual bool start_by_stretches(size_t /*number*/, const BucketMean::LeftOut& /*left_out*/) {
     return false;
   }
-  /// Finishes it.
+  /// Finishes a round of start_by_stretches(), instead of take().
   virtual void take_by_stretches(size_t /*number*/) {}
   /// Follows each step, taken or skipped.
   virtual void step_ended(bool /*taken*/) {}
 
-  // What they need for it.
+  // -- What the base class provides.
 
   bucket::SteppedValues& values() const {
     return *values_;
@@ -108,38 +107,38 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   bool is_sharded(const BucketPlace& place) const {
     return values_->sharded() && place.ranks.size() > 1;
   }
-  /// Elements of the bucket that the optimizer steps here.
+  /// Elements of the bucket that this rank's optimizer steps.
   comm::Stretch owned(const BucketPlace& place) const;
   virtual bool is_left_out(const BucketPlace& place, int64_t parameter) const {
     return values_->is_left_out(place.buffer, parameter);
   }
-  /// All elements of a bucket, of which each rank has what it owns.
+  /// Gathers all elements of a bucket from the ranks that own them.
   at::Tensor gathered(const BucketPlace& place, const at::Tensor& own) const;
-  /// This rank's gradient of a bucket with the step's factors, and `factor`: the mean over the ranks is the gradient of
-  /// the step. A copy, fp32.
+  /// Returns a copy of this rank's gradient of a bucket in fp32, multiplied by the step's factors and `factor`: the
+  /// mean over the ranks is the gradient of the step.
   at::Tensor own_gradient(const BucketPlace& place, double factor = 1) const;
-  /// What it multiplies the gradient by.
+  /// The factor of own_gradient().
   double gradient_factor(const BucketPlace& place, double factor = 1) const {
-    return factor * values_->grad_scale() * place.ranks.size(); // the mean becomes what their sum is to be
+    return factor * values_->grad_scale() * place.ranks.size(); // turns the mean into the step's scaled sum
   }
-  /// The same for mean(number).start(), which reads the flat buffer; on the CPU.
+  /// Arguments for the same as own_gradient(), read from the flat buffer by mean(number).start(); on the CPU.
   kernels::MomentumArgs gradient_args(const BucketPlace& place, double factor = 1) const;
   static comm::AddNumbers adder(const kernels::MomentumArgs& args);
-  /// What mean(number).finish() gives, multiplied by powers of two (exponents as Units has them) unless they are null:
-  /// [numel of the bucket], fp32.
+  /// Returns the result of mean(number).finish(): [numel of the bucket], fp32. Multiplies it by powers of two, whose
+  /// exponents are as in Units, unless they are null.
   at::Tensor finished(size_t number, const uint8_t* exponents = nullptr) const;
   /// Bytes of a bucket's gradients, as the plain sync sends them.
   double plain_bytes(const BucketPlace& place) const;
-  /// Starts and ends the rounds of all buckets, three at a time.
+  /// Runs the rounds of all buckets, up to three at a time.
   void exchange_all();
   void log_first(const std::string& line) const;
-  /// Who adds up what, for state(): "ranks" of the data group, the sizes of all "groups", and into how many parts the
-  /// most divided parameter of all ranks is "cut".
+  /// Describes the groups that sum, for state(): "ranks" of the data group, sizes of all "groups", and "cut", the
+  /// number of parts of the parameter that is divided most on any rank.
   nlohmann::json layout() const;
-  /// How the run that saved `state` had it otherwise, so that what each rank has left over cannot be used: "" if it did
-  /// not. `cut`: parts count too.
+  /// Describes how the layout of `state` differs from this run's, so that errors cannot be used; "" if it does not.
+  /// `cut`: compares the parts too.
   std::string other_layout(const nlohmann::json& state, bool cut = false) const;
-  /// The same of parts alone.
+  /// Compares only the parts.
   std::string other_cut(const nlohmann::json& state) const;
   void forget_errors();
 
@@ -147,7 +146,7 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   void exchange_until(size_t finished);
   void start(size_t number);
   void report() const;
-  /// Into how many parts the most divided parameter of this rank is cut.
+  /// Number of parts of this rank's most divided parameter.
   int64_t most_divided() const;
 
   parallel::OwnGradientsAgreement on_own_gradients_;
@@ -158,8 +157,8 @@ class CompressedSync : public parallel::GradientSync, public parallel::StepExcha
   std::vector<BucketPlace> places_;
   int64_t cut_ = 1;
   std::vector<std::unique_ptr<BucketMean>> means_;
-  std::vector<at::Tensor> numbers_; // on their way; undefined: by stretches
-  size_t started_ = 0;              // in the present step
+  std::vector<at::Tensor> numbers_; // in flight; undefined: by stretches
+  size_t started_ = 0;              // counts of the present step
   size_t turned_ = 0;
   size_t finished_ = 0;
   bool reported_ = false;

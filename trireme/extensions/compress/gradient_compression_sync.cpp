@@ -42,7 +42,7 @@ void GradientCompressionSync::step_ended(bool) {
   ++steps_;
 }
 
-// PowerSGD's matrices have the rank in their shape.
+// "rank" is saved because PowerSGD's matrices have it in their shape.
 nlohmann::json GradientCompressionSync::state() const {
   using Kind = GradientCompressionOptions::Kind;
   nlohmann::json state = layout();

@@ -8,13 +8,13 @@
 
 namespace trireme::compress {
 
-/// The mean of the gradients, compressed with error feedback, for any optimizer, from some step on. Each rank adds its
-/// own gradient to its errors, and what the ranks agree on is the gradient of the step
-/// (bucket::SteppedValues::give_gradient). ZeRO stage 1: the same, to the bit.
+/// Compresses the mean of the gradients with error feedback, for any optimizer, from a start step on. Each rank adds
+/// its gradient to its errors; the compressed mean is the gradient of the step (bucket::SteppedValues::give_gradient).
+/// ZeRO stage 1 gives the same bits.
 ///
 /// Memory for n parameters and N ranks: 4n (1 + 1/N) bytes of errors (PowerSGD: 4n), and the messages; 4n more with an
-/// optimizer that needs all gradients first (LAMB). Cost: comm::Compressor's and comm::PowerSgd's, once a step, not
-/// while backward runs. Source: Karimireddy et al. 2019, arXiv:1901.09847 (error feedback with any compressor);
+/// optimizer that needs all gradients first (LAMB). Cost per step: that of comm::Compressor or comm::PowerSgd, not
+/// overlapped with backward. Source: Karimireddy et al. 2019, arXiv:1901.09847 (error feedback with any compressor);
 /// comm/compressed names those of the compressors.
 class GradientCompressionSync final : public CompressedSync {
  public:
@@ -41,7 +41,7 @@ class GradientCompressionSync final : public CompressedSync {
   bool fits(const nlohmann::json& state) const;
 
   GradientCompressionOptions options_;
-  int64_t steps_ = 0; // of the run, skipped ones too
+  int64_t steps_ = 0; // of the run, including skipped ones
 };
 
 } // namespace trireme::compress

@@ -43,8 +43,8 @@ std::unique_ptr<BucketMean> OneBitAdamSync::make_mean(const BucketPlace& place) 
 void OneBitAdamSync::step_ended(bool taken) {
   if (taken && !frozen_at_ && warm_up_.ends_after(values().steps(), [this] { return norm_of_second_moments(); })) {
     freeze(values().steps());
-    log_first(concat("the second moments stay as they are after step ", *frozen_at_,
-                     "; from the next one on ranks exchange momenta of one bit an element"));
+    log_first(concat("the second moments are frozen after step ", *frozen_at_,
+                     "; from the next step on ranks exchange momenta with one bit per element"));
   }
 }
 
@@ -91,11 +91,11 @@ void OneBitAdamSync::before_exchange() {
     dead += units_[i].dead_count();
   }
   if (dead > 0) {
-    log_first(concat(dead, " elements of parameters had no gradient in the warm-up, and keep their values"));
+    log_first(concat(dead, " elements of parameters had no gradient in the warm-up and keep their values"));
   }
 }
 
-// Adam's first moment by this rank's gradient alone.
+// Moves Adam's first moment by this rank's gradient alone.
 at::Tensor OneBitAdamSync::numbers_of(size_t number) {
   const BucketPlace& place = places()[number];
   at::Tensor moment = own_gradient(place, 1 - beta1());
@@ -134,7 +134,7 @@ void OneBitAdamSync::take(size_t number, const at::Tensor& moment) {
   });
 }
 
-// numbers_of(), a stretch at a time.
+// Does the same as numbers_of(), one stretch at a time.
 bool OneBitAdamSync::start_by_stretches(size_t number, const BucketMean::LeftOut& left_out) {
   const BucketPlace& place = places()[number];
   if (!mean(number).by_stretches()) {
@@ -154,7 +154,7 @@ bool OneBitAdamSync::start_by_stretches(size_t number, const BucketMean::LeftOut
   return started;
 }
 
-// take(), a stretch at a time.
+// Does the same as take(), one stretch at a time.
 void OneBitAdamSync::take_by_stretches(size_t number) {
   const BucketPlace& place = places()[number];
   const comm::Stretch here = owned(place);

@@ -12,30 +12,31 @@
 
 namespace trireme::compress {
 
-/// 1-bit Adam. Until the end of the warm-up (WarmUp) another sync does everything, and it is Adam to the bit. After it
-/// the second moment stays as it is: each rank moves the first moment by its own gradient, m + (1 - beta1)(g - m), the
-/// ranks agree on the mean of these by comm::CompressedAllReduce with signs, and all step with it. What compression
-/// leaves out goes into the next step's.
+/// 1-bit Adam. Until the end of the warm-up (WarmUp) another sync does everything, and it equals Adam to the bit.
+/// Afterwards the second moment is frozen. Each rank moves the first moment by its own gradient, m + (1 - beta1)(g -
+/// m). comm::CompressedAllReduce with signs computes the mean, and all ranks step with it. The error of the compression
+/// is added in the next step.
 ///
-/// What travels is in Units. (In the paper and in DeepSpeed the moment travels as it is; biases of keys of a small GPT
-/// then came to 900 in 40 steps.)
+/// Moments are sent in Units. The paper and DeepSpeed send them as they are: biases of keys of a small GPT then reached
+/// 900 in 40 steps. A scale belongs to at most 2048 elements of one parameter. Elements without a gradient in the whole
+/// warm-up (second moment 0) do not change afterwards.
 ///
-/// ZeRO stage 1: the same, to the bit. Each rank has all of the first moment besides, because it is what moves and
-/// travels; second moments and masters stay shared, and stepped parameters travel as ZeRO sends them.
+/// Clipping and the check for NaN use the ranks' own gradients (parallel::OwnGradientsAgreement). All gradients are
+/// scaled by one factor before they enter the moment, so neither affects the errors.
 ///
-/// Parameters of a kind lie in buckets, as always; a scale belongs to at most 2048 elements of one parameter. Elements
-/// that had no gradient in the whole warm-up (second moment 0) keep their values afterwards. Clipping and the look for
-/// NaN see the ranks' own gradients (parallel::OwnGradientsAgreement): all are scaled by one factor before they enter
-/// the moment, so that neither enters the errors. Memory, besides Adam's, for n parameters and N ranks, from the end of
-/// the warm-up on: n (1 + 1/N) errors of 4 bytes, n / 4 bytes of messages and n of exponents; with ZeRO n first moments
-/// of 4 bytes. Cost then: 2 (n / 8 + 4 n / 2048)(N - 1)/N bytes sent by each rank in a step. Source: Tang et al. 2021,
-/// arXiv:2102.02888; DeepSpeed's OnebitAdam, whose names and defaults the options have.
+/// ZeRO stage 1 gives the same bits. Each rank also holds the whole first moment, because it is updated and sent.
+/// Second moments and masters stay sharded, and ZeRO sends the stepped parameters as always.
+///
+/// Memory besides Adam's after the warm-up, for n parameters and N ranks: 4n (1 + 1/N) bytes of errors, n/4 of
+/// messages, n of exponents; with ZeRO 4n of first moments. Cost per step: each rank sends 2 (n / 8 + 4 n / 2048)(N -
+/// 1)/N bytes. Source: Tang et al. 2021, arXiv:2102.02888; names and defaults of options are those of DeepSpeed's
+/// OnebitAdam.
 class OneBitAdamSync : public CompressedSync {
  public:
   OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::OneBitAdamOptions& options,
                  comm::Group everyone);
 
-  /// The last step of the warm-up; absent: it is not over.
+  /// The last step of the warm-up; absent while it lasts.
   const std::optional<int64_t>& frozen_at() const {
     return frozen_at_;
   }
@@ -47,17 +48,17 @@ class OneBitAdamSync : public CompressedSync {
 
   nlohmann::json state() const override;
   void load_state(const nlohmann::json& state, int64_t steps) override;
-  /// "worker_error_R" of rank R of the parameter's group, and "server_error".
+  /// Visits "worker_error_R" of rank R of the parameter's group, and "server_error".
   void for_each_state(const nlohmann::json& state, const Visit& visit) override;
 
  protected:
   struct MomentumOptions {
-    const char* kind = nullptr; // in checkpoints
+    const char* kind = nullptr; // name in checkpoints
     const char* name = nullptr;
     double beta1 = 0;
     double eps = 0;
   };
-  /// `warm_up` says when momenta begin to travel.
+  /// `warm_up` decides when momenta are first sent.
   OneBitAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const MomentumOptions& options, WarmUp warm_up,
                  comm::Group everyone);
 
@@ -69,19 +70,19 @@ class OneBitAdamSync : public CompressedSync {
   void take_by_stretches(size_t number) override;
   void step_ended(bool taken) override;
 
-  /// Momenta travel from the next step on: the second moment stays as it was after step `at`.
+  /// Sends momenta from the next step on. The second moment stays as it was after step `at`.
   void freeze(int64_t at);
-  /// Both moments of a bucket's elements that the optimizer has here have changed: `before` and `after` of the first.
+  /// Called when both moments of this rank's elements of a bucket have changed. `before` and `after`: the first moment.
   virtual void moved(size_t /*number*/, const at::Tensor& /*before*/, const at::Tensor& /*after*/) {}
   virtual bool wants_moved() const {
     return false;
   }
-  /// The units of all buckets from the second moments as they are. Collective where these are shared among ranks.
+  /// Computes the units of all buckets from the second moments. Collective if these are sharded.
   void make_units();
   const Units& units(size_t number) const {
     return units_[number];
   }
-  /// Dead elements are 0 whatever the others do.
+  /// Zeroes the errors of dead elements, which are 0 on all ranks.
   void clear_dead_errors(size_t number) {
     if (units_[number].some_dead()) {
       mean(number).clear_errors(units_[number].exponents());
@@ -94,7 +95,7 @@ class OneBitAdamSync : public CompressedSync {
     return options_.eps;
   }
   bool is_own(const nlohmann::json& state) const;
-  /// Whether errors in a checkpoint of a run with this state fit these ranks.
+  /// True if the errors in a checkpoint with this state fit these ranks.
   bool errors_fit(const nlohmann::json& state) const;
 
  private:
@@ -103,9 +104,9 @@ class OneBitAdamSync : public CompressedSync {
   MomentumOptions options_;
   WarmUp warm_up_;
   std::optional<int64_t> frozen_at_;
-  bool made_ = false;             // what follows
-  std::vector<Units> units_;      // of each bucket
-  std::vector<at::Tensor> first_; // the first moments of a bucket, where the optimizer does not have all of them
+  bool made_ = false;             // units_ and first_ are computed
+  std::vector<Units> units_;      // one per bucket
+  std::vector<at::Tensor> first_; // first moments of a bucket if the optimizer has only a shard of them
 };
 
 } // namespace trireme::compress

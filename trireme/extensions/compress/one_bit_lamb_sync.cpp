@@ -15,7 +15,7 @@ namespace {
 using Access = bucket::SteppedValues::Access;
 using Values = bucket::SteppedValues::Values;
 
-constexpr int64_t kShareElements = 16; // shares are multiples of so many
+constexpr int64_t kShareElements = 16; // shares are multiples of this
 
 enum Coefficient { average, weight, factor, coefficients };
 
@@ -101,7 +101,7 @@ void OneBitLambSync::average_ratios() {
   }
 }
 
-// Which parameters of a buffer the present step does not leave out.
+// Returns which parameters of a buffer the present step does not leave out.
 at::Tensor OneBitLambSync::steps_here(int64_t buffer) const {
   const int64_t count = buffers_[static_cast<size_t>(buffer)]->count();
   at::Tensor steps = torch::ones({count}, torch::kBool);
@@ -111,7 +111,7 @@ at::Tensor OneBitLambSync::steps_here(int64_t buffer) const {
   return steps.to(coefficients_[static_cast<size_t>(buffer)].device());
 }
 
-// Each parameter's were read by the rank that has its first element.
+// Distributes coefficients from the rank that has read them: the one with the parameter's first element.
 void OneBitLambSync::share_loaded_coefficients() {
   if (!std::exchange(coefficients_are_elsewhere_, false)) {
     return;
@@ -160,12 +160,13 @@ void OneBitLambSync::begin_step() {
   }
 }
 
-// Of one buffer, whose buckets are [first, last).
+// Sets the ratios of one buffer, whose buckets are [first, last).
 void OneBitLambSync::set_ratios(size_t first, size_t last) {
   const int64_t buffer = places()[first].buffer;
   const at::Tensor& kept = coefficients_[static_cast<size_t>(buffer)];
   const auto options = at::TensorOptions(torch::kFloat64).device(kept.device());
-  const at::Tensor squares = torch::zeros({kept.size(0), 2}, options); // of the update without and with decay
+  const at::Tensor squares =
+      torch::zeros({kept.size(0), 2}, options); // norms of the update without and with decay, squared
   const at::Tensor largest = torch::zeros({kept.size(0)}, options);
   for (size_t i = first; i < last; ++i) {
     const BucketPlace& place = places()[i];
@@ -212,7 +213,7 @@ void OneBitLambSync::load_state(const nlohmann::json& state, int64_t steps) {
   coefficients_are_elsewhere_ = is_own(state) && other_cut(state).empty();
   fresh_.clear();
   if (frozen_at()) {
-    make_fresh(); // the values are read next
+    make_fresh(); // the values are loaded next
   }
 }
 
@@ -223,8 +224,8 @@ void OneBitLambSync::for_each_state(const nlohmann::json& state, const Visit& vi
   }
   const bool has_fresh = !state.at("frozen_at").is_null();
   const std::string other = other_cut(state);
-  if (has_fresh && !other.empty()) { // averages of the parts' ratios, which say nothing of other parts
-    throw InputError("engine", concat("1-bit LAMB compresses already, and the checkpoint ", other),
+  if (has_fresh && !other.empty()) { // averages of the parts' ratios do not fit other parts
+    throw InputError("engine", concat("1-bit LAMB is past its warm-up, and the checkpoint ", other),
                      "Continue with as many tensor ranks, or start from the weights alone with model.init_from.");
   }
   for (size_t i = 0; i < places().size(); ++i) {
@@ -232,7 +233,7 @@ void OneBitLambSync::for_each_state(const nlohmann::json& state, const Visit& vi
     const comm::Stretch here = share(place);
     const at::Tensor fresh =
         fresh_.empty() ? torch::zeros({here.count()}, at::TensorOptions(torch::kFloat32).device(place.flat->device()))
-                       : fresh_[i]; // the shape is asked for before a load
+                       : fresh_[i]; // a load asks for the shape first
     for_each_part(place, [&](const bucket::Slot& slot, const comm::Stretch& mine) {
       const int64_t begin = mine.begin - (slot.begin - place.layout().begin);
       if (has_fresh) {

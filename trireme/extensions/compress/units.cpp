@@ -12,18 +12,18 @@ namespace {
 
 /// fp32 numbers have their exponent from this bit on.
 constexpr int64_t kMantissaBits = 23;
-constexpr int64_t kGrain = 1 << 15; // elements that a thread takes at least
+constexpr int64_t kGrain = 1 << 15; // fewest elements per thread
 
 at::Tensor power(const at::Tensor& exponents) {
   return exponents.to(at::kInt).bitwise_left_shift_(kMantissaBits).view(at::kFloat);
 }
 
-// 2^-k has the exponent 254 - e where 2^k has e; 0 stays 0.
+// 2^-k has the exponent 254 - e if 2^k has e; 0 stays 0.
 at::Tensor inverse_power(const at::Tensor& exponents) {
   return power(exponents.neg().sub_(2).masked_fill_(exponents.eq(0), 0));
 }
 
-// By our own loops: one pass.
+// Scales in one pass, with the CPU kernels.
 void scale_here(const at::Tensor& exponents, bool inverse, const at::Tensor& numbers) {
   const auto* const from = exponents.const_data_ptr<uint8_t>();
   auto* const to = numbers.mutable_data_ptr<float>();

@@ -9,17 +9,17 @@
 
 namespace trireme::compress {
 
-/// Units of the numbers that travel: the powers of two at or below the roots of second moments. Signs give all elements
-/// of a stretch one magnitude, and Adam divides by that root, so elements with small gradients would step too far; in
-/// these units all have about one size. Dividing and multiplying are exact.
+/// Units of the numbers that are sent: the powers of two at or below the roots of second moments. Signs give all
+/// elements of a stretch one magnitude, and Adam divides by that root, so elements with small gradients would step too
+/// far. In these units all elements have about the same size. Dividing and multiplying are exact.
 ///
-/// Kept as exponents, 1 byte an element: uint8, as fp32 has them. 0: dead, an element whose second moment is 0, of
-/// which nothing travels.
+/// Stored as fp32 exponents, uint8, 1 byte per element. 0 marks a dead element: its second moment is 0, and it is not
+/// sent.
 class Units {
  public:
-  /// Without units: of nothing.
+  /// Makes an undefined object.
   Units() = default;
-  /// Of exponents from exponents_of(); `used`: where parameters lie.
+  /// `exponents`: from exponents_of(). `used`: elements that belong to parameters.
   Units(at::Tensor exponents, std::span<const comm::Stretch> used);
   /// `second`: fp32 [n].
   static at::Tensor exponents_of(const at::Tensor& second, double eps);
@@ -30,7 +30,7 @@ class Units {
   bool some_dead() const {
     return dead_count_ > 0;
   }
-  /// Elements of parameters without a gradient so far.
+  /// Number of elements of parameters that had no gradient so far.
   int64_t dead_count() const {
     return dead_count_;
   }
@@ -39,10 +39,10 @@ class Units {
   const at::Tensor& exponents() const {
     return exponents_;
   }
-  /// In place; dead elements become 0.
+  /// Divides in place; dead elements become 0.
   void divide(at::Tensor numbers) const;
   void multiply(at::Tensor numbers) const;
-  /// What turns numbers in these units into such of `other`; 0 where either is dead.
+  /// Returns the factor from these units to those of `other`; 0 where either is dead.
   at::Tensor factor_to(const Units& other) const;
 
  private:

@@ -8,21 +8,21 @@
 
 namespace trireme::compress {
 
-/// Says after which step the second moments stay as they are: after a number of steps, or when they have settled, which
-/// is when over 1/(1 - beta2) steps their 1-norm has changed by so little that the ratio of the smaller to the larger
-/// is at least 0.96. Source of the rule: Tang et al. 2021, arXiv:2102.02888, section 7.1.
+/// Decides after which step the second moments are frozen: after a number of steps, or when they have settled. They
+/// have settled if their 1-norms before and after 1/(1 - beta2) steps have a ratio of at least 0.96, the smaller to the
+/// larger. Source of the rule: Tang et al. 2021, arXiv:2102.02888, section 7.1.
 class WarmUp {
  public:
   static constexpr double kSettled = 0.96;
 
-  /// `steps` absent: when they have settled.
+  /// `steps` absent: ends when the second moments have settled.
   WarmUp(std::optional<int64_t> steps, double beta2);
 
-  /// Whether it ends after `step`, the number of a step that was taken. `norm` gives the 1-norm of the second moments
-  /// of the whole model, the same on every rank; it is called every 1/(1 - beta2) steps, if at all.
+  /// True if the warm-up ends after `step`, the number of a step that was taken. `norm` returns the 1-norm of the whole
+  /// model's second moments, the same on every rank. It is called at most every 1/(1 - beta2) steps.
   bool ends_after(int64_t step, const std::function<double()>& norm);
 
-  /// For checkpoints.
+  /// Returns the state for checkpoints.
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state);
 

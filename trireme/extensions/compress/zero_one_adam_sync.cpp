@@ -38,7 +38,7 @@ void ZeroOneAdamSync::attach_optimizer(bucket::SteppedValues& values) {
   choose_kind();
 }
 
-// Of the next step.
+// Chooses the kind of the next step.
 void ZeroOneAdamSync::choose_kind() {
   const int64_t step = steps_ + 1;
   const Kind before = std::exchange(kind_, !intervals_.is_frozen_in(step)
@@ -72,7 +72,7 @@ void ZeroOneAdamSync::gradients_alone(bucket::FlatParameters& buffer, int64_t bu
   }
 }
 
-// Errors are in the units of the second moments as they are: before they move, and after.
+// Makes the units of the present second moments: errors have them before and after the second moments move.
 void ZeroOneAdamSync::begin_step() {
   const torch::NoGradGuard no_grad;
   const bool wants_units = kind_ == Kind::variance ? has_errors_ : kind_ != Kind::momenta;
@@ -99,7 +99,7 @@ void ZeroOneAdamSync::before_exchange() {
   }
 }
 
-// At a meeting all parameters are exchanged, whatever the last step of a rank has left out.
+// Averaging steps exchange all parameters, including those that a rank's last step left out.
 bool ZeroOneAdamSync::is_left_out(const BucketPlace& place, int64_t parameter) const {
   return !meeting_ && OneBitAdamSync::is_left_out(place, parameter);
 }
@@ -191,7 +191,7 @@ void ZeroOneAdamSync::begin_round() {
   }
 }
 
-// Before anything changes it in this round.
+// Called before anything changes the parameters in this round.
 void ZeroOneAdamSync::keep_start(size_t number) {
   if (!start_[number].defined()) {
     const BucketPlace& place = places()[number];
@@ -237,8 +237,8 @@ void ZeroOneAdamSync::step_ended(bool taken) {
   if (steps_ == options_.var_freeze_step) {
     forget_errors();
     has_errors_ = false;
-    log_first(concat("the second moments stay as they are after step ", steps_,
-                     may_be_alone_ ? "; the ranks step by themselves and meet in some steps" : ""));
+    log_first(concat("the second moments are frozen after step ", steps_,
+                     may_be_alone_ ? "; the ranks take local steps and average them in some steps" : ""));
   }
   choose_kind();
 }
@@ -257,7 +257,7 @@ void ZeroOneAdamSync::note_step() {
   }
 }
 
-// A rank may have skipped steps, and its schedule with them.
+// Averages over the ranks, because a rank may have skipped steps, and its schedule with them.
 void ZeroOneAdamSync::agree_on_ways() {
   ways_ = own_ways_;
   std::vector<double> numbers;
@@ -280,7 +280,7 @@ void ZeroOneAdamSync::agree_on_ways() {
 void ZeroOneAdamSync::meet() {
   agree_on_ways();
   for (size_t i = 0; i < places().size(); ++i) {
-    keep_start(i); // where no step of the round was taken
+    keep_start(i); // no step of the round was taken
   }
   if (!std::exchange(units_made_, true)) {
     make_units();

@@ -9,28 +9,31 @@
 
 namespace trireme::compress {
 
-/// 0/1 Adam: no warm-up, but ever fewer steps in which gradients travel as they are. A step is one of four kinds
-/// (Intervals says which):
+/// 0/1 Adam: no warm-up, but ever fewer steps that send uncompressed gradients. A step is one of four kinds (see
+/// Intervals):
 ///
-///   variance   gradients are summed by another sync, and both moments move: AdamW
-///   gradients  the ranks agree on the mean gradient by signs with error feedback; it moves the first moment, the
-///   second stays alone      after var_freeze_step each rank steps by itself: nothing travels. In the last step of a
-///   round they meet: with x the parameters, y those at the
-///              beginning of the round, d = sqrt(v) + eps, each has u = (D y - x) d, the sum of lr times its momenta
-///              (D: what decay has left of y). They agree on the mean of u by signs with error feedback; x = D y - u /
-///              d, and the first moment is u over the sum of lr: on all ranks the same bits
-///   momenta    the same where ranks may not be alone (ZeRO stage 1, local_step_clipper 1): OneBitAdamSync's steps
+/// - variance: another sync sums gradients, and both moments move: AdamW.
+/// - gradients: a mean of the gradients by signs with error feedback moves the first moment. The second is frozen.
+/// - alone: after var_freeze_step each rank takes local steps, which send nothing. The last step of a round averages,
+///   see below.
+/// - momenta: replaces local steps if they are not possible (ZeRO stage 1, local_step_clipper 1): OneBitAdamSync's
+///   steps.
 ///
-/// Adam's bias corrections hold: that of the second moment counts its moves. What travels is in Units; when these
-/// change, errors follow. Errors begin at zero after var_freeze_step. Elements whose second moment is 0 do not move
-/// until it is not. A rank that skips a step of a round counts with what it has. Memory, besides Adam's, for n
-/// parameters and N ranks: 4n (1 + 1/N) bytes of errors, n of exponents, n/4 of messages; once ranks step alone 4n
-/// where the round began. Cost: 8n bytes and more in the first kind, n/4 in the second and at meetings (times (N -
-/// 1)/N), where ranks also exchange 32 bytes a parameter. Source: Lu et al. 2022, arXiv:2202.06009, algorithm 1;
-/// DeepSpeed's ZeroOneAdam, whose names and defaults the options have.
+/// Averaging step: x are the parameters, y those at the start of the round, d = sqrt(v) + eps, and D what decay has
+/// left of y. Each rank has u = (D y - x) d, the sum of lr times its momenta. The ranks compute the mean of u by signs
+/// with error feedback. Then x = D y - u / d, and the first moment is u over the sum of lr: the same bits on all ranks.
+///
+/// Adam's bias corrections hold; that of the second moment counts its updates. Numbers are sent in Units; when these
+/// change, errors are converted. Errors begin at zero after var_freeze_step. Elements do not move while their second
+/// moment is 0. A rank that skips steps of a round counts with the steps that it took.
+///
+/// Memory besides Adam's, for n parameters and N ranks: 4n (1 + 1/N) bytes of errors, n of exponents, n/4 of messages;
+/// with local steps 4n for the start of the round. Cost, times (N - 1)/N: 8n bytes and more for variance, n/4 for
+/// gradients and averaging steps. Averaging steps also exchange 32 bytes per parameter. Source: Lu et al. 2022,
+/// arXiv:2202.06009, algorithm 1; names and defaults of options are those of DeepSpeed's ZeroOneAdam.
 class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps {
  public:
-  /// `alone`: ranks may step by themselves.
+  /// `alone`: ranks may take local steps.
   ZeroOneAdamSync(std::unique_ptr<parallel::AllReduceSync> plain, const optim::ZeroOneAdamOptions& options,
                   comm::Group everyone, bool alone);
 
@@ -77,7 +80,7 @@ class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps
 
  private:
   enum class Kind { variance, gradients, momenta, alone };
-  // Of a parameter, since the round began.
+  // Decay and learning rates of a parameter since the start of the round.
   struct Way {
     double kept = 1;  // D
     double rates = 0; // the sum of lr
@@ -98,23 +101,23 @@ class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps
   void note_step();
   void meet();
   void agree_on_ways();
-  /// sqrt(v) + eps, as Adam has it.
+  /// sqrt(v) + eps, as in Adam.
   at::Tensor denominator(const at::Tensor& second) const;
   bool errors_of(const nlohmann::json& state) const;
 
   optim::ZeroOneAdamOptions options_;
   Intervals intervals_;
   bool may_be_alone_;
-  int64_t steps_ = 0;          // of the run, skipped ones too
+  int64_t steps_ = 0;          // of the run, including skipped ones
   Kind kind_ = Kind::variance; // of the next step
   bool has_errors_ = false;
-  bool units_made_ = false; // of the second moments as they are
+  bool units_made_ = false; // from the present second moments
   bool meeting_ = false;
   bool equal_ = true;
   std::vector<bucket::FlatParameters*> buffers_;
-  std::vector<at::Tensor> start_;          // of each bucket, where the round began; undefined: it has not
+  std::vector<at::Tensor> start_;          // of each bucket, at the start of the round; undefined: not saved yet
   std::vector<std::vector<Way>> own_ways_; // by buffer and parameter
-  std::vector<std::vector<Way>> ways_;     // their means, in a meeting
+  std::vector<std::vector<Way>> ways_;     // their means, during an averaging step
   double exposed_ = 0;
 };
 

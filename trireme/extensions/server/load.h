@@ -7,12 +7,12 @@
 
 namespace trireme::parallel::server {
 
-/// The checkpoint that a server's values began with. Number 0: none, they are the first worker's.
+/// The checkpoint from which a server's values started. Number 0: none; they are the first worker's initial values.
 struct Load {
-  int64_t number = 0; ///< of all that were loaded in this job, from 1
-  std::string id;     ///< equal on all workers that have loaded the same one
-  int64_t step = 0;   ///< of the training
-  int64_t clock = 0;  ///< the server's, with which they came: a gradient of an earlier one is not of these values
+  int64_t number = 0; ///< Index among this job's loads, from 1.
+  std::string id;     ///< Equal on all workers that have loaded the same checkpoint.
+  int64_t step = 0;   ///< Of the training.
+  int64_t clock = 0;  ///< The server's clock when the values were set; earlier gradients are of older values.
 };
 
 inline nlohmann::json as_json(const Load& load) {

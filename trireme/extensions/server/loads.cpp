@@ -11,7 +11,7 @@ namespace trireme::parallel::server {
 
 using nlohmann::json;
 
-// `after`: how many loads the worker has seen; absent where it begins to train with this one.
+// `after`: number of loads that the worker has seen; absent if it begins to train with this one.
 void Loads::load(const PendingRequest& waiting) {
   const int number = worker_of(waiting);
   const auto id = waiting.header.at("id").get<std::string>();
@@ -24,12 +24,12 @@ void Loads::load(const PendingRequest& waiting) {
   const bool has_returned = workers_.has_returned(number);
   const bool is_new = trains ? after == load_.number && !has_returned : load_.number == 0 && clock_ == load_.clock;
   if (!is_new) {
-    // One that was lost and comes again takes what there is.
+    // A lost worker that returns takes the present load.
     return has_returned ? answer_loaded(waiting, number) : refuse(waiting, why_not(id));
   }
   if (coming_ && coming_->id != id) {
-    return refuse(waiting, concat("worker ", number, " has loaded ", id, ", and other workers ", coming_->id,
-                                  ": give all of them the same checkpoint"));
+    return refuse(waiting, concat("worker ", number, " has loaded ", id, ", but other workers have loaded ",
+                                  coming_->id, ": give all workers the same checkpoint"));
   }
   coming_ = Load{load_.number + 1, id, step, 0};
   loaders_.push_back(waiting);
@@ -39,11 +39,12 @@ void Loads::load(const PendingRequest& waiting) {
 
 std::string Loads::why_not(const std::string& id) const {
   if (load_.number == 0) {
-    return concat(
-        "a worker has loaded ", id, ", and others have made ", clock_,
-        " updates without it: give all of them the same checkpoint, and start those that load none after it is loaded");
+    return concat("a worker has loaded ", id, ", but others have made ", clock_,
+                  " updates without it: give all workers the same checkpoint, and start those without one after it "
+                  "is loaded");
   }
-  return concat("a worker has loaded ", id, ", and the others ", load_.id, ": give all of them the same checkpoint");
+  return concat("a worker has loaded ", id, ", but the others have loaded ", load_.id,
+                ": give all workers the same checkpoint");
 }
 
 void Loads::answer_loaded(const PendingRequest& waiting, int number) {
@@ -59,18 +60,18 @@ void Loads::ask_to_bring() {
   }
 }
 
-// Parameters, then all arrays.
+// The body: parameters, then all arrays.
 void Loads::set(const PendingRequest& waiting) {
   const int number = worker_of(waiting);
   const auto bytes = static_cast<size_t>(shard_->share().bytes);
   if (waiting.event.body.size() != bytes + static_cast<size_t>(shard_->array_bytes()) * shard_->arrays().size()) {
-    return refuse(waiting, "a body of another size than values and all arrays");
+    return refuse(waiting, "the body has not the size of values and all arrays");
   }
   if (waiting.header.at("number").get<int64_t>() <= load_.number) {
     return answer_loaded(waiting, number);
   }
   if (asked_ != waiting.event.client) {
-    return refuse(waiting, "nobody has asked this worker for values: load comes first");
+    return refuse(waiting, "this worker was not asked for values: send load first");
   }
   const auto steps = waiting.header.at("steps").get<int64_t>();
   const auto first = waiting.header.value("first_clock", int64_t{-1});
@@ -78,7 +79,7 @@ void Loads::set(const PendingRequest& waiting) {
   shard_->set_arrays(waiting.event.body.subspan(bytes));
   shard_->set_steps(steps);
   initialized_ = true;
-  ++clock_; // values of their own, that no gradient before is of
+  ++clock_; // gradients of earlier clocks are not of these values
   if (together_) {
     first_clock_ = options_.place == 0 ? std::optional(clock_) : first < 0 ? std::nullopt : std::optional(first);
   }
@@ -87,8 +88,8 @@ void Loads::set(const PendingRequest& waiting) {
   asked_.reset();
   workers_.begin_anew();
   last_ = json::object();
-  keep(); // before anybody is told that it is there
-  log::info("server ", options_.place, " goes on from ", load_.id, " at clock ", clock_);
+  keep(); // before any worker learns that the load is set
+  log::info("server ", options_.place, " continues from ", load_.id, " at clock ", clock_);
   answer_loaded(waiting, number);
   for (const PendingRequest& loader : std::exchange(loaders_, {})) {
     answer_loaded(loader, loader.worker);
@@ -104,7 +105,7 @@ void Loads::without_loader(uint64_t client) {
     asked_.reset();
     ask_to_bring();
   }
-  if (coming_ && !asked_) { // all that had it are gone
+  if (coming_ && !asked_) { // all workers that had it are lost
     coming_.reset();
     take_held();
   }

@@ -9,10 +9,10 @@
 
 namespace trireme::parallel::server {
 
-/// Checkpoints that workers load. Each worker that has loaded one says which (`load`) before it pushes anything; a
-/// server asks one of them to bring it (`set`), another one when that one is gone, and answers all when it is there.
-/// What is pushed meanwhile waits, so that no gradient is taken that the load would overwrite. A load that is there is
-/// not taken again.
+/// Handles workers that load a checkpoint. Each worker that has loaded one announces it (`load`) before it pushes. The
+/// server asks one of them to send the values (`set`), or another one if that worker is lost. It answers all when the
+/// values are set. Pushes are held until then, because the load would overwrite their updates. A load that is already
+/// set is not requested again.
 class Loads : protected Together {
  protected:
   Loads(rpc::Server& server, const ParameterServerOptions& options) : Together(server, options) {}
@@ -20,16 +20,16 @@ class Loads : protected Together {
 
   void load(const PendingRequest& waiting);
   void set(const PendingRequest& waiting);
-  /// Whether a load is on its way; what is pushed then is to be held().
+  /// True while a load is not finished; hold() what is pushed meanwhile.
   bool load_comes() const {
     return coming_.has_value();
   }
   void hold(const PendingRequest& waiting) {
     held_.push_back(waiting);
   }
-  /// The worker of this connection is gone or has left: it brings nothing any more.
+  /// Forgets this connection's requests: its worker is lost or has left.
   void without_loader(uint64_t client);
-  /// Takes a request that was held, as if it came now.
+  /// Handles a held request as if it arrived now.
   virtual void take_again(const PendingRequest& waiting) = 0;
   /// Writes a snapshot.
   virtual void keep() = 0;
@@ -41,8 +41,8 @@ class Loads : protected Together {
   std::string why_not(const std::string& id) const;
 
   std::optional<Load> coming_;
-  std::optional<uint64_t> asked_;       // the connection of the worker that brings it
-  std::vector<PendingRequest> loaders_; // that have it too, and wait for it
+  std::optional<uint64_t> asked_;       // connection of the worker that was asked to send the values
+  std::vector<PendingRequest> loaders_; // other workers that have loaded it and wait for the answer
   std::vector<PendingRequest> held_;
 };
 

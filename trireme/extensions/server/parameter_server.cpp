@@ -77,7 +77,7 @@ class Service final : private Loads {
     try_to(
         [&] {
           waiting.header = json::parse(waiting.event.header);
-          waiting.header.value("have", int64_t{0}); // where it is no number, now and not when others are answered
+          waiting.header.value("have", int64_t{0}); // fails now if it is not a number, not when others are answered
           take(waiting, waiting.header.at("op").get<std::string>());
         },
         waiting);
@@ -85,13 +85,13 @@ class Service final : private Loads {
   void take_again(const PendingRequest& waiting) override {
     try_to([&] { take(waiting, waiting.op()); }, waiting);
   }
-  // What is wrong with a request is answered to it.
+  // Refuses the request if handling it throws.
   template <typename F>
   void try_to(const F& f, const PendingRequest& waiting) {
     try {
       f();
     } catch (const json::exception& error) {
-      refuse(waiting, concat("the header is not what docs/parameter_server.md says: ", error.what()));
+      refuse(waiting, concat("the header does not follow docs/parameter_server.md: ", error.what()));
     } catch (const Error& error) {
       refuse(waiting, error.what());
     }
@@ -101,7 +101,7 @@ class Service final : private Loads {
     if (op == "join") {
       join(waiting);
     } else if (!shard_) {
-      refuse(waiting, "join comes first");
+      refuse(waiting, "send join first");
     } else if (load_comes() && (op == "push" || op == "push_pull")) {
       hold(waiting);
     } else if (op == "init") {
@@ -130,7 +130,7 @@ class Service final : private Loads {
     } else if (op == "leave") {
       leave(waiting);
     } else {
-      refuse(waiting, concat("there is no op \"", op, '"'));
+      refuse(waiting, concat("unknown op \"", op, '"'));
     }
   }
 
@@ -150,19 +150,17 @@ class Service final : private Loads {
     std::vector<ParameterInfo> parameters = read_parameters(header.at("parameters"));
     const int number = header.at("worker"), workers = header.at("workers");
     if (number < 0 || number >= workers) {
-      return refuse(waiting, concat("worker ", number, " of ", workers));
+      return refuse(waiting, concat("worker ", number, " of ", workers, " is out of range"));
     }
     if (!shard_) {
       begin(parameters, header.at("optimizer").dump());
     } else if (parameters != shard_->parameters()) {
-      return refuse(
-          waiting,
-          "the worker's parameters are not those of the workers before it: the same model on all of them, please");
+      return refuse(waiting, "the worker's parameters differ from those of earlier workers: use the same model on all");
     }
     const bool again = workers_.is_there(number) && !workers_.is_of(number, waiting.event.client);
     const bool lives = header.value("lives", false), restarted = header.value("restarted", false);
-    if (again && !restarted && workers_.is_restarted(number)) { // the word of one that has ended comes late
-      return refuse(waiting, concat("worker ", number, " was started again, and its new process has joined"));
+    if (again && !restarted && workers_.is_restarted(number)) { // a late request of a process that has ended
+      return refuse(waiting, concat("worker ", number, " was restarted, and its new process has already joined"));
     }
     const uint64_t before = again ? workers_.client_of(number) : 0;
     workers_.join(number, workers, waiting.event.client, goes_on_, lives, restarted);
@@ -201,7 +199,7 @@ class Service final : private Loads {
       shard_->check(waiting.event.body, std::nullopt);
       shard_->set_values(waiting.event.body);
       initialized_ = true;
-      keep(); // a server that ends before its first update has them
+      keep(); // for a server that ends before its first update
     }
     answer(waiting, {{"status", "ok"}});
     answer_pulls();
@@ -215,11 +213,11 @@ class Service final : private Loads {
     check_push(waiting.header);
     const json& header = waiting.header;
     if (!initialized_) {
-      return refuse(waiting, "there are no values yet: init or pull first");
+      return refuse(waiting, "there are no values yet: send init or pull first");
     }
     check_room(waiting);
     workers_.has_pushed(number);
-    if (waiting.clock() < load_.clock) { // of values before the load
+    if (waiting.clock() < load_.clock) { // it is of values before the load
       ++counters_.dropped;
       return answer_stale(waiting);
     }
@@ -258,7 +256,7 @@ class Service final : private Loads {
 
   void get_arrays(const PendingRequest& waiting) {
     if (std::ssize(waiting.event.room) != shard_->array_bytes() * std::ssize(shard_->arrays())) {
-      return refuse(waiting, "room of another size than all arrays");
+      return refuse(waiting, "the room has not the size of all arrays");
     }
     shard_->get_arrays(waiting.event.room);
     answer(waiting, {{"status", "ok"}, {"steps", shard_->steps()}});
@@ -281,8 +279,8 @@ class Service final : private Loads {
     for (const int number : workers_.of(client)) {
       workers_.lose(number);
       ++counters_.workers_lost;
-      log::warning("server ", options_.place, ": worker ", number, " is gone at clock ", clock_,
-                   "; the others go on without it");
+      log::warning("server ", options_.place, ": lost worker ", number, " at clock ", clock_,
+                   "; the others continue without it");
       without(number);
       answer_alone();
     }
@@ -296,7 +294,7 @@ class Service final : private Loads {
       keep();
     }
   }
-  // A full disk does not end the job: the next one may find room.
+  // A full disk does not end the job: the next snapshot may fit.
   void keep() override {
     updates_kept_ = counters_.updates;
     if (options_.folder.empty() || !initialized_) {
@@ -314,7 +312,7 @@ class Service final : private Loads {
       replaced_ = std::current_exception();
     } catch (const std::exception& error) {
       log::error("server ", options_.place, ": the snapshot of clock ", clock_,
-                 " was not written, the job goes on: ", error.what());
+                 " was not written; the job continues: ", error.what());
     }
   }
   void go_on() {
@@ -329,14 +327,14 @@ class Service final : private Loads {
     load_ = snapshot.load;
     workers_.set_made(snapshot.made);
     initialized_ = goes_on_ = true;
-    log::info("server ", options_.place, " goes on from its snapshot at clock ", clock_);
+    log::info("server ", options_.place, " continues from its snapshot at clock ", clock_);
   }
 
   std::string optimizer_;
   bool goes_on_ = false; // from a snapshot
   int64_t updates_kept_ = 0;
-  std::exception_ptr replaced_;       // by another training
-  std::vector<PendingRequest> alone_; // stepped, and not answered yet (stale)
+  std::exception_ptr replaced_;       // set when another training has taken over
+  std::vector<PendingRequest> alone_; // pushes that are stepped and not answered yet (stale)
 };
 
 } // namespace

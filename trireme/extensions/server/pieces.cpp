@@ -18,7 +18,7 @@ int64_t padded(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Places the pieces, sparse ones last.
+// Assigns offsets to the pieces, sparse ones last.
 void place(Share& share, const std::vector<ParameterInfo>& parameters) {
   for (const bool sparse : {false, true}) {
     for (RowRange& piece : share.pieces) {
@@ -52,15 +52,14 @@ std::vector<Share> share_out(const std::vector<ParameterInfo>& parameters, int s
   for (int64_t p = 0; p < static_cast<int64_t>(parameters.size()); ++p) {
     const ParameterInfo& parameter = parameters[p];
     const int64_t row = parameter.row_numel() * parameter.element_bytes();
-    const auto cut =
-        [&](int server) { // the row at which this server's share ends, the nearest to its part of all bytes
-          const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
-          if (parameter.whole) {
-            return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
-          }
-          return server == servers - 1 || row == 0 ? parameter.rows()
-                                                   : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
-        };
+    const auto cut = [&](int server) { // the row where this server's share ends, nearest to its fraction of all bytes
+      const auto target = static_cast<int64_t>(static_cast<double>(all) * (server + 1) / servers) - before;
+      if (parameter.whole) {
+        return server == servers - 1 || 2 * target >= parameter.bytes() ? parameter.rows() : 0;
+      }
+      return server == servers - 1 || row == 0 ? parameter.rows()
+                                               : std::clamp((target + row / 2) / row, int64_t{0}, parameter.rows());
+    };
     int64_t begin = 0;
     for (int server = 0; server < servers; ++server) {
       const int64_t end = std::max(begin, cut(server));
@@ -89,8 +88,8 @@ RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& 
     }
     if (next == counts.size() || counts[next] < 0 || counts[next] > piece.end - piece.begin) {
       throw InputError("server", next == counts.size()
-                                     ? concat("the rows of ", counts.size(), " sparse pieces, and the share has more")
-                                     : concat(counts[next], " rows of \"", parameter.name, "\", and this server has ",
+                                     ? concat("row counts for ", counts.size(), " sparse pieces; the share has more")
+                                     : concat(counts[next], " rows of \"", parameter.name, "\"; this server has ",
                                               piece.end - piece.begin));
     }
     RowBlock& block = layout.blocks.emplace_back(RowBlock{i, counts[next++], layout.bytes, 0});
@@ -98,7 +97,7 @@ RowLayout row_layout(const std::vector<ParameterInfo>& parameters, const Share& 
     layout.bytes = block.values + padded(block.rows * parameter.row_numel() * parameter.element_bytes());
   }
   if (next != counts.size()) {
-    throw InputError("server", concat("the rows of ", counts.size(), " sparse pieces, and the share has ", next));
+    throw InputError("server", concat("row counts for ", counts.size(), " sparse pieces; the share has ", next));
   }
   return layout;
 }
@@ -126,7 +125,7 @@ ArrayLayout array_layout(const std::vector<ParameterInfo>& parameters, const Sha
 std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
   std::vector<ParameterInfo> parameters;
   const auto fail = [](const std::string& what) {
-    throw InputError("server", concat("a worker describes its parameters wrongly: ", what),
+    throw InputError("server", concat("a worker's description of its parameters is invalid: ", what),
                      "See docs/parameter_server.md, join.");
   };
   try {
@@ -144,12 +143,13 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
             concat('"', parameter.name, "\" has the dtype \"", parameter.type, "\", not float32, bfloat16 or float16"));
       }
       if (parameter.sparse && parameter.shape.size() < 2) {
-        fail(concat('"', parameter.name, "\" is sparse and has ", parameter.shape.size(), " dimensions, not rows"));
+        fail(
+            concat('"', parameter.name, "\" is sparse but has ", parameter.shape.size(), " dimensions, expected >= 2"));
       }
       int64_t numel = 1;
       for (const int64_t size : parameter.shape) {
         if (size < 0 || (size > 0 && numel > kMostElements / size)) {
-          fail(concat('"', parameter.name, "\" has a dimension of ", size));
+          fail(concat('"', parameter.name, "\" has a dimension of ", size, ", which is negative or too large"));
         }
         numel *= size;
       }
@@ -158,7 +158,7 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
     fail(error.what());
   }
   if (parameters.empty()) {
-    fail("there are none");
+    fail("the list is empty");
   }
   return parameters;
 }

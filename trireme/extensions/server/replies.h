@@ -15,7 +15,7 @@
 
 namespace trireme::parallel::server {
 
-/// How a server answers: with its clock, and the values of its shard.
+/// Builds a server's responses, with its clock and the values of its shard.
 class Replies {
  protected:
   explicit Replies(rpc::Server& server) : server_(server) {}
@@ -28,7 +28,7 @@ class Replies {
     }
     server_.reply(waiting.event.id, header.dump(), body_bytes);
   }
-  /// All values, or, of the sparse pieces, what has changed since the version that the worker says it has.
+  /// Sends all values; or, of the sparse pieces, only rows that have changed since the version that the worker reports.
   void answer_with_values(const PendingRequest& waiting, nlohmann::json header) {
     const auto have = waiting.header.find("have");
     const bool all = have == waiting.header.end() || !shard_->has_sparse();
@@ -36,7 +36,7 @@ class Replies {
     const auto bytes = static_cast<size_t>(all ? shard_->share().bytes : changes.layout.bytes);
     const size_t room = waiting.event.room.size();
     if (room < bytes || (all && room > bytes)) {
-      return refuse(waiting, concat("room for ", room, " bytes of values, and there are ", bytes));
+      return refuse(waiting, concat("room for ", room, " bytes of values, but there are ", bytes));
     }
     header["first_worker"] = workers_.first();
     header["steps"] = shard_->steps();
@@ -51,31 +51,31 @@ class Replies {
     }
     answer(waiting, std::move(header), bytes);
   }
-  /// To a gradient that came too late: it is dropped, and the worker goes on with these values.
+  /// Responds to a gradient that came too late: it is dropped, and the worker continues with these values.
   void answer_stale(const PendingRequest& waiting) {
     answer_with_values(waiting, {{"status", "stale"}, {"loss", number_in(waiting.header, "loss")}});
   }
   void refuse(const PendingRequest& waiting, const std::string& why) {
     answer(waiting, {{"status", "refused"}, {"error", why}});
   }
-  /// Errors: InputError for a body that does not have the gradients that its header says.
+  /// Errors: InputError if the body does not have the size that its header describes.
   void check_gradients(const PendingRequest& waiting) const {
     shard_->check(waiting.event.body, counts_in(waiting.header));
   }
-  /// Errors: InputError for a gradient whose answer, the values, has no room.
+  /// Errors: InputError if the worker has no room for the response, the values.
   void check_room(const PendingRequest& waiting) const {
     if (const size_t room = waiting.event.room.size(); std::cmp_less(room, shard_->share().bytes)) {
-      throw InputError("server", concat("room for ", room, " bytes of values, and there are ", shard_->share().bytes));
+      throw InputError("server", concat("room for ", room, " bytes of values, but there are ", shard_->share().bytes));
     }
   }
 
   rpc::Server& server_;
   Workers workers_;
-  std::optional<Shard> shard_; // from the first join on
-  int64_t clock_ = 0;          // updates of the values, loads among them
-  Load load_;                  // what they began with
-  /// The first server's clock that these values belong to; absent: workers step alone, or a load did not say. Clocks of
-  /// servers differ once one has lost updates.
+  std::optional<Shard> shard_; // set by the first join
+  int64_t clock_ = 0;          // number of updates of the values, including loads
+  Load load_;                  // where the values started
+  /// The clock of server 0 that these values belong to. Absent: workers step separately, or a load did not name it.
+  /// Once a server has lost updates, its own clock differs from server 0's.
   std::optional<int64_t> first_clock_ = 0;
 };
 

@@ -16,7 +16,7 @@ namespace trireme::parallel::server {
 struct PendingRequest {
   rpc::Event event;
   nlohmann::json header;
-  int worker = -1; ///< where it is known
+  int worker = -1; ///< -1: unknown
 
   std::string op() const {
     return header.at("op").get<std::string>();
@@ -26,25 +26,25 @@ struct PendingRequest {
   }
 };
 
-/// A number of a header; JSON has no NaN and no infinity: they are written as null. Absent: 0.
+/// Reads a number of a header. JSON has no NaN and no infinity: they are sent as null. Absent: 0.
 inline double number_in(const nlohmann::json& header, const char* key) {
   const auto found = header.find(key);
   return found == header.end() ? 0 : found->is_null() ? std::numeric_limits<double>::quiet_NaN() : found->get<double>();
 }
 
-/// Adam's, where the header has them.
+/// Reads Adam's betas if the header has them.
 inline std::optional<optim::Betas> betas_in(const nlohmann::json& header) {
   const auto betas = header.value("betas", std::vector<double>());
   return betas.size() == 2 ? std::optional(optim::Betas{betas[0], betas[1]}) : std::nullopt;
 }
 
-/// How many rows of each sparse piece a push has; absent: its body has all pieces.
+/// Number of rows of each sparse piece in a push; absent: its body has all pieces.
 inline std::optional<std::vector<int64_t>> counts_in(const nlohmann::json& header) {
   return header.contains("rows") ? std::optional(header.at("rows").get<std::vector<int64_t>>()) : std::nullopt;
 }
 
-/// Throws nlohmann's exception where a field of a push has another type than it should: when it comes, not when others
-/// wait for it.
+/// Throws nlohmann's exception if a field of a push has the wrong type. Called when the push arrives, before other
+/// workers depend on it.
 inline void check_push(const nlohmann::json& header) {
   header.at("clock").get<int64_t>();
   number_in(header, "loss");
@@ -56,7 +56,7 @@ inline void check_push(const nlohmann::json& header) {
   betas_in(header);
 }
 
-/// The pieces of a shard, as the reply to `join` has them.
+/// Describes a shard's pieces for the response to `join`.
 inline nlohmann::json pieces_of(const Shard& shard) {
   nlohmann::json pieces = nlohmann::json::array();
   for (const RowRange& piece : shard.share().pieces) {

@@ -14,7 +14,7 @@
 
 namespace trireme::parallel::server {
 
-/// One step of workers that step together: their pushes, then the sum of those that count, then the step itself.
+/// One synchronous step: the workers' pushes, the sum of those that count, then the update.
 class Round {
  public:
   void push(int number, const PendingRequest& waiting) {
@@ -23,9 +23,9 @@ class Round {
     }
     pushes_[number] = {waiting, false, {}};
     is_added_up_ = false;
-    remove_committer(number); // it has come again, and knows no sum
+    remove_committer(number); // a worker that pushes again does not know the sum
   }
-  /// This worker's push has been taken out of it: a sum that is there has its gradient.
+  /// Invalidates the sum, because this worker's push was removed and the sum contains its gradient.
   void reopen(int number) {
     is_added_up_ = false;
     remove_committer(number);
@@ -39,8 +39,7 @@ class Round {
   rpc::Clock::duration since_first_push() const {
     return rpc::Clock::now() - first_push_;
   }
-  /// Whether a worker looks at the sum before the step, and says how to step by `commit`. Those of `push_pull` have
-  /// said it already.
+  /// True if a worker needs the sum before the step and sends `commit`. A `push_pull` already contains how to step.
   bool wants_commit() const {
     return std::any_of(pushes_.begin(), pushes_.end(), [](const auto& one) { return is_push(one.second.waiting); });
   }
@@ -52,8 +51,8 @@ class Round {
     return numbers;
   }
 
-  /// Adds up the members' gradients, in the order of their numbers. May be done again for other members as long as all
-  /// their pushes are here.
+  /// Sums the members' gradients in the order of their numbers. May be repeated for other members if all their pushes
+  /// are here.
   void add_up(const std::vector<int>& members, Shard& shard) {
     shard.begin_sum();
     is_added_up_ = true;
@@ -71,7 +70,7 @@ class Round {
   bool is_added_up() const {
     return is_added_up_;
   }
-  /// The members will not be others: the first server has said so.
+  /// Fixes the members: server 0 has decided.
   void close() {
     closed_ = true;
     asked_ = rpc::Clock::now();
@@ -79,7 +78,7 @@ class Round {
   bool closed() const {
     return closed_;
   }
-  /// Of the sum.
+  /// Squared norm of the sum.
   double squared_norm() const {
     return squared_norm_;
   }
@@ -89,7 +88,7 @@ class Round {
   bool is_member(int number) const {
     return std::find(members_.begin(), members_.end(), number) != members_.end();
   }
-  /// Means of the members.
+  /// Mean loss of the members.
   double loss() const {
     return loss_;
   }
@@ -97,7 +96,7 @@ class Round {
     return stop_;
   }
 
-  /// Members that know the sum, and will commit.
+  /// Members that know the sum and will commit.
   const std::vector<int>& committers() const {
     return committers_;
   }
@@ -107,12 +106,12 @@ class Round {
   void remove_committer(int number) {
     std::erase(committers_, number);
   }
-  /// Since it was closed, or somebody was asked last.
+  /// Time since the round was closed, or since a worker was last asked to commit.
   rpc::Clock::duration since_asked() const {
     return rpc::Clock::now() - asked_;
   }
-  /// Takes this member's push for answered: it is told the sum, and asked to commit. `keeps`: its gradient may be added
-  /// up again, and its body does not live longer than until the answer.
+  /// Marks this member's push as answered: the caller sends it the sum and asks it to commit. `keeps`: copies the body,
+  /// whose memory is only valid until the answer. Its gradient may be summed again.
   PendingRequest ask(int number, bool keeps) {
     Push& one = pushes_.at(number);
     PendingRequest waiting = one.waiting;
@@ -125,7 +124,7 @@ class Round {
     asked_ = rpc::Clock::now();
     return waiting;
   }
-  /// A member that can be asked: the first with a `push` that is not answered, and for which `can(number, push)`.
+  /// Returns the first member with an unanswered `push` for which `can(number, push)` holds.
   template <typename Can>
   std::optional<int> candidate(const Can& can) const {
     for (const auto& [number, one] : pushes_) {
@@ -135,14 +134,14 @@ class Round {
     }
     return std::nullopt;
   }
-  /// The first that has said how to step with its push.
+  /// Returns the first `push_pull`, which contains how to step.
   const PendingRequest* first_that_said_all() const {
     const auto found =
         std::find_if(pushes_.begin(), pushes_.end(), [](const auto& one) { return !is_push(one.second.waiting); });
     return found == pushes_.end() ? nullptr : &found->second.waiting;
   }
 
-  /// The answer to the members' pushes.
+  /// The response to the members' pushes.
   nlohmann::json decision() const {
     return {{"status", "accepted"},
             {"members", members_},
@@ -151,7 +150,7 @@ class Round {
             {"squared_norm", squared_norm_}};
   }
 
-  /// Takes out the pushes that `wanted(number, waiting)` names; returns those that are not answered yet.
+  /// Removes the pushes for which `wanted(number, waiting)` holds, and returns the unanswered ones.
   template <typename Wanted>
   std::vector<std::pair<int, PendingRequest>> take(const Wanted& wanted) {
     std::vector<std::pair<int, PendingRequest>> taken;

@@ -1,4 +1,4 @@
-// What a worker sends to its servers and takes from them: bodies to tensors and back.
+// Copies between tensors and the bodies of a worker's requests and responses.
 #include <trireme/base/log.h>
 #include <trireme/extensions/server/server_connection.h>
 #include <trireme/extensions/server/shard.h>
@@ -12,8 +12,8 @@
 namespace trireme::parallel::server {
 namespace {
 
-// The piece's bytes in a tensor where they lie as in a body; null elsewhere. A copy of such bytes costs a tenth of an
-// operator on tensors where a model has many small ones.
+// Returns the piece's address in a tensor if its bytes are laid out as in a body; else null. For the many small tensors
+// of some models, memcpy costs a tenth of an operator.
 std::byte* bytes_of(const at::Tensor& whole, const ParameterInfo& parameter, const RowRange& piece) {
   const bool as_in_a_body = whole.is_cpu() && whole.is_contiguous() && whole.scalar_type() == scalar_type(parameter);
   return as_in_a_body ? static_cast<std::byte*>(whole.data_ptr()) +
@@ -42,7 +42,7 @@ void Servers::gather_values(Connection& server, const TensorOf& values) const {
   }
 }
 
-// Of the sparse pieces the rows that have a gradient.
+// Gathers whole pieces, and of sparse pieces the rows that have a gradient.
 void Servers::gather_gradients(const TensorOf& gradients) {
   const torch::NoGradGuard no_grad;
   unused_.clear();
@@ -60,8 +60,8 @@ void Servers::gather_gradients(const TensorOf& gradients) {
   for (size_t p = 0; p < parameters_.size() && options_.worker == 0; ++p) {
     if (parameters_[p].sparse && rows_of[p] == parameters_[p].rows() && !std::exchange(said_dense_, true)) {
       log::warning('"', parameters_[p].name, "\": all ", rows_of[p],
-                   " rows have a gradient, so sparse_rows saves nothing for it: each travels with its number. An "
-                   "embedding whose weight is the head's too is so in every step");
+                   " rows have a gradient, so sparse_rows saves nothing: each row is sent with its number. An "
+                   "embedding tied to the output layer has this in every step");
     }
   }
 }
@@ -128,7 +128,7 @@ void Servers::scatter(Connection& server, const nlohmann::json& reply, const Ten
   }
 }
 
-// `memory` has all arrays of the server, one after the other.
+// `memory` holds all arrays of the server, concatenated.
 void Servers::visit_arrays(const Connection& server, std::byte* memory, const OfArray& f) const {
   const ArrayLayout layout = array_layout(parameters_, server.share);
   for (size_t a = 0; a < server.arrays.size(); ++a) {

@@ -19,7 +19,7 @@ const char* name_of(at::ScalarType type) {
   return type == at::kFloat ? "float32" : type == at::kBFloat16 ? "bfloat16" : type == at::kHalf ? "float16" : nullptr;
 }
 
-// Adds the time until its end.
+// Adds its lifetime to a sum of seconds.
 class Timed {
  public:
   explicit Timed(double& sum) : sum_(sum) {}
@@ -32,7 +32,7 @@ class Timed {
   Clock::time_point start_ = Clock::now();
 };
 
-// Which parameters have rows that travel by themselves. Errors: InputError for a pattern that names none.
+// Returns the parameters that send single rows. Errors: InputError for a pattern that matches none.
 std::set<std::string> sparse_parameters(const std::vector<bucket::FlatParameters*>& buffers,
                                         const std::vector<std::string>& patterns) {
   std::set<std::string> names;
@@ -48,7 +48,7 @@ std::set<std::string> sparse_parameters(const std::vector<bucket::FlatParameters
           throw InputError("server",
                            concat("parallel.sync.sparse_rows: \"", pattern, "\" matches \"", tensor.name,
                                   "\", which has no rows: ", tensor.sizes.size(), " dimensions"),
-                           "Name the weights of embeddings, as a rule.");
+                           "Patterns usually name the weights of embeddings.");
         }
         any = true;
         names.insert(tensor.name);
@@ -92,7 +92,7 @@ class ServerSync::Store final : public bucket::StateStore {
   void drop() {
     memory_.reset();
   }
-  // Elements of a parameter in an array of the optimizer; undefined: the buffer has no such array.
+  // Returns elements of a parameter in an optimizer array; undefined if the buffer has no such array.
   at::Tensor part(const std::string& array, int64_t parameter, int64_t begin, int64_t numel) {
     const auto [b, i] = sync_.places_[parameter];
     const bucket::FlatLayout& layout = sync_.buffers_[b]->layout();
@@ -118,7 +118,7 @@ class ServerSync::Store final : public bucket::StateStore {
     for (const auto& [arrays, device] : described_) {
       memory_->add(arrays, device);
     }
-    if (sync_.servers_ && !sync_.loads_) { // a checkpoint has all of it
+    if (sync_.servers_ && !sync_.loads_) { // a loaded checkpoint contains the arrays
       const torch::NoGradGuard no_grad;
       sync_.servers_->for_each_array(
           [this](const std::string& array, int64_t parameter, int64_t begin, const at::Tensor& values) {
@@ -216,12 +216,12 @@ const StepAgreement& ServerSync::agreement() const {
   return options_.together() ? on_servers_ : on_own_gradients_;
 }
 
-// Nothing to add up here.
+// The servers compute the norm.
 at::Tensor ServerSync::ServersAgreement::squared_norm(StepGradients&, bool) const {
   return torch::zeros({1}, torch::kFloat64);
 }
 
-// Sends the gradients. A worker that is too late gets its own loss, and no norm.
+// Pushes the gradients. A worker that is too late gets its own loss, and no norm.
 LossAndNorm ServerSync::ServersAgreement::agree(const LossAndNorm& own) const {
   const Timed timed(sync_.exposed_);
   sync_.check_beginning();
@@ -257,7 +257,7 @@ bool ServerSync::end_step(bool taken) {
   return false; // masters are on the servers
 }
 
-// The tensors are read after this, then loaded() says so.
+// loaded() follows when the tensors have been read.
 void ServerSync::load_state(const nlohmann::json&, int64_t) {
   loads_ = true;
 }
@@ -288,11 +288,11 @@ void ServerSync::begin() {
   begun_ = true;
 }
 
-// It would count its steps, and choose its samples, from the beginning.
+// Without the checkpoint, this worker would count steps and choose samples from the beginning.
 void ServerSync::check_beginning() const {
   if (!begun_ && servers_->loads() != 0) {
-    throw InputError("server", concat("worker ", worker_.worker, " has loaded no checkpoint, and other workers have"),
-                     "Give all workers the same one: is its folder there on this worker's host?");
+    throw InputError("server", concat("worker ", worker_.worker, " has loaded no checkpoint, but other workers have"),
+                     "Give all workers the same checkpoint, and check that its folder exists on this worker's host.");
   }
 }
 
@@ -305,7 +305,7 @@ SyncFactory worker_sync(const ServerOptions& options, WorkerOptions worker) {
   if (std::ssize(worker.addresses) != options.servers) {
     throw InputError("server",
                      concat(worker.addresses.size(), " addresses for ", options.servers, " parameter servers"),
-                     "Give the address of each.");
+                     "Give one address per server.");
   }
   SyncFactory out{.kind = "server", .worker = worker.worker, .workers = worker.workers};
   out.make = [options, worker = std::move(worker)](const ReduceGroups& groups) {

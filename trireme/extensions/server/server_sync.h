@@ -14,12 +14,12 @@
 
 namespace trireme::parallel::server {
 
-/// A worker's side: gradients go to parameter servers, which step, and their values come back. The worker has neither
-/// masters nor optimizer states; a checkpoint fetches them, and a load sets them.
+/// A worker of parameter servers: it sends gradients to servers, which step, and receives their values. The worker has
+/// no masters and no optimizer states; a checkpoint fetches them, and a load sets them.
 ///
-/// The data group has one rank: workers do not know of each other, so that one may end without the others. Gradients
-/// are sent when backward is over. In modes in which workers step together loss and norm are those of all of them; else
-/// each has its own, and clips and skips by itself.
+/// The data group has one rank: workers do not know each other, so one may end without the others. Gradients are sent
+/// after backward. In synchronous modes loss and norm are those of all workers. In the other modes each worker has its
+/// own, and clips and skips separately.
 class ServerSync final : public GradientSync,
                          public StepExchange,
                          public SyncState,
@@ -68,7 +68,7 @@ class ServerSync final : public GradientSync,
 
  private:
   class Store;
-  // Workers that step together: the servers have the sums.
+  // Synchronous modes: the servers have the sums.
   class ServersAgreement final : public OwnGradientsAgreement {
    public:
     explicit ServersAgreement(ServerSync& sync) : sync_(sync) {}
@@ -110,20 +110,20 @@ class ServerSync final : public GradientSync,
   WorkerOptions worker_;
   Rest rest_;
   std::vector<bucket::FlatParameters*> buffers_;
-  std::vector<std::pair<int64_t, int64_t>> places_; // of each parameter: buffer, and number in it
+  std::vector<std::pair<int64_t, int64_t>> places_; // buffer of each parameter, and index in it
   bucket::SteppedValues* values_ = nullptr;
   std::unique_ptr<Servers> servers_;
   std::vector<std::string> arrays_;
-  Store* store_ = nullptr; // the engine's optimizer owns it
-  int64_t taken_ = 0;      // updates that after_step() has named
-  bool loads_ = false;     // a checkpoint, of which the servers do not know yet
-  bool begun_ = false;     // with values that are right for it
+  Store* store_ = nullptr; // owned by the engine's optimizer
+  int64_t taken_ = 0;      // clock up to which after_step() has reported
+  bool loads_ = false;     // has loaded a checkpoint that the servers do not have yet
+  bool begun_ = false;     // has values and a matching step
   int64_t members_ = 1;
   double exposed_ = 0;
 };
 
-/// InitializeOptions::sync of a worker of parameter servers, whose configuration has these `options`: its world has one
-/// rank.
+/// Makes InitializeOptions::sync for a worker of parameter servers. `options` are those of its configuration. Its world
+/// has one rank.
 SyncFactory worker_sync(const ServerOptions& options, WorkerOptions worker);
 
 } // namespace trireme::parallel::server

@@ -13,7 +13,7 @@ namespace trireme::parallel::server {
 
 using nlohmann::json;
 
-// Memory that servers of this host read and write themselves.
+// Allocates memory that servers of this host can read and write directly.
 std::shared_ptr<std::byte[]> Servers::shareable(size_t bytes) {
   bytes = std::max<size_t>(bytes, 1);
   if (comm::shm::Arena::obstacle().empty()) {
@@ -67,16 +67,16 @@ void Servers::connect(Connection& server) {
       reply.at("servers").get<size_t>() != options_.addresses.size() ||
       reply.at("server").get<int>() != server.number) {
     throw InputError("server",
-                     concat(server.address, " says that it is server ", reply.at("server").get<int>(), " of ",
-                            reply.at("servers").get<int>(), "; this worker takes it for ", server.number, " of ",
+                     concat(server.address, " reports that it is server ", reply.at("server").get<int>(), " of ",
+                            reply.at("servers").get<int>(), "; this worker expects ", server.number, " of ",
                             options_.addresses.size()),
-                     "Give all workers the servers' addresses in the servers' order.");
+                     "Give all workers the servers' addresses in the same order.");
   }
   if (server.joined && server.loads < loads) {
     throw Error("server",
                 concat("server ", server.number, " (", server.address,
-                       ") has started again from what it had before the checkpoint was loaded"),
-                "Look in its log why it could not write a snapshot then.");
+                       ") was restarted from a state before the checkpoint was loaded"),
+                "See its log for why it could not write a snapshot.");
   }
   server.joined = true;
   server.arrays = reply.at("arrays").get<std::vector<std::string>>();
@@ -167,17 +167,17 @@ void Servers::take_or_pull(Connection& server, const TensorOf& values, std::opti
   }
 }
 
-// Others may have stepped meanwhile: no server's values are older than the first one's. A gradient pushed to servers at
-// different steps would be part of a sum on some of them only.
+// Pulls from servers that are behind server 0, because others may have stepped meanwhile. If servers were at different
+// steps, only some of them would add this worker's next gradient to a sum.
 void Servers::catch_up(const TensorOf& values) {
   const int64_t first = servers_.front()->clock;
   const json header = {{"op", "pull"}, {"first_clock", first}};
   std::vector<Connection*> behind;
   for (const auto& server : servers_) {
-    const bool lacks_load = server->loads < servers_.front()->loads; // which this worker may have to bring
+    const bool lacks_load = server->loads < servers_.front()->loads; // this worker may have to send the load
     if (server->number > 0 && !lacks_load && server->first_clock.value_or(first) < first) {
       behind.push_back(server.get());
-      ask_for_values(*server, header); // of all at once: each hears that this worker has the step behind it
+      ask_for_values(*server, header); // to all at once: each learns that this worker has finished the step
     }
   }
   for (Connection* const server : behind) {
@@ -187,10 +187,10 @@ void Servers::catch_up(const TensorOf& values) {
 
 void Servers::say_lost(const Connection& server, int64_t before) const {
   if (server.clock < before) {
-    log::warning("server ", server.number, " has started again from its snapshot at clock ", server.clock,
-                 ": the updates of its part after that, up to clock ", before, ", are lost");
+    log::warning("server ", server.number, " was restarted from its snapshot at clock ", server.clock,
+                 ": its updates after that, up to clock ", before, ", are lost");
   } else {
-    log::warning("server ", server.number, " has started again, with all updates that this worker knows of");
+    log::warning("server ", server.number, " was restarted, with all updates that this worker knows of");
   }
 }
 
@@ -215,7 +215,7 @@ void Servers::for_each_array(const OfArray& f) {
   for (const auto& server : servers_) {
     const auto bytes = static_cast<size_t>(server->array_bytes) * server->arrays.size();
     const auto room = shareable(bytes);
-    const int64_t clock = server->clock; // that of this worker's values, whatever the others do meanwhile
+    const int64_t clock = server->clock; // the clock of this worker's values
     ask(*server, {{"op", "get_arrays"}}, {}, {room.get(), bytes});
     server->clock = clock;
     visit_arrays(*server, room.get(), f);

@@ -1,4 +1,4 @@
-// A worker that has loaded a checkpoint: all servers have it before the worker pushes anything.
+// Loading a checkpoint: all servers have it before the worker pushes.
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
 #include <trireme/extensions/server/load.h>
@@ -12,8 +12,8 @@ namespace trireme::parallel::server {
 
 using nlohmann::json;
 
-// The first server decides which load it is; the others get the same one, from whoever has it. They are told one after
-// the other, so that two workers never wait for each other.
+// Server 0 decides which load it is; the other servers get the same one from any worker that has it. They are called
+// one after the other, so that two workers never wait for each other.
 bool Servers::load(const Loaded& loaded, const TensorOf& values, const OfArray& f) {
   Load decided;
   for (const auto& server : servers_) {
@@ -35,12 +35,12 @@ bool Servers::load(const Loaded& loaded, const TensorOf& values, const OfArray& 
   loads_ = decided.number;
   for (const auto& server : servers_) {
     if (server->loads < decided.number) {
-      throw Error("server", concat("server ", server->number, " has not got ", decided.id, ", which server 0 has"),
-                  "Start the job again with --resume.");
+      throw Error("server", concat("server ", server->number, " does not have ", decided.id, ", which server 0 has"),
+                  "Restart the job with --resume.");
     }
   }
   if (decided.id != loaded.id) {
-    log::info("worker ", options_.worker, " takes the servers' values, of step ", step_, ", not those of ", loaded.id);
+    log::info("worker ", options_.worker, " uses the servers' values, of step ", step_, ", not those of ", loaded.id);
   }
   return decided.id == loaded.id;
 }
@@ -64,10 +64,10 @@ json Servers::tell_load(Connection& server, const Loaded& loaded, const std::str
     return reply;
   }
   if (id != loaded.id) {
-    throw InputError("server",
-                     concat("server ", server.number, " has not got ", id,
-                            ", which server 0 has, and this worker has loaded ", loaded.id),
-                     concat("Load ", id, " on this worker."));
+    throw InputError(
+        "server",
+        concat("server ", server.number, " needs ", id, ", which server 0 has, but this worker has loaded ", loaded.id),
+        concat("Load ", id, " on this worker."));
   }
   const auto bytes = static_cast<size_t>(server.share.bytes + server.array_bytes * std::ssize(server.arrays));
   const auto body = shareable(bytes);

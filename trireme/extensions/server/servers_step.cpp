@@ -1,5 +1,5 @@
-// A step of all workers, as one of them goes through it: its gradients go to all servers in one request, which are
-// answered with the values. One worker is told the sum before the step, and commits for all.
+// A synchronous step of one worker. It pushes its gradients to all servers, and each push is answered with the values.
+// One worker, the committer, gets the sum before the step and commits for all.
 #include <trireme/extensions/server/servers.h>
 
 #include <trireme/base/error.h>
@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-/// A worker that waits for one server looks so often whether others have ended: they wait for what it has sent them.
+/// While it waits for one server, a worker checks this often whether others have ended, and sends them its push again.
 constexpr milliseconds kBetweenLooks{100};
-/// What the first server has said reaches another one by itself in that time, or it is told.
+/// A server usually finds server 0's members on its own within this time; after it, the worker sends them.
 constexpr milliseconds kFindsTheSame{1000};
 
 } // namespace
@@ -53,29 +53,29 @@ void Servers::send_push(Connection& server) {
   server.pushed = server.client->call(header.dump(), server.of_gradients(), server.room_for_values());
 }
 
-// Takes what has come of a server's answers, without waiting.
+// Processes the responses that have arrived, without waiting.
 void Servers::take_answer(Connection& server) {
   try {
-    if (server.call && server.call->done()) { // of `sum`: the members are those that the first server has named
+    if (server.call && server.call->done()) { // response to `sum`: the members are those of server 0
       const int64_t clock = server.clock;
       const std::optional<int64_t> first_clock = server.first_clock;
       json reply = receive(server);
       const bool is_of_this_step = server.clock == clock && reply.at("status") == "ok";
       const bool has_values = server.answer && !server.asks_to_commit();
       if (reply.at("status") == "withdrawn" || has_values) {
-        // the push is answered, if it was not before
+        // The push is answered, now or before.
       } else if (reply.at("status") ==
-                 "missing") { // it has lost the step that this gradient was part of, or too late for
+                 "missing") { // the server has lost the step of this gradient, or the gradient came too late
         if (!server.pushed) {
           send_push(server);
         }
       } else if (is_of_this_step || !server.pushed) {
-        // A server that has taken the step meanwhile, and asked before, answers a commit with its values.
+        // The server may have finished the step meanwhile: then it answers a commit with its values.
         reply["status"] = "commit";
-        reply["members"] = servers_.front()->answer->at("members"); // those of them that are here, whoever they are
+        reply["members"] = servers_.front()->answer->at("members"); // the server uses those of them whose pushes it has
         server.answer = std::move(reply);
       }
-      server.clock = clock; // those of the values that are here
+      server.clock = clock; // the clock of the values that are here
       server.first_clock = first_clock;
     }
     if (server.pushed && server.pushed->done()) {
@@ -86,34 +86,33 @@ void Servers::take_answer(Connection& server) {
     }
   } catch (const PeerError&) {
     connect_again(server, [&](int64_t of_step) {
-      server.clock = std::min(server.clock, of_step); // a server that has taken the step answers as it did
+      server.clock = std::min(server.clock, of_step); // a server that has finished the step answers as it did before
       send_push(server);
     });
   }
 }
 
-// Whether what this server was sent may be part of the step that server 0 decides, or has decided.
+// True if this server's push may belong to the step that server 0 decides or has decided.
 bool Servers::may_count(const Connection& server) const {
   const auto& decided = servers_.front()->answer;
   return !decided || (decided->at("status") != "stale" && server.pushed_step <= servers_.front()->pushed_clock);
 }
 
-// A server adds up what it has when all are there. Where somebody has come or gone meanwhile, or is too late, it has to
-// be told whose gradients count.
+// Sends server 0's members to a server that cannot find them: another worker may have joined, ended, or come too late.
 void Servers::tell_members(Connection& server, bool has_waited) {
   const json& decided = *servers_.front()->answer;
   if (server.number == 0 || server.call) {
     return;
   }
   const int64_t step = servers_.front()->pushed_clock;
-  if (!may_count(server)) { // its gradient shall not be part of a later step on another server
+  if (!may_count(server)) { // keeps its gradient out of a later step on another server
     if (!server.answer && !std::exchange(server.withdrawn, true)) {
       send(server, {{"op", "withdraw"}, {"worker", options_.worker}, {"first_clock", step}});
     }
     return;
   }
   const bool has_others = server.asks_to_commit() && server.answer->at("members") != decided.at("members");
-  const bool commits = decided.at("status") == "commit"; // else another one does, or has and is lost
+  const bool commits = decided.at("status") == "commit"; // else another worker commits, or did and is lost
   const bool says_nothing = !server.answer && (has_waited || (hybrid_ && commits));
   if (has_others || says_nothing) {
     server.answer.reset();
@@ -125,7 +124,7 @@ void Servers::tell_members(Connection& server, bool has_waited) {
   }
 }
 
-// Until all servers that have not made the step have answered this worker's push.
+// Waits until all servers that have not made the step have answered this worker's push.
 void Servers::await_answers(bool tells_at_once) {
   std::optional<rpc::Clock::time_point> decided;
   const auto awaits_answer = [](const auto& server) { return server->awaits_answer(); };
@@ -143,7 +142,8 @@ void Servers::await_answers(bool tells_at_once) {
       if (server->awaits_answer()) {
         take_answer(*server);
       }
-      if (may_count(*server) && lacks_step(*server)) { // it was a step behind: others wait for this gradient there
+      if (may_count(*server) &&
+          lacks_step(*server)) { // the server was a step behind: other workers wait for this gradient
         send_push(*server);
       }
       if (servers_.front()->answer) {
@@ -163,7 +163,7 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
     send_push(*server);
   }
   await_answers(/*tells_at_once=*/false);
-  const json& decided = *servers_.front()->answer; // the first server decides
+  const json& decided = *servers_.front()->answer; // server 0 decides
   Sum sum;
   members_.clear();
   if (decided.at("status") == "stale") {
@@ -176,7 +176,7 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   sum.loss = number_in(decided, "loss");
   sum.stop = decided.at("stop");
   for (const auto& server : servers_) {
-    if (server->answer->contains("squared_norm_of_all")) { // what the one that has committed has seen
+    if (server->answer->contains("squared_norm_of_all")) { // reported by the committer
       sum.squared_norm = number_in(*server->answer, "squared_norm_of_all");
       break;
     }
@@ -186,7 +186,7 @@ Servers::Sum Servers::push(const TensorOf& gradients, double loss, bool stop) {
   return sum;
 }
 
-// Of a step that this worker's gradient is part of: the server has not made it, and has answered that the gradient came
+// True if the server has not made a step that contains this worker's gradient. It has answered that the gradient came
 // too late, because it was at another step.
 bool Servers::lacks_step(const Connection& server) const {
   if (server.number == 0 || !server.answer || server.answer->at("status") != "stale") {
@@ -210,8 +210,8 @@ json Servers::commit_header(const Step& step) const {
   return header;
 }
 
-// The server's values after the step. Where it has ended before it answered, or its answer got lost, its part of the
-// step is made again: the gradients are still here, and the other workers do the same.
+// Takes the server's values after the step. If the server ended before it answered, or its answer was lost, its part of
+// the step is repeated: the gradients are still here, and the other workers do the same.
 void Servers::take_step(Connection& server, const TensorOf& values) {
   try {
     if (server.asks_to_commit()) {
@@ -222,7 +222,7 @@ void Servers::take_step(Connection& server, const TensorOf& values) {
     server.has_step = true;
   } catch (const PeerError&) {
     connect_again(server, [&](int64_t of_step) {
-      if (members_.empty()) { // too late for it
+      if (members_.empty()) { // this worker was too late for the step
         ask_for_values(server, {{"op", "pull"}, {"clock", server.clock}});
         take_values(server, values);
         server.has_step = true;
@@ -242,9 +242,9 @@ void Servers::commit(const Step& step, const TensorOf& values) {
     await_answers(/*tells_at_once=*/true);
     for (const auto& server : servers_) { // all at once
       if (server->has_step || !server->asks_to_commit()) {
-        continue; // its values have come
+        continue; // its values have arrived
       }
-      if (members_.empty()) { // too late: the values of the step that the others take
+      if (members_.empty()) { // too late: pulls the values of the others' step
         ask_for_values(*server, {{"op", "pull"}, {"first_clock", first_clock}});
       } else {
         header["clock"] = server->pushed_clock;
@@ -258,8 +258,9 @@ void Servers::commit(const Step& step, const TensorOf& values) {
     }
   }
   for (const auto& server : servers_) {
-    if (const auto pushed = std::exchange(
-            server->pushed, nullptr)) { // a server that was told the members answers both requests, into the same room
+    if (const auto pushed =
+            std::exchange(server->pushed,
+                          nullptr)) { // a server that was told the members answers both requests, into the same memory
       pushed->wait_until(rpc::Clock::now() + kLongestAnswer);
     }
     server->answer.reset();

@@ -18,7 +18,7 @@ constexpr const char* kParameter = "parameter";
 
 void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& share, const optim::Optimizer& rule) {
   if (rule.state_type() == optim::StateType::int8) {
-    throw InputError("server", "a parameter server with 8-bit optimizer states",
+    throw InputError("server", "a parameter server cannot hold 8-bit optimizer states",
                      "Use \"state_dtype\": \"fp32\" or \"bf16\".");
   }
   if (!rule.needs_norms()) {
@@ -29,14 +29,14 @@ void check_optimizer(const std::vector<ParameterInfo>& parameters, const Share& 
     if (piece.end - piece.begin < parameter.rows() || parameter.sparse) {
       throw InputError(
           "server",
-          concat(rule.name(), " needs the norms of whole tensors, and \"", parameter.name,
+          concat(rule.name(), " needs the norms of whole tensors, but \"", parameter.name,
                  parameter.sparse ? "\" is sparse" : "\" is cut between two servers"),
-          parameter.sparse ? "Leave sparse_rows out, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
+          parameter.sparse ? "Remove sparse_rows, or use AdamW." : "Describe it as \"whole\", or use AdamW.");
     }
   }
 }
 
-// Adds to the sum, or begins it.
+// Adds to the sum, or sets it for the first summand.
 void add_floats(const at::Tensor& sum, const std::byte* from, bool begun) {
   auto* const to = static_cast<float*>(sum.data_ptr());
   if (!begun) {
@@ -73,7 +73,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     tensors_.push_back(torch::zeros(sizes, scalar_type(parameter)).requires_grad_());
     if (!piece_of_.emplace(parameter.name, i).second) {
       throw InputError("server", concat("two parameters have the name \"", parameter.name, '"'),
-                       "Give each one of its own.");
+                       "Give each parameter its own name.");
     }
     auto& [named, pieces] = by_type[scalar_type(parameter)];
     named.emplace_back(parameter.name, tensors_.back());
@@ -83,7 +83,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   const auto placement = [this](const std::string& name, const at::Tensor& tensor) {
     const RowRange& piece = share_.pieces[piece_of_.at(name)];
     bucket::Placement at;
-    at.counts_in_norm = !parameters_[piece.parameter].sparse; // squared_norm() reads the rows that have a gradient
+    at.counts_in_norm = !parameters_[piece.parameter].sparse; // squared_norm() adds the rows that have a gradient
     if (piece.end - piece.begin < parameters_[piece.parameter].rows()) {
       at.global_shape = parameters_[piece.parameter].shape;
       at.box_offset.assign(tensor.dim(), 0);
@@ -116,7 +116,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
     return optim::ParameterOptions{parameter.weight_decay >= 0 ? parameter.weight_decay : options.weight_decay(),
                                    parameter.lr_factor};
   };
-  if (pointers.empty()) { // fewer rows than servers
+  if (pointers.empty()) { // there are fewer rows than servers
     return;
   }
   check_optimizer(parameters_, share_, *optim::make_optimizer(options));
@@ -130,7 +130,7 @@ Shard::Shard(std::vector<ParameterInfo> parameters, Share share, const optim::Op
   }
 }
 
-// A view of a body's bytes; they need not be aligned to anything but their type.
+// Views a body's bytes, which need no more alignment than their type.
 at::Tensor Shard::piece_in(std::span<const std::byte> body, size_t i) const {
   const at::Tensor& tensor = tensors_[i];
   auto* const begin = const_cast<std::byte*>(body.data()) + share_.pieces[i].offset;
@@ -178,7 +178,7 @@ void Shard::begin_sum() {
   }
 }
 
-// A copy: the body may be the worker's memory.
+// Copies, because the body may be the worker's memory.
 at::Tensor Shard::numbers_in(std::span<const std::byte> body, const RowBlock& block) const {
   const at::Tensor numbers = torch::empty({block.rows}, at::kLong);
   std::memcpy(numbers.mutable_data_ptr(), body.data() + block.numbers, numbers.nbytes());
@@ -195,8 +195,8 @@ at::Tensor Shard::rows_in(std::span<const std::byte> body, const RowBlock& block
 void Shard::check(std::span<const std::byte> body, const std::optional<std::vector<int64_t>>& counts) const {
   const RowLayout layout = counts ? row_layout(parameters_, share_, *counts) : RowLayout{{}, share_.bytes};
   if (std::ssize(body) != layout.bytes) {
-    throw InputError("server", concat("a body of ", body.size(), " bytes, and ",
-                                      counts ? "one with these rows has " : "a share has ", layout.bytes));
+    throw InputError("server", concat("the body has ", body.size(), " bytes, expected ", layout.bytes,
+                                      counts ? " for these rows" : " for a share"));
   }
   for (const RowBlock& block : layout.blocks) {
     const at::Tensor numbers = numbers_in(body, block);
@@ -205,8 +205,8 @@ void Shard::check(std::span<const std::byte> body, const std::optional<std::vect
     if (!ascend ||
         (block.rows > 0 && (numbers[0].item<int64_t>() < 0 || numbers[-1].item<int64_t>() >= tensor.size(0)))) {
       const RowRange& piece = share_.pieces[block.piece];
-      throw InputError("server", concat("row numbers of \"", parameters_[piece.parameter].name,
-                                        "\" that do not ascend from ", piece.begin, " to less than ", piece.end));
+      throw InputError("server", concat("row numbers of \"", parameters_[piece.parameter].name, "\" must ascend from ",
+                                        piece.begin, " to less than ", piece.end));
     }
   }
 }
@@ -373,7 +373,7 @@ void Shard::load(const std::filesystem::path& file) {
       throw InputError("server",
                        concat(file.string(), ": \"", name, "\" has ", there.numel(), " elements, this server's piece ",
                               values.numel()),
-                       "It is of another model or another number of servers: use another folder, or begin anew.");
+                       "It belongs to another model or number of servers: use another folder, or start over.");
     }
     at::Tensor(values).copy_(there.view(values.sizes()));
   };

@@ -29,7 +29,7 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
   const auto word = [&](const char* key) {
     const auto found = saved.metadata().find(key);
     if (found == saved.metadata().end()) {
-      throw InputError("server", concat(file.string(), " is no snapshot of a server: it has no \"", key, '"'),
+      throw InputError("server", concat(file.string(), " is not a server's snapshot: it has no \"", key, '"'),
                        "Use another folder.");
     }
     return found->second;
@@ -48,17 +48,17 @@ Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t ser
                 .load = read_load(json("load")),
                 .first_clock = first_clock.is_null() ? std::nullopt : std::optional(first_clock.get<int64_t>()),
                 .made = json("made").get<std::map<int, int64_t>>()};
-  } catch (const std::logic_error&) { // stoi's
-    throw InputError("server", concat(file.string(), " is no snapshot of a server: a number in it is none"),
+  } catch (const std::logic_error&) { // thrown by stoi
+    throw InputError("server", concat(file.string(), " is not a server's snapshot: one of its numbers is invalid"),
                      "Use another folder.");
   } catch (const nlohmann::json::exception&) {
-    throw InputError("server", concat(file.string(), " is no snapshot of a server: its parameters are not JSON"),
+    throw InputError("server", concat(file.string(), " is not a server's snapshot: its parameters are not JSON"),
                      "Use another folder.");
   }
   if (snapshot.servers != servers || snapshot.place != place) {
     throw InputError("server",
-                     concat(file.string(), " is of server ", snapshot.place, " of ", snapshot.servers, ", this one is ",
-                            place, " of ", servers),
+                     concat(file.string(), " belongs to server ", snapshot.place, " of ", snapshot.servers,
+                            ", this is server ", place, " of ", servers),
                      "Start as many servers as before, or begin from a checkpoint in another folder.");
   }
   return snapshot;

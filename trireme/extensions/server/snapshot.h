@@ -16,7 +16,7 @@ namespace trireme::parallel::server {
 
 class Shard;
 
-/// What a server's snapshot says beside its tensors.
+/// Metadata of a server's snapshot.
 struct Snapshot {
   int place = 0;
   int64_t servers = 1;
@@ -24,18 +24,17 @@ struct Snapshot {
   int64_t steps = 0;
   std::vector<ParameterInfo> parameters;
   std::string optimizer; ///< JSON
-  nlohmann::json last;   ///< what was decided in the last round
+  nlohmann::json last;   ///< decision of the last round
   Load load;
-  std::optional<int64_t>
-      first_clock;             ///< the first server's clock that the values belong to; none where workers step alone
-  std::map<int, int64_t> made; ///< Workers::made()
+  std::optional<int64_t> first_clock; ///< server 0's clock for these values; absent if workers step separately
+  std::map<int, int64_t> made;        ///< Workers::made()
 };
 
 std::filesystem::path snapshot_file(const std::filesystem::path& folder, int place);
-/// Writes the shard and `snapshot`, whole or not at all. Errors: Error.
+/// Writes the shard and `snapshot` atomically. Errors: Error.
 void save_snapshot(const std::filesystem::path& file, const Snapshot& snapshot, Shard& shard);
-/// Reads all but the tensors, which are Shard::load()'s. Errors: InputError for a file that is no snapshot, or that of
-/// another server.
+/// Reads all but the tensors, which Shard::load() reads. Errors: InputError for a file that is not a snapshot or
+/// belongs to another server.
 Snapshot read_snapshot(const std::filesystem::path& file, int place, int64_t servers);
 
 } // namespace trireme::parallel::server

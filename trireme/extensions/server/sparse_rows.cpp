@@ -8,7 +8,7 @@
 namespace trireme::parallel::server {
 namespace {
 
-// Ors a row's words without their signs: -0 is 0 too.
+// ORs a row's words without their signs, so that -0 counts as 0.
 template <typename Word>
 void find_values(const at::Tensor& rows, bool* found) {
   constexpr auto kNoSign = static_cast<Word>(static_cast<Word>(~Word{0}) >> 1);
@@ -50,7 +50,7 @@ void SparseRows::begin_sum() {
 }
 
 void SparseRows::add(const at::Tensor& numbers, const at::Tensor& rows) {
-  gradient_.index_copy_(0, numbers, gradient_.index_select(0, numbers).add_(rows)); // each row once
+  gradient_.index_copy_(0, numbers, gradient_.index_select(0, numbers).add_(rows)); // each row occurs once
   is_touched_.index_fill_(0, numbers, true);
 }
 

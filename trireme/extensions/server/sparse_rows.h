@@ -6,31 +6,30 @@
 
 namespace trireme::parallel::server {
 
-/// Numbers of the rows of `rows`, [n, m], fp32, bf16 or fp16, on any device, that have an element other than 0 (NaN
-/// is): int64, ascending, on that device. Cost: reads it once. On a device it waits for the answer.
+/// Returns the indices of the rows of `rows` that have an element other than 0 (NaN counts): int64, ascending, on the
+/// device of `rows`. `rows`: [n, m], fp32, bf16 or fp16, on any device. Cost: reads it once; on a GPU it waits.
 at::Tensor rows_with_values(const at::Tensor& rows);
 
-/// A sparse piece on a server: the sum of its gradients, of which only some rows are not 0, and which rows have changed
-/// since when.
+/// Sum of the gradients of a sparse piece on a server, and the version at which each row last changed.
 ///
-/// Cost of a step: that of the rows in it, and one byte for each row of the piece; since() reads 8 bytes for each.
+/// Cost of a step: its rows, and one byte for each row of the piece; since() reads 8 bytes for each row.
 class SparseRows {
  public:
-  /// `gradient`: that of the piece, fp32, on the CPU; zeros.
+  /// `gradient`: the piece's gradient, fp32, on the CPU, filled with zeros.
   explicit SparseRows(const at::Tensor& gradient);
 
   void begin_sum();
-  /// `numbers`: of the piece, int64, ascending; `rows`: as many, of any type.
+  /// `numbers`: indices of rows in the piece, int64, ascending. `rows`: as many rows, of any type.
   void add(const at::Tensor& numbers, const at::Tensor& rows);
-  /// Those that were added since begin_sum(): int64, ascending.
+  /// Returns the rows that were added since begin_sum(): int64, ascending.
   at::Tensor touched() const;
-  /// Their gradients, one after the other.
+  /// Returns the gradients of touched(), concatenated.
   at::Tensor gradients() const;
 
-  /// The touched rows, or all of them, have other values from this version on. Versions ascend.
+  /// Marks the touched rows, or all rows, as changed at `version`. Versions ascend.
   void change_touched(int64_t version);
   void change_all(int64_t version);
-  /// Rows that have changed after `version`: int64, ascending.
+  /// Returns the rows that changed after `version`: int64, ascending.
   at::Tensor since(int64_t version) const;
 
  private:

@@ -45,8 +45,8 @@ void Together::answer_pulls() {
   std::vector<PendingRequest> still;
   const int64_t least = least_that_comes();
   if (first_clock_ && *first_clock_ < least) {
-    log::warning("server ", options_.place, ": the updates of its part up to clock ", least,
-                 " of server 0 are lost: all workers that could have committed them are gone");
+    log::warning("server ", options_.place, ": lost the updates of its share up to clock ", least,
+                 " of server 0: all workers that could have committed them are gone");
     first_clock_ = least;
     drop_round();
   }
@@ -63,8 +63,8 @@ void Together::answer_pulls() {
   pulls_ = std::move(still);
 }
 
-// Where all workers that are there wait for values of a step that server 0 has made, nobody will make it here: the
-// clock of server 0 that these values stand for.
+// Returns the largest clock of server 0 that workers wait for, if all present workers do; then no worker can make these
+// steps on this server, and its values stand for that clock. Else 0.
 int64_t Together::least_that_comes() const {
   std::vector<int> wait;
   int64_t least = 0;
@@ -84,28 +84,28 @@ void Together::push(const PendingRequest& waiting) {
   check_gradients(waiting);
   check_push(waiting.header);
   if (!initialized_) {
-    return refuse(waiting, "there are no values yet: init or pull first");
+    return refuse(waiting, "there are no values yet: send init or pull first");
   }
   check_room(waiting);
   const auto step = step_of_first(waiting.header);
   int64_t ahead = this->ahead(waiting.header);
-  workers_.has_pushed(number, ahead > 0 && round_.closed() ? std::nullopt : step); // that one comes again
+  workers_.has_pushed(number, ahead > 0 && round_.closed()
+                                  ? std::nullopt
+                                  : step); // a push that is ahead of a closed round is sent again
   if (waiting.op() == "push" && ahead == -1 &&
-      was_member(number)) { // it has not heard of its step, because this server or its connection has ended
+      was_member(number)) { // it did not get the answer of its step, because this server or its connection ended
     return answer_with_values(waiting, last_);
   }
-  if (step && ahead > 0 &&
-      !round_.closed()) { // this server has lost updates: its values are those that the workers go on with
+  if (step && ahead > 0 && !round_.closed()) { // this server has lost updates: workers continue from its values
     first_clock_ = step;
     ahead = 0;
     begin_anew();
   }
-  if (ahead == 0 && round_.closed() && round_.is_member(number) &&
-      !has_committer()) { // it was to commit, and the answer that said so is lost
+  if (ahead == 0 && round_.closed() && round_.is_member(number) && !has_committer()) { // the request to commit was lost
     round_.add_committer(number);
     return ask_to_commit(waiting);
   }
-  if (step && ahead < 0) { // server 0 makes it again, or without those that have made it here
+  if (step && ahead < 0) { // server 0 repeats the step, or makes it without workers that made it here
     ++counters_.dropped;
     if (!round_.closed()) {
       withdraw(number, "the worker has pushed again");
@@ -116,7 +116,7 @@ void Together::push(const PendingRequest& waiting) {
   }
   if (round_.closed()) {
     ++counters_.dropped;
-    late_.push_back(waiting); // its next gradient can be of the values after the step that is under way
+    late_.push_back(waiting); // its next gradient can be of the values after this round
     return;
   }
   if (ahead != 0) {
@@ -129,7 +129,7 @@ void Together::push(const PendingRequest& waiting) {
   answer_sums();
 }
 
-// The clock of server 0 that names the step of a request to another server. Its own clock does not, once one of them
+// Server 0's clock identifies the step of a request to another server. That server's own clock does not, once a server
 // has lost updates.
 std::optional<int64_t> Together::step_of_first(const json& header) const {
   const auto found = header.find("first_clock");
@@ -137,7 +137,7 @@ std::optional<int64_t> Together::step_of_first(const json& header) const {
                                                                        : std::optional(found->get<int64_t>());
 }
 
-// Steps between this server's and that of the request. Below 0: the step has been made here.
+// Number of steps by which the request is ahead of this server. Below 0: the step was already made here.
 int64_t Together::ahead(const json& header) const {
   const auto step = step_of_first(header);
   return step ? *step - *first_clock_ : header.at("clock").get<int64_t>() - clock_;
@@ -154,7 +154,7 @@ void Together::answer_late() {
   }
 }
 
-// Whether it is this server that says whose gradients count.
+// True if this server decides whose gradients count.
 bool Together::decides() const {
   return options_.place == 0 || !round_.wants_commit();
 }
@@ -177,7 +177,7 @@ void Together::close_if_complete() {
   if (decides()) {
     close();
   } else if (!is_hybrid() && !round_.is_added_up()) {
-    // The first server will find the same, unless somebody comes or goes.
+    // Server 0 will find the same members, unless a worker joins or ends.
     round_.add_up(round_.numbers(), *shard_);
     if (!has_committer()) {
       ask_somebody();
@@ -196,7 +196,7 @@ void Together::look_at_the_time() {
   if (!round_.closed() && !round_.empty() && decides() && round_.since_first_push() >= patience) {
     close();
     answer_sums();
-  } else if (round_.closed() && round_.since_asked() >= patience) { // it may be the late one of this step
+  } else if (round_.closed() && round_.since_asked() >= patience) { // the committer may be the late worker of this step
     ask_somebody();
   }
 }
@@ -228,7 +228,7 @@ void Together::ask_to_commit(const PendingRequest& waiting) {
   answer(waiting, std::move(decision), 0);
 }
 
-// Where nobody looks at the sum: the mean, by what one of the members has said.
+// Makes the step without a commit: the mean of the gradients, by what one member's `push_pull` says.
 void Together::finish_as_said(const PendingRequest& said) {
   const json header = said.header;
   const json factor = header.value("factor", json(1.0));
@@ -245,11 +245,11 @@ void Together::sum(const PendingRequest& waiting) {
   answer_sums();
 }
 
-// Of other servers: as soon as the gradients of all that the first server names are here, or cannot come.
+// For servers other than 0: answers as soon as the gradients of all members of server 0 are here, or cannot come.
 void Together::answer_sums() {
   std::vector<PendingRequest> still;
   for (PendingRequest& sum : std::exchange(sums_, {})) {
-    if (const int64_t of_step = ahead(sum.header); of_step < 0) { // another member was faster, and has committed
+    if (const int64_t of_step = ahead(sum.header); of_step < 0) { // another member has already committed
       const bool was_last = of_step == -1 && clock_ > load_.clock;
       answer(sum, was_last ? json{{"status", "ok"}, {"squared_norm", last_.value("squared_norm", json())}}
                            : json{{"status", "done"}});
@@ -289,7 +289,7 @@ void Together::answer_sums() {
   sums_ = std::move(still);
 }
 
-// Makes the sum that of these members. False where it cannot be.
+// Sums these members' gradients. False if a push is missing.
 bool Together::add_up_again(const std::vector<int>& members) {
   if (round_.is_added_up() && (round_.closed() || round_.members() == members)) {
     return true;
@@ -302,7 +302,7 @@ bool Together::add_up_again(const std::vector<int>& members) {
   return true;
 }
 
-// Pushes that are no part of the sum came too late for the first server.
+// Drops pushes that are not in the sum: they came too late for server 0.
 void Together::drop_others() {
   for (auto& [number, late] :
        round_.take([this](int number, const PendingRequest&) { return !round_.is_member(number); })) {
@@ -316,7 +316,7 @@ void Together::take_back(const PendingRequest& waiting) {
   if (const auto step = step_of_first(waiting.header)) {
     gives_up(number, *step);
   }
-  if (!round_.closed() && round_.has(number)) { // else it is answered with the step, or has been
+  if (!round_.closed() && round_.has(number)) { // else the step answers it, or has
     for (const auto& [of, one] : round_.take([number](int of, const PendingRequest&) { return of == number; })) {
       ++counters_.dropped;
       answer_stale(one);
@@ -333,17 +333,17 @@ void Together::commit(const PendingRequest& waiting) {
   const auto members = waiting.header.value("members", round_.members());
   const auto lr = waiting.header.at("lr").get<double>();
   const json& factor = waiting.header.at("factor");
-  if (of_step >= 0) {                // else another worker's has come before
-    std::vector<int> here = members; // a worker may have been started again meanwhile, and taken its gradient back
+  if (of_step >= 0) {                // else another worker has already committed
+    std::vector<int> here = members; // a restarted worker may have withdrawn its gradient
     std::erase_if(here, [this](int number) { return !round_.has(number); });
     const bool has_sum = of_step == 0 && (add_up_again(members) || add_up_again(here));
     if (!has_sum &&
-        step_of_first(waiting.header)) { // this server has lost it: the worker finds that its values are behind
+        step_of_first(waiting.header)) { // this server has lost the sum: its values tell the worker that it is behind
       return answer_with_values(waiting, {{"status", "ok"}});
     }
     if (!has_sum) {
       return refuse(waiting, concat("there is no sum to commit for clock ", waiting.clock(),
-                                    ", and this server is at clock ", clock_));
+                                    "; this server is at clock ", clock_));
     }
     finish_round(waiting.header, lr, factor.is_null() ? std::nullopt : std::optional(factor.get<double>()));
   }
@@ -362,7 +362,7 @@ void Together::finish_round(const json& header, double lr, std::optional<double>
   ++clock_;
   first_clock_ = options_.place == 0 ? clock_ : header.value("first_clock", clock_ - 1) + 1;
   Round done = std::exchange(round_, {});
-  count_update(); // before anybody sees the values
+  count_update(); // before any worker gets the values
   counters_.accepted += std::ssize(done.members());
   for (const auto& [number, one] : done.take([](int, const PendingRequest&) { return true; })) {
     if (done.is_member(number)) {
@@ -396,14 +396,14 @@ void Together::withdraw(int number, const char* why) {
 }
 
 void Together::commits_no_more(int number) {
-  round_.remove_committer(number); // somebody else has to say how to step
+  round_.remove_committer(number); // another worker must commit
   if ((round_.closed() || (!decides() && round_.is_added_up())) && !has_committer()) {
     ask_somebody();
   }
 }
 
-// Server 0 has gone on without its gradient, or made another step of it. If nobody else knows the sum, the step is lost
-// here.
+// Server 0 has continued without this worker's gradient, or repeated the step. If no other worker knows the sum, this
+// server loses the step.
 void Together::gives_up(int number, int64_t step) {
   workers_.has_behind_it(number, step);
   commits_no_more(number);
@@ -415,8 +415,8 @@ void Together::gives_up(int number, int64_t step) {
 void Together::without(int number) {
   commits_no_more(number);
   if (!round_.closed() && decides() && round_.has(number)) {
-    // Where another server decides it may count this gradient, and is to find it here: who is asked to commit, or sends
-    // `sum`, says whether it does.
+    // Withdraws only if this server decides. Another server that decides may count this gradient and must find it here;
+    // the member that is asked to commit, or sends `sum`, reports whether it does.
     withdraw(number, "the worker has left");
     ++counters_.dropped;
   } else if (round_.closed() && !has_committer()) {
@@ -448,8 +448,8 @@ void Together::drop_round() {
 }
 
 void Together::lose_round() {
-  log::warning("server ", options_.place, ": the update of clock ", clock_,
-               " is lost: all workers that could have committed it are gone");
+  log::warning("server ", options_.place, ": lost the update of clock ", clock_,
+               ": all workers that could have committed it are gone");
   counters_.lost += std::ssize(round_.members());
   round_ = {};
   answer_late();

@@ -9,12 +9,12 @@
 
 namespace trireme::parallel::server {
 
-/// Workers that step together. A clock: pushes, then the first server closes it and says whose gradients count, then a
-/// commit steps.
+/// Synchronous workers. A round: all workers push; server 0 closes the round and decides whose gradients count; a
+/// commit makes the step.
 ///
-/// Each push is answered with the values after the step. One worker commits for all: it is told the sum before the
-/// step. The other servers add up all gradients as soon as they are there, and ask a worker too; when its members turn
-/// out not to be the first server's, it says so (`sum`), and they add up again.
+/// Each push is answered with the values after the step. One worker, the committer, gets the sum before the step. The
+/// other servers sum all gradients as soon as they have arrived, and ask a worker to commit too. If the members differ
+/// from server 0's, that worker reports it (`sum`), and they sum again.
 class Together : protected Replies {
  protected:
   Together(rpc::Server& server, const ParameterServerOptions& options);
@@ -25,29 +25,28 @@ class Together : protected Replies {
   void push(const PendingRequest& waiting);
   void sum(const PendingRequest& waiting);
   void commit(const PendingRequest& waiting);
-  /// A worker's push came too late for the first server: it is taken out of the round, and answered with values.
+  /// Removes a push that came too late for server 0 from the round, and answers it with values.
   void take_back(const PendingRequest& waiting);
   void pull(const PendingRequest& waiting);
   void answer_pulls();
-  /// What time changes: closes the clock, and asks another worker to commit, where nobody is waited for longer than
-  /// options().
+  /// Handles time-outs of options(): closes the round, and asks another worker to commit if one takes too long.
   void look_at_the_time();
-  /// Asks another worker to commit what this one was to: it has joined over another connection, and does not know of
-  /// it, or has the step behind it.
+  /// Asks another worker to commit instead of this one, which has reconnected and does not know of the request, or has
+  /// finished the step.
   void commits_no_more(int number);
-  /// A worker is gone. A gradient that it has pushed, and that has not become part of a sum, is not counted where this
-  /// server decides: nobody was told that it is accepted.
+  /// Removes a lost worker. If this server decides, its push does not count unless it is part of a sum: no worker was
+  /// told that it is accepted.
   void without(int number);
   void forget_requests(uint64_t client);
-  /// Takes out those of this client. The answer, which nobody hears, gives their memory back.
+  /// Removes this client's requests. Answering them, though nobody receives it, frees their memory.
   void forget(std::vector<PendingRequest>& requests, uint64_t client);
-  /// New values have come: pushes that are here are not of them.
+  /// New values were set: drops the pushes, which belong to the old ones.
   void begin_anew();
-  /// The step of the training that a worker has behind it where it goes on from these values.
+  /// Returns the training step after which this worker continues, if it takes these values.
   int64_t step_of(int number) const {
     return load_.step + (together_ ? clock_ - load_.clock : workers_.made(number));
   }
-  /// An update has been made.
+  /// Counts an update.
   virtual void count_update() = 0;
 
   const ParameterServerOptions& options_;
@@ -55,7 +54,7 @@ class Together : protected Replies {
   double default_lr_ = 0;
   bool initialized_ = false;
   Counters counters_;
-  nlohmann::json last_ = nlohmann::json::object(); // the decision of the round before this one
+  nlohmann::json last_ = nlohmann::json::object(); // the previous round's decision
 
  private:
   bool is_hybrid() const {
@@ -65,11 +64,11 @@ class Together : protected Replies {
   std::optional<int64_t> step_of_first(const nlohmann::json& header) const;
   int64_t ahead(const nlohmann::json& header) const;
   bool was_member(int number) const;
-  /// Whether the worker is still the process that has sent this, over the same connection.
+  /// True if the worker is still the process that sent this, over the same connection.
   bool lives(int number, const PendingRequest& push) const {
     return workers_.is_of(number, push.event.client);
   }
-  /// Takes this worker's push out of the round, if there is one.
+  /// Removes this worker's push from the round, if there is one.
   void withdraw(int number, const char* why);
   void answer_late();
   bool decides() const;
@@ -91,7 +90,7 @@ class Together : protected Replies {
   Round round_;
   std::vector<PendingRequest> pulls_;
   std::vector<PendingRequest> sums_;
-  std::vector<PendingRequest> late_; // pushes that wait for the values of the next clock
+  std::vector<PendingRequest> late_; // late pushes, answered with the values of the next clock
 };
 
 } // namespace trireme::parallel::server

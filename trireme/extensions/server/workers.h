@@ -12,18 +12,18 @@
 
 namespace trireme::parallel::server {
 
-/// The workers of a server: who is there, who is gone, and who has not come yet.
+/// A server's workers: present, lost, or still expected.
 class Workers {
  public:
-  /// How long workers that have not joined are waited for after the first one: at the start of a job, and after a
-  /// server's restart, when the others are there already.
+  /// How long to wait for workers that have not joined, after the first one has: at the start of a job, and after a
+  /// restart of the server, when the workers are already running.
   static constexpr std::chrono::seconds kComes{120};
   static constexpr std::chrono::seconds kComesAgain{15};
-  /// How long one whose connection broke is waited for where another server has counted its gradient.
+  /// How long to wait for a worker whose connection broke, if another server has counted its gradient.
   static constexpr std::chrono::seconds kConnectsAgain{2};
 
-  /// Worker `number` of `workers` comes over this connection, perhaps not for the first time. `lives`: the same process
-  /// as before, whose connection broke; `restarted`: another one after it.
+  /// Adds worker `number` of `workers`, perhaps again. `lives`: the same process as before, whose connection broke.
+  /// `restarted`: a new process after it.
   void join(int number, int workers, uint64_t client, bool after_restart, bool lives, bool restarted) {
     if (all_.empty()) {
       awaited_until_ = rpc::Clock::now() + (after_restart ? kComesAgain : kComes);
@@ -34,11 +34,11 @@ class Workers {
     worker.client = client;
     worker.behind_it.reset();
     worker.lost_at.reset();
-    worker.pushes = others.value_or(worker.pushes); // it does not hold up the others by steps that it has not made
+    worker.pushes = others.value_or(worker.pushes); // steps that it has not made do not hold up the others
     worker.restarted = restarted;
     worker.returned = !lives && (restarted || made_.contains(number));
     int64_t& made = made_[number];
-    if (worker.returned) { // goes on where the others are
+    if (worker.returned) { // continues where the others are
       made = std::max(made, slowest_made(number).value_or(0));
     }
   }
@@ -58,18 +58,18 @@ class Workers {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.client == client;
   }
-  /// Is there, or may still come.
+  /// True if it is present or still expected.
   bool may_push(int number) const {
     return is_there(number) || (!all_.contains(number) && awaits_any());
   }
-  /// Whether its gradient for this step of the first server, or, where that is not known, its next one, may still come.
+  /// True if its gradient for this step of server 0 may still come; without a step: its next gradient.
   bool may_bring(int number, std::optional<int64_t> step) const {
     const auto found = all_.find(number);
     const bool connects_again =
         found != all_.end() && found->second.lost_at && rpc::Clock::now() < *found->second.lost_at + kConnectsAgain;
     return (may_push(number) || connects_again) && !(step && is_past(number, *step));
   }
-  /// The one with the lowest number that is there, or may still come.
+  /// The lowest number that is present or still expected.
   int first() const {
     int number = 0;
     while (number < expected_ && !may_push(number)) {
@@ -95,13 +95,13 @@ class Workers {
   bool is_restarted(int number) const {
     return all_.at(number).restarted;
   }
-  /// Those that have joined over this connection.
+  /// Numbers that have joined over this connection.
   std::vector<int> of(uint64_t client) const {
     std::vector<int> numbers = there();
     std::erase_if(numbers, [&](int number) { return !is_of(number, client); });
     return numbers;
   }
-  /// A worker that has not come yet is waited for, but not for ever, because it may have died before.
+  /// True while workers are still expected. The wait is limited, because a worker may have died before it joined.
   bool awaits_any() const {
     return std::ssize(all_) < expected_ && rpc::Clock::now() < awaited_until_;
   }
@@ -113,27 +113,27 @@ class Workers {
     ++all_.at(number).pushes;
     ++made_[number];
   }
-  /// It trains. `step`: of the first server, where the worker has said it.
+  /// The worker trains. `step`: server 0's clock, if the worker sent it.
   void has_pushed(int number, std::optional<int64_t> step = std::nullopt) {
     all_.at(number).returned = false;
     all_.at(number).behind_it = step;
   }
-  /// It goes on with the values after this step of the first server.
+  /// The worker continues with the values after this step of server 0.
   void has_behind_it(int number, int64_t step) {
     all_.at(number).behind_it = step;
   }
-  /// Whether it has no gradient for this step of the first server any more.
+  /// True if it will not send a gradient for this step of server 0 any more.
   bool is_past(int number, int64_t step) const {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.behind_it >= step;
   }
-  /// Whether it is a process that was started again, and has not trained since.
+  /// True if it is a restarted process that has not trained since.
   bool has_returned(int number) const {
     const auto found = all_.find(number);
     return found != all_.end() && found->second.returned;
   }
-  /// Steps since the last load of each worker that was ever there, for those that do not wait for each other: one that
-  /// is started again begins where the slowest other one is.
+  /// Steps of each worker since the last load, for modes in which workers do not wait for each other. A restarted
+  /// worker continues where the slowest other one is.
   const std::map<int, int64_t>& made() const {
     return made_;
   }
@@ -144,7 +144,7 @@ class Workers {
     const auto found = made_.find(number);
     return found == made_.end() ? 0 : found->second;
   }
-  /// A load: all of them go on from it.
+  /// A load: all workers continue from it.
   void begin_anew() {
     for (auto& [number, worker] : all_) {
       worker.pushes = 0;
@@ -153,7 +153,7 @@ class Workers {
       made = 0;
     }
   }
-  /// Pushes of a worker more than of the slowest that is there.
+  /// Number of pushes by which a worker is ahead of the slowest one that is present.
   int64_t ahead(int number) const {
     const int64_t own = all_.at(number).pushes;
     return own - slowest().value_or(own);
@@ -161,12 +161,12 @@ class Workers {
 
  private:
   struct Worker {
-    std::optional<uint64_t> client; // none: gone, or it has left
+    std::optional<uint64_t> client; // none: lost, or it has left
     int64_t pushes = 0;
     std::optional<rpc::Clock::time_point> lost_at;
     bool restarted = false;
     bool returned = false;
-    std::optional<int64_t> behind_it; // the last step of the first server that it has had a gradient for
+    std::optional<int64_t> behind_it; // last step of server 0 for which it has sent a gradient
   };
 
   std::optional<int64_t> slowest_made(int but) const {

@@ -1,4 +1,4 @@
-// What a Reducer hangs into autograd's graph.
+// The hooks that a Reducer installs in autograd's graph.
 #pragma once
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -24,7 +24,7 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
   std::function<void()> ready_;
 };
 
-/// Stands before a parameter's AccumulateGrad, which adds nothing where it gets no gradient.
+/// Drops a parameter's gradient: precedes its AccumulateGrad, which adds nothing when it gets no gradient.
 class DropHook : public torch::autograd::FunctionPreHook {
  public:
   explicit DropHook(std::function<bool()> drops) : drops_(std::move(drops)) {}
@@ -36,7 +36,7 @@ class DropHook : public torch::autograd::FunctionPreHook {
   std::function<bool()> drops_;
 };
 
-/// Autograd drops the callbacks of a backward that fails: `failed` is called instead.
+/// Calls `ended` in run(). Autograd drops the callbacks of a backward that fails; then the destructor calls `failed`.
 class AtEnd {
  public:
   AtEnd(std::function<void()> ended, std::function<void()> failed)

@@ -18,20 +18,19 @@ namespace {
 
 using TensorId = const c10::TensorImpl*;
 
-/// A layer that is converted now.
+/// A converted layer.
 struct Layer {
-  c10::weak_intrusive_ptr<c10::TensorImpl> tensor; // keeps the address from being used again
-  std::weak_ptr<torch::nn::Module> module;         // empty: a layer on the stack
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor; // keeps the address from being reused
+  std::weak_ptr<torch::nn::Module> module;         // empty: the layer is not owned by a shared_ptr
   comm::Group ranks;
   StatisticsNames names;
 };
 
-/// The layers that are converted in this process, by the address of their weight, or of their running mean where they
-/// have no weight.
+/// The converted layers of this process, by the address of the weight, or of the running mean if there is no weight.
 class Layers {
  public:
   static Layers& instance() {
-    static auto* const layers = new Layers; // outlives whatever is destroyed as the process ends
+    static auto* const layers = new Layers; // never destroyed: layers may be removed while the process ends
     return *layers;
   }
 
@@ -63,7 +62,7 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
   const at::Tensor key = weight && weight->defined() ? *weight : given(running_mean);
   if (training && key.defined()) {
     if (const std::optional<Layer> layer = Layers::instance().find(key)) {
-      // A layer without running statistics takes those of the batch in evaluation too, but each rank its own.
+      // Without running statistics, evaluation uses the batch's too, but each rank its own.
       const auto module = layer->module.lock();
       if (!module || module->is_training()) {
         return sync_batch_norm(x, {given(weight), given(bias), given(running_mean), given(running_var)}, momentum, eps,
@@ -74,12 +73,12 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
   return at::native::batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
-// Once, and for the rest of the process: programs that convert nothing have libtorch's own.
+// Replaces aten::batch_norm for the rest of the process, once; programs that convert nothing keep libtorch's.
 void look_up_layers() {
   static const auto* const libraries = [] {
     using Key = c10::DispatchKey;
     auto* made = new std::vector<torch::Library>;
-    // In inference mode, calls come to the keys of devices.
+    // Inference mode dispatches to the device keys.
     for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA, Key::AutogradPrivateUse1, Key::AutogradXPU,
                           Key::AutogradMPS, Key::AutogradHPU, Key::AutogradMTIA, Key::CPU, Key::CUDA, Key::PrivateUse1,
                           Key::XPU, Key::MPS, Key::HPU, Key::MTIA}) {
@@ -109,7 +108,7 @@ at::Tensor tensor_of(const torch::nn::Module& layer, const std::string& name) {
   }
   throw InputError(
       "sync_batch_norm",
-      concat("the BatchNorm \"", name, "\" has neither weights nor running statistics to know it by"),
+      concat("the BatchNorm \"", name, "\" has neither weights nor running statistics by which to recognise it"),
       "Make it with affine(true) or track_running_stats(true), or put a trireme::SyncBatchNorm in its place.");
 }
 
@@ -153,14 +152,14 @@ class SyncedBatchNorms::Impl {
     const at::Tensor tensor = tensor_of(module, name);
     for (const TensorId known : converted_) {
       if (known == tensor.unsafeGetTensorImpl()) {
-        return; // a layer that the model has twice
+        return; // the model contains the layer twice
       }
     }
     if (!Layers::instance().add(tensor, {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                                          module.weak_from_this(), ranks_, StatisticsNames("layer " + name)})) {
       throw InputError("sync_batch_norm",
-                       concat("the BatchNorm \"", name, "\" normalises over the ranks of a group already"),
-                       "Convert a model once; an engine and DataParallel do it by themselves where they are asked to.");
+                       concat("the BatchNorm \"", name, "\" already normalises over the ranks of a group"),
+                       "Convert a model once: an engine and DataParallel do it if sync_batch_norm is on.");
     }
     converted_.push_back(tensor.unsafeGetTensorImpl());
   }

@@ -25,16 +25,16 @@
 namespace trireme::parallel {
 namespace {
 
-/// A walk over a model's parameters takes a millisecond for 300 of them.
+/// Walking over 300 parameters of a model takes a millisecond.
 constexpr int64_t kBackwardsBetweenLooks = 32;
 
-// Often at the start, where programs build their models.
+// More often at the start, when programs build their models.
 bool is_time_to_look(int64_t backwards) {
   return backwards % kBackwardsBetweenLooks == 0 ||
          (backwards < kBackwardsBetweenLooks && std::has_single_bit(static_cast<uint64_t>(backwards)));
 }
 
-// What DataParallel works on, of a module or as it was named.
+// The tensors that DataParallel exchanges, from a module or by name.
 struct Tensors {
   bucket::NamedTensors parameters; // frozen ones too
   bucket::NamedTensors buffers;
@@ -87,7 +87,7 @@ struct Tensors {
   }
 };
 
-// Flags of all ranks in few numbers: in each several sums, side by side, that are exact and do not run over.
+// Packs the flags of all ranks into few numbers: each double holds several exact sums that cannot overflow.
 class Flags {
  public:
   Flags(int ranks, size_t count) : bits_(std::bit_width(static_cast<unsigned>(ranks))), flags_(count) {}
@@ -103,7 +103,7 @@ class Flags {
       numbers[i / per_number()] += flags_[i] ? std::ldexp(1.0, shift(i)) : 0;
     }
   }
-  /// Of the sums over the ranks: whether a flag was set on any.
+  /// Sets each flag that was set on any rank, from the sums over the ranks.
   void read(const double* sums) {
     for (size_t i = 0; i < flags_.size(); ++i) {
       flags_[i] = (static_cast<int64_t>(sums[i / per_number()]) >> shift(i) & ((int64_t{1} << bits_) - 1)) != 0;
@@ -118,11 +118,11 @@ class Flags {
     return bits_ * static_cast<int>(i % per_number());
   }
 
-  int bits_; // of the number of ranks
+  int bits_; // per flag, enough to count all ranks
   std::vector<bool> flags_;
 };
 
-// Every option says what travels or what is done with it. A field that is added breaks the first line.
+// Every option decides about messages or gradients. Adding a field breaks the first line.
 void check_same_options(const comm::Group& ranks, const DataParallelOptions& options, int64_t frozen) {
   const auto& [op, algorithm, bucket, first_bucket, prescale, predivide, at_start, module_buffers, norms] = options;
   constexpr std::array kNames = {"op",
@@ -186,7 +186,7 @@ class DataParallel::Impl : public AllReduceSync {
     }
     if (options.sync_batch_norm) {
       if (tensors.model == nullptr) {
-        throw InputError("DataParallel", "sync_batch_norm with named tensors, which have no BatchNorm layers",
+        throw InputError("DataParallel", "sync_batch_norm needs BatchNorm layers; DataParallel was given named tensors",
                          "Give DataParallel the torch::nn::Module.");
       }
       synced_.emplace(*tensors.model, group());
@@ -211,8 +211,8 @@ class DataParallel::Impl : public AllReduceSync {
     }
     if (synced_ && synced_->size() > 0) {
       throw InputError(
-          "DataParallel", "join() with sync_batch_norm: the others would wait for this rank's part of their statistics",
-          "Give all ranks the same number of batches, as trireme::TorchSampler does, and leave join() out.");
+          "DataParallel", "join() with sync_batch_norm: the other ranks would wait for this rank's batch statistics",
+          "Give all ranks the same number of batches, as trireme::TorchSampler does, and remove the call of join().");
     }
     joined_ = true;
     for (double active = 1; active != 0;) {
@@ -224,7 +224,7 @@ class DataParallel::Impl : public AllReduceSync {
       active = finish_reduction();
     }
     const int best = best_rank(steps_);
-    bucket::NamedTensors trained; // torch::load() may have given them memory of their own
+    bucket::NamedTensors trained; // torch::load() may have replaced their memory
     for (const at::Tensor& parameter : trained_parameters()) {
       trained.emplace_back("parameters", parameter);
     }
@@ -253,13 +253,13 @@ class DataParallel::Impl : public AllReduceSync {
   }
 
  private:
-  // Waits for the sums and turns them into means over the ranks that still have data. Returns how many have.
+  // Waits for the sums and divides by the number of ranks that still have data, which it returns.
   double finish_reduction() {
     const bool active = !joined_;
     const auto trained = trained_parameters();
     const auto late = static_cast<size_t>(late_.size());
     Flags flags(group().size(),
-                late + trained.size()); // frozen ones that have a gradient, and others that are not frozen
+                late + trained.size()); // frozen tensors that have a gradient, then parameters that are not frozen
     for (size_t i = 0; active && i < late; ++i) {
       flags[i] = late_.has_gradient(i, *reducer);
     }
@@ -291,10 +291,10 @@ class DataParallel::Impl : public AllReduceSync {
     }
     for (size_t i = 0; i < trained.size(); ++i) {
       if (!flags[late + i] && !trained[i].grad().count_nonzero().is_nonzero()) {
-        trained[i].mutable_grad().reset(); // frozen since, on all ranks: an optimizer leaves it alone
+        trained[i].mutable_grad().reset(); // frozen by all ranks: optimizers skip it
       }
     }
-    // Runs before the next forward, of which DataParallel gets no notice.
+    // Runs now, because DataParallel does not see the next forward begin.
     if (module_buffers_ && !module_buffers_->empty() && count != 0) {
       module_buffers_->broadcast(numbers[1] > 0 ? 0 : best_rank(active ? 1 : 0));
     }
@@ -309,7 +309,7 @@ class DataParallel::Impl : public AllReduceSync {
     }
     return parameters;
   }
-  // The lowest of the ranks with the highest score. Collective.
+  // Returns the lowest of the ranks with the highest score. Collective.
   int best_rank(int64_t score) const {
     at::Tensor best = torch::tensor({score * group().size() + group().size() - 1 - group().rank()}, torch::kInt64);
     group().all_reduce(best, comm::ReduceOp::max, "join").wait();
@@ -321,13 +321,13 @@ class DataParallel::Impl : public AllReduceSync {
   std::optional<ModuleBuffers> module_buffers_;
   std::optional<SyncedBatchNorms> synced_;
   bool mean_ = true;
-  bool joined_ = false; // has run out of data
+  bool joined_ = false; // out of data
   bool compares_values_ =
-      false; // in the first reduction: what has changed them since the constructor gave all ranks rank 0's
+      false; // in the first reduction: finds changes since the constructor broadcast rank 0's values
   int64_t steps_ = 0;
 
  public:
-  std::unique_ptr<Reducer> reducer; // last: its destructor takes the hooks off the buffers
+  std::unique_ptr<Reducer> reducer; // last: its destructor removes the hooks from the buffers
 };
 
 DataParallel::DataParallel(torch::nn::Module& model, comm::Group group, const DataParallelOptions& options)

@@ -79,7 +79,7 @@ AllReduceSync::AllReduceSync(ReduceGroups groups, const DataParallelOptions& opt
     : GradientSync(std::move(groups)), options_(options), travel_(travel) {}
 
 double AllReduceSync::pre_scale() const {
-  if (group().size() == 1) { // as scale() below: what is summed over other ranks is not divided
+  if (group().size() == 1) { // as in scale(): sums over other ranks are not divided
     return 1;
   }
   return options_.prescale_gradients ? 1.0 / group().size() : 1.0 / options_.gradient_predivide_factor;
@@ -102,7 +102,7 @@ void AllReduceSync::apply_pre_scale(bucket::FlatParameters& buffer, int64_t buck
   }
 }
 
-// scale() holds for all buckets alike.
+// Keeps scale() valid for all buckets.
 void AllReduceSync::gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) {
   apply_pre_scale(buffer, bucket);
 }
@@ -111,7 +111,7 @@ comm::Work AllReduceSync::reduce(bucket::FlatParameters& buffer, int64_t bucket,
   apply_pre_scale(buffer, bucket);
   const at::ScalarType type = groups().of(buffer).size() > 1
                                   ? travel(buffer)
-                                  : buffer.gradient_type(); // nothing travels, so nothing is rounded
+                                  : buffer.gradient_type(); // nothing is sent, so nothing is rounded
   return reduce_bucket(to == ReduceTo::shards ? groups().shards_of(buffer) : groups().of(buffer), buffer, bucket, to,
                        type, options_.algorithm);
 }

@@ -9,13 +9,13 @@
 
 namespace trireme::parallel {
 
-/// Keeps one model on data-parallel ranks: an exchange of gradients, and the roles that it has besides. The Reducer
-/// calls the exchange, the engine the other roles, on every rank of step_group() in the same order.
+/// Keeps one model on data-parallel ranks: an exchange of gradients, and optional roles. The Reducer calls the exchange
+/// and the engine calls the roles, on every rank of step_group() in the same order.
 class GradientSync : public GradientExchange {
  public:
   using GradientExchange::GradientExchange;
 
-  /// Decides how the ranks agree on the present step. Each step may have another one.
+  /// Decides how the ranks agree on the present step. It may change from step to step.
   virtual const StepAgreement& agreement() const {
     return sums_;
   }
@@ -25,7 +25,7 @@ class GradientSync : public GradientExchange {
   virtual SyncState& sync_state() {
     return nothing_to_save_;
   }
-  /// Null: all ranks take every step as one, and have the same parameters after it.
+  /// Null: all ranks take every step jointly and have the same parameters after it.
   virtual const LocalSteps* local_steps() const {
     return nullptr;
   }
@@ -33,23 +33,23 @@ class GradientSync : public GradientExchange {
   virtual Workers* workers() {
     return nullptr;
   }
-  /// Null: FlatOptimizer has masters and states.
+  /// Null: FlatOptimizer owns masters and states.
   virtual RemoteStates* remote_states() {
     return nullptr;
   }
 
-  /// The ranks that take the present step as one: they have one loss and one norm, and all of them step or none does.
-  /// group(); a group of one in a local step.
+  /// The ranks that take the present step jointly: they have one loss and one norm, and either all of them step or
+  /// none. group(), or a group of one in a local step.
   const comm::Group& step_group() const;
   /// The ranks whose mean loss the present step reports.
   const comm::Group& loss_group() const {
     return may_stop() ? group() : step_group();
   }
-  /// Whether the ranks may stop after the present step.
+  /// True if the ranks may stop after the present step.
   bool may_stop() const {
     return local_steps() == nullptr || local_steps()->ends_round();
   }
-  /// Whether each rank takes the step after step number `steps` for itself.
+  /// True if the step after step number `steps` is local to each rank.
   bool steps_locally_after(int64_t steps) const;
   bool replicas_are_equal() const {
     return local_steps() == nullptr || local_steps()->steps_until_equal() == 0;
@@ -62,38 +62,41 @@ class GradientSync : public GradientExchange {
   comm::Group one_;
 };
 
-/// Where the sum of a bucket's gradients goes: to every rank, or to each its part of the bucket (bucket::ShardPlan),
-/// half of the bytes.
+/// Destination of the sum of a bucket's gradients: every rank, or to each rank its slice of the bucket
+/// (bucket::ShardPlan), which halves the bytes.
 enum class ReduceTo { all, shards };
 
-/// Sums a bucket's gradients over `group` in place. They are sent as `travel`; where that is another type than theirs,
-/// a converted copy of the bucket lives meanwhile. To all ranks it can be by an `algorithm` over messages, which has
-/// ended when this returns. Cost for P bytes in that type and N ranks: 2P(N-1)/N sent by each rank, or P(N-1)/N to
-/// shards; an algorithm's: comm::cost().
+/// Sums a bucket's gradients over `group` in place. They are sent in type `travel`; if the gradients have another type,
+/// a converted copy of the bucket exists until the work ends. With ReduceTo::all, `algorithm` may choose an all-reduce
+/// over messages, which is finished when this returns.
+///
+/// Cost for P bytes in that type and N ranks: each rank sends 2P(N-1)/N, or P(N-1)/N to shards. Algorithms over
+/// messages: comm::cost().
 comm::Work reduce_bucket(const comm::Group& group, bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to,
                          at::ScalarType travel,
                          DataParallelOptions::Algorithm algorithm = DataParallelOptions::Algorithm::backend);
 
-/// Every rank has the mean (or sum) of all ranks' gradients and steps everything: plain data parallel.
+/// Gives every rank the mean (or sum) of all ranks' gradients; every rank steps everything: plain data parallelism.
 class AllReduceSync : public GradientSync {
  public:
-  /// Gradients are sent as `travel`; absent: in their own type.
+  /// Gradients are sent in type `travel`, or in their own type if it is absent.
   AllReduceSync(ReduceGroups groups, const DataParallelOptions& options,
                 std::optional<at::ScalarType> travel = std::nullopt);
 
   double scale() const override;
   comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) override;
   void gradients_alone(bucket::FlatParameters& buffer, int64_t bucket) override;
-  /// What scale() expects of gradients before they are sent, 1 unless asked for: for those that are not sent by it.
+  /// Multiplies gradients by the factor that scale() expects to be applied before the sum (1 by default). For gradients
+  /// that are not sent by gradients_ready().
   void apply_pre_scale(bucket::FlatParameters& buffer, int64_t bucket) const;
-  /// The type that gradients travel in.
+  /// The type in which gradients are sent.
   at::ScalarType travel(const bucket::FlatParameters& buffer) const {
     return travel_.value_or(buffer.gradient_type());
   }
 
  protected:
   double pre_scale() const;
-  /// To shards: over the ranks that hold one copy.
+  /// ReduceTo::shards reduces over the ranks that hold one copy.
   comm::Work reduce(bucket::FlatParameters& buffer, int64_t bucket, ReduceTo to);
 
  private:

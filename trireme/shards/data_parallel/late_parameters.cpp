@@ -42,7 +42,7 @@ std::vector<at::Tensor> LateParameters::tensors() const {
   return tensors;
 }
 
-// Those with a hook are exchanged by another DataParallel, or by an engine.
+// Skips parameters with a hook: another DataParallel or an engine exchanges them.
 void LateParameters::refuse_new() const {
   const auto model = model_.lock();
   if (model == nullptr) {
@@ -55,15 +55,15 @@ void LateParameters::refuse_new() const {
       throw InputError(
           "DataParallel",
           concat("parameter ", item.key(),
-                 " was not in the model when DataParallel was made and has a gradient now, which is not exchanged"),
-          "Make DataParallel when the model has all its layers, and anew after one has been added or replaced.");
+                 " has a gradient that is not exchanged: it was not in the model when DataParallel was made"),
+          "Make DataParallel after all layers are in the model, and again after a layer is added or replaced.");
     }
   }
 }
 
 bool LateParameters::has_gradient(size_t i, const Reducer& reducer) const {
   const auto& [name, tensor, reduced] = frozen_[i];
-  // A hook of another's: it is exchanged there.
+  // With another reducer's hook, that reducer exchanges it.
   const bool found =
       trained(tensor) && (reducer.watches(tensor) || torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr);
   if (found && tensor.grad().is_sparse()) {
@@ -97,8 +97,8 @@ void LateParameters::reduce(const std::function<bool(size_t)>& wanted, const com
   if (!unfrozen.empty()) {
     log::info("DataParallel: ", unfrozen.front(),
               unfrozen.size() > 1 ? concat(" and ", unfrozen.size() - 1, " more") : "",
-              ", frozen when it was made, got gradients, which are exchanged after backward; make DataParallel anew to "
-              "have them exchanged during backward");
+              " was frozen at construction and has gradients now; they are exchanged after backward. Make "
+              "DataParallel again to exchange them during backward");
   }
   for (size_t i = 0; i < works.size(); ++i) {
     works[i].wait();

@@ -9,16 +9,15 @@ class World;
 
 namespace trireme::parallel {
 
-/// Returns the seed of one of the ranks that share a run's `seed`: for rank 0 the seed itself, for the others numbers
-/// that have nothing in common.
+/// Derives a rank's seed from a run's `seed`: rank 0 gets the seed itself, other ranks get independent numbers.
 uint64_t seed_of(int64_t seed, int rank);
 
-/// Seeds this rank's generators, those of devices too, as torch::manual_seed() does, but each rank by a seed of its
-/// own: ranks draw different noise and dropout masks, the same ones in every run with as many ranks. One rank alone
-/// draws what it draws after torch::manual_seed(seed).
+/// Seeds this rank's generators, GPUs included, as torch::manual_seed() does, but with another seed on each rank. Ranks
+/// draw different noise and dropout masks, and the same ones in every run with as many ranks. A single rank draws what
+/// it draws after torch::manual_seed(seed).
 ///
-/// Weights that are drawn after it differ between ranks until DataParallel or initialize() has made them rank 0's. An
-/// engine does not seed them: after torch::manual_seed(1) on every rank all draw the same masks with it too.
+/// Weights that are drawn afterwards differ between ranks until DataParallel or initialize() broadcasts rank 0's. An
+/// engine does not seed generators: after torch::manual_seed(1) on every rank, all ranks draw the same masks.
 void manual_seed(int64_t seed, const comm::Group& ranks);
 void manual_seed(int64_t seed, const comm::World& world);
 

@@ -17,7 +17,7 @@ MeanParameters::MeanParameters(const std::vector<bucket::FlatParameters*>& buffe
   for (bucket::FlatParameters* const buffer : buffers) {
     for (int64_t b = 0; b < std::ssize(buffer->layout().buckets()); ++b) {
       at::Tensor data = buffer->bucket_data(b);
-      at::Tensor sum = data.to(torch::kFloat32); // itself where it is fp32
+      at::Tensor sum = data.to(torch::kFloat32); // the data itself if it is fp32
       ranks.all_reduce(sum, comm::ReduceOp::sum, concat("parameters to evaluate, bucket ", b)).wait();
       sum.div_(ranks.size());
       if (!sum.is_same(data)) {
@@ -33,7 +33,7 @@ MeanParameters::~MeanParameters() {
     for (const auto& [parameters, copy] : own_) {
       at::Tensor(parameters).copy_(copy);
     }
-  } catch (const std::exception& error) { // of a device
+  } catch (const std::exception& error) { // from a GPU
     log::error("the parameters could not be restored after an evaluation: ", error.what());
   }
 }

@@ -10,11 +10,11 @@
 
 namespace trireme::parallel {
 
-/// While it lives, the parameters are the mean of the replicas', to be evaluated; then they are the rank's own again,
-/// to the bit.
+/// Replaces the parameters by the replicas' mean while it lives, for an evaluation. Afterwards they have the rank's own
+/// bits again.
 ///
-/// Collective at its begin only. Memory: a copy of the parameters. Cost for P bytes of fp32 parameters and N ranks:
-/// 2P(N-1)/N sent by each rank.
+/// The constructor is collective, the destructor is not. Memory: a copy of the parameters. Cost for P bytes of fp32
+/// parameters and N ranks: each rank sends 2P(N-1)/N.
 class MeanParameters {
  public:
   MeanParameters(const std::vector<bucket::FlatParameters*>& buffers, const comm::Group& ranks);
@@ -23,7 +23,7 @@ class MeanParameters {
   MeanParameters& operator=(const MeanParameters&) = delete;
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> own_; // flat parameters and the copy of them
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_; // flat parameters and their copies
 };
 
 } // namespace trireme::parallel

@@ -39,7 +39,7 @@ void ModuleBuffers::broadcast(int root) const {
     for (const at::Tensor& buffer : kind.tensors) {
       const at::Tensor part = kind.flat.slice(0, begin, begin + buffer.numel()).view(buffer.sizes());
       const at::Tensor values =
-          buffer.variable_data(); // without its version: a graph that has saved the buffer stays valid
+          buffer.variable_data(); // does not bump the version: graphs that saved the buffer stay valid
       (out ? values : part).copy_(out ? part : values);
       begin += buffer.numel();
     }

@@ -9,16 +9,16 @@
 
 namespace trireme::parallel {
 
-/// Buffers of a module that are the same on the ranks of a group, or should be; each once.
+/// Module buffers that a group's ranks keep equal; each buffer once.
 ///
-/// Memory: a copy of them. A buffer that is registered or replaced later is not seen.
+/// Memory: a copy of them. Buffers that are registered or replaced later are not seen.
 class ModuleBuffers {
  public:
   /// `buffers`: Module::buffers(), or some of them.
   ModuleBuffers(const std::vector<at::Tensor>& buffers, comm::Group group);
 
-  /// Makes every rank's buffers those of `root`, with one broadcast for each type. Collective. A group of one, and a
-  /// module without buffers, have nothing to do.
+  /// Broadcasts the root's buffers, one broadcast per type. Collective. Does nothing for a group of one or without
+  /// buffers.
   void broadcast(int root = 0) const;
   bool empty() const {
     return kinds_.empty();
@@ -28,7 +28,7 @@ class ModuleBuffers {
   // Buffers of one type on one device.
   struct Kind {
     std::vector<at::Tensor> tensors;
-    at::Tensor flat; // they travel in
+    at::Tensor flat; // message for the broadcast
   };
 
   comm::Group group_;

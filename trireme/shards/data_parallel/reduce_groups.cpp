@@ -11,14 +11,14 @@ ReduceGroups::ReduceGroups(comm::Group data, std::vector<comm::Group> others) : 
   const std::vector<int>& known = this->data().members();
   for (const comm::Group& group : groups_) {
     if (group.size() == 1) {
-      continue; // Group() is one too
+      continue; // Group() too has size 1
     }
     for (const int rank : group.members()) {
       if (std::find(known.begin(), known.end(), rank) == known.end()) {
         throw InputError(
             "data parallel",
             concat("reduce group \"", group.name(), "\" has rank ", rank, ", which is not in the data group"),
-            "Make it of ranks of the data group: Group::subgroup().");
+            "Make the group of ranks of the data group: Group::subgroup().");
       }
     }
   }
@@ -28,8 +28,8 @@ const comm::Group& ReduceGroups::at(int number) const {
   if (number < 0 || number >= std::ssize(groups_)) {
     throw InputError(
         "data parallel",
-        concat("a parameter's placement says reduce_group ", number, ", and there are ", groups_.size(), " groups"),
-        "0 is the data group; InitializeOptions::reduce_groups makes those from 1 on.");
+        concat("a parameter's placement has reduce_group ", number, ", but there are ", groups_.size(), " groups"),
+        "0 is the data group; InitializeOptions::reduce_groups adds groups from 1 on.");
   }
   return groups_[number];
 }

@@ -17,7 +17,7 @@
 namespace trireme::parallel {
 namespace {
 
-/// Buckets that may travel while the next one fills, where somebody waits for them in backward.
+/// Buckets in flight before backward waits for the oldest, where it waits at all.
 constexpr size_t kUnderWay = 2;
 
 using Clock = std::chrono::steady_clock;
@@ -26,7 +26,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The place in the model of the bucket's first parameter, whose gradient is expected last.
+// Index in the model of the bucket's first parameter, whose gradient is expected last.
 int64_t last_expected(const bucket::FlatLayout& layout, const bucket::Bucket& bucket) {
   int64_t place = std::numeric_limits<int64_t>::max();
   for (int64_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
@@ -87,14 +87,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
     size_t buffer;
     int64_t bucket;
   };
-  // A flat buffer and its gradients that are ready in the current backward.
+  // A flat buffer, and which of its gradients are ready in the current backward.
   struct Buffer {
     bucket::FlatParameters* flat;
-    bool exchanged;               // its gradients are handed to the sync
-    std::vector<int64_t> missing; // gradients that bucket b still waits for
+    bool exchanged;               // gradients are handed to the sync
+    std::vector<int64_t> missing; // number of gradients that bucket b still waits for
     std::vector<bool> ready;      // parameter i has its gradient
     std::vector<bool> held;       // parameter i is final at end() only
-    std::vector<size_t> position; // of bucket b, in order_
+    std::vector<size_t> position; // index of bucket b in order_
   };
 
   void begin_unless_begun();
@@ -113,14 +113,14 @@ class Reducer::Impl : public std::enable_shared_from_this<Reducer::Impl> {
   GradientExchange& sync_;
   std::vector<Buffer> buffers_;
   std::vector<Place> order_;        // in which buckets start
-  std::vector<at::Tensor> watched_; // begin a backward, and are sent by somebody else
-  std::vector<comm::Work> works_;   // of the first of order_: those that have started
-  size_t handed_over_ = 0;          // how many of them were given to on_final
+  std::vector<at::Tensor> watched_; // their gradients begin a backward; the caller sends them
+  std::vector<comm::Work> works_;   // of the buckets that have started: the first of order_
+  size_t handed_over_ = 0;          // number of buckets passed to on_final
   bool accepting_ = true;
-  std::vector<GradAccumulator> gates_; // what DropHook is installed in; parameters refer to them weakly
+  std::vector<GradAccumulator> gates_; // nodes with a DropHook; parameters refer to them weakly
   bool in_backward_ = false;
-  bool failed_ = false;  // a backward, and with it the group
-  bool sharded_ = false; // buckets have memory only while they are under way
+  bool failed_ = false;  // a backward failed, and the group has ended
+  bool sharded_ = false; // buckets have memory only until they are reduced
 };
 
 void refuse_sparse_gradient(const std::string& parameter) {
@@ -129,7 +129,7 @@ void refuse_sparse_gradient(const std::string& parameter) {
                    "trireme::horovod::DistributedOptimizer, which exchanges sparse gradients.");
 }
 
-// All buckets in the order in which they are expected to be complete; those of one buffer keep their order.
+// Returns all buckets in the order in which they should be complete; the buckets of one buffer keep their order.
 std::vector<Reducer::Impl::Place> Reducer::Impl::order_of(const std::vector<bucket::FlatParameters*>& buffers) {
   std::vector<Place> order;
   std::vector<int64_t> next(buffers.size(), 0);
@@ -190,7 +190,7 @@ bool Reducer::Impl::has_hook_on(const at::Tensor& parameter) const {
   return hook != nullptr && hook->is_of(this);
 }
 
-// A reducer that was made later has hooks of its own on the same parameters.
+// Keeps the hooks that a later reducer has put on the same parameters.
 void Reducer::Impl::remove_hooks() {
   const auto remove = [&](const at::Tensor& parameter) {
     if (has_hook_on(parameter)) {
@@ -205,7 +205,7 @@ void Reducer::Impl::remove_hooks() {
   std::for_each(watched_.begin(), watched_.end(), remove);
 }
 
-// One that has a hook belongs to another reducer, which lives: it may lose that later.
+// Skips parameters with a hook of another living reducer, which may remove it later.
 void Reducer::Impl::watch_again() {
   for (const at::Tensor& parameter : watched_) {
     if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr ||
@@ -245,7 +245,7 @@ void Reducer::Impl::gradient_ready(size_t b, int64_t parameter) {
     throw Error("data parallel",
                 concat("parameter ", buffer.flat->name(parameter),
                        " got a second gradient in one backward after its bucket was sent"),
-                "Run that part under no_sync() and reduce in the last backward.");
+                "Run the first of them under no_sync(), and reduce in the last backward.");
   }
   if (!synchronising || (!buffer.held.empty() && buffer.held[parameter])) {
     return;
@@ -314,19 +314,19 @@ void Reducer::Impl::end() {
   end_of_backward();
 }
 
-// The other ranks wait for buckets that this one will not send.
+// Ends the group: the other ranks wait for buckets that this rank will not send.
 void Reducer::Impl::abandon() noexcept {
   failed_ = failed_ || (in_backward_ && !alone());
   if (std::exchange(in_backward_, false) && failed_) {
     try {
       sync_.group().report_failure("its backward failed");
     } catch (const std::exception& error) {
-      log::error("the other ranks were not told of a failed backward: ", error.what());
+      log::error("could not report a failed backward to the other ranks: ", error.what());
     }
   }
 }
 
-// Starts the next buckets in order, as far as they are complete.
+// Starts the next buckets in order while they are complete.
 void Reducer::Impl::start(bool even_if_missing) {
   while (works_.size() < order_.size()) {
     const auto [b, bucket] = order_[works_.size()];
@@ -361,7 +361,7 @@ void Reducer::Impl::start_next() {
   works_.push_back(sync_.gradients_ready(flat, bucket));
 }
 
-// All except those that may still arrive.
+// Passes on all buckets except the last few, which may still be in flight.
 void Reducer::Impl::hand_over() {
   const size_t under_way = alone() ? 0 : kUnderWay;
   for (; on_final && handed_over_ + under_way < works_.size(); ++handed_over_) {
@@ -379,7 +379,7 @@ void Reducer::Impl::end_of_backward() {
   in_backward_ = false;
   start(true);
   if (sharded_) {
-    finish(); // the next backward needs the memory
+    finish(); // frees the memory for the next backward
   }
   sync_.backward_ended();
 }

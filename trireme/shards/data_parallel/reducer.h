@@ -11,19 +11,18 @@
 
 namespace trireme::parallel {
 
-/// Throws the InputError for a sparse gradient, which has no place in a bucket.
+/// Throws InputError: a bucket cannot hold a sparse gradient.
 [[noreturn]] void refuse_sparse_gradient(const std::string& parameter);
 
-/// Sends gradients bucket by bucket while backward is still computing the rest.
+/// Sends gradients bucket by bucket while backward computes the rest.
 ///
-/// A hook on every parameter moves its fresh gradient into the flat buffer; the
-/// last one of a bucket hands it to the GradientExchange. All buckets of all buffers start in one order, which follows
-/// from their layouts alone, on every rank, whatever order gradients arrive in, so ranks never disagree. Parameters
-/// without a gradient take part with zeros. Buffers whose gradients are sharded lose a bucket's memory once it is
-/// reduced.
+/// A hook on every parameter moves its gradient into the flat buffer. When a bucket is complete, it is handed to the
+/// GradientExchange. All ranks start the buckets of all buffers in one order, which depends on the layouts alone and
+/// not on the order of the gradients. Parameters without a gradient are sent as zeros. If a buffer's gradients are
+/// sharded, a bucket's memory is freed after its reduction.
 ///
-/// exposed_seconds() says what of the communication backward did not hide.
-/// Source: Li et al. 2020, arXiv:2006.15704, section 3.
+/// exposed_seconds() measures the communication that backward did not hide. Source: Li et al. 2020, arXiv:2006.15704,
+/// section 3.
 class Reducer {
  public:
   /// Installs the hooks; the buffers and `sync` must outlive the reducer.
@@ -32,44 +31,44 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Off: what any backward gives the parameters is dropped before it reaches their grad, and nothing is sent. On at
-  /// first. torch::autograd::grad() gives the same as ever.
+  /// Off: gradients of any backward are dropped before they reach a parameter's grad, and nothing is sent. On by
+  /// default. torch::autograd::grad() is not affected.
   void set_accepting(bool on);
   /// Off: backward only accumulates (all but the last micro-batch of a step).
   void set_synchronising(bool on);
   bool synchronising() const;
 
-  /// Between begin() and end() all backwards are one: a pipeline's micro-batches, part by part of
-  /// the model. Only those with set_synchronising(true) make gradients final.
+  /// All backwards between begin() and end() count as one: a pipeline runs its micro-batches part by part. Gradients
+  /// become final only in backwards with set_synchronising(true).
   void begin();
   void end();
-  /// Ends a backward that failed between begin() and end(). A group of one goes on; in a larger one the other ranks
-  /// wait for what this one will not send, so the group ends: they get a PeerError that names this rank, and begin()
-  /// throws here from then on. Nothing happens when none is under way. Without begin() it happens by itself. Never
-  /// throws.
+  /// Ends a backward that failed between begin() and end(). Without begin() this happens automatically. A group of one
+  /// may continue. In a larger group the other ranks wait for this rank's gradients, so the group ends: they get a
+  /// PeerError that names this rank, and begin() throws on this rank from then on. Does nothing if no backward is
+  /// running. Never throws.
   void abandon() noexcept;
-  /// These parameters' gradients are final at end() only: something else is added to them before.
+  /// Delays these parameters' gradients until end(), because the caller adds to them before.
   void hold(const std::vector<at::Tensor>& parameters);
-  /// A gradient of one of these begins a backward too, though somebody else sends it.
+  /// A gradient of one of these parameters also begins a backward. The caller sends it.
   void watch(std::vector<at::Tensor> parameters);
-  /// Watches those of them again that another reducer has let go of.
+  /// Watches again those parameters whose other reducer has been destroyed.
   void watch_again();
-  /// Whether no other reducer has taken such a parameter over since.
+  /// True unless another reducer has taken the parameter over.
   bool watches(const at::Tensor& parameter) const;
 
-  /// Called in a synchronising backward for each bucket in the order of all, as soon as its sum is there: while
-  /// backward computes the rest. Buckets that were not handed over by its end are not any more.
+  /// Sets a callback for each bucket of a synchronising backward, in the order of the buckets. It is called as soon as
+  /// the sum is complete, while backward computes the rest. Buckets whose sum is not complete when backward ends are
+  /// skipped.
   void on_bucket_final(std::function<void(int64_t buffer, int64_t bucket)> callback);
 
   /// Waits for one bucket of the backward that has ended.
   void wait(int64_t buffer, int64_t bucket);
   /// Waits for all buckets.
   void finish();
-  /// Starts every bucket with the gradients as they are (zeros where there are none),
-  /// as a backward without any parameter would.
+  /// Starts every bucket with its present gradients (zeros if there are none), as a backward without parameters would.
   void reduce_without_backward();
 
-  /// Time spent in wait() and finish() so far: communication that backward did not hide.
+  /// Seconds spent in wait() and finish() so far: communication that backward did not hide.
   double exposed_seconds() const;
 
  private:

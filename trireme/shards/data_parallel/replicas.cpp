@@ -15,7 +15,7 @@
 namespace trireme::parallel {
 namespace {
 
-// Reduced to 52 bits, so that a sum in double is exact.
+// Has 52 bits, so that a sum in double is exact.
 int64_t fingerprint(const FlatBuffers& buffers, int reduce_group) {
   uint64_t hash = fnv1a("");
   const auto mix = [&](const std::string& text) { hash = fnv1a(text, hash); };
@@ -112,8 +112,8 @@ void check_same_model(const FlatBuffers& buffers, const ReduceGroups& groups) {
         throw InputError("data parallel",
                          concat("rank ", group.members()[rank], " built another model than rank ", group.members()[0],
                                 " (parameter names, shapes, types or placements differ)"),
-                         "Build the same model on every rank of the group; a parameter of which each rank holds "
-                         "another part needs a reduce_group of its own.");
+                         "Build the same model on every rank of the group; give parameters that are split among ranks "
+                         "a reduce_group of their own.");
       }
     }
   }
@@ -141,8 +141,8 @@ void check_same_values(const FlatBuffers& buffers, const comm::Group& group) {
     const at::Tensor differs = differences(all);
     throw InputError("data parallel",
                      concat("parameter \"", *names[static_cast<size_t>(differs[0].item<int64_t>())],
-                            "\" has other values on some ranks in the first step: ranks have changed it, each in its "
-                            "own way, after DataParallel gave them rank 0's"),
+                            "\" differs between ranks in the first step: it was changed after DataParallel broadcast "
+                            "rank 0's values"),
                      "Draw or load the weights before DataParallel is made. To begin with different ones, set "
                      "broadcast_at_start to false.");
   }
@@ -160,7 +160,7 @@ void broadcast_parameters(const FlatBuffers& buffers, const ReduceGroups& groups
 void broadcast_untrained(torch::nn::Module& model, const comm::Group& group, int root) {
   bucket::NamedTensors tensors;
   for (const auto& item : model.named_parameters()) {
-    if (!item.value().requires_grad()) { // what is sharded has been agreed on, and has no memory
+    if (!item.value().requires_grad()) { // sharded parameters are equal already and have no memory
       tensors.emplace_back(item.key(), item.value());
     }
   }

@@ -27,18 +27,18 @@ int64_t values_a_channel(const at::Tensor& x) {
   return x.size(0) * c10::multiply_integers(x.sizes().slice(2));
 }
 
-// [C] as [1, C, 1, ...], which x broadcasts with.
+// Views [C] as [1, C, 1, ...], which broadcasts with x.
 at::Tensor by_channel(const at::Tensor& values, const at::Tensor& x) {
   std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
   sizes[1] = -1;
   return values.view(sizes);
 }
 
-/// Of each channel, over all ranks.
+/// Statistics of each channel over all ranks.
 struct Statistics {
   at::Tensor mean;
   at::Tensor var;   // biased
-  at::Tensor count; // values a channel, one number; on x's device, so that no host waits for it
+  at::Tensor count; // values per channel, one number on x's device: the host does not wait for it
 };
 
 Statistics statistics(const at::Tensor& x, const comm::Group& ranks, const StatisticsNames& names) {
@@ -63,10 +63,11 @@ Statistics statistics(const at::Tensor& x, const comm::Group& ranks, const Stati
   const at::Tensor counts = each.slice(1, 2 * channels);
   const at::Tensor total = counts.sum();
   if (total.is_cpu() && total.item<double>() < 2) {
-    throw InputError("sync_batch_norm",
-                     concat("all ", ranks.size(), " ranks together have ", total.item<int64_t>(),
-                            " values a channel; here x has the sizes ", x.sizes()),
-                     "A variance needs two: give the ranks more samples.");
+    throw InputError(
+        "sync_batch_norm",
+        concat("all ", ranks.size(), " ranks have ", total.item<int64_t>(),
+               " values per channel in total, and a variance needs two; this rank's x has sizes ", x.sizes()),
+        "Give the ranks more samples.");
   }
   const at::Tensor shares = counts / total.clamp_min(1);
   const at::Tensor mean = (means * shares).sum(0);
@@ -87,21 +88,21 @@ void check_sizes(const at::Tensor& x, const BatchNormTensors& layer) {
   if (x.dim() < 2 || !x.is_floating_point()) {
     throw InputError("sync_batch_norm",
                      concat("x is ", at::toString(x.scalar_type()), " of sizes ", x.sizes(),
-                            ", and should be floating numbers of sizes [N, C, ...]"),
+                            ", expected a floating type and sizes [N, C, ...]"),
                      "Give samples without channels a dim of 1.");
   }
   for (const at::Tensor& tensor : {layer.weight, layer.bias, layer.running_mean, layer.running_var}) {
     if (tensor.defined() && tensor.numel() != x.size(1)) {
       throw InputError(
           "sync_batch_norm",
-          concat("x has the sizes ", x.sizes(), ", ", x.size(1), " channels, and the layer has ", tensor.numel()),
+          concat("x has ", x.size(1), " channels (sizes ", x.sizes(), "), but the layer has ", tensor.numel()),
           "Make the layer with as many features as its input has channels.");
     }
   }
 }
 
 struct Normalise : torch::autograd::Function<Normalise> {
-  // An undefined tensor is no variable of a Function, an absent one may be.
+  // A Function takes absent tensors (std::nullopt) but no undefined ones.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& /*weight*/,
                             const std::optional<at::Tensor>& bias, const BatchNormTensors& layer, double momentum,
                             double eps, const comm::Group& ranks, const StatisticsNames& names) {
@@ -125,7 +126,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     if (at::GradMode::is_enabled()) {
       throw Error("sync_batch_norm", "it cannot be differentiated twice (backward with create_graph)",
-                  "Use BatchNorm, whose statistics are each rank's own.");
+                  "Use BatchNorm, whose statistics are local to each rank.");
     }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
@@ -142,7 +143,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
           grad, values, at::ones_like(mean), mean, var, mean, inverse, /*train=*/false, eps, {false, true, true});
     }
     variable_list result(8);
-    if (context->needs_input_grad(0)) { // not where a pipeline runs a backward's second half, for the parameters
+    if (context->needs_input_grad(0)) { // false in a pipeline's separate backward for the parameters
       const comm::Group ranks = comm::HeldGroup::of(context->saved_data["ranks"]);
       const int64_t channels = mean.numel();
       at::Tensor sums = ranks.allocate(2 * channels, type, x.device());
@@ -156,7 +157,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
       dx.addcmul_(grad, by_channel(factor.to(type), x));
       result[0] = dx.to(x.scalar_type());
     }
-    // Edges are counted without those that are absent.
+    // Edges of absent tensors are not counted.
     const bool has_weight = weight.defined();
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (has_weight && context->needs_input_grad(1)) {
@@ -199,7 +200,7 @@ void name_norms(torch::nn::Module& model) {
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const comm::Group& ranks)
     : NormImplBase(options), ranks_(statistics_group(ranks)) {
-  static std::atomic<int> made{0}; // construction is collective, so ranks count alike
+  static std::atomic<int> made{0}; // construction is collective, so all ranks count alike
   set_name(concat("SyncBatchNorm ", ++made, " (", options.num_features(), " features)"));
 }
 

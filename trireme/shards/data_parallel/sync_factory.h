@@ -8,13 +8,13 @@
 
 namespace trireme::parallel {
 
-/// How a program says which GradientSync its data ranks use: InitializeOptions::sync.
+/// Tells initialize() which GradientSync the data ranks use: InitializeOptions::sync.
 struct SyncFactory {
-  /// "server" or "elastic": this process is one of several in worlds of their own, and the configuration asks for that
-  /// kind (server::worker_sync(), replica_sync()). Empty: a GradientSync of the program's.
+  /// "server" or "elastic": this process trains with processes of other worlds, and the configuration asks for that
+  /// kind (server::worker_sync(), replica_sync()). Empty: a GradientSync of the program's own.
   std::string kind = {};
   std::function<std::unique_ptr<GradientSync>(const ReduceGroups& groups)> make;
-  /// This process among those of other worlds: it takes its share of the samples.
+  /// Index of this process among those of all worlds, and their number: it gets that share of the samples.
   int worker = 0;
   int workers = 1;
 };

@@ -13,7 +13,7 @@
 namespace trireme::comm {
 namespace {
 
-using Room = std::array<float, kLongestStretch>; // the numbers of a stretch
+using Room = std::array<float, kLongestStretch>; // numbers of a stretch
 
 // Adds a tensor of fp32 or bf16.
 AddNumbers numbers_of(const at::Tensor& x) {

@@ -27,11 +27,13 @@ struct FlatMatrix {
 /// sends M^T P, whose mean is the next round's Q, and the result is P Q^T: one step of the power method per round,
 /// continued from the last. It keeps M - P P^T M as error: the sum of all rounds' results is the sum of the true means,
 /// less the mean of the errors. A mean of at most the requested rank arrives up to rounding. Elements in no matrix, and
-/// matrices that would not get smaller, are summed uncompressed. Cost for rank r and N ranks: each rank sends 2 (N -
-/// 1)/N times 4 r (rows + columns) bytes per matrix, in two all-reduces for all matrices; 4 r rows columns
-/// multiplications per matrix. A group of one exchanges nothing and loses nothing. All ranks get the same bits if their
-/// matrix products have the same bits, as on processors of one kind. Source: Vogels et al. 2019, PowerSGD,
-/// arXiv:1905.13727.
+/// matrices that would not get smaller, are summed uncompressed. All ranks get the same bits if their matrix products
+/// have the same bits, as on processors of one kind. A group of one exchanges nothing and loses nothing.
+///
+/// Cost for rank r and N ranks: each rank sends 2 (N - 1)/N times 4 r (rows + columns) bytes per matrix, in two
+/// all-reduces for all matrices. A matrix takes 4 r rows columns multiplications.
+///
+/// Source: Vogels et al. 2019, PowerSGD, arXiv:1905.13727.
 class PowerSgd {
  public:
   /// State that the owner keeps between rounds, and in checkpoints. fp32.
