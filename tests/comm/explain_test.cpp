@@ -138,11 +138,11 @@ TEST(ExplainTest, ADeadMeetingPointIsItsHost) {
   Scene scene;
   scene.roll_call.store_answers = false;
   scene.roll_call.store_host = 0;
-  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, does not answer any more"));
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the rendezvous, does not answer any more"));
   scene.roll_call.store_host_state = kProcessEnded;
-  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, has ended without closing its world"));
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the rendezvous, has ended without closing its world"));
   scene.roll_call.store_host_left = true;
-  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the meeting point, has ended without an error"));
+  EXPECT_THAT(scene.lost(), HasSubstr("rank 0, which hosts the rendezvous, has ended without an error"));
   scene.roll_call.store_host_state = "";
   scene.roll_call.store_host_left = false;
   scene.roll_call.store_host = -1;

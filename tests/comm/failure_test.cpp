@@ -281,7 +281,7 @@ TEST(StoppedStoreTest, HoldsUpNobodyForLongerOrShorterThanTheTimeOut) {
         }
         const auto start = std::chrono::steady_clock::now();
         EXPECT_THAT(peer_error([&] { world.subgroup({0, 1}, "late"); }),
-                    AllOf(HasSubstr("the meeting point of the ranks cannot be reached any more"),
+                    AllOf(HasSubstr("the rendezvous of the ranks cannot be reached any more"),
                           HasSubstr("it has not answered for"), HasSubstr("rank 0")));
         EXPECT_GE(std::chrono::steady_clock::now() - start, timeout);
         kill(*stopped, SIGKILL);

@@ -360,7 +360,7 @@ TEST_P(LateRanksTest, ARankThatHasFinishedHasEnded) {
                                Not(HasSubstr("not answer"))));
 }
 
-// The host of the meeting point does not wait for ever, and takes it along.
+// The host of the rendezvous does not wait for ever, and takes it along.
 TEST_P(LateRanksTest, TheHostOfTheMeetingPointHasEnded) {
   EXPECT_THAT(run(2,
                   [](World& world) {

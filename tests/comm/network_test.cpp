@@ -146,7 +146,7 @@ TEST_F(NetworkTest, ACableCutDuringAnAllReduceEndsInAnErrorThatNamesTheOtherHost
             cutter.join();
           }
           EXPECT_THAT(error, HasSubstr("(\"bucket\""));
-          // Seen from host 0, where the meeting point is, the others are silent; those have lost the meeting point.
+          // Seen from host 0, where the rendezvous is, the others are silent; those have lost the rendezvous.
           EXPECT_THAT(error, world.rank() < 2
                                  ? AnyOf(HasSubstr("rank 2"), HasSubstr("rank 3"), HasSubstr("ranks 2 and 3"))
                                  : AnyOf(HasSubstr("rank 0"), HasSubstr("ranks 0 and 1"), HasSubstr("rank 1")));
@@ -187,7 +187,7 @@ TEST_F(NetworkTest, ACutCableIsNoticedLongBeforeTheTimeout) {
   }
 }
 
-/// Every connection between hosts is probed while it is idle: those to the meeting point, and those that gloo makes for
+/// Every connection between hosts is probed while it is idle: those to the rendezvous, and those that gloo makes for
 /// every group.
 TEST(ConnectionsTest, AreAllProbed) {
   EXPECT_THAT(trireme::test::run_ranks(
@@ -213,7 +213,7 @@ TEST(ConnectionsTest, AreAllProbed) {
                       EXPECT_LT(idle, store::kSilence.count());
                       ++connections;
                     }
-                    EXPECT_GE(connections, 4) << "two to the meeting point, and one for each group";
+                    EXPECT_GE(connections, 4) << "two to the rendezvous, and one for each group";
                     world.group().barrier().wait();
                   },
                   {.backend = "gloo"}),

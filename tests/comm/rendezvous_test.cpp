@@ -55,7 +55,7 @@ TEST(RendezvousTest, NamesTheRanksThatAreMissing) {
           AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 3.00 s; 2 of 4 ranks are connected."),
                 HasSubstr("TRIREME_TIMEOUT")),
           AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"),
-                HasSubstr("rank 2: [comm] the meeting point"))));
+                HasSubstr("rank 2: [comm] the rendezvous"))));
 }
 
 TEST(RendezvousTest, SaysThatRankZeroIsMissing) {
@@ -145,7 +145,7 @@ TEST(RendezvousTest, RanksMustAgreeOnTheWorldSize) {
   EXPECT_THAT(lines, SizeIs(2));
   EXPECT_THAT(lines,
               Each(AnyOf(HasSubstr("rank 1 has a world of 3 ranks, rank 0 one of 2"),
-                         HasSubstr("rank 0 has a world of 2 ranks, rank 1 one of 3"), HasSubstr("the meeting point"))));
+                         HasSubstr("rank 0 has a world of 2 ranks, rank 1 one of 3"), HasSubstr("the rendezvous"))));
 }
 
 TEST(RendezvousTest, FindsOutWhoIsOnThisHost) {

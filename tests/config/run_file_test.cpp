@@ -288,7 +288,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training", R"({"steps": 5, "seed": -1})", {"training.seed: must be a whole number >= 0"}},
       {"training",
        R"({"steps": 5, "device": "gpu"})",
-       {"training.device: \"gpu\" is not a device that can be asked for", "\"cuda:0\""}},
+       {"training.device: \"gpu\" is not a training device", "\"cuda:0\""}},
       {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a device"}},
       {"training",
        R"({"steps": 5, "eval_every": 2})",

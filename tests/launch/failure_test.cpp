@@ -149,7 +149,7 @@ TEST_F(FailureTest, OfTwoThatBlameEachOtherTheFirstIsShown) {
       probes(2, {"1:pid", "0:await=pid.rank.1.0",
                  "0:err=[comm] send failed on rank 0 of 2: rank 1 is stopped. Look at the output of rank 1.\n",
                  "0:exit=1", "1:sleep=300",
-                 "1:err=[comm] rank 0, which hosts the meeting point, has ended. Look at the output of rank 0.\n",
+                 "1:err=[comm] rank 0, which hosts the rendezvous, has ended. Look at the output of rank 0.\n",
                  "1:exit=1"}),
       folder());
   EXPECT_EQ(launch.wait(), 1);

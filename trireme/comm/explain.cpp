@@ -188,8 +188,8 @@ std::string own_advice(const Scene& scene) {
 
 PeerError without_store(const std::string& head, const RollCall& roll_call) {
   const std::string host = roll_call.store_host >= 0
-                               ? concat("rank ", roll_call.store_host, ", which hosts the meeting point, ")
-                               : "the host of the meeting point ";
+                               ? concat("rank ", roll_call.store_host, ", which hosts the rendezvous, ")
+                               : "the host of the rendezvous ";
   const std::string look = concat("Look at the output of ",
                                   roll_call.store_host >= 0 ? concat("rank ", roll_call.store_host) : "the launcher");
   if (roll_call.store_host_left) {

@@ -13,7 +13,7 @@ auto reach(const char* what, const Call& call) {
   } catch (const std::exception& error) {
     throw PeerError(
         "comm",
-        concat("the meeting point of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
+        concat("the rendezvous of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
         "The process that hosts it (rank 0, or the torchrun agent) has ended or is stopped: look at its output and its "
         "state.");
   }

@@ -204,7 +204,7 @@ void check_cnn(const JsonNode& root, const RunConfig& run) {
 void check_training(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   if (!device::is_choice(run.training.device)) {
     place(root, "training", "device")
-        .fail(concat('"', run.training.device, "\" is not a device that can be asked for"), device::kChoices);
+        .fail(concat('"', run.training.device, "\" is not a training device"), device::kChoices);
   }
   const int64_t end = run.engine.schedule.total_num_steps;
   if (end > 0 && end < run.training.steps) {
