@@ -155,9 +155,8 @@ TEST(PlanChoiceTest, HostsMayBeSmall) {
   EXPECT_LT(small.host_bytes, cluster.host.memory_bytes);
   EXPECT_GT(small.step_seconds, roomy.step_seconds);
   cluster.host.memory_bytes -= 1;
-  EXPECT_THAT(
-      predict(cluster, few, layout).refused,
-      testing::StartsWith("in the first two steps, which measure what to do with activations, what is moved needs "));
+  EXPECT_THAT(predict(cluster, few, layout).refused,
+              testing::StartsWith("in the first two steps, which measure activations, offload needs "));
   cluster.host.memory_bytes = 0; // nobody knows
   EXPECT_EQ(predict(cluster, few, layout).refused, "");
 }
@@ -212,10 +211,10 @@ TEST(PlanChoiceTest, ListsAreForSomeLayouts) {
   named.base.activations.choices.assign(kBlocks, Way::recompute);
   EXPECT_EQ(predict(cards(), named, {}).refused, "");
   EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused,
-            "activation_checkpointing.choices has 8 ways, and the model has 12 layers");
+            "activation_checkpointing.choices has 8 policies, but the model has 12 layers");
   named.base.activations.choices.assign(kBlocks + 4, Way::recompute);
   EXPECT_EQ(predict(cards(), named, {}).refused,
-            "activation_checkpointing.choices has 12 ways, and the model has 8 parts");
+            "activation_checkpointing.choices has 12 policies, but the model has 8 parts");
   EXPECT_EQ(predict(cards(2), named, {.pipe = 2}).refused, "");
 }
 

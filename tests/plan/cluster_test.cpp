@@ -94,7 +94,7 @@ TEST(ClusterTest, HostAndDiskAreRead) {
     }
     return "accepted";
   };
-  EXPECT_THAT(refused(with(disk)), HasSubstr("disk: a card's files are read and stepped in the host's memory"));
+  EXPECT_THAT(refused(with(disk)), HasSubstr("disk: files of a GPU are read and stepped in host memory"));
   EXPECT_THAT(refused(with(R"("host": {"memory_bytes": 1e9, "memory_bandwidth": 0, "link_bandwidth": 1}, )")),
               HasSubstr("host.memory_bandwidth: must be from 1 to 1e+21 a second, found 0"));
   std::string on_host = with(host);

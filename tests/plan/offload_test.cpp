@@ -235,14 +235,14 @@ TEST(PlanOffloadTest, WhatHasNoRoomIsRefused) {
   const Layout in_files{.zero_stage = 2, .micro_batch = 1, .states = Place::nvme};
   Cluster where = offload_cards();
   where.host.memory_bytes = 230'000'000;
-  EXPECT_THAT(
-      predict(where, what, on_host).refused,
-      testing::AllOf(HasSubstr("what is moved needs "), HasSubstr("of the memory of a host, which has 230 MB")));
+  EXPECT_THAT(predict(where, what, on_host).refused,
+              testing::AllOf(HasSubstr("offload needs "), HasSubstr("of the memory of a host, which has 230 MB")));
   EXPECT_EQ(predict(where, what, in_files).refused, "");
   where.disk.bytes = 1000;
   EXPECT_THAT(predict(where, what, in_files).refused, HasSubstr("of the disk of a host, which has 1.00 kB"));
   where.host.memory_bytes = 0;
-  EXPECT_THAT(predict(where, what, on_host).refused, HasSubstr("nothing is said of the memory of a host"));
+  EXPECT_THAT(predict(where, what, on_host).refused,
+              HasSubstr("of the memory of a host, which the cluster does not describe"));
 }
 
 // A layout with everything that may be moved. A rank alone has ZeRO's stages for this.

@@ -237,11 +237,13 @@ TEST(PredictTest, ActivationsOnTheHostNeedItsMemory) {
   EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("of the memory of a host, which has"))
       << "libtorch has no room beside";
   cluster.host.memory_bytes = 0;
-  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("nothing is said of the memory of a host"));
+  EXPECT_THAT(predict(cluster, moved, {}).refused,
+              testing::HasSubstr("of the memory of a host, which the cluster does not describe"));
   cluster.on_host = true;
   EXPECT_EQ(predict(cluster, moved, {}).refused, "") << "where they are anyway";
   moved.base.activations = {.policy = activations::Way::nvme, .nvme_path = "/n"};
-  EXPECT_THAT(predict(cluster, moved, {}).refused, testing::HasSubstr("nothing is said of the disk of a host"));
+  EXPECT_THAT(predict(cluster, moved, {}).refused,
+              testing::HasSubstr("of the disk of a host, which the cluster does not describe"));
 }
 
 // Where ranks share memory an all-reduce may take as long as an all-gather.
@@ -276,7 +278,7 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   EXPECT_EQ(why(exchanging, {.context = 8}), "heads of a tensor rank 4 cannot be divided by context 8");
   Job few = job();
   few.gpt.vocab_size = 3;
-  EXPECT_EQ(why(few, {.tensor = 4}), "vocabulary 3 has no token for each of tensor 4");
+  EXPECT_EQ(why(few, {.tensor = 4}), "vocabulary 3 is smaller than tensor 4");
   Job odd = job();
   odd.gpt.vocab_size = 101;
   EXPECT_EQ(why(odd, {.tensor = 2}), "") << "an uneven vocabulary is fine";

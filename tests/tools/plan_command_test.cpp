@@ -51,7 +51,7 @@ TEST_F(PlanCommandTest, NeedsNoDataFiles) {
   write_cluster(1e9, R"(, "device": "host")");
   const Finished text = plan(with(R"(data={"type": "text", "train": ["absent.txt"], "tokenizer": "absent.tok"})"));
   EXPECT_EQ(text.status, 0) << text.output;
-  EXPECT_THAT(text.output, HasSubstr("absent.txt: the memory of what is in it is not counted"));
+  EXPECT_THAT(text.output, HasSubstr("absent.txt: its content is not counted in memory"));
 }
 
 // Scripts rely on these names.

@@ -126,8 +126,8 @@ class Engine {
   /// previous mode: a frozen BatchNorm stays frozen. Collective.
   at::Tensor eval_batch(const data::Batch& batch);
   /// Also returns the logits of this rank's real samples, without gradients: those of the loss function, or the last
-  /// outputs of a pipeline (if the PipelineModule has no loss, those after the first, which is the loss). Only ranks of
-  /// the last stage get any.
+  /// outputs of a pipeline. If the PipelineModule has no loss function, the first output is the loss and the others are
+  /// the logits. Only ranks of the last stage get any.
   LossAndLogits eval_batch_with_logits(const data::Batch& batch);
   /// Returns the mean loss over all samples that `loader` yields on all ranks, at most `max_batches` per rank (0: all).
   /// Collective; ranks may have different numbers of samples.
@@ -212,10 +212,10 @@ class Engine {
   /// save_checkpoint().
   std::shared_ptr<torch::nn::Module> gather_model();
   /// Replaces this rank's model by the mean of the replicas during the lifetime of the result, with the module buffers
-  /// of the first replica. Null unless replicas step separately ("parameter_averaging") and differ now; elastic
-  /// replicas, which may be lost and join, have no mean between two averaging steps. evaluate() and eval_batch() do
-  /// this already; use it for other computations with the model. Collective at its begin; no step during its lifetime.
-  /// See shards/data_parallel/mean_parameters.h.
+  /// of the first replica. Null unless replicas step separately ("parameter_averaging") and differ now. Elastic
+  /// replicas, which may be lost and join, keep their own models: they have no mean between two averaging steps.
+  /// evaluate() and eval_batch() do this already; use it for other computations with the model. Collective at its
+  /// begin; no step during its lifetime. See shards/data_parallel/mean_parameters.h.
   std::shared_ptr<void> mean_of_replicas();
 
   /// Saves weights, optimizer, schedule, data position and random state as `folder`/`tag` (default global_step<N>).

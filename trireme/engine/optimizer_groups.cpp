@@ -150,9 +150,9 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   for (const auto& buffer : parts.buffers.trained) {
     for (int64_t i = 0; i < buffer->count(); ++i) {
       const bucket::TensorInfo& tensor = buffer->layout().tensors()[i];
-      const std::string name = tensor.placement.whole_name(
-          parts.model.layers ? parts.model.layers->saved_name(tensor.name)
-                             : tensor.name); // all copies of a tied parameter are in one group
+      const std::string name =
+          tensor.placement.whole_name(parts.model.layers ? parts.model.layers->saved_name(tensor.name)
+                                                         : tensor.name); // copies of a tied one are in one group
       optim::ParameterOptions& found = options[tensor.name];
       found.weight_decay = optimizer.weight_decay_of(tensor.sizes.size());
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {

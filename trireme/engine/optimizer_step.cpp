@@ -95,8 +95,7 @@ void OptimizerStep::run() {
   if (norm.defined()) {
     grad_norm_ = step.norm;
   }
-  const bool finite =
-      begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // a step that has begun is not skipped
+  const bool finite = begun_in_backward ? std::isfinite(agreed_.loss) : step.finite; // never skipped once begun
   if (!finite || !one_scale) {
     host.message.wait();
     parts_.buffers.reducer->finish();

@@ -129,7 +129,7 @@ void StepReport::write(const Engine& engine) {
     }
     const std::filesystem::path file = *csv_ / concat(name, ".csv");
     const Descriptor made(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC,
-                                 0600)); // private to the user; a stream would make it readable for all
+                                 0600)); // a stream would make it readable for all
     std::ofstream out(file, std::ios::app);
     out << m.step << ',' << *value << '\n';
     if (!out.flush()) {

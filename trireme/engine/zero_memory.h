@@ -28,7 +28,7 @@ struct ZeroMemory {
     int64_t gradient_bytes = 0;
     int64_t state_bytes = 0; ///< of the optimizer
     int64_t master_bytes = 0;
-    int64_t buffer_bytes = 0; ///< buckets and units that have memory for a time, and buffers of files
+    int64_t buffer_bytes = 0; ///< buckets and units in memory temporarily, and buffers of files
     int64_t rank_bytes() const {
       return parameter_bytes + gradient_bytes + state_bytes + master_bytes + buffer_bytes;
     }

@@ -26,7 +26,7 @@ bool has_files(const Cluster& cluster, const estimate::Run& run) {
   return run.activations.uses_nvme() && cluster.disk.bytes > 0;
 }
 
-// What ranks measure of moves.
+// Sets what ranks would measure of moves.
 void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_move, activations::Problem& problem) {
   const auto of = [&](PartWay way) {
     constexpr int64_t kBytes = int64_t{1} << 30;
@@ -44,13 +44,13 @@ void add_moves(const Cluster& cluster, const estimate::Run& run, MayMove may_mov
                                                 may_move != MayMove::nowhere && has_files(cluster, run));
 }
 
-// What is left to a rank for activations: of files, and of its host's memory.
+// Bytes left to a rank for activations, in files or in its host's memory.
 int64_t room(int64_t of_host, const Cluster& cluster, int64_t taken, double usable) {
   return static_cast<int64_t>(usable *
                               static_cast<double>(std::max<int64_t>(0, of_host / cluster.ranks_per_host - taken)));
 }
 
-// Stages with the same are alike. Speeds and the budget are those of all.
+// Stages with equal keys have equal problems. Speeds and the budget are the same for all.
 std::vector<double> key_of(const activations::Problem& problem) {
   std::vector<double> out = {static_cast<double>(problem.allowed.size()),
                              problem.after_last,
@@ -96,7 +96,7 @@ class Stages {
   }
 
  private:
-  // No more than could be used, so that layouts with plenty are alike.
+  // Limits free space to what could be used, so that layouts with plenty of it have equal problems.
   void add_room(int64_t stage, activations::Problem& problem) const {
     if (needs_.moves.empty()) {
       return;
@@ -114,7 +114,7 @@ class Stages {
                                             on_host, activations::kUsableOfHost));
   }
 
-  // Seconds of the layers behind the last part.
+  // Seconds of the layers after the last part.
   double behind(int64_t stage, int64_t last_part) const {
     double seconds = 0;
     for (const std::vector<int64_t>& layers : estimate::layers_of(run_, stage)) {

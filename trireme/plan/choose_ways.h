@@ -12,37 +12,37 @@
 
 namespace trireme::plan {
 
-/// Where activations may go in a choice.
+/// Where a choice may move activations.
 enum class MayMove { to_hosts_and_files, to_files, nowhere };
 
-/// What "auto" of activation_checkpointing comes to.
+/// The result of "auto" of activation_checkpointing.
 struct ChosenWays {
-  /// As activations::Options::choices has them.
+  /// In the form of activations::Options::choices.
   std::vector<activations::Way> choices;
-  /// Why nothing fits memory_budget, or the disk beside it, on some stage; empty: it does.
+  /// Why some stage fits neither memory_budget nor the disk; empty: all fit.
   std::string refused = {};
 };
 
-/// What the ranks of a planned layout need.
+/// What ranks of a planned layout need.
 struct Needs {
   estimate::StageLayouts layouts;
   std::vector<estimate::StageMemory> memory = {};
-  std::vector<estimate::StageMoves> moves = {}; ///< empty: nothing is moved
+  std::vector<estimate::StageMoves> moves = {}; ///< empty: no moves
 };
 
-/// The choice of ranks in a planned layout: activations::choose(), as theirs is, for each stage, with planned costs
-/// where they have measured ones. `needs`: of the run of the layout, run_of(). `may_move`: as far as the cluster has
-/// it. Cost: that of choose() for each stage; stages that are alike, of this or another layout, are worked out once.
+/// Makes, for each stage, the choice that its ranks would make by activations::choose(). It uses planned costs instead
+/// of measured ones. `needs` is that of run_of() for the layout. `may_move` is limited to what the cluster has. Cost:
+/// that of choose() per stage; equal stages, also of other layouts, are computed once.
 ChosenWays choose_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs, Shared& shared,
                        MayMove may_move = MayMove::to_hosts_and_files);
 
-/// Whether anything of activations could be moved on these hosts.
+/// Whether activations can be moved on these hosts.
 bool may_move_activations(const Cluster& cluster, const estimate::Run& run);
 
-/// The same with this way for all parts.
+/// The options with this policy for all parts.
 activations::Options in_one_way(activations::Options options, activations::Way way);
 
-/// The job with these ways in place of "auto".
+/// The job with these policies instead of "auto".
 Job with_choices(const Job& job, std::vector<activations::Way> choices);
 
 } // namespace trireme::plan

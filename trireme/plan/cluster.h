@@ -8,102 +8,102 @@
 
 namespace trireme::plan {
 
-/// Speed of matrix products by their size, (m n k)^(1/3): points by size, on a straight line over the logarithm between
-/// them, the nearest point's outside.
+/// Speed of matrix products by size (m n k)^(1/3). Between points it is linear in the logarithm of the size; outside of
+/// them it is the nearest point's.
 struct SpeedCurve {
   struct Point {
     double size = 0;
-    double flops = 0; ///< a second
+    double flops = 0; ///< per second
   };
   std::vector<Point> points;
 
   double at(double size) const;
 };
 
-/// A kind of link, from the inside of a host outwards. Units of `ranks` neighbours are connected by it; the next level
+/// A kind of link, from inside a host outwards. It connects units of `ranks` neighbouring ranks; the next level
 /// connects these units.
 struct Level {
   std::string name;
   int64_t ranks = 1;
-  /// Bytes a second that a rank sends, and receives at the same time, while all ranks of the unit do.
+  /// Bytes per second that a rank sends, while it receives as many and all ranks of the unit do the same.
   double bandwidth = 0;
   /// Seconds of one message.
   double latency = 0;
 };
 
-/// What a host offers to what its ranks move out of their cards. All ranks of the host together, but for the link.
+/// A host's resources for offload from GPUs, shared by all its ranks except the link.
 struct HostMemory {
-  /// 0: nothing is known of it, and nothing is moved there.
+  /// 0: not described, and nothing is moved there.
   int64_t memory_bytes = 0;
   int64_t reserved_bytes = 0;
-  /// Bytes a second of an optimizer on all its cores.
+  /// Bytes per second of an optimizer on all its cores.
   double memory_bandwidth = 0;
-  /// Bytes a second between a card and the host, each way, while all ranks use theirs.
+  /// Bytes per second between a GPU and the host in each direction, while all ranks use their links.
   double link_bandwidth = 0;
 };
 
-/// Disks of a host, for all its ranks together.
+/// The disks of a host, shared by all its ranks.
 struct Disk {
-  /// 0: there is none to use.
+  /// 0: no disk.
   int64_t bytes = 0;
-  /// Bytes a second, each alone: what is read and written at the same time takes the sum of both times.
+  /// Bytes per second of reading or writing alone; doing both at the same time takes the sum of both times.
   double read_bandwidth = 0;
   double write_bandwidth = 0;
 };
 
-/// What a run can be planned for: equal hosts with equal ranks. Ranks are numbered host by host.
+/// The machines to plan a run for: equal hosts with equal ranks, numbered host by host.
 struct Cluster {
   std::string name;
   int64_t hosts = 1;
   int64_t ranks_per_host = 1;
 
-  /// Of one rank.
+  /// Memory of one rank.
   int64_t memory_bytes = 0;
-  /// What the run's own memory does not include: a card's context, say.
+  /// Memory that a run's estimate does not include, such as a GPU's context.
   int64_t reserved_bytes = 0;
-  /// Ranks compute on the host: its memory holds data and libtorch too.
+  /// Ranks compute on the host, whose memory also holds data and libtorch.
   bool on_host = false;
-  /// Arithmetic operations a second, at most and in matrix products.
+  /// Arithmetic operations per second: peak, and in matrix products.
   double peak_flops = 0;
   SpeedCurve products;
-  /// Of attention; empty: those of a product of its size.
+  /// Speed of attention; empty: that of a product of its size.
   SpeedCurve attention;
-  /// Bytes a second of a loop over memory (an optimizer), and of the passes between matrix products (norms,
+  /// Bytes per second of a loop over memory (an optimizer), and of the passes between matrix products (norms,
   /// activations).
   double memory_bandwidth = 0;
   double pass_bandwidth = 0;
-  /// Seconds that a block costs beside its work, forward and again backward; other layers, which are fewer operations,
-  /// a share of it.
+  /// Fixed seconds of a block, in forward and again in backward. Other layers, which have fewer operations, cost a
+  /// share of it.
   double layer_seconds = 0;
-  /// Seconds more that the weights of a block cost, forward and again backward; tensor ranks share them.
+  /// Further seconds for the weights of a block, in forward and again in backward; tensor ranks share them.
   double weight_seconds = 0;
-  /// Share of communication that may hide behind computation: 1 where a card sends by itself, 0 where the same cores do
-  /// both.
+  /// Share of communication that may overlap computation: 1 if a GPU sends on its own, 0 if the same cores do both.
   double overlap = 1;
-  /// Ranks of a host that compute at the same time at the speeds above: fewer than ranks_per_host where ranks share
+  /// Ranks of a host that can compute at the same time at the speeds above; less than ranks_per_host if ranks share
   /// cores.
   int64_t processors = 1;
 
-  /// Whether collectives use the links of all their members on a host together. Else they are one ring over all ranks.
+  /// Whether collectives use the links of all their ranks on a host at the same time. Otherwise they are one ring over
+  /// all ranks.
   bool hierarchical = true;
-  /// What an all-reduce takes, in all-gathers of as many bytes: 2 over links (a reduce-scatter and an all-gather), less
-  /// where ranks share memory.
+  /// Cost of an all-reduce in all-gathers of the same bytes: 2 over links (a reduce-scatter and an all-gather), less in
+  /// shared memory.
   double all_reduce_gathers = 2;
 
   HostMemory host;
   Disk disk;
 
-  /// The last one connects all.
+  /// The last one connects all ranks.
   std::vector<Level> levels;
 
   int64_t ranks() const {
     return hosts * ranks_per_host;
   }
-  /// Whether ranks are cards whose hosts have memory that is described.
+  /// Whether ranks are GPUs, and the memory of their hosts is described.
   bool has_hosts_beside() const {
     return !on_host && host.memory_bytes > 0;
   }
-  /// How much longer a rank computes than at the speeds above while all of its host do: at least 1.
+  /// Slowdown of a rank's computation while all ranks of its host compute: at least 1.
   double sharing() const {
     return std::max(1.0, static_cast<double>(ranks_per_host) / static_cast<double>(processors));
   }

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int64_t kMostRanks = 1 << 20;
 
-// Beyond these a number is a slip, and sums of it are no numbers any more.
+// Limits against slips, within which sums stay finite.
 constexpr double kMostBytes = 1e18;
-constexpr double kMostASecond = 1e21; // bytes or operations
+constexpr double kMostASecond = 1e21; // bytes or operations per second
 constexpr double kMostSeconds = 1e6;
 constexpr double kLeastFraction = 1e-6;
 
@@ -49,7 +49,7 @@ int64_t count(ObjectReader& reader, const std::string& key, int64_t default_valu
   return value;
 }
 
-// A fraction of `peak`, or pairs of a size and a fraction.
+// Reads a fraction of `peak`, or pairs of a size and a fraction.
 SpeedCurve read_curve(const JsonNode& node, double peak) {
   SpeedCurve curve;
   const auto add = [&](double size, const JsonNode& fraction) {
@@ -102,7 +102,7 @@ void read_rank(const JsonNode& node, Cluster& out) {
 void read_host(const JsonNode& node, Cluster& out) {
   if (out.on_host) {
     node.fail("ranks compute on the host: \"rank\" describes its memory",
-              "Leave it out, or write \"device\": \"card\" in \"rank\".");
+              "Remove it, or write \"device\": \"card\" in \"rank\".");
   }
   ObjectReader reader(node);
   out.host.memory_bytes = byte_count(reader, "memory_bytes");
@@ -114,8 +114,7 @@ void read_host(const JsonNode& node, Cluster& out) {
 
 void read_disk(const JsonNode& node, Cluster& out) {
   if (!out.on_host && out.host.memory_bytes == 0) {
-    node.fail("a card's files are read and stepped in the host's memory, which is not described",
-              "Write \"host\" too.");
+    node.fail("files of a GPU are read and stepped in host memory, which is not described", "Write \"host\" too.");
   }
   ObjectReader reader(node);
   out.disk.bytes = byte_count(reader, "bytes");
@@ -135,7 +134,7 @@ void read_links(const JsonNode& node, Cluster& out) {
     link("inside_host", out.ranks_per_host);
   } else if (links.find("inside_host") != nullptr) {
     link("inside_host", 1);
-    out.levels.clear(); // nobody to talk to
+    out.levels.clear(); // a single rank does not communicate
   }
   int64_t hosts = 1;
   if (const JsonNode* groups = links.find("host_groups")) {
@@ -165,7 +164,7 @@ Cluster read(const JsonNode& root) {
   Cluster out;
   if (root.is_object() && root.find("model") != nullptr && root.find("rank") == nullptr) {
     root.fail("this is a run file, not the description of a cluster",
-              "Give one as examples/plan/cluster.json to --cluster, or let --calibrate write one.");
+              "Pass a description such as examples/plan/cluster.json to --cluster, or write one with --calibrate.");
   }
   ObjectReader reader(root);
   out.name = reader.get("name", std::string("cluster"));
@@ -186,7 +185,7 @@ Cluster read(const JsonNode& root) {
   const JsonNode* const host = reader.find("host");
   const JsonNode* const disk = reader.find("disk");
   const JsonNode& links = reader.require("links");
-  reader.finish(); // before what a misspelt key leaves at its default is compared with anything
+  reader.finish(); // before a default that a misspelt key left in place is compared with anything
   read_rank(rank, out);
   if (host != nullptr) {
     read_host(*host, out);

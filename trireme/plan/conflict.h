@@ -7,8 +7,8 @@
 
 namespace trireme::plan {
 
-/// The first row of config/compatibility.h that the layout breaks. `on_gpu`: masters and states can leave a GPU for its
-/// host.
+/// The first row of config/compatibility.h that the layout violates. `on_gpu`: masters and states can be offloaded from
+/// a GPU to its host.
 std::optional<config::Conflict> find_conflict(const Job& job, const Layout& layout, bool on_gpu);
 
 } // namespace trireme::plan

@@ -13,7 +13,7 @@ void fit_block(const std::array<BlockTime, 3>& measured, const Job& job, Cluster
   plain.base.activations = {};
   const auto planned = [&](const BlockTime& block) {
     const LayerCost cost = layer_costs(cluster, plain, {.tensor = block.tensor, .micro_batch = block.samples})
-                               .at(2); // behind two embeddings
+                               .at(2); // after two embeddings
     return cost.forward + cost.backward();
   };
   const std::array<double, 3> parts = {planned(measured[0]), planned(measured[1]), planned(measured[2])};
@@ -41,7 +41,7 @@ void fit_block(const std::array<BlockTime, 3>& measured, const Job& job, Cluster
     const BlockTime& block = measured[i];
     log::info("a block of ", block.samples, " samples",
               block.tensor > 1 ? concat(", a share of 1 / ", block.tensor, " of it,") : "", " takes ",
-              block.seconds * 1e3, " ms; its parts together ", parts[i] * 1e3, " ms");
+              block.seconds * 1e3, " ms; sum of its parts ", parts[i] * 1e3, " ms");
   }
 }
 

@@ -9,24 +9,24 @@
 namespace trireme::plan {
 namespace {
 
-// Passes over a tensor of the residual stream's size: reads and writes, forward; backward has twice as many.
+// Reads and writes of a tensor of the residual stream's size in forward; backward has twice as many.
 constexpr double kPassesInside = 12;   // queries, keys, values and results of attention (4); GELU (8)
-constexpr double kPassesOutside = 9;   // both norms and the additions
+constexpr double kPassesOutside = 9;   // both norms and additions
 constexpr double kPassesOfDropout = 5; // two of them
-// Where context ranks attend: queries, keys and values apart and behind their bias (6), packed to travel (4), results
-// put together (3). Backward: gradients put together (6) and summed for the bias (3), keys and values packed again (4),
-// their gradients added as they come by (8), those of queries and results (3). As many for an all-to-all.
+// With context ranks: queries, keys and values separated after the bias (6), packed for sending (4), results merged
+// (3). Backward: gradients merged (6) and summed for the bias (3), keys and values packed again (4), received gradients
+// added (8), those of queries and results (3). An all-to-all has as many.
 constexpr double kPassesOfContextForward = 13;
 constexpr double kPassesOfContextBackward = 24;
-// Tokens that tensor ranks share come and go in the order of ranks, unless a sample is large or the only one: they are
-// copied into the order of samples, or out of it.
+// Shared tokens of tensor ranks are in the order of ranks, and are copied into the order of samples and back, unless a
+// sample is large or the only one.
 constexpr double kPassesOfOrder = 2.5;
-// Passes over attention's matrix where it is written.
+// Passes over attention's matrix if it is written.
 constexpr double kMatrixForward = 6.5;
 constexpr double kMatrixBackward = 9.5;
 
-// Of what a block costs beside its work (Cluster::layer_seconds and weight_seconds): by operations, of which a block
-// has about 10.
+// Share of a block's fixed cost (Cluster::layer_seconds and weight_seconds), by operations, of which a block has about
+// 10.
 double share_of_block(models::GptPart::Kind kind) {
   switch (kind) {
     case models::GptPart::Kind::block:
@@ -102,7 +102,7 @@ class Costs {
     const bool whole_samples = layout_.micro_batch == 1 || bytes / layout_.micro_batch >= tensor::kSampleBytes;
     return whole_samples ? 0 : kPassesOfOrder * static_cast<double>(bytes) / cluster_.pass_bandwidth;
   }
-  // A copy reads and writes, an addition reads twice; the mean over the micro-batches of a step.
+  // Mean over the micro-batches of a step: a copy reads and writes, an addition reads twice.
   double gradients(const estimate::Layer& layer) const {
     const int64_t times = layout_.accumulation(job_);
     const int64_t kept = bytes_of(job_.base.gradients(times));
@@ -123,7 +123,7 @@ class Costs {
     cost.backward_weight += once;
     cost.flops += 6 * rows_ * inner * outer;
   }
-  // Two numbers of every token and tensor rank.
+  // Two numbers for every token and tensor rank.
   double layer_loss() const {
     return gather_seconds(cluster_, {layout_.tensor, 1}, 8 * tensor_ * rows_);
   }
@@ -134,13 +134,11 @@ class Costs {
     add_product(cost, h_, 4 * h_ / tensor_);
     add_product(cost, 4 * h_ / tensor_, h_);
     const bool writes_matrix = gpt_.dropout > 0;
-    const bool again =
-        writes_matrix &&
-        layout_.context >
-            1; // attention to tokens of other ranks keeps no matrix: it is fp32, and made again in backward
+    // Attention to tokens of other ranks keeps no matrix: it is fp32, and backward computes it again.
+    const bool again = writes_matrix && layout_.context > 1;
     const double share = again ? share_of_scores() : 1;
     const auto length = static_cast<double>(gpt_.sequence_length);
-    // One product of queries and keys; half of it where what lies above the diagonal is left out.
+    // One product of queries and keys; half of it if the part above the diagonal is skipped.
     const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
     const double attention = once * share / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
@@ -152,7 +150,7 @@ class Costs {
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
     cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention +
                            passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
-    cost.flops += 6 * once; // the same of all layouts
+    cost.flops += 6 * once; // the same in all layouts
     if (layout_.context > 1) {
       cost.forward += over_context(layer.context_bytes_forward, layer.context_bytes_forward, 2 * attention) +
                       passes(kPassesOfContextForward * stream_ / tensor_);
@@ -161,8 +159,8 @@ class Costs {
     }
   }
 
-  // Of a matrix of scores over context ranks, some queries at a time: of a rank's own block the keys up to the last of
-  // them, of others' blocks half.
+  // Share of a matrix of scores with context ranks, which compute some queries at a time: in the rank's own block the
+  // keys up to the last query, of other ranks' blocks half.
   double share_of_scores() const {
     const bool ring = job_.context_kind == context::Kind::ring;
     const int64_t tokens = gpt_.sequence_length / (ring ? layout_.context : 1);
@@ -173,7 +171,7 @@ class Costs {
     return ring ? (own + (c - 1) / 2) / c : own;
   }
 
-  // Rings pass keys and values on while attention works on those at hand. Ulysses waits.
+  // A ring sends keys and values while attention uses those already received; Ulysses waits.
   double over_context(int64_t bytes, int64_t forward_bytes, double attention) const {
     const AxisGroup group{layout_.context, layout_.tensor};
     const auto c = static_cast<double>(layout_.context);
@@ -181,7 +179,7 @@ class Costs {
       return exchange_seconds(cluster_, group, static_cast<double>(bytes) * c / (c - 1));
     }
     const double steps =
-        (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // of the forward's size
+        (c - 1) * static_cast<double>(bytes) / static_cast<double>(forward_bytes); // relative to the forward
     const double step = ring_message_seconds(cluster_, group, static_cast<double>(forward_bytes) / (c - 1));
     return std::max(0.0, steps * step - cluster_.overlap * attention);
   }
@@ -191,17 +189,17 @@ class Costs {
   const Layout& layout_;
   const models::GptOptions& gpt_;
   double tensor_;
-  double between_; // ranks that share what lies between the divided matrices
+  double between_; // ranks that share what lies between the split matrices
   double element_;
-  double product_; // bytes of a number that a matrix product takes and makes
-  double rows_;    // tokens of a micro-batch here
+  double product_; // bytes of an element of inputs and outputs of matrix products
+  double rows_;    // tokens of a micro-batch on this rank
   double h_;
   double stream_; // elements of the residual stream
   double vocabulary_;
 };
 
-// Whether each layer is recomputed in backward: as the layout says, unless the job names ways; none where "auto" has
-// not chosen yet.
+// Whether each layer is recomputed in backward: by the layout, or by the job's policies if it has any. None if "auto"
+// has not chosen yet.
 std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layers) {
   std::vector<bool> out(static_cast<size_t>(layers), layout.recompute > 0 && !job.base.activations.automatic);
   const activations::Options& activations = job.base.activations;

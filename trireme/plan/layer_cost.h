@@ -8,19 +8,18 @@
 
 namespace trireme::plan {
 
-/// Seconds that a rank spends on one layer for one micro-batch, collectives of the tensor and the context axis
-/// included.
+/// Seconds of a rank for one layer and one micro-batch, including collectives of the tensor and context axes.
 struct LayerCost {
   double forward = 0;
   double backward_input = 0;
   double backward_weight = 0;
-  /// Beside backward_weight, where it is computed apart from backward_input: with sequence parallelism a layer's input
-  /// is gathered once more.
+  /// In addition to backward_weight if it is computed apart from backward_input: with sequence parallelism a layer's
+  /// input is gathered again.
   double weights_later = 0;
-  /// Beside backward_weight: fresh gradients are copied into their flat buffer by the first micro-batch and added to it
+  /// In addition to backward_weight: new gradients are copied into the flat buffer by the first micro-batch, and added
   /// by the others.
   double gradients = 0;
-  /// Arithmetic operations of the matrix products and of attention in forward and backward, without recomputation.
+  /// Arithmetic operations of matrix products and attention in forward and backward, without recomputation.
   double flops = 0;
 
   double backward() const {
@@ -28,18 +27,21 @@ struct LayerCost {
   }
 };
 
-/// Costs of the layers of models::Gpt in their order, recomputation in backward included, without the gathers of inputs
-/// for it that tensor ranks keep shares of; the head's with the loss.
+/// Costs of the layers of models::Gpt in order, the head's with the loss. Includes recomputation in backward, but not
+/// the gathers of shared inputs for it.
 ///
-/// Matrix products: operations over the speed at their size. Attention: 2 products forward, 5 backward of the half
-/// below the diagonal (with dropout whole matrices, 2 and 4, and 6.5 and 9.5 passes over [B, A, L, L]; with context
-/// ranks what their queries see, 2 and 5, and 6.5 and 16 in fp32). Between them, passes over [B, L, H]: 21 forward, 42
-/// backward, of which 9 and 18 lie outside what the tensor axis divides. Context ranks make 13 and 24 more; each of a
-/// block's 4 and 6 collectives of shared tokens 2.5 over all tokens.
+/// Matrix products: operations divided by the speed at their size.
+///
+/// Attention: 2 products forward and 5 backward, of the half below the diagonal. With dropout: of whole matrices, 2 and
+/// 4, plus 6.5 and 9.5 passes over [B, A, L, L]. With context ranks: of what their queries see, 2 and 5, plus 6.5 and
+/// 16 passes in fp32.
+///
+/// Passes over [B, L, H] between them: 21 forward and 42 backward, of which the tensor axis does not split 9 and 18.
+/// Context ranks make 13 and 24 more. Each of a block's 4 and 6 collectives of shared tokens makes 2.5 over all tokens.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 
-/// Operations of a step by Narayanan et al. 2021, arXiv:2104.04473: 96 B l L h^2 (1 + L / 6h + V / 16 l h) counts
-/// recomputation; the "model" operations, three quarters of it but for the head, do not.
+/// Operations per step by Narayanan et al. 2021, arXiv:2104.04473. 96 B l L h^2 (1 + L / 6h + V / 16 l h) includes
+/// recomputation. Their "model" operations do not: three quarters of it, except for the head.
 double published_flops(const models::GptOptions& gpt, int64_t batch);
 
 } // namespace trireme::plan

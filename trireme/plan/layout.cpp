@@ -53,14 +53,14 @@ std::string why_impossible(const Job& job, const Layout& layout) {
     return does_not_divide("heads", gpt.heads, "tensor", layout.tensor);
   }
   if (gpt.vocab_size < layout.tensor) {
-    return concat("vocabulary ", gpt.vocab_size, " has no token for each of tensor ", layout.tensor);
+    return concat("vocabulary ", gpt.vocab_size, " is smaller than tensor ", layout.tensor);
   }
   if (const auto conflict = find_conflict(job, layout, /*on_gpu=*/false)) {
     return conflict->what;
   }
   const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces =
-      layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the front and one from the end
+      layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the begin and one from the end
   if (gpt.sequence_length % pieces != 0) {
     return ring ? concat("sequence ", gpt.sequence_length, " cannot be divided into ", pieces,
                          " pieces, two for each of context ", layout.context)
@@ -126,7 +126,7 @@ const std::vector<estimate::Run::Programs>& Shared::programs(pipeline::ScheduleK
                                                              const pipeline::ScheduleShape& shape) {
   const bool whole = fewer_micro_batches(kind, shape) == shape;
   const int beyond =
-      whole ? shape.micro_batches : -1 - shape.micro_batches % shape.stages; // of many, the remainder tells
+      whole ? shape.micro_batches : -1 - shape.micro_batches % shape.stages; // of many only the remainder matters
   auto& found = programs_[{static_cast<int>(kind), shape.stages, beyond, shape.chunks}];
   if (found.empty()) {
     found = programs_of(kind, shape);
@@ -145,7 +145,7 @@ const std::vector<int64_t>& Shared::bounds(const Layout& layout) {
   return found;
 }
 
-// Making programs takes longer than simulating them. So many are kept that they are 64 MB.
+// Making programs takes longer than simulating them, so up to 64 MB of them are kept.
 const std::vector<pipeline::Program>& Shared::schedules(pipeline::ScheduleKind kind,
                                                         const pipeline::ScheduleShape& shape) {
   constexpr size_t kMostInstructions = (64 << 20) / sizeof(pipeline::Instruction);

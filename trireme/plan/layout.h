@@ -14,10 +14,10 @@
 
 namespace trireme::plan {
 
-/// What is to be trained, whatever the layout.
+/// What is trained, independent of the layout.
 struct Job {
   models::GptOptions gpt;
-  /// Samples of a step, all ranks together.
+  /// Samples of a step, of all ranks.
   int64_t batch = 1;
   /// Types, optimizer, ZeRO's thresholds and buckets; the rest is replaced.
   estimate::Run base;
@@ -26,7 +26,7 @@ struct Job {
   std::string partition = "parameters";
 };
 
-/// One way to use the ranks.
+/// One division of work among the ranks.
 struct Layout {
   int64_t pipe = 1;
   int64_t data = 1;
@@ -36,10 +36,10 @@ struct Layout {
   int64_t micro_batch = 1;
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
   int64_t chunks = 1;
-  /// Layers recomputed together; 0: none.
+  /// Number of layers in a recomputed group; 0: none.
   int64_t recompute = 0;
   bool sequence_parallel = false;
-  /// Where masters and optimizer states are between steps, and sharded parameters between uses (stage 3).
+  /// Place of masters and optimizer states between steps, and of sharded parameters between uses (stage 3).
   offload::Place states = offload::Place::device;
   offload::Place parameters = offload::Place::device;
 
@@ -52,7 +52,7 @@ struct Layout {
   int64_t accumulation(const Job& job) const {
     return job.batch / (data * micro_batch);
   }
-  /// Groups of the axes; gradients are reduced over data and context together.
+  /// Ranks that reduce gradients: data and context axes.
   int64_t gradient_ranks() const {
     return data * context;
   }
@@ -63,41 +63,40 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-/// Values of Layout::recompute that differ. A policy says itself what is recomputed, which a list of layers does by the
-/// layer; "auto" chooses; a list of ways may be for a model in one piece or for a list of layers, which a pipeline has
-/// anyway.
+/// Values of Layout::recompute to try. A policy itself says what is recomputed, in a list of layers per layer; "auto"
+/// chooses. A list of policies may be for a model in one piece, or for a list of layers, which every pipeline has.
 std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe);
 
 /// "pipe 8, data 4, context 1, tensor 8, ZeRO 1, micro-batch 2 x 64, interleaved (2 chunks), recompute 1"
 std::string describe(const Layout& layout, const Job& job);
 
-/// Why the layout cannot be built, whatever the memory; empty: it can. One sentence: heads, vocabulary, sequence,
-/// batch, layers.
+/// Why the layout cannot be built with any memory, in one sentence (heads, vocabulary, sequence, batch, layers); empty:
+/// it can.
 std::string why_impossible(const Job& job, const Layout& layout);
 
 /// The model as a rank of the layout has it, or one like it with `blocks` blocks.
 estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks = 0);
 
-/// What run_of() says of layers by themselves, as if one rank had all, or of a model with `blocks` blocks.
+/// Like run_of() for layers alone, as if one rank had all of them, or for a model with `blocks` blocks.
 estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks = 0);
 
-/// What many layouts of a job have in common, worked out once.
+/// Results that many layouts of a job share, computed once.
 class Shared {
  public:
   explicit Shared(const Job& job) : job_(job) {}
-  /// Micro-batches that each stage keeps, by chunk (estimate::Run::in_flight). Beyond four micro-batches a stage it
-  /// depends on their remainder only, so few are laid out.
+  /// Micro-batches in flight of each stage, by chunk (estimate::Run::in_flight). Beyond four micro-batches per stage
+  /// only the remainder matters, so few schedules are made.
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
-  /// Beside it, of a zero-bubble pipeline (estimate::Run::most_held).
+  /// For a zero-bubble pipeline in addition (estimate::Run::most_held).
   const std::vector<pipeline::HeldMicroBatches>& most_held(const pipeline::ScheduleShape& shape);
   /// What each stage computes (estimate::Run::programs).
   const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind,
                                                        const pipeline::ScheduleShape& shape);
-  /// Where the parts of the model begin (estimate::Run::bounds).
+  /// Boundaries of the model's parts (estimate::Run::bounds).
   const std::vector<int64_t>& bounds(const Layout& layout);
-  /// The pipeline's step with these costs; kept until other costs are asked for, because ZeRO's stages have the same.
+  /// The pipeline's step with these costs. The last one is cached, because ZeRO's stages have the same costs.
   const pipeline::Timeline& timeline(const Layout& layout, const pipeline::Costs& costs);
-  /// activations::choose(). Equal keys: equal problems.
+  /// activations::choose(), cached by `key`, which must be equal for equal problems only.
   const activations::Choice& choice(const std::vector<double>& key, const activations::Problem& problem);
 
  private:
@@ -105,7 +104,7 @@ class Shared {
 
   const Job& job_;
   std::map<std::array<int, 4>, std::vector<pipeline::Program>> schedules_;
-  size_t instructions_ = 0; // in them
+  size_t instructions_ = 0; // in all of schedules_
   std::map<std::array<int, 4>, std::vector<std::vector<int64_t>>> in_flight_;
   std::map<std::pair<int, int>, std::vector<pipeline::HeldMicroBatches>> most_held_; // by stages and micro-batches
   std::map<std::array<int, 4>, std::vector<estimate::Run::Programs>> programs_;
@@ -116,11 +115,11 @@ class Shared {
   pipeline::Timeline last_;
 };
 
-/// The run on the ranks of a layout, which have a device's memory or their host's. Files are read ahead and written
-/// behind (pipeline_read and pipeline_write). Errors: Error where why_impossible() says something.
+/// The run on the ranks of a layout, with the memory of their GPU or their host. Files are read ahead and written
+/// behind (pipeline_read and pipeline_write). Errors: Error if why_impossible() is not empty.
 estimate::Run run_of(const Job& job, const Layout& layout, Shared& shared, bool on_device = true);
 
-/// The pipeline's size. With one stage micro-batches follow each other as in naive.
+/// Shape of the pipeline. With one stage micro-batches run one after the other, as in naive.
 pipeline::ScheduleShape shape_of(const Job& job, const Layout& layout);
 pipeline::ScheduleKind schedule_of(const Layout& layout);
 

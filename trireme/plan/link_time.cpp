@@ -7,8 +7,8 @@
 namespace trireme::plan {
 namespace {
 
-// Ranks of the group that are always in one unit, for the worst of the axis's groups: those of 6 adjacent ranks in
-// units of 8 begin at 0, 6, 12, and two of the second are in the first unit.
+// The least number of ranks of a group that share a unit, in the worst group of the axis. Example: groups of 6 adjacent
+// ranks in units of 8 begin at 0, 6, 12; two ranks of the second group are in the first unit.
 int64_t members(const AxisGroup& group, int64_t unit) {
   return std::clamp<int64_t>(std::gcd(unit, group.ranks * group.stride) / group.stride, 1, group.ranks);
 }
@@ -17,7 +17,7 @@ double steps(int64_t units) {
   return static_cast<double>(std::bit_width(static_cast<uint64_t>(units - 1)));
 }
 
-// Calls visit(level, members of a unit below, units) for every level that the group crosses.
+// Calls visit(level, ranks of a unit below, units) for every level that the group crosses.
 template <typename Visit>
 void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit& visit) {
   int64_t below = 1;
@@ -31,8 +31,8 @@ void for_each_level(const Cluster& cluster, const AxisGroup& group, const Visit&
   }
 }
 
-// Bytes of an all-gather of `bytes` that a rank's link of a level carries. Collectives are rings, as NCCL's are over
-// several hosts: all bytes but those of one rank pass each link of a ring. The members of a unit have a ring each.
+// Bytes of an all-gather of `bytes` on a rank's link of a level. Collectives are rings, as NCCL's across hosts: all
+// bytes except one rank's pass each link of a ring. Each rank of a unit has its own ring.
 double arriving(const Cluster& cluster, const AxisGroup& group, double bytes, int64_t below, int64_t units) {
   const double passing = bytes * (1 - 1 / static_cast<double>(group.ranks));
   if (!cluster.hierarchical) {
@@ -41,10 +41,10 @@ double arriving(const Cluster& cluster, const AxisGroup& group, double bytes, in
   if (below > 1) {
     return passing / static_cast<double>(below);
   }
-  return bytes * (1 - 1 / static_cast<double>(units)); // inside: of each ring, what does not come from outside
+  return bytes * (1 - 1 / static_cast<double>(units)); // inside: what each ring does not bring from outside
 }
 
-// The first level that has both ranks in one unit.
+// The first level with both ranks in one unit.
 const Level& level_between(const Cluster& cluster, int64_t first, int64_t second) {
   for (const Level& level : cluster.levels) {
     if (first / level.ranks == second / level.ranks) {
@@ -70,7 +70,7 @@ double exchange_seconds(const Cluster& cluster, const AxisGroup& group, double b
   double slowest = 0;
   double latency = 0;
   for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t units) {
-    (void)below; // every rank exchanges with every other: nothing is passed on
+    (void)below; // every rank exchanges with every other one
     slowest = std::max(slowest, bytes * (1 - 1 / static_cast<double>(units)) / level.bandwidth);
     latency += steps(units) * level.latency;
   });
@@ -97,7 +97,7 @@ double ring_message_seconds(const Cluster& cluster, const AxisGroup& group, doub
 std::vector<LevelBytes> ring_bytes(const Cluster& cluster, const AxisGroup& group, int64_t sent) {
   std::vector<LevelBytes> out;
   for_each_level(cluster, group, [&](const Level& level, int64_t below, int64_t) {
-    const int64_t outwards = cluster.hierarchical ? sent / below : sent; // of them the next level has its share
+    const int64_t outwards = cluster.hierarchical ? sent / below : sent; // the next level carries its share of them
     if (!out.empty()) {
       out.back().bytes -= outwards;
     }

@@ -67,7 +67,7 @@ MoveTimes move_times(const Cluster& cluster, const estimate::Run& run, const buc
   out.units_from_files = seconds(of(Way::from_files, units), reading);
   out.reads = seconds(of(Way::from_files, others), reading);
   out.writes = seconds(of(Way::to_files, others), writing);
-  if (!out.in_every_micro_batch) { // written once, behind the last backward, and read for the step
+  if (!out.in_every_micro_batch) { // written once, after the last backward, and read for the step
     out.writes += out.gradients_in_files;
     out.gradients_in_files = 0;
   }

@@ -18,9 +18,9 @@ namespace trireme::plan {
 namespace {
 
 constexpr double kSmallSum = 40;       // bytes of loss, norm and counts
-constexpr double kLargestWhole = 4e18; // that are a whole number, with what is added to them
+constexpr double kLargestWhole = 4e18; // largest that is a whole number, with what is added to it
 
-// Time of `communication` that is left when `overlap` of the computation beside it hides it.
+// Seconds of `communication` that remain if it overlaps the share `overlap` of the computation beside it.
 double exposed(double communication, double overlap, double computation) {
   return std::max(0.0, communication - overlap * computation);
 }
@@ -50,8 +50,8 @@ class Step {
     out.bubble = timeline.bubble;
     out.pipeline_seconds = std::max(timeline.total, over_processors(timeline));
 
-    std::vector<double> end(static_cast<size_t>(run_.stages), 0); // of the last backward
-    std::vector<double> last(end.size(), 0);                      // its time
+    std::vector<double> end(static_cast<size_t>(run_.stages), 0); // end of the last backward
+    std::vector<double> last(end.size(), 0);                      // duration of that
     for (const pipeline::TimelineSpan& span : timeline.spans) {
       const auto stage = static_cast<size_t>(span.stage);
       end[stage] = std::max(end[stage], span.end);
@@ -69,15 +69,15 @@ class Step {
     }
     out.reduce_seconds = std::max(0.0, reduced - timeline.total) + small_sums();
     if (run_.on_device && run_.moves_states() &&
-        run_.offload.optimizer.delayed_update) { // beside the next step's computation
+        run_.offload.optimizer.delayed_update) { // overlaps the next step's computation
       out.optimizer_seconds = std::max(0.0, out.optimizer_seconds - out.pipeline_seconds);
     }
     out.step_seconds = out.pipeline_seconds + out.reduce_seconds + out.optimizer_seconds;
   }
 
  private:
-  // Seconds that a part of the stage gathers units of stage 3 for a forward, or a backward: what is not kept from
-  // before, spread evenly.
+  // Seconds for which a part of the stage gathers units of stage 3 for a forward or a backward, without units still
+  // gathered, spread evenly.
   double gathering(int64_t stage) const {
     if (!run_.shards(3)) {
       return 0;
@@ -132,7 +132,7 @@ class Step {
       part.forward += exposed(gathers[stage], cluster_.overlap, part.forward);
       part.backward += exposed(travelling, cluster_.overlap, part.backward);
       part.backward_input += exposed(travelling, cluster_.overlap, part.backward_input);
-      // Units come, gradients leave and activations leave and come by themselves while layers are computed.
+      // Moves of units, gradients and activations overlap the computation of layers.
       const auto passes = static_cast<double>(run_.accumulation * run_.chunks);
       const MoveTimes& own = moved_[static_cast<size_t>(stage)];
       part.forward = std::max(part.forward, own.forward(passes, moved));
@@ -148,7 +148,7 @@ class Step {
                            static_cast<double>(estimate::message_bytes(run_.model.layers[layer].output)));
   }
 
-  // All ranks' work over all processors.
+  // The work of all ranks divided by all processors.
   double over_processors(const pipeline::Timeline& timeline) const {
     double busy = 0;
     for (const pipeline::TimelineSpan& span : timeline.spans) {
@@ -163,7 +163,7 @@ class Step {
     return run_.shards(1) ? once : cluster_.all_reduce_gathers * once;
   }
 
-  // What is left of the sums of gradients behind a stage's last backward.
+  // Exposed seconds of the sums of gradients after a stage's last backward.
   double reduction(const bucket::FlatLayout& flat, double last_backward) const {
     if (run_.gradient_ranks() == 1 || (run_.stages == 1 && run_.shards(2))) {
       return 0;
@@ -173,7 +173,7 @@ class Step {
     return std::max(last_bucket, exposed(all, cluster_.overlap, last_backward));
   }
 
-  // What is left of gradients that leave behind a stage's last backward: a bucket's at least.
+  // Exposed seconds of gradients that are moved out after a stage's last backward: at least one bucket's.
   double leaving(const MoveTimes& moved, double last_backward) const {
     const double last_bucket = moved.gradients_up / static_cast<double>(std::max<int64_t>(1, moved.buckets));
     if (moved.in_every_micro_batch) {
@@ -182,7 +182,7 @@ class Step {
     return std::max(last_bucket, exposed(moved.gradients_up, 1, last_backward));
   }
 
-  // A parameter on the first and the last stage.
+  // Sum of the gradient of a parameter on the first and the last stage.
   double tied(int64_t stage) const {
     if (!job_.gpt.tie_embeddings || run_.stages == 1 || (stage > 0 && stage < run_.stages - 1)) {
       return 0;
@@ -192,8 +192,8 @@ class Step {
            gather_seconds(cluster_, {2, (run_.stages - 1) * run_.ranks_of_stage()}, run_.parameter_bytes() * numel);
   }
 
-  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. What is elsewhere
-  // is stepped by a card's host at the same time; ranks on the CPU do both.
+  // A pass over gradients, states, masters and parameters, and the gathers of parameters beside it. A GPU's host steps
+  // what is offloaded at the same time; ranks on the CPU do both.
   double optimizer(const bucket::FlatLayout& flat, const MoveTimes& moved) const {
     const auto owned = static_cast<double>(flat.numel() / run_.shard_ranks());
     const auto here =
@@ -215,7 +215,7 @@ class Step {
     return norm + pass + gathers - hidden;
   }
 
-  // Loss and norm, over replicas and stages.
+  // Sums of loss and norm over replicas and stages.
   double small_sums() const {
     const AxisGroup stages{run_.stages, run_.ranks_of_stage()};
     return cluster_.all_reduce_gathers *
@@ -236,7 +236,7 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
   struct Axis {
     const char* name;
     AxisGroup group;
-    bool is_ring; // else some rank sends all of it over the slowest link
+    bool is_ring; // otherwise some rank sends all of it over the slowest link
   };
   const int64_t t = layout.tensor;
   const std::vector<estimate::StageTraffic> stages = estimate::traffic_of(layouts);
@@ -267,8 +267,8 @@ std::vector<AxisBytes> traffic_of(const Cluster& cluster, const Layout& layout, 
 
 Prediction worked_out(const Cluster& cluster, const Job& job, const Layout& layout, Shared& shared, bool with_times);
 
-// `out`: the same with everything kept that memory_budget allows. The choice counts activations only: where buffers of
-// files leave a host too little, less is moved.
+// `out`: the prediction with everything kept that memory_budget allows. The choice counts only activations; if buffers
+// of files leave a host too little memory, less is moved.
 Prediction with_chosen_ways(const Cluster& cluster, const Job& job, const Layout& layout, const Needs& needs,
                             Shared& shared, Prediction out) {
   for (const MayMove may_move : {MayMove::to_hosts_and_files, MayMove::to_files, MayMove::nowhere}) {
@@ -334,7 +334,7 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
                      Shared& shared) {
   const std::vector<int64_t>& bounds = shared.bounds(layout);
   const auto micro_batches = static_cast<double>(layout.accumulation(job));
-  double before = 0; // the first forward on its way to a stage, and the last backward on its way back
+  double before = 0; // the first forward on its way to a stage, and the last backward back
   double least = 0;
   double all = 0;
   for (int64_t stage = 0; stage < layout.pipe; ++stage) {
@@ -358,8 +358,8 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
 }
 
 int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
-  constexpr int64_t kFirst = 2;                                                     // behind two embeddings
-  const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // else all are alike
+  constexpr int64_t kFirst = 2;                                                     // after two embeddings
+  const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // otherwise all blocks are equal
   estimate::Run run = run_of_layers(job, layout, blocks);
   run.on_device = on_device;
   return estimate::least_kept(run, kFirst, kFirst + blocks);
@@ -370,15 +370,14 @@ int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, i
   const double e = job.base.parameter_bytes();
   const auto elsewhere = [&](offload::Place place) { return offload::is_elsewhere(place, on_device); };
   const bool states_moved = elsewhere(layout.states);
-  const double kept =
-      states_moved ? 0 : 1; // of what may be moved; with a ratio a part of it stays, which may be less than a bucket
+  const double kept = states_moved ? 0 : 1; // of what may be moved; a ratio may leave less than a bucket
   const double states =
       (static_cast<double>(job.base.states() * job.base.state_bytes()) + (job.base.precision.has_masters() ? 4 : 0)) *
       kept;
   const double shards = layout.zero_stage >= 3 ? share * (elsewhere(layout.parameters) ? 0 : 1) : 1;
   const double gradients = layout.zero_stage >= 2 ? share * (on_device ? kept : 1) : 1;
   const double a_number = e * shards + e * gradients + states * share;
-  // Embeddings take the place of some blocks.
+  // Embeddings replace some blocks.
   const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
                                           static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) /
                                               (12 * static_cast<double>(job.gpt.hidden)) -

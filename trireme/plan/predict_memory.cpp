@@ -19,7 +19,7 @@ int64_t needed(const Cluster& cluster, const estimate::StageMemory& memory) {
 }
 
 std::string too_large(const Cluster& cluster, const Prediction& prediction) {
-  const auto counted = [&](const estimate::Item& item) { // a card has neither libtorch nor data
+  const auto counted = [&](const estimate::Item& item) { // libtorch and data are not on a GPU
     return cluster.on_host || (item.name != "baseline" && item.name != "data") ? item.bytes : 0;
   };
   const auto largest = std::max_element(prediction.memory.begin(), prediction.memory.end(),
@@ -31,7 +31,7 @@ std::string too_large(const Cluster& cluster, const Prediction& prediction) {
                 bytes(largest->bytes), ')');
 }
 
-// The sum over the ranks of the host that needs most; `of` is a stage's.
+// Sum over the ranks of the host that needs most; `of` has the bytes of each stage.
 int64_t largest_host(const Cluster& cluster, const estimate::Run& run, const std::vector<int64_t>& of) {
   int64_t most = 0;
   for (int64_t host = 0; host < cluster.hosts; ++host) {
@@ -44,7 +44,7 @@ int64_t largest_host(const Cluster& cluster, const estimate::Run& run, const std
   return most;
 }
 
-// What a host has of it.
+// Adds the bytes on a host and in its files.
 void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Prediction& out) {
   const estimate::Run& run = needs.layouts.run();
   std::vector<int64_t> on_host;
@@ -71,13 +71,13 @@ void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Predict
   }
 }
 
-// Why hosts with so much memory and disk have no room for what is moved; empty: they have.
+// Why hosts with this much memory and disk have no room for what is moved; empty: they have.
 std::string no_room(const Prediction& of, int64_t memory_bytes, int64_t disk_bytes) {
   const auto too_small = [](const char* what, int64_t needed, int64_t there) {
-    return there == 0 ? concat("nothing is said of the ", what, " of a host, which is needed for what is moved (",
-                               bytes(needed), ')')
-                      : concat("what is moved needs ", bytes(needed), " of the ", what, " of a host, which has ",
-                               bytes(there));
+    return there == 0
+               ? concat("offload needs ", bytes(needed), " of the ", what,
+                        " of a host, which the cluster does not describe")
+               : concat("offload needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
   };
   if (of.host_bytes > memory_bytes) {
     return too_small("memory", of.host_bytes, memory_bytes);
@@ -85,13 +85,14 @@ std::string no_room(const Prediction& of, int64_t memory_bytes, int64_t disk_byt
   return of.disk_bytes > disk_bytes ? too_small("disk", of.disk_bytes, disk_bytes) : "";
 }
 
-// Of a choice nobody has made yet: what the first two steps move, to hosts and disks that are described.
+// The same for the first two steps if policies are still to be chosen, which move activations to the described hosts
+// and disks.
 std::string no_room_to_measure(const Cluster& cluster, const Needs& needs) {
   const auto if_described = [](int64_t bytes) { return bytes > 0 ? bytes : std::numeric_limits<int64_t>::max(); };
   Prediction first;
   add_moves(cluster, needs, 0, first);
   const std::string why = no_room(first, if_described(cluster.host.memory_bytes), if_described(cluster.disk.bytes));
-  return why.empty() ? "" : concat("in the first two steps, which measure what to do with activations, ", why);
+  return why.empty() ? "" : concat("in the first two steps, which measure activations, ", why);
 }
 
 } // namespace

@@ -5,9 +5,9 @@
 
 namespace trireme::plan {
 
-/// Adds to `out` what a rank, a host and its files hold of a layout, and why they have no room for it (`refused`).
-/// Fills in what `needs` has of memory and moves. Of a choice of activations that nobody has made yet: what the first
-/// two steps, which measure, move.
+/// Adds to `out` what a rank, a host and its files hold with a layout, and why that does not fit (`refused`). Sets
+/// memory and moves of `needs`. If activation policies are still to be chosen: the moves of the first two steps, which
+/// measure.
 void add_memory(const Cluster& cluster, Needs& needs, Prediction& out);
 
 } // namespace trireme::plan

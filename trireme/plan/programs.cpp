@@ -17,7 +17,7 @@ std::vector<Run::Computation> computations_of(const pipeline::Program& program) 
   return computations;
 }
 
-// How often the `size` computations from `begin` on follow each other.
+// How often the `size` computations from `begin` on are repeated.
 int64_t repeats_of(const std::vector<Run::Computation>& all, int64_t begin, int64_t size) {
   int64_t end = begin + size;
   while (end < std::ssize(all) && all[end] == all[end - size]) {
@@ -29,7 +29,7 @@ int64_t repeats_of(const std::vector<Run::Computation>& all, int64_t begin, int6
 } // namespace
 
 std::vector<Run::Phase> phases_of(const pipeline::Program& program) {
-  constexpr int64_t kLongest = 3; // forward and backward, and that of the weights
+  constexpr int64_t kLongest = 3; // forward, backward, and backward of the weights
   const std::vector<Run::Computation> all = computations_of(program);
   std::vector<Run::Phase> phases;
   for (int64_t begin = 0; begin < std::ssize(all);) {

@@ -44,8 +44,8 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   models::GptOptions gpt = run.model.gpt;
   gpt.vocab_size = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
   if (gpt.vocab_size == 0) {
-    throw InputError("estimate", "the model takes the size of its vocabulary from its tokenizer",
-                     "Say it: --set model.vocab_size=50257");
+    throw InputError("estimate", "the size of the vocabulary is unknown: the model takes it from its tokenizer",
+                     "Set it: --set model.vocab_size=50257");
   }
   return estimate::gpt(gpt, conditions);
 }
@@ -82,8 +82,8 @@ void set_pipeline(const RunConfig& run, RunEstimate& out) {
   }
   if (e.activations.automatic && e.tensor_ranks * e.context_ranks > 1) {
     out.notes.push_back(
-        "activation_checkpointing.policy is auto: a layer that is recomputed sends its messages to tensor and context "
-        "ranks twice, and they are counted once");
+        "activation_checkpointing.policy is auto: messages of recomputed layers to tensor and context ranks, which are "
+        "sent twice, are counted once");
   }
   if (e.stages == 1) {
     e.bounds = {0, std::ssize(e.model.layers)};
@@ -111,7 +111,7 @@ void set_offload(const RunConfig& run, RunEstimate& out) {
   const auto note = [&](const char* section, offload::Place place) {
     if (place == offload::Place::host && !out.run.on_device) {
       out.notes.push_back(
-          concat(section, " to the host changes nothing for ranks on the CPU; for a GPU: --set training.device=cuda"));
+          concat(section, " to the host has no effect for ranks on the CPU; for a GPU: --set training.device=cuda"));
     }
   };
   note("offload_optimizer", run.engine.offload.optimizer.place);
@@ -127,7 +127,7 @@ void note_offload(RunEstimate& out) {
   const bool has_units = e.layer_list || std::any_of(e.model.layers.begin(), e.model.layers.end(),
                                                      [](const estimate::Layer& layer) { return layer.is_unit; });
   if (e.moves_parameters() && !has_units) {
-    out.notes.push_back("offload_param moves nothing: the model is in one piece, and no module of it is sharded");
+    out.notes.push_back("offload_param moves nothing: the model is in one piece, and none of its modules is sharded");
   }
   estimate::Elsewhere most; // of the stage that has most
   for (int64_t stage = 0; stage < e.stages; ++stage) {
@@ -153,8 +153,8 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-// Texts are in memory as 16-bit tokens; a byte-level BPE makes one of about four bytes. Files of tokens are mapped:
-// their pages are the system's.
+// Texts are in memory as 16-bit tokens, which a byte-level BPE makes of about four bytes. Files of tokens are mapped:
+// their pages belong to the system.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   const int64_t batches = run.data.prefetch + 2;
   if (run.data.kind == data::DataOptions::Kind::images) {
@@ -170,17 +170,17 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
   return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
-// As ranks check in their first steps.
+// The check that ranks make in their first steps.
 void check_choices(const Run& e) {
   if (const std::string why = estimate::why_other_parts(e); !why.empty()) {
     throw InputError("activations", why,
                      e.activations.choices.empty()
-                         ? "Name one of them, or leave layers out, so that all are parts."
+                         ? "Name one of them, or remove layers to treat all of them."
                          : "List a policy for every part, as a run with \"policy\": \"auto\" prints them.");
   }
 }
 
-// In bf16 if allowed: it needs less.
+// Checks the budget in bf16 if allowed, which needs less.
 void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
   if (e.activations.automatic && run.engine.precision.bf16_if_faster) {
     RunConfig in_bf16 = run;
@@ -195,7 +195,7 @@ void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
 } // namespace
 
 std::string note_on_absent_data(const RunConfig& run) {
-  if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files count nothing
+  if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files do not count
     return "";
   }
   std::vector<std::string> missing;
@@ -208,8 +208,8 @@ std::string note_on_absent_data(const RunConfig& run) {
     }
   }
   return missing.empty() ? ""
-                         : concat("there is no file ", join(missing, ", "), ": the memory of what is in ",
-                                  missing.size() == 1 ? "it" : "them", " is not counted");
+                         : concat("there is no file ", join(missing, ", "), ": ", missing.size() == 1 ? "its" : "their",
+                                  " content is not counted in memory");
 }
 
 void set_engine(const EngineConfig& engine, estimate::Run& out) {
@@ -253,8 +253,8 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
     if (e.gradient_ranks() % *size != 0) {
       throw InputError(
           "estimate",
-          concat("zero_optimization.mics_shard_size is ", *size, ", and there are ", e.gradient_ranks(), " data ranks"),
-          "It has to divide their number.");
+          concat("zero_optimization.mics_shard_size ", *size, " does not divide ", e.gradient_ranks(), " data ranks"),
+          "Set it to a divisor of the number of data ranks.");
     }
     e.zero.shard_size = size;
   }

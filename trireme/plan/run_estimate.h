@@ -9,17 +9,17 @@
 
 namespace trireme::plan {
 
-/// A run for its memory estimate, and what the estimate assumes if the run file does not say enough.
+/// A run for its memory estimate, and the assumptions that replace what the run file leaves open.
 struct RunEstimate {
   estimate::Run run;
   std::vector<std::string> notes;
 };
 
-/// The part of a run that follows from an engine's configuration: types, optimizer, ZeRO, buckets, offload. A model's
-/// shape and the ranks are the caller's.
+/// Sets what an engine's configuration determines: types, optimizer, ZeRO, buckets, offload. The caller sets the
+/// model's shape and the ranks.
 void set_engine(const config::EngineConfig& engine, estimate::Run& out);
 
-/// A note on data files that do not exist and would count in an estimate (Files::may_be_absent); empty: there are none.
+/// A note on missing data files that would count in an estimate (Files::may_be_absent); empty: none is missing.
 std::string note_on_absent_data(const config::RunConfig& run);
 
 /// Describes the run on `ranks` ranks. `vocab_size` is used for a model that takes its tokenizer's.

@@ -38,7 +38,7 @@ Axes axes_of(const Layout& layout) {
   return {layout.pipe, layout.data, layout.context, layout.tensor};
 }
 
-// Schedules, with their chunks, for a number of stages.
+// Schedules and their chunks for a number of stages.
 std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t pipe) {
   std::vector<std::pair<ScheduleKind, int64_t>> out = {{ScheduleKind::one_f_one_b, 1}};
   if (pipe > 1) {
@@ -52,7 +52,7 @@ std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t 
   return out;
 }
 
-// Where states and parameters of a layout may be beside where the model is. A rank alone has ZeRO's stages for this.
+// Variants of a layout that offload states and parameters. A single rank uses ZeRO's stages for this.
 std::vector<Layout> with_moves(const Cluster& cluster, const Job& job, Layout layout) {
   using offload::Place;
   std::vector<Place> places = {Place::device};
@@ -93,11 +93,11 @@ class Search {
         options_(options),
         shared_(job_),
         parameters_(estimate::gpt(job.gpt, {}).parameters()) {
-    job_.base.model = {}; // each layout has its own
+    job_.base.model = {}; // each layout sets its own
     job_.base.explains = false;
     bound_ = job_;
     if (job_.base.activations.automatic &&
-        !may_move_activations(cluster, job_.base)) { // then nothing needs less than to recompute
+        !may_move_activations(cluster, job_.base)) { // otherwise recomputation needs least
       bound_.base.activations = in_one_way(bound_.base.activations, activations::Way::recompute);
     }
   }
@@ -128,7 +128,7 @@ class Search {
         plan_.refused.push_back(std::move(prediction));
       }
     }
-    // Those that cannot be built behind those that only need more memory.
+    // Layouts that cannot be built come after those that only need more memory.
     std::stable_sort(plan_.refused.begin(), plan_.refused.end(), [](const Prediction& a, const Prediction& b) {
       return std::pair(a.memory_bytes == 0, a.memory_bytes) < std::pair(b.memory_bytes == 0, b.memory_bytes);
     });
@@ -144,7 +144,7 @@ class Search {
         micro_batches.push_back(micro);
       }
     }
-    layout.micro_batch = micro_batches.empty() ? 1 : micro_batches.back(); // the fewest forwards
+    layout.micro_batch = micro_batches.empty() ? 1 : micro_batches.back(); // fewest forwards
     if (const std::string why = why_impossible(job_, layout); !why.empty()) {
       ++plan_.candidates;
       layout.micro_batch = 1;
@@ -175,7 +175,7 @@ class Search {
     for (const auto& [kind, chunks] : schedules(job_, layout.pipe)) {
       layout.schedule = kind;
       layout.chunks = chunks;
-      if (!why_impossible(job_, layout).empty()) { // chunks are more forwards
+      if (!why_impossible(job_, layout).empty()) { // chunks add forwards
         continue;
       }
       const double least = least_seconds(cluster_, job_, layout, costs, shared_);
@@ -197,7 +197,7 @@ class Search {
     }
   }
 
-  // Takes a layout into the plan if it is among the best. False: it needs too much memory.
+  // Adds a layout to the plan if it is among the best. False: it needs too much memory.
   bool fits(const Candidate& candidate) {
     const Axes axes = axes_of(candidate.layout);
     const bool too_slow = std::ssize(best_) == options_.best && candidate.least >= best_.rbegin()->step_seconds;
@@ -226,7 +226,7 @@ class Search {
     return true;
   }
 
-  // Whether any layout of this division fits: what needs least memory does.
+  // Checks whether any layout of this division fits, by the one that needs least memory.
   void look_for_memory(const Axes& axes) {
     if (fitting_.count(axes) > 0) {
       return;
@@ -240,12 +240,12 @@ class Search {
     std::vector<Layout> smallest;
     const activations::Options& activations = job_.base.activations;
     std::vector<int64_t> intervals = recompute_intervals(job_, layout.pipe);
-    if (activations.choices.empty()) { // else a list is for one of them
+    if (activations.choices.empty()) { // otherwise the list is for one of them
       intervals = {intervals.back()};
     }
     for (const int64_t recompute : intervals) {
       layout.recompute = recompute;
-      for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 holds a whole stage's parameters while it works
+      for (const int zero_stage : {2, 3}) { // in a pipeline stage 3 gathers a whole stage's parameters
         layout.zero_stage = layout.gradient_ranks() > 1 ? zero_stage : 0;
         smallest.push_back(layout);
         const std::vector<Layout> moved = with_moves(cluster_, job_, layout);
@@ -254,7 +254,7 @@ class Search {
     }
     for (const Layout& one : smallest) {
       ++plan_.estimated;
-      // What "auto" chooses may not fit although what it may keep does.
+      // The choice of "auto" may not fit although everything that it may keep does.
       Prediction prediction =
           activations.automatic ? predict(cluster_, job_, one, shared_) : memory_only(cluster_, job_, one, shared_);
       if (prediction.refused.empty()) {
@@ -265,7 +265,7 @@ class Search {
     }
   }
 
-  // Keeps what needs least of every division of the ranks.
+  // Keeps the layout that needs least memory for every division of the ranks.
   void note(Prediction prediction) {
     const Axes axes = axes_of(prediction.layout);
     const auto found = refused_.find(axes);
@@ -281,10 +281,10 @@ class Search {
   Shared shared_;
   int64_t parameters_;
   std::vector<Candidate> candidates_;
-  std::multiset<Prediction, Faster> best_; // of those that are as fast, what came first is in front
+  std::multiset<Prediction, Faster> best_; // among equally fast ones, the first comes first
   std::map<Axes, Prediction> refused_;
   std::set<Axes> fitting_;
-  std::set<Axes> left_out_; // with layouts that were not worked out
+  std::set<Axes> left_out_; // with layouts whose memory was not computed
   Plan plan_;
 };
 

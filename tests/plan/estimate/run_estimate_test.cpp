@@ -128,7 +128,7 @@ TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
       R"(model={"type": "cnn"})", R"(data={"type": "images", "train": ["a"], "train_labels": ["b"]})",
       "engine.zero_optimization.stage=3",
       R"(engine.zero_optimization.offload_param={"device": "nvme", "nvme_path": "/n", "max_in_cpu": 0})"};
-  EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("no module of it is sharded")));
+  EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("none of its modules is sharded")));
 }
 
 TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
@@ -208,7 +208,7 @@ TEST(RunEstimateTest, KnowsWhereThingsAre) {
   EXPECT_EQ(on_cpu.run.offload.optimizer.buffer_count, 6);
   EXPECT_EQ(on_cpu.run.offload.parameters.place, offload::Place::host);
   EXPECT_FALSE(on_cpu.run.on_device);
-  EXPECT_THAT(on_cpu.notes, ElementsAre(testing::HasSubstr("offload_param to the host changes nothing")));
+  EXPECT_THAT(on_cpu.notes, ElementsAre(testing::HasSubstr("offload_param to the host has no effect")));
   EXPECT_FALSE(on_cpu.run.moves_parameters());
   std::vector<std::string> on_gpu = offload;
   on_gpu.emplace_back("training.device=cuda:1");

@@ -13,7 +13,7 @@ namespace trireme::estimate {
 
 namespace {
 
-// Without parts.
+// The problem without its parts.
 activations::Problem problem_of(const Run& run, int64_t stage) {
   activations::Problem problem;
   problem.budget = run.activations.memory_budget;
@@ -24,7 +24,7 @@ activations::Problem problem_of(const Run& run, int64_t stage) {
   return problem;
 }
 
-// Bytes of each layer's input of which tensor ranks keep shares if it is recomputed.
+// Bytes of each layer's input that tensor ranks share if the layer is recomputed.
 std::vector<int64_t> shared_if_recomputed(const Run& run) {
   if (!run.activations.shares_inputs) {
     return std::vector<int64_t>(run.model.layers.size(), 0);
@@ -59,7 +59,7 @@ std::vector<StageProblem> stage_problems(const Run& run) {
         }
         const int64_t input = run.model.layers[static_cast<size_t>(layer)].input;
         const int64_t header =
-            first == 0 && (stage > 0 || chunk > 0) ? pipeline::kHeaderBytes : 0; // another stage has sent it
+            first == 0 && (stage > 0 || chunk > 0) ? pipeline::kHeaderBytes : 0; // comes from another stage
         one.problem.parts.push_back({.bytes = std::max<int64_t>(0, kept - input),
                                      .input_bytes = input + header,
                                      .share_bytes = kept_input(run, shared, layer) + header});

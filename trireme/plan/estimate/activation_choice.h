@@ -9,9 +9,9 @@
 
 namespace trireme::estimate {
 
-/// What "auto" has to choose from on a stage.
+/// The problem that "auto" solves on a stage.
 struct StageProblem {
-  /// Bytes, micro-batches, the budget and the ways that a rank allows; neither times nor room.
+  /// Bytes, micro-batches, the budget and the allowed policies; without times and free space.
   activations::Problem problem;
   /// The first layer of each part.
   std::vector<int64_t> layers;
@@ -19,14 +19,14 @@ struct StageProblem {
 /// One for each stage.
 std::vector<StageProblem> stage_problems(const Run& run);
 
-/// Why none fits, by the choice that needs least.
+/// Explains why no choice fits, by the choice that needs least.
 activations::NoChoice why_no_choice(const Run& run, int64_t stage, const activations::Problem& problem,
                                     const activations::Choice& least);
-/// By how much what layers keep may be estimated too high (docs/memory.md).
+/// The relative amount by which the estimate of kept activations may be too high (docs/memory.md).
 inline constexpr double kKeptError = 0.05;
 
-/// Whether ranks with "auto" will surely find none after their second step, however much room files and hosts have. Of
-/// a pipeline the stage that needs most. Nothing: they will find one, or choose nothing.
+/// Returns why "auto" will certainly find no choice after the second step, even with unlimited files and host memory;
+/// in a pipeline, for the stage that needs most. Nothing if it will find one, or has nothing to choose.
 std::optional<activations::NoChoice> why_no_choice(const Run& run);
 
 } // namespace trireme::estimate

@@ -18,34 +18,34 @@ namespace {
 
 using PartWay = activations::Way;
 
-// On the CPU, of a part that leaves: what its forward still uses while it is copied to a buffer. Between 0.7 and 0.85
-// were seen, most with dropout.
+// On the CPU: the share of a moved part that its forward still uses while it is copied to a buffer. Measured 0.7 to
+// 0.85, most with dropout.
 constexpr double kInUse = 0.85;
-// Of a device, parts in pinned memory on their way to files: one leaves, the others are written.
+// On a GPU: parts in pinned memory as staging for files; one is copied, the others are written.
 constexpr int64_t kStagedParts = 1 + activations::kStaged;
 
 // Bytes kept for one micro-batch in one chunk.
 struct Kept {
   int64_t always = 0;      // from forward to backward
-  int64_t in_backward = 0; // beside that, in the backward that needs most
-  int64_t of_parts = 0;    // of `always`, what a memory_budget limits
-  int64_t put_off = 0;     // beside `always`, where only the gradients of weights are missing
+  int64_t in_backward = 0; // in addition, in the backward that needs most
+  int64_t of_parts = 0;    // the part of `always` that memory_budget limits
+  int64_t put_off = 0;     // in addition, while only the gradients of weights are missing
 };
 
-// What becomes of the activations of each layer.
+// The policy of each layer's activations.
 struct Treatment {
-  std::vector<bool> is_part; // the model calls it as a part: memory/activations/activations.h
+  std::vector<bool> is_part; // called as a part: memory/activations/activations.h
   std::vector<PartWay> ways;
-  std::vector<int64_t> shared; // bytes of its input, if tensor ranks keep shares of that
+  std::vector<int64_t> shared; // bytes of its input, if tensor ranks share it
 };
 
-// Layers that are treated together.
+// Number of layers that share a policy as one group.
 int64_t group_size(const Run& run) {
   return std::max<int64_t>(1, run.recompute_interval);
 }
 
-// Of groups that are recomputed. The first of a part of the model has what another stage sent, or tokens: whole on
-// every rank.
+// Sets the shared inputs of recomputed groups. The first group of a part has tokens or another stage's output, which
+// every rank has whole.
 void add_shared(const Run& run, Treatment& out) {
   out.shared.resize(out.ways.size());
   if (!run.activations.shares_inputs || run.tensor_ranks == 1 || run.sequence_parallel) {
@@ -59,7 +59,7 @@ void add_shared(const Run& run, Treatment& out) {
   }
 }
 
-// Whether `layers` names that type. The search of a plan asks the same for thousands of layouts, and compiling an
+// Whether `layers` matches the type. Cached, because a plan's search asks for thousands of layouts, and compiling an
 // expression takes longer than the rest of a layout's memory.
 bool is_named(const std::string& layers, const std::string& type) {
   thread_local std::map<std::pair<std::string, std::string>, bool> answers;
@@ -78,7 +78,7 @@ Treatment treatment_of(const Run& run) {
   for (int64_t i = 0; i < std::ssize(run.model.layers); ++i) {
     const Layer& layer = run.model.layers[i];
     const bool matches = options.layers.empty() || is_named(options.layers, layer.type);
-    // The first layer's inputs need no gradient, so only a group that is recomputed begins with it.
+    // Inputs of the first layer need no gradient, so only a recomputed group begins with it.
     const bool is_part = matches && (run.layer_list ? i > 0 || run.recompute_interval > 0
                                                     : layer.is_unit && layer.type.find("Block") != std::string::npos);
     PartWay way = own;
@@ -94,7 +94,7 @@ Treatment treatment_of(const Run& run) {
   return out;
 }
 
-// A shared weight gets its first gradient from the head and holds it until the embedding's comes.
+// A shared weight gets its first gradient from the head, and holds it until the embedding's is added.
 int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
   std::map<std::string, int> uses;
   int64_t held = 0;
@@ -109,16 +109,15 @@ int64_t held_gradient(const Run& run, const std::vector<int64_t>& layers) {
   return held;
 }
 
-// `in_flight`: micro-batches in this chunk at a time.
+// `in_flight`: micro-batches of this chunk at a time.
 Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers, bool has_loss,
              int64_t in_flight) {
   const int64_t held = held_gradient(run, layers);
   const int64_t step = group_size(run);
   Kept kept;
-  int64_t buffers = 0;                                // of what moves
-  int64_t moved_before = 0;                           // by the part in front
-  int64_t most = std::numeric_limits<int64_t>::min(); // what a backward needs and what is kept up to there; of what is
-                                                      // behind it nothing is left
+  int64_t buffers = 0;                                // for moves
+  int64_t moved_before = 0;                           // of the previous part
+  int64_t most = std::numeric_limits<int64_t>::min(); // of a backward, with what earlier parts keep
   for (int64_t first = 0; first < std::ssize(layers); first += step) {
     int64_t group = 0;
     int64_t working = 0;
@@ -131,7 +130,7 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
     const bool is_part = treatment.is_part[layers[first]];
     const PartWay way = is_part && run.activations.automatic
                             ? PartWay::keep
-                            : treatment.ways[layers[first]]; // the most that may be chosen
+                            : treatment.ways[layers[first]]; // the largest that may be chosen
     int64_t moved = 0;
     if (way == PartWay::keep) {
       kept.of_parts += is_part ? group : 0;
@@ -140,16 +139,17 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
     } else {
       const int64_t input = kept_input(run, treatment.shared, layers[first]);
       const bool in_buffer = !run.on_device && activations::moves(way) &&
-                             !activations::recomputes(way); // it is used where it has come back
+                             !activations::recomputes(way); // used where it has been moved back to
       const bool is_share =
-          way == PartWay::recompute && treatment.shared[layers[first]] > 0; // beside what it is gathered to
+          way == PartWay::recompute && treatment.shared[layers[first]] > 0; // in addition to the gathered input
       const int64_t own =
           in_buffer ? std::max(working, static_cast<int64_t>(kInUse * static_cast<double>(group))) : group + working;
       most = std::max(most, kept.always + own + (is_share ? input : 0));
       kept.always += way == PartWay::recompute ? input : 0;
       moved = !activations::moves(way) ? 0 : activations::recomputes(way) ? input : group;
     }
-    // On the CPU the one in use and the one in front, which comes ahead; or, of several micro-batches, one that leaves.
+    // On the CPU: the part in use and the prefetched previous one; or, with several micro-batches, one that is moved
+    // out.
     buffers = std::max(buffers, run.on_device   ? moved
                                 : in_flight > 1 ? activations::moving_copies(false) * moved
                                                 : moved + moved_before);
@@ -158,11 +158,11 @@ Kept kept_of(const Run& run, const Treatment& treatment, const std::vector<int64
   kept.in_backward = std::max<int64_t>(0, most - kept.always) + buffers;
   if (has_loss) {
     const Layer& head = run.model.layers[layers.back()];
-    // The logits' gradient is there until the head has used it; every other backward has the logits' memory for itself.
+    // The gradient of the logits lives until the head has used it; every other backward can use that memory.
     const int64_t again = run.recompute_interval == 0 ? 0
                           : treatment.shared[layers.back()] > 0
                               ? head.kept
-                              : head.kept - head.input; // its input is there, or a share beside it
+                              : head.kept - head.input; // its input, or a share of it, is counted
     const int64_t at_head = run.model.loss_working + head.working + again;
     kept.always += run.model.loss_kept;
     kept.in_backward = std::max(at_head, most - kept.always) + buffers;
@@ -177,7 +177,7 @@ pipeline::HeldMicroBatches most_waiting(const Run& run, int64_t stage, int64_t c
              : pipeline::HeldMicroBatches{run.in_flight.at(stage).at(chunk), 0};
 }
 
-// What leaves of a micro-batch in one chunk.
+// What is moved of a micro-batch in one chunk.
 struct Leaving {
   int64_t to_host = 0;
   int64_t surely_to_host = 0;
@@ -185,8 +185,8 @@ struct Leaving {
   int64_t largest_to_files = 0;
 };
 
-// Chosen by "auto": inputs, which the first two steps move, of a device to its host, and which may go to files later;
-// to that host up to all, because what hides behind computation is moved.
+// With "auto": inputs. The first two steps move them, on a GPU to its host, and they may later go to files. At most all
+// go to the host, because moves hide behind computation.
 Leaving leaving_of(const Run& run, const Treatment& treatment, const std::vector<int64_t>& layers) {
   const activations::Options& options = run.activations;
   const int64_t step = group_size(run);
@@ -284,8 +284,9 @@ Item activations_of(const Run& run, int64_t stage) {
   }
   item.bytes = kept_bytes + working;
   item.formula = run.stages == 1 ? "K + W: kept for backward, and the backward that needs most"
-                 : put_off > 0   ? "M K + D G + W: M micro-batches in flight, of D the gradients of weights are put off"
-                                 : "M K + W: M micro-batches in flight";
+                 : put_off > 0
+                     ? "M K + D G + W: M micro-batches in flight, D of them with deferred gradients of weights"
+                     : "M K + W: M micro-batches in flight";
   item.numbers = said(run, join(terms, " + "), " + ", working);
   if (chosen && of_parts > run.activations.memory_budget) {
     const int64_t less = of_parts - run.activations.memory_budget;
@@ -330,8 +331,8 @@ std::string why_other_parts(const Run& run) {
   if (ways == 0 || (run.layer_list ? ways >= places && ways <= std::ssize(run.model.layers) : ways == places)) {
     return "";
   }
-  return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " way" : " ways", ", and the model has ",
-                places, run.layer_list ? " layers" : " parts");
+  return concat("activation_checkpointing.choices has ", ways, ways == 1 ? " policy" : " policies",
+                ", but the model has ", places, run.layer_list ? " layers" : " parts");
 }
 
 std::vector<int64_t> shared_inputs(const Run& run) {

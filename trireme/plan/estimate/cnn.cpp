@@ -3,7 +3,7 @@
 namespace trireme::estimate {
 namespace {
 
-// Convolution 3x3, ReLU, maximum 2x2: backward needs the input, what ReLU made and where the maxima were.
+// Convolution 3x3, ReLU, maximum 2x2. Backward needs the input, the output of ReLU and the indices of the maxima.
 Layer convolution(const std::string& name, int64_t in, int64_t out, int64_t side, int64_t samples, int64_t element) {
   const int64_t pixels = samples * side * side;
   Layer layer{name, "Conv2d", {{"weight", 9 * in * out}, {"bias", out}}};
@@ -36,10 +36,10 @@ Model cnn(const models::CnnOptions& shape, const Conditions& conditions) {
                   convolution("conv2", shape.width, 2 * shape.width, shape.side / 2, samples, element),
                   linear("fc1", flat, 4 * shape.width, samples, element),
                   linear("fc2", 4 * shape.width, shape.classes, samples, element)};
-  if (shape.dropout > 0) { // its noise, and ReLU's output beside what dropout made of it
+  if (shape.dropout > 0) { // its noise, and ReLU's output beside the dropout's
     model.layers[2].kept += 2 * element * 4 * shape.width * samples;
   }
-  model.loss_kept = element * samples * shape.classes; // the logarithms of the probabilities
+  model.loss_kept = element * samples * shape.classes; // the log-probabilities
   model.loss_working = 2 * element * samples * shape.classes;
   return model;
 }

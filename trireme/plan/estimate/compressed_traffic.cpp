@@ -24,7 +24,7 @@ int64_t message_of_stretch(int64_t elements, const compress::GradientCompression
   return 0;
 }
 
-// The message of the elements [begin, end) of a bucket.
+// Bytes of the message of elements [begin, end) of a bucket.
 int64_t message_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, int64_t begin, int64_t end,
                    const compress::GradientCompressionOptions& by) {
   int64_t bytes = 0;
@@ -38,7 +38,7 @@ int64_t message_of(const bucket::FlatLayout& layout, const bucket::Bucket& bucke
   return bytes;
 }
 
-// Factors of a matrix, or what is not one as it is, in two all-reduces.
+// Factors of matrices, and other parameters uncompressed, in two all-reduces.
 int64_t low_rank_bytes(const bucket::FlatLayout& layout, const bucket::Bucket& bucket, int64_t rank, int64_t ranks) {
   int64_t first = bucket.numel();
   int64_t second = 0;

@@ -11,13 +11,13 @@ namespace {
 
 using pipeline::Op;
 
-// Units that computations enter, one after the other, `repeats` times over.
+// Units that consecutive computations enter, `repeats` times over.
 struct Phase {
   std::vector<int64_t> visits;
   int64_t repeats = 1;
 };
 
-// Writes down the units that a stage enters.
+// Lists the units that a stage enters.
 class Visits {
  public:
   Visits(const Run& run, int64_t stage, const bucket::FlatLayout& layout)
@@ -56,7 +56,7 @@ class Visits {
   void forward(const std::vector<int64_t>& layers) {
     std::for_each(layers.begin(), layers.end(), [&](int64_t layer) { enter(layer); });
   }
-  // Each group of layers that is recomputed runs forward once more.
+  // Each recomputed group of layers runs forward again.
   void backward(const std::vector<int64_t>& layers) {
     const int64_t count = std::ssize(layers);
     const int64_t interval = run_.recompute_interval > 0 ? run_.recompute_interval : std::max<int64_t>(1, count);
@@ -81,7 +81,7 @@ class Visits {
   std::vector<int64_t> visits_;
 };
 
-// Enters the units one after the other, by the rule of zero::ParameterCoordinator; here each has one part.
+// Enters units one after the other by the rule of zero::ParameterCoordinator; each unit is a single part.
 class Walk {
  public:
   Walk(const zero::GatherRule& rule, const std::vector<Phase>& phases)
@@ -99,7 +99,7 @@ class Walk {
         for (size_t i = 0; i < visits.size(); ++i) {
           visit(phase, i, again);
         }
-        if (again && live_ == before) { // so it goes on until the last time, which has other visits behind it
+        if (again && live_ == before) { // a cycle; only the last repetition, which other visits follow, differs
           for (size_t unit = 0; unit < times.size(); ++unit) {
             plan_.times[unit] += (repeats - 2 - repeat) * (plan_.times[unit] - times[unit]);
           }
@@ -111,8 +111,8 @@ class Walk {
   }
 
  private:
-  // Calls look(unit) for the visits behind visit i until it returns false; repeated ones once more only, because a unit
-  // that was looked at decides nothing again.
+  // Calls look(unit) for the visits after visit i until it returns false. Repetitions count once, because a unit seen
+  // before decides nothing again.
   template <typename Look>
   void look_ahead(size_t phase, size_t i, bool again, const Look& look) const {
     const std::vector<int64_t>& here = phases_[phase].visits;

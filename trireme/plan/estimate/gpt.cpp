@@ -9,10 +9,10 @@
 namespace trireme::estimate {
 namespace {
 
-// Bytes of a number of a LayerNorm's statistics, of the softmax and of a loss.
+// Bytes of a number in a LayerNorm's statistics, the softmax and the loss.
 constexpr int64_t kFloat = 4;
 
-// As tensor::part_of() cuts: all parts but the last are equal.
+// As tensor::part_of(): all parts but the last are equal.
 int64_t part_of(int64_t size, int64_t rank, int64_t ranks) {
   const int64_t most = (size + ranks - 1) / ranks;
   return std::clamp<int64_t>(size - rank * most, 0, most);
@@ -32,19 +32,19 @@ struct Sizes {
         scores(rows * options.heads * options.sequence_length / tensor) {}
 
   int64_t element; // bytes of the residual stream
-  int64_t product; // bytes of what a matrix product takes and makes
+  int64_t product; // bytes of inputs and outputs of matrix products
   int64_t tensor;  // ranks
   int64_t context;
-  int64_t between;    // ranks that share what lies between the divided matrices
+  int64_t between;    // ranks that share what lies between the split matrices
   int64_t gathered;   // ranks that share what a column-parallel matrix keeps of its input
   int64_t vocabulary; // of the rank
-  int64_t rows;       // tokens of a micro-batch here
+  int64_t rows;       // tokens of a micro-batch on this rank
   int64_t hidden;     // elements of the residual stream
   int64_t scores;     // of attention
 };
 
-// An all-reduce is two passes over the tensor. With sequence parallelism it is an all-gather before and a
-// reduce-scatter behind the divided part.
+// An all-reduce is two passes over the tensor. Sequence parallelism has an all-gather before the split part and a
+// reduce-scatter after it.
 void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s, int forward, int backward,
                       int gathered_again) {
   if (s.tensor > 1) {
@@ -54,9 +54,9 @@ void over_tensor_axis(Layer& layer, const Conditions& conditions, const Sizes& s
   }
 }
 
-// What a rank sends so that its queries meet all keys, X being the bytes of its own keys (or values, queries, results).
-// Ring: keys and values go on to the next rank C - 1 times, in backward once more, and their gradients in fp32 behind
-// them. Ulysses: all-to-all of queries, keys, values and results, and of their gradients.
+// Bytes that a rank sends for attention to all keys; X: bytes of its own keys (or values, queries, results). Ring: keys
+// and values are passed on C - 1 times, in backward again, followed by their fp32 gradients. Ulysses: all-to-all of
+// queries, keys, values and results, and of their gradients.
 void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& s) {
   const int64_t c = s.context;
   const int64_t x = s.product * s.hidden / s.tensor;
@@ -68,25 +68,25 @@ void over_context_axis(Layer& layer, const Conditions& conditions, const Sizes& 
   }
 }
 
-// Of a block's backward at its attention to keys of other ranks, beside what the block keeps: what attention holds,
-// less what the block's later parts have given back.
+// Peak of a block's backward in attention to keys of other ranks, in addition to what the block keeps: what attention
+// holds, less what later parts of the block have freed.
 int64_t working_of_shared_attention(const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const bool ring = conditions.context_kind == context::Kind::ring;
-  const int64_t x = s.hidden / s.tensor; // numbers of queries, of keys, of values, of results
-  // With dropout, of a whole or of half a block: weights, which of them count, their product, and gradients. One
-  // query's for all heads at least.
+  const int64_t x = s.hidden / s.tensor; // elements of queries, of keys, of values, of results
+  // With dropout, for a whole block or half of one: weights, their mask, their product, and gradients. At least one
+  // query's for all heads.
   const auto scores = [&](int64_t divisor) {
     const int64_t queries = conditions.samples * options.heads * options.sequence_length / s.context / s.tensor;
     const int64_t all = queries * (options.sequence_length / (ring ? s.context : 1)) / divisor;
     return options.dropout > 0 ? 4 * kFloat * std::min(all, std::max(queries, context::kScoresAtOnce)) : 0;
   };
-  int64_t bytes = s.product * x + 3 * kFloat * x; // the result's gradient; those of queries, keys and values
+  int64_t bytes = s.product * x + 3 * kFloat * x; // gradients of the result, and of queries, keys and values
   if (!ring) {
     bytes += scores(1);
   } else {
-    const int64_t first = bytes + scores(1) + 4 * s.product * x; // keys and values sent, and received
-    // Of later blocks half the scores count. Keys and values have three places; beside the first block's gradients
-    // those of two are on their way.
+    const int64_t first = bytes + scores(1) + 4 * s.product * x; // keys and values sent and received
+    // Later blocks need half the scores. Keys and values have three copies; in addition to the first block's gradients,
+    // those of two blocks are in communication.
     const int64_t behind = std::min<int64_t>(s.context, 4) - 1;
     const int64_t later =
         bytes + scores(2) + 2 * std::min<int64_t>(s.context, 3) * s.product * x + (3 + 2 * behind) * kFloat * x;
@@ -113,23 +113,23 @@ void positions(Layer& layer, const models::GptOptions& options, const Sizes& s) 
 void block(Layer& layer, const models::GptOptions& options, const Conditions& conditions, const Sizes& s) {
   const int64_t h = options.hidden;
   layer.type = "GptBlock";
-  // The input and the sum after attention belong to the residual stream, two are what column-parallel matrices take,
-  // the other 12 lie inside.
+  // The input and the sum after attention are in the residual stream, 2 are inputs of column-parallel matrices, the
+  // other 12 are inside.
   layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered +
                12 * s.product * s.hidden / s.tensor + 4 * kFloat * s.rows / s.between;
-  const bool shared = s.context > 1; // attention keeps no scores then
+  const bool shared = s.context > 1; // then attention keeps no scores
   const bool drops = options.dropout > 0;
   layer.kept += drops ? 2 * s.product * s.hidden / s.between : 0;
   layer.kept += drops && !shared ? 3 * s.product * s.scores : kFloat * s.rows * options.heads / s.tensor;
-  if (shared && (drops || conditions.context_kind ==
-                              context::Kind::ulysses)) { // attention's output once more, in the other order
+  if (shared &&
+      (drops || conditions.context_kind == context::Kind::ulysses)) { // attention's output in the other order too
     layer.kept += s.product * s.hidden / s.tensor;
   }
-  if (conditions.autocast) { // weights in the products' type
+  if (conditions.autocast) { // weights in the type of products
     layer.kept += s.product * 12 * h * h / s.tensor;
   }
-  // GELU's gradients of output and input beside the residual's, when GELU's output is gone; and the largest weight's.
-  // With a tensor axis also what is gathered or added up for a moment.
+  // Gradients of GELU's output and input and of the residual stream, when GELU's output has been freed; and of the
+  // largest weight. With a tensor axis also what is temporarily gathered or summed.
   layer.working = s.element * s.hidden / s.between + 4 * s.product * s.hidden / s.tensor +
                   s.element * 4 * h * h / s.tensor + (s.tensor > 1 ? s.product * s.hidden : 0);
   over_tensor_axis(layer, conditions, s, 4, 4, 2);
@@ -140,8 +140,9 @@ void block(Layer& layer, const models::GptOptions& options, const Conditions& co
   } else if (drops) {
     layer.working = std::max(layer.working, s.product * s.scores);
   }
-  // Of the block, of the sum, and of both norms; where types differ the projections' again, with dropout the last
-  // one's, behind its noise. Inside queries, keys and values (3), attention's output, GELU's input and output (4 each).
+  // Output gradients of the block, of the sum and of both norms. If types differ also those of the projections; with
+  // dropout that of the last one, after its noise. Inside: queries, keys and values (3), attention's output, GELU's
+  // input and output (4 each).
   layer.put_off = (drops ? 5 : 4) * s.element * s.hidden / s.between +
                   (conditions.autocast ? 2 * s.product * s.hidden / s.between : 0) +
                   12 * s.product * s.hidden / s.tensor;
@@ -161,8 +162,8 @@ void head(Layer& layer, const models::GptOptions& options, const Conditions& con
   layer.output = s.product * s.rows * s.vocabulary;
   layer.kept = s.product * s.hidden / s.gathered + (conditions.autocast ? s.product * weight : 0);
   layer.working = s.element * (s.hidden / s.between + weight);
-  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before it
-                                                      // is summed, and what other ranks sent of that
+  if (conditions.sequence_parallel && s.tensor > 1) { // the input gathered again and in order, its gradient before
+                                                      // the sum, and other ranks' parts of that
     layer.working += 4 * s.product * s.hidden;
   }
   layer.put_off = layer.output;
@@ -174,7 +175,7 @@ bool starts_with_any(const std::string& name, std::initializer_list<const char*>
                      [&](const char* beginning) { return name.starts_with(beginning); });
 }
 
-// Adds a parameter with as much of it as a rank of the tensor axis holds.
+// Adds a parameter, with the part that a rank of the tensor axis holds.
 void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter,
                    const Sizes& s) {
   using Kind = models::GptPart::Kind;
@@ -243,7 +244,7 @@ Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   for (const models::GptPart& part : models::gpt_parts(one)) {
     model.layers.push_back(layer_of(part, options, conditions, sizes));
     for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers;
-         ++i) { // blocks differ by their names
+         ++i) { // blocks differ only by name
       model.layers.push_back(model.layers.back());
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
     }

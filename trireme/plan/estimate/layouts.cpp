@@ -17,7 +17,7 @@ namespace {
 
 using bucket::TensorInfo;
 
-// The layer whose parameters `layer` uses: itself, or the first of `layers` that shares them.
+// The layer that owns the parameters of `layer`: itself, or the first of `layers` that shares them.
 int64_t owner_of(const Run& run, const std::vector<int64_t>& layers, int64_t layer) {
   const std::string& tie = run.model.layers[layer].tie;
   if (tie.empty()) {
@@ -50,13 +50,13 @@ std::vector<int64_t> all_layers_of(const Run& run, int64_t stage) {
   return all;
 }
 
-// Of the parameters that are whole on the tensor axis, of the others, or of all.
+// Layout of the parameters that the tensor axis has whole, of the others, or of all.
 bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> whole) {
   const std::vector<int64_t> all = all_layers_of(run, stage);
-  // As the engine lists them: parameters that stages share are final late, so they are in front of the list that is
-  // reversed.
+  // In the engine's order: gradients of parameters that stages share are final last, so they come first in the list
+  // that is reversed.
   std::vector<const Parameter*> parameters;
-  std::vector<int64_t> layers; // of each
+  std::vector<int64_t> layers; // of each one
   std::vector<bool> in_unit;
   for (const bool late : {true, false}) {
     for (const int64_t layer : all) {
@@ -71,7 +71,7 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
       }
     }
   }
-  std::vector<int64_t> sizes; // of those in units
+  std::vector<int64_t> sizes; // parameters in units
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (in_unit[i]) {
       sizes.push_back(parameters[i]->numel);
@@ -91,7 +91,7 @@ bucket::FlatLayout layout(const Run& run, int64_t stage, std::optional<bool> who
   options.element_bytes = run.parameter_bytes();
   options.bucket_bytes = run.data_parallel.bucket_bytes;
   options.first_bucket_bytes = run.data_parallel.bytes_of_first_bucket();
-  // Of the ranks that hold one copy; what the tensor axis holds whole is not subject to hybrid sharding.
+  // Ranks that hold one copy; parameters that the tensor axis has whole are not subject to hybrid sharding.
   options.shards = whole.value_or(false) ? run.whole_ranks() : run.shards(1) ? run.shard_ranks() : run.gradient_ranks();
   return bucket::FlatLayout(std::move(tensors), std::move(order), options);
 }

@@ -13,24 +13,24 @@ namespace trireme::estimate {
 /// Indices of the layers on a stage, by chunk.
 std::vector<std::vector<int64_t>> layers_of(const Run& run, int64_t stage);
 
-/// The flat buffer that the parameters of a stage lie in, as the engine makes it. Its tensors are the stage's
-/// parameters in the order of the layers, without names; a shared one comes once.
+/// The flat buffer of a stage's parameters, as the engine makes it. Its tensors are the parameters in the order of the
+/// layers, without names; a shared one occurs once.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage);
 
-/// The part of it that is whole on every rank of the tensor axis, or the part that is divided: with a tensor axis these
-/// are two flat buffers.
+/// The part of it that every rank of the tensor axis has whole, or the part that is split; a tensor axis makes two flat
+/// buffers.
 bucket::FlatLayout layout_of(const Run& run, int64_t stage, bool whole);
 
-/// The buffer of each layer of a stage that is sharded as soon as it is built (zero::EarlyShards), with all its
-/// parameters, until they move into the flat buffer.
+/// The buffers of the layers of a stage that are sharded when they are built (zero::EarlyShards), each with all
+/// parameters of its layer, until these move into the flat buffer.
 std::vector<bucket::FlatLayout> layouts_of_units(const Run& run, int64_t stage);
 
-/// The unit of ZeRO stage 3 that every layer of a stage uses: that of the stage's first layer that shares its
-/// parameters; -1 where there is none, because the layer is not a unit or all its parameters are small enough to stay
-/// whole, and for layers of other stages.
+/// The unit of ZeRO stage 3 of every layer of a stage: that of the first layer of the stage that shares its parameters.
+/// It is -1 for layers that are no units, whose parameters are all small enough to stay whole, or that are on another
+/// stage.
 std::vector<int64_t> units_of(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
 
-/// The layers, as a pipeline's partition sees them.
+/// The layers as input of a pipeline's partition.
 std::vector<pipeline::LayerSize> sizes_of(const Model& model);
 
 /// Elements of the buckets that belong to a unit, and of those that belong to none.
@@ -40,8 +40,8 @@ int64_t whole_elements(const bucket::FlatLayout& layout);
 /// The sum of the `count` largest buckets; with `units`, only buckets of units count.
 int64_t largest_buckets(const bucket::FlatLayout& layout, int64_t count, bool units = false);
 
-/// Elements of what moves at a time of the first rank's part of bucket `b` (bucket::StateStore::chunk_elements()); not
-/// `is_cut`: all of it.
+/// Chunks in which the first rank's part of bucket `b` moves, in elements (bucket::StateStore::chunk_elements()); one
+/// chunk if not `is_cut`.
 std::vector<bucket::ChunkRun> chunks_of(const Run& run, const bucket::FlatLayout& layout, int64_t b, bool is_cut);
 
 } // namespace trireme::estimate

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number after a word at the beginning of a line: "MemAvailable:  123 kB", "inactive_file 123".
+// The number after a word at the begin of a line: "MemAvailable:  123 kB", "inactive_file 123".
 std::optional<int64_t> number_after(const fs::path& file, const std::string& word) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -28,7 +28,7 @@ std::optional<int64_t> number_after(const fs::path& file, const std::string& wor
   return std::nullopt;
 }
 
-// "max" is no number, and neither is a file that is not there.
+// Nothing for "max" or a missing file.
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   int64_t value = 0;
@@ -52,8 +52,8 @@ constexpr Names kVersion2 = {"memory.max", "memory.current", "inactive_file", "a
 constexpr Names kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
                              "total_active_file"};
 
-// The group and all above it: the tightest counts. In a container the path may be one that only the host has; then the
-// root is the group.
+// Applies the limits of the group and all its parents; the tightest counts. In a container the path may exist only on
+// the host; then the root is the group.
 void limit_by_groups(MemoryAtHand& memory, const fs::path& root, fs::path group, const Names& names) {
   for (bool last = false; !last; group = group.parent_path()) {
     last = group == group.root_path() || group.empty();

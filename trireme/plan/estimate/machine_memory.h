@@ -7,11 +7,11 @@
 
 namespace trireme::estimate {
 
-/// What a run may use of this host's memory, and who says so.
+/// Memory of this host that a run may use, and the source of the limit.
 struct MemoryAtHand {
   static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-  /// All ranks together: free memory and what the system can free for it.
+  /// All ranks combined: free memory and what the system can free.
   int64_t bytes = kUnlimited;
   /// "this machine has free", "the control group /job leaves".
   std::string source = "unlimited";
@@ -19,8 +19,8 @@ struct MemoryAtHand {
   int64_t process_bytes = kUnlimited;
 };
 
-/// Reads MemAvailable and free swap, the limits of this process's control groups (version 1 and 2, those above
-/// included) less what they use and cannot drop, and RLIMIT_AS. What cannot be read does not limit.
+/// Reads MemAvailable and free swap; the limits of this process's control groups (versions 1 and 2, with their parents)
+/// less what they use and cannot drop; and RLIMIT_AS. What cannot be read sets no limit.
 MemoryAtHand memory_at_hand(const std::filesystem::path& proc = "/proc",
                             const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 

@@ -12,10 +12,10 @@
 namespace trireme::estimate {
 namespace {
 
-// As the engine has them: bytes in front of fp32 gradients for small sums, buckets of sharded gradients that have
-// memory at a time, units of sharded parameters.
+// The engine's constants: bytes for small sums before fp32 gradients, buckets of sharded gradients in memory at a time,
+// units of sharded parameters.
 constexpr int64_t kGradientBuckets = 3;
-constexpr int64_t kOuterBytes = 8; // of averaging's outer optimizer, for each parameter
+constexpr int64_t kOuterBytes = 8; // averaging's outer optimizer, per parameter
 constexpr int64_t kGatheredUnits = 2;
 
 std::string divided(int64_t ranks, const char* by = " / N") {
@@ -26,7 +26,7 @@ std::string over(int64_t ranks) {
   return ranks > 1 ? " / " + std::to_string(ranks) : "";
 }
 
-// "2 x 4 F, of which (in files) 1.5 GB" and so on: what stays of an item.
+// Subtracts what is moved from an item, and says where it is.
 void take_out(const Run& run, Item& item, int64_t moved, const std::string& where) {
   if (moved == 0) {
     return;
@@ -85,8 +85,8 @@ Item states(const Run& run, const bucket::FlatLayout& layout, const Elsewhere& e
     item.bytes += run.states() * run.scale_bytes(each);
   }
   take_out(run, item, elsewhere.state_bytes, where_is(run.offload.optimizer.place));
-  if (run.has_outer_optimizer()) {                                          // where the round began, and the momentum
-    const int64_t ranks = run.averaging.elastic ? 1 : run.gradient_ranks(); // who may be lost shares nothing
+  if (run.has_outer_optimizer()) { // values at the begin of the round, and the momentum
+    const int64_t ranks = run.averaging.elastic ? 1 : run.gradient_ranks(); // replicas that may be lost shard nothing
     item.formula += said(run, ", ", kOuterBytes, " F", divided(ranks), " of the outer optimizer");
     item.numbers += said(run, " + ", kOuterBytes, " x ", layout.numel(), over(ranks));
     item.bytes += kOuterBytes * layout.numel() / ranks;
@@ -119,7 +119,7 @@ class Sum {
   Item& item_;
 };
 
-// Of files that a rank on the CPU moves; a device's are the host's, but shards that it steps come to it.
+// Buffers of files of a rank on the CPU. A GPU's are on the host, except shards that the GPU steps.
 Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   Item item;
   Sum sum(run, item);
@@ -134,7 +134,7 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
     add(elsewhere.gradient_buffers, "chunks of gradients");
   }
   if (elsewhere.most_on_device > 0) {
-    sum.add("the largest shards to be stepped: one that comes, one that is stepped, one that returns",
+    sum.add("the largest shards to be stepped: one arriving, one in the step, one returning",
             run.parameter_bytes() * elsewhere.most_on_device);
   }
   if (item.formula.empty()) {
@@ -143,8 +143,7 @@ Item offload_buffers(const Run& run, const Elsewhere& elsewhere) {
   return item;
 }
 
-// What the neighbours of a stage are sent and what they send: as many messages as micro-batches are in flight, and one
-// that is expected.
+// Messages to and from the neighbours of a stage: one for each micro-batch in flight, and one expected.
 void add_messages(const Run& run, int64_t stage, Sum& sum) {
   const auto chunks = layers_of(run, stage);
   int64_t messages = 0;
@@ -172,20 +171,20 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
   Item item;
   Sum sum(run, item);
   if (run.shards(2)) {
-    const bool adds_up = run.stages > 1 && run.accumulation > 1; // before any bucket is reduced
+    const bool adds_up = run.stages > 1 && run.accumulation > 1; // accumulates before any bucket is reduced
     sum.add(adds_up ? "all gradient buckets" : said(run, "the ", kGradientBuckets, " largest gradient buckets"),
             run.gradient_bytes() * (adds_up ? layout.numel() : largest_buckets(layout, kGradientBuckets)));
   }
   if (run.shards(3)) {
     const int64_t units = run.zero.prefetch_elements == 0 ? 1 : kGatheredUnits;
     const int64_t ahead = largest_buckets(layout, units, true);
-    const int64_t kept = layouts.gathers(stage).most_live; // also what is kept for a later micro-batch
-    sum.add(kept > ahead ? "units that are whole at a time" : said(run, "the ", units, " largest units"),
+    const int64_t kept = layouts.gathers(stage).most_live; // includes units kept for a later micro-batch
+    sum.add(kept > ahead ? "units gathered at a time" : said(run, "the ", units, " largest units"),
             run.parameter_bytes() * std::max(ahead, kept));
   }
   if (run.gradient_ranks() > 1 && run.travel() != run.gradients()) {
     const int64_t elements = run.shards(2) ? largest_buckets(layout, kGradientBuckets) : layout.numel();
-    sum.add(said(run, "gradients on their way in ", type_name(run.travel())), run.travel_bytes() * elements);
+    sum.add(said(run, "gradients in communication in ", type_name(run.travel())), run.travel_bytes() * elements);
   }
   if (run.stages > 1) {
     add_messages(run, stage, sum);
@@ -198,12 +197,12 @@ Item buffers(const StageLayouts& layouts, int64_t stage) {
       }
     }
   }
-  item.formula = item.formula.empty() ? "none: flat buffers travel as they are" : item.formula;
+  item.formula = item.formula.empty() ? "none: flat buffers are sent directly" : item.formula;
   return item;
 }
 
-// Parameters as they were built and in their flat buffer. With sharded parameters unit by unit. On the CPU gradients
-// get their pages in the first backward.
+// Parameters as built and in their flat buffer; with sharded parameters unit by unit. On the CPU gradients get their
+// pages in the first backward.
 int64_t start(const Run& run, const StageMemory& memory) {
   const int64_t always = memory.always_on_host();
   const int64_t parameters = memory.item(Category::parameters).bytes;
@@ -289,7 +288,7 @@ std::vector<StageMemory> memory_of(const StageLayouts& layouts) {
                     activations_of(run, stage),
                     buffers(layouts, stage),
                     offload_buffers(run, elsewhere),
-                    {"", "the data set and the batches made ahead", "", run.data_bytes},
+                    {"", "the data set and prefetched batches", "", run.data_bytes},
                     {"", "measured: libtorch itself", "", baseline_bytes()}};
     for (size_t i = 0; i < memory.items.size(); ++i) {
       memory.items[i].name = category_name(kCategories[i]);

@@ -8,7 +8,7 @@
 
 namespace trireme::estimate {
 
-/// What memory is for.
+/// Uses of memory.
 enum class Category {
   parameters,
   gradients,
@@ -25,30 +25,30 @@ inline constexpr Category kCategories[] = {
     Category::masters,         Category::activations, Category::communication_buffers,
     Category::offload_buffers, Category::data,        Category::baseline};
 
-/// "parameters", "optimizer_states" and so on: what --json calls it.
+/// The name in --json: "parameters", "optimizer_states", ...
 const char* category_name(Category category);
 
-/// A number with the formula that it comes from, in symbols and with numbers in them: "4 F", "4 x 806656".
+/// A number with its formula, in symbols and with numbers: "4 F", "4 x 806656".
 struct Item {
   std::string name;
   std::string formula = {};
   std::string numbers = {};
   int64_t bytes = 0;
-  /// Of traffic: the axis of the mesh along which it runs, "pipe", "data" (with context, for gradients), "context",
-  /// "tensor" or "pipe+tensor"; of moves the way_name().
+  /// For traffic: the axis of the mesh, "pipe", "data" (for gradients with context), "context", "tensor" or
+  /// "pipe+tensor". For moves: the way_name().
   std::string axis = {};
 };
 
-/// A rank's memory while it trains. All ranks of a pipeline stage need the same.
+/// Memory of a rank during training. All ranks of a pipeline stage need the same.
 struct StageMemory {
   int64_t stage = 0;
-  /// Numbers in the stage's parameters, and with the gaps of the flat buffer that they lie in.
+  /// Elements of the stage's parameters, without and with the gaps of their flat buffer.
   int64_t parameters = 0;
   int64_t flat = 0;
-  /// One for each of kCategories, in that order: where the model is. What offload moves elsewhere is in moves_of().
+  /// One for each of kCategories, in that order, in the memory where the model is. moves_of() has what offload moves.
   std::vector<Item> items;
-  /// At the start parameters move into the flat buffers and are there twice, but neither optimizer states nor
-  /// activations are.
+  /// At the start, while parameters move into the flat buffers: two copies of them, no optimizer states, no
+  /// activations.
   int64_t start = 0;
 
   const Item& item(Category category) const {
@@ -58,25 +58,25 @@ struct StageMemory {
   int64_t model_states() const;
   /// All categories.
   int64_t training() const;
-  /// The largest moment of the run.
+  /// The larger of start and training().
   int64_t peak() const;
-  /// Baseline and data, which are the host's for ranks on a device too.
+  /// Baseline and data: in host memory also for ranks on a GPU.
   int64_t always_on_host() const;
-  /// The largest moment in a device's memory, for ranks that train on one.
+  /// Peak in GPU memory, for ranks on a GPU.
   int64_t peak_on_device() const;
 };
 
-/// Resident memory of a rank that has loaded libtorch, joined its group and computed a little: code, thread pools,
+/// Resident memory of a rank after loading libtorch, joining its group and a small computation: code, thread pools,
 /// allocator. Measured on 2 ranks with libtorch 2.13 for CPUs: 134 MB with a model of 15,000 parameters, and about 16
-/// MB of work areas of the matrix products once matrices have a usual size. With libtorch 2.13 for CUDA 13, on the CPU:
-/// 416 MB. A constant of the build, not of the run.
+/// MB of work areas of matrix products once matrices have a usual size. With libtorch 2.13 for CUDA 13, on the CPU: 416
+/// MB. A constant of the build, not of the run.
 int64_t baseline_bytes();
 
-/// Says what a rank of each pipeline stage needs. Errors: InputError when parts and layers do not fit each other.
+/// Returns the memory of a rank of each pipeline stage. Errors: InputError if parts and layers do not fit each other.
 std::vector<StageMemory> memory_of(const Run& run);
 std::vector<StageMemory> memory_of(const StageLayouts& stages);
 
-/// Bytes of a message between two stages that carries this many: a header before it, and a smallest size.
+/// Bytes of a message between two stages with a tensor of this many bytes: it adds a header, and has a smallest size.
 int64_t message_bytes(int64_t tensor_bytes);
 
 } // namespace trireme::estimate

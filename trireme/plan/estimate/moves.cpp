@@ -23,13 +23,13 @@ namespace {
 
 using offload::Place;
 
-constexpr int64_t kOnDevice = 1 + bucket::kReturningParts; // shards that are stepped, and that return
+constexpr int64_t kOnDevice = 1 + bucket::kReturningParts; // shards that are stepped or returned
 
 int64_t power_of_two(int64_t bytes) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
 }
 
-// Of buckets with these sizes, at most `most` of them.
+// Of buckets with these sizes, the largest ones, at most `most`.
 FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ssize(sizes)), most);
   std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());
@@ -41,7 +41,7 @@ FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   return out;
 }
 
-// Of `count` equal sizes largest_of(sizes, most) needs no more than these.
+// Adds `count` equal sizes, but no more than largest_of(sizes, most) needs.
 void add_sizes(std::vector<int64_t>& sizes, int64_t size, int64_t count, int64_t most) {
   sizes.insert(sizes.end(), static_cast<size_t>(std::min(count, most + 1)), size);
 }
@@ -68,7 +68,7 @@ int64_t named(const std::vector<Item>& items, const std::string& name, const std
 
 using Layouts = std::vector<const bucket::FlatLayout*>;
 
-// Buckets from the front whose masters and states are elsewhere.
+// Number of buckets, from the front, whose masters and states are offloaded.
 int64_t moved_buckets(const Run& run, const bucket::FlatLayout& layout) {
   if (!run.moves_states()) {
     return 0;
@@ -97,7 +97,7 @@ void add_states(const Run& run, const bucket::FlatLayout& layout, std::vector<in
     out.state_bytes += states * (run.state_bytes() * each + scales);
     out.master_bytes += master;
     out.largest_elements = std::max(out.largest_elements, each);
-    const bool is_cut = !run.on_device || run.offload.optimizer.ratio >= 1; // a share is of whole buckets
+    const bool is_cut = !run.on_device || run.offload.optimizer.ratio >= 1; // a ratio counts whole buckets
     for (const auto& [elements, chunks] : files ? chunks_of(run, layout, b, is_cut) : std::vector<bucket::ChunkRun>()) {
       const int64_t in_file =
           aio::round_up(master > 0 ? 4 * elements : 0) +
@@ -131,9 +131,9 @@ void add_states(const Run& run, const Layouts& layouts, Elsewhere& out) {
 }
 
 struct InMemory {
-  int64_t elements = 0; // that max_in_cpu keeps there
+  int64_t elements = 0; // kept in memory by max_in_cpu
   std::vector<int64_t> in_files = {};
-  std::vector<int64_t> stepped = {}; // by the device
+  std::vector<int64_t> stepped = {}; // on the GPU
 };
 
 void add_parameters(const Run& run, const bucket::FlatLayout& layout, bool is_trained, InMemory& sums, Elsewhere& out) {
@@ -180,7 +180,7 @@ void add_parameters(const Run& run, const Layouts& trained, const Layouts& froze
 void add_gradients(const Run& run, const Layouts& layouts, Elsewhere& out) {
   std::vector<int64_t> in_files;
   for (const bucket::FlatLayout* const layout : layouts) {
-    const int64_t count = moved_buckets(run, *layout); // what the host steps
+    const int64_t count = moved_buckets(run, *layout); // stepped by the host
     for (int64_t b = 0; b < count; ++b) {
       for (const auto& [elements, chunks] : chunks_of(run, *layout, b, !run.on_device)) {
         const int64_t in_file = aio::round_up(run.gradient_bytes() * elements);
@@ -223,7 +223,7 @@ class Moves {
       if (offload.parameters.pin_memory) {
         beside += lost(there_.parameter_pieces) + there_.beside_kept_parameters + lost(there_.parameter_buffers);
       }
-      add(out_.on_host, "pinned blocks", "what they have beyond their pieces: powers of two", "", beside);
+      add(out_.on_host, "pinned blocks", "padding to powers of two", "", beside);
     }
   }
   StageMoves take() {
@@ -231,7 +231,7 @@ class Moves {
   }
 
  private:
-  // What blocks of page-locked memory have beyond their pieces.
+  // Padding of blocks of pinned memory.
   static int64_t lost(const std::vector<int64_t>& pieces) {
     return bucket::pinned_bytes(pieces) - std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
   }
@@ -248,7 +248,7 @@ class Moves {
     add(out_.moved, name, formula, numbers, bytes, way_name(way));
   }
 
-  // M: elements that are moved.
+  // Masters and states; M: elements that are moved.
   void states(Place place) {
     const bool files = place == Place::nvme;
     const std::string m = std::to_string(there_.elements);
@@ -271,9 +271,9 @@ class Moves {
     }
     if (run_.gradients_in_files()) {
       const int64_t bytes = there_.gradient_file_bytes;
-      const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline adds up first
+      const int64_t times = run_.stages == 1 ? run_.accumulation : 1; // a pipeline accumulates first
       const bool reads_norm =
-          !run_.on_device && (run_.clips || run_.precision.compute == Type::fp16); // a device takes it as they leave
+          !run_.on_device && (run_.clips || run_.precision.compute == Type::fp16); // a GPU has it before the move
       const int64_t passes = (reads_norm ? 1 : 0) + (run_.optimizer.needs_norms() ? 2 : 1);
       const int64_t reads = times - 1 + passes;
       add(out_.in_files, kGradients, said(run_, run_.gradient_bytes(), " M, in blocks"), "", bytes);
@@ -297,8 +297,8 @@ class Moves {
         "", buffers.bytes);
   }
 
-  // Added up on the host, where the device keeps none: what is there comes to the device, and the sum goes back. A
-  // pipeline adds up first.
+  // Gradients accumulate on the host if the GPU keeps none: the sum is copied to the GPU, and back. A pipeline
+  // accumulates first.
   void gradients_of_a_device(const std::string& m) {
     const int64_t g = run_.gradient_bytes();
     const int64_t sets = run_.offload.optimizer.delayed_update ? 2 : 1;
@@ -306,7 +306,7 @@ class Moves {
       buffers_of_files(there_.gradient_buffers, "buckets of gradients");
     } else {
       add(out_.on_host, "gradients",
-          said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": of the step before, and those that arrive" : ""),
+          said(run_, sets > 1 ? "2 x " : "", g, " M", sets > 1 ? ": the previous step's, and arriving ones" : ""),
           said(run_, sets > 1 ? "2 x " : "", g, " x ", m), sets * g * there_.elements);
     }
     const int64_t times = run_.moves_gradients() && run_.stages == 1 ? run_.accumulation : 1;
@@ -327,7 +327,7 @@ class Moves {
     add(out_.in_files, kParameters, said(run_, e, " (U / N - max_in_cpu), in blocks"),
         said(run_, e, " x ", there_.parameters_in_files), there_.parameter_file_bytes);
     const int64_t passes =
-        run_.optimizer.needs_norms() && !run_.precision.has_masters() ? 2 : 1; // LAMB's norms, of what has no masters
+        run_.optimizer.needs_norms() && !run_.precision.has_masters() ? 2 : 1; // LAMB's norms, without masters
     const char* const each = passes > 1 ? ", twice: for the norms, and for the step" : "";
     move(Way::from_files, "parameters, to be stepped", said(run_, e, " (U / N - max_in_cpu), in blocks", each), "",
          there_.parameter_buffers.hold_all ? 0 : passes * there_.parameter_file_bytes);
@@ -341,7 +341,7 @@ class Moves {
     out_.built_parameters = there_.parameter_file_bytes;
   }
 
-  // All of a module, also what max_in_cpu or a threshold leaves in memory afterwards.
+  // A whole module, with what max_in_cpu or a threshold later keeps in memory.
   void building(int64_t stage) {
     const int64_t e = run_.parameter_bytes();
     int64_t bytes = 0;
@@ -378,15 +378,15 @@ class Moves {
     }
   }
 
-  // Parameters on their way back: stepped ones to the device, and units that a layer is about to use.
+  // Parameters moved back: stepped ones to the GPU, and units that a layer is about to use.
   void gathered(int64_t stage) {
     const int64_t e = run_.parameter_bytes();
     int64_t returning = there_.elements;
     if (there_.parameters > 0) {
-      returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units are stepped where they stay
+      returning = std::max<int64_t>(0, there_.elements - there_.parameters); // units stay where they are stepped
       const int64_t used = layouts_.gathers(stage).elements(layout_) / run_.shard_ranks();
       const double in_files = static_cast<double>(there_.parameters_in_files) / static_cast<double>(there_.parameters);
-      const char* const formula = " U' / N, U': units for every forward and backward, less what is still there";
+      const char* const formula = " U' / N, U': units for every forward and backward, less those still gathered";
       move(Way::from_files, kUnits, said(run_, e, formula, ", less what max_in_cpu keeps"),
            said(run_, e, " x ", used, " x ", in_files),
            there_.parameter_buffers.hold_all ? 0 : std::llround(static_cast<double>(e * used) * in_files));

@@ -7,7 +7,7 @@
 
 namespace trireme::estimate {
 
-/// Writes the arguments as concat() does, if the run's items are to say how their bytes come about.
+/// Like concat() if the run's items explain their bytes; otherwise empty.
 template <typename... Args>
 std::string said(const Run& run, const Args&... args) {
   return run.explains ? concat(args...) : std::string();

@@ -9,8 +9,8 @@
 
 namespace trireme::estimate {
 
-/// What several formulas need of a run's stages and what takes longer than they do: each is made when it is first asked
-/// for, and kept. The run must outlive it and not change.
+/// Layouts and plans that several formulas need and that take long to compute: computed on first use and kept. The run
+/// must outlive this object and not change.
 class StageLayouts {
  public:
   explicit StageLayouts(const Run& run) : run_(run) {}

@@ -9,28 +9,28 @@
 namespace trireme::estimate {
 namespace {
 
-constexpr int64_t kLossBytes = 3 * 8;    // whether to stop, and of how many replicas
-constexpr int64_t kNormBytes = 3 * 8;    // and how many ranks lack a gradient, or have lowered the loss scale
-constexpr int64_t kStageSums = 5 * 8;    // loss, norm, whether to stop, the largest loss scale, whether it was one
-constexpr int64_t kTokensBytes = 8;      // of a micro-batch, for the mean loss
-constexpr int64_t kExactBytes = 4;       // of a parameter that is averaged: masters, where there are some
-constexpr int64_t kRoundLrBytes = 2 * 8; // a sum, and of how many steps
+constexpr int64_t kLossBytes = 3 * 8;    // loss, stop, number of replicas
+constexpr int64_t kNormBytes = 3 * 8;    // norm, ranks that lack a gradient, lowered loss scales
+constexpr int64_t kStageSums = 5 * 8;    // loss, norm, stop, largest loss scale, whether gradients have one scale
+constexpr int64_t kTokensBytes = 8;      // tokens of a micro-batch, for the mean loss
+constexpr int64_t kExactBytes = 4;       // per averaged parameter, from masters if there are any
+constexpr int64_t kRoundLrBytes = 2 * 8; // a sum, and the number of its steps
 constexpr int64_t kStepTimes = monitor::kStepsOfExchange * sizeof(monitor::StepShare);
 
-// Sent by one of `ranks` when each of the others gets, or passes on, one slice of the whole.
+// Bytes that one of `ranks` sends when each other rank gets one slice of the whole, directly or passed on.
 int64_t share(int64_t bytes, int64_t ranks) {
   return bytes * (ranks - 1) / ranks;
 }
 
-// Gradients and parameters between the `all` ranks that have the same parameters, of which `n` hold one copy of what is
-// sharded. `of` says which, after a comma; empty: all.
+// Traffic of gradients and parameters among the `all` ranks with the same parameters, `n` of which hold one sharded
+// copy. `of` names them, after a comma; empty: all.
 void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLayout& layout, int64_t all, int64_t n,
                    const std::string& of, std::vector<Item>& items) {
   const int64_t t = run.travel_bytes();
   const int64_t e = run.parameter_bytes();
   const auto shards = [&](int stage) { return run.shards(stage); };
   const bool reduces_whole = !shards(1);
-  // A pipeline's micro-batches are in flight together: their gradients are added up before they are reduced.
+  // A pipeline has several micro-batches in flight and accumulates their gradients before reducing them.
   const int64_t reductions = shards(2) && run.stages == 1 ? run.accumulation : 1;
   const std::string times = reductions > 1 ? said(run, reductions, " x ") : "";
   int64_t reduced = 0;
@@ -55,7 +55,7 @@ void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLay
     const int64_t elements = plan.elements(layout);
     items.push_back(
         {"units, all-gather" + of,
-         said(run, e, " U' (N - 1) / N, U': units for every forward and backward, less what is still there"),
+         said(run, e, " U' (N - 1) / N, U': units for every forward and backward, less those still gathered"),
          said(run, e, " x ", elements, " x ", n - 1, " / ", n), share(e * elements, n)});
   }
   if (shards(1)) {
@@ -64,7 +64,7 @@ void add_gradients(const Run& run, const GatherPlan& plan, const bucket::FlatLay
   }
 }
 
-// Exact values and states at a meeting of replicas that step by themselves, divided among the steps of a round.
+// Exact values and states at an averaging step, divided by the steps of a round.
 void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& items) {
   using Averaging = parallel::AveragingOptions;
   const Run& run = stages.run();
@@ -98,9 +98,9 @@ void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& i
     items.push_back({"learning rate of the round", "2 x 16 (N - 1) / N / H",
                      said(run, "2 x 16 x ", n - 1, " / ", n, " / ", every), 2 * share(kRoundLrBytes, n) / every});
   }
-  if (run.averaging.elastic) { // each reports its own loss
+  if (run.averaging.elastic) { // each replica reports its own loss
     const int64_t kWhoBytes = 16;
-    items.push_back({"who is there", "16 (N - 1) / H", said(run, kWhoBytes, " x ", n - 1, " / ", every),
+    items.push_back({"members of the round", "16 (N - 1) / H", said(run, kWhoBytes, " x ", n - 1, " / ", every),
                      kWhoBytes * (n - 1) / every});
     return;
   }
@@ -108,7 +108,7 @@ void add_meeting(const StageLayouts& stages, int64_t stage, std::vector<Item>& i
                    2 * share(kLossBytes, n) / every});
 }
 
-// What the ranks exchange instead of gradients, and with ZeRO stage 1 the parameters after it.
+// Compressed messages instead of gradients, and with ZeRO stage 1 the parameters after the step.
 void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n, const std::string& of,
                     std::vector<Item>& items) {
   using Kind = compress::GradientCompressionOptions::Kind;
@@ -137,14 +137,14 @@ void add_compressed(const Run& run, const bucket::FlatLayout& layout, int64_t n,
   }
 }
 
-// Gradients, small sums and parameters between the replicas of a stage.
+// Gradients, small sums and parameters among the replicas of a stage.
 void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<Item>& items) {
   const Run& run = stages.run();
   if (run.averages()) {
     return add_meeting(stages, stage, items);
   }
   const int64_t all = run.gradient_ranks();
-  const int64_t n = run.shards(1) ? run.shard_ranks() : all; // that hold one copy
+  const int64_t n = run.shards(1) ? run.shard_ranks() : all; // ranks that hold one copy
   const bucket::FlatLayout& layout = stages.of(stage);
   const GatherPlan plan = run.shards(3) ? stages.gathers(stage) : GatherPlan();
   const auto add = [&](const bucket::FlatLayout& of, int64_t ranks, int64_t hold_a_copy, const char* which) {
@@ -178,7 +178,7 @@ void add_data(const StageLayouts& stages, int64_t stage, Step step, std::vector<
   }
 }
 
-// What the layers of this stage move along an axis in a micro-batch; recomputation does forward twice.
+// Bytes of an axis for the layers of this stage and one micro-batch; recomputation runs forward twice.
 template <typename Forward, typename Backward>
 int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const Backward& backward) {
   const std::vector<activations::Way> ways = run.ways();
@@ -192,7 +192,7 @@ int64_t of_layers(const Run& run, int64_t stage, const Forward& forward, const B
   return sum;
 }
 
-// Sums of partial results, or their halves, along the tensor axis.
+// Sums of partial results, or halves of them, along the tensor axis.
 void add_tensor(const Run& run, int64_t stage, std::vector<Item>& items) {
   const int64_t n = run.tensor_ranks;
   if (n == 1) {
@@ -265,14 +265,14 @@ void add_pipeline(const Run& run, int64_t stage, std::vector<Item>& items) {
   }
 }
 
-// The ranks of a replica, stages and tensor ranks, add up what each has of loss and norm.
+// The ranks of a replica (stages and tensor ranks) sum their shares of loss and norm.
 void add_model(const Run& run, std::vector<Item>& items) {
   const int64_t n = run.stages * run.tensor_ranks;
   items.push_back({"loss and norm of a replica", "2 x 40 (S - 1) / S, S: stages x tensor ranks",
                    said(run, "2 x 40 x ", n - 1, " / ", n), 2 * share(kStageSums, n)});
 }
 
-// A shared parameter's gradients are summed over the stages that have it.
+// Stages that share a parameter sum its gradients.
 int64_t tied_bytes(const Run& run, int64_t stage) {
   int64_t bytes = 0;
   for (const auto& chunk : layers_of(run, stage)) {

@@ -10,10 +10,10 @@
 
 namespace trireme::estimate {
 
-/// What a run needs of the host's memory.
+/// Host memory that a run needs.
 struct Need {
-  /// Less than this it cannot be: `what`, "model states and activations" of ranks that train there. Of ranks on devices
-  /// what they have moved there, or a model in one piece at the start.
+  /// What the lower bound counts: "model states and activations" of ranks on the CPU; for ranks on GPUs what they
+  /// offload, or a model in one piece at the start.
   std::string what;
   int64_t least_of_a_rank = 0;
   int64_t least_of_all = 0;
@@ -22,31 +22,31 @@ struct Need {
   int64_t peak_of_all = 0;
 };
 
-/// Memory that all ranks need, with data_ranks on every stage.
+/// Memory of all ranks, with data_ranks on every stage.
 Need need_of(const std::vector<StageMemory>& stages, int64_t data_ranks);
 
-/// The same of ranks on devices: what is on their hosts, libtorch and data included.
+/// The same for ranks on GPUs: what is on their hosts, with libtorch and data.
 Need host_need_of(const std::vector<StageMemory>& stages, const std::vector<StageMoves>& moves, int64_t data_ranks);
 
-/// One of the two.
+/// One of the two, by where the ranks are.
 Need need_of(const Run& run);
 
-/// A run is refused when what it needs at least is more than this times the memory at hand: then the estimate would
-/// have to be wrong by so much for the run to fit.
+/// A run is refused if its lower bound exceeds this multiple of the available memory: the estimate would have to be
+/// wrong by that much for the run to fit.
 inline constexpr double kMargin = 1.1;
 
-/// What malloc keeps for later of what is freed, of the estimated peak; up to 0.66 were seen (docs/plan.md).
+/// Share of the estimated peak that malloc may keep of freed memory; up to 0.66 was measured (docs/plan.md).
 inline constexpr double kKept = 0.7;
 
-/// Whether ranks on the CPU may run out of memory although their estimate fits, unless malloc gives back at once what
-/// they free.
+/// Whether ranks on the CPU may run out of memory although their estimate fits, unless malloc returns freed memory at
+/// once.
 bool is_tight(const Need& need, const MemoryAtHand& memory);
 
-/// Address space that a process has beside its memory, for the limit of that: libraries, stacks, arenas of malloc.
-/// Measured: 500 to 700 MB of one rank, a little more of several.
+/// Address space of a process beyond its memory: libraries, stacks, arenas of malloc. Measured: 500 to 700 MB with one
+/// rank, slightly more with several.
 inline constexpr int64_t kAddressSpace = 700'000'000;
 
-/// Empty, or why the run cannot fit: "model states and activations of 2 ranks need 80.0 GB, this machine has free 21.0
+/// Why the run cannot fit, or empty: "model states and activations of 2 ranks need 80.0 GB, this machine has free 21.0
 /// GB".
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks);
 

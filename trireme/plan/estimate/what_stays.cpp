@@ -23,7 +23,7 @@ std::string in_files(const char* what, int64_t bytes, const std::string& folder,
   return concat(what, ' ', size(bytes), " in files in ", folder, " (", size(buffers.bytes), " of buffers in memory)");
 }
 
-// `buckets`: of all that is in the files.
+// `buckets`: everything that is in the files.
 std::string of_buffers(const char* section, const char* what, int64_t bytes, const FileBuffers& buffers,
                        bool of_units) {
   return concat(section, " to \"nvme\" saves no memory: its buffers (buffer_count) hold all ", buffers.count,

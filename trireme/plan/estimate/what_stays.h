@@ -7,12 +7,12 @@
 
 namespace trireme::estimate {
 
-/// One sentence on where masters, states, gradients and parameters of a rank are under offload, in bytes: "offload, a
-/// rank: ...". Empty: nothing is moved.
+/// One sentence with the bytes of masters, states, gradients and parameters of a rank under offload and where they are:
+/// "offload, a rank: ...". Empty without offload.
 std::string where_things_are(const Run& run, const Elsewhere& there);
 
-/// What offload was asked to move and does not, and which key keeps it: a sentence each. For files also buffers that
-/// hold all that is in them, so that files save no memory.
+/// One sentence for each thing that offload is configured to move and does not, with the key that keeps it; also for
+/// buffers that hold everything in their files, so that files save no memory.
 std::vector<std::string> what_stays(const Run& run, const Elsewhere& there);
 
 } // namespace trireme::estimate
