@@ -46,18 +46,21 @@ std::vector<FetchableData> fetchable_data();
 
 /// Puts data set `name` into the folder `destination`/`name` and verifies it.
 ///
-/// austen: the six novels of Jane Austen, one UTF-8 file each (lines end in "\n"); train.txt has
-///   the first nine tenths of every novel, validation.txt the last tenths, cut between paragraphs,
-///   so both hold the same six styles and no sentence is in both; train.bin and validation.bin are
-///   the same bytes as little-endian uint16 tokens (vocabulary 256) for the `tokens` data set.
-/// fashion-mnist: the four IDX files of Zalando's Fashion-MNIST, unpacked (28x28 uint8, 10 classes,
-///   60000 for training and 10000 for tests).
+/// austen: the six novels of Jane Austen, one UTF-8 file each (lines end in "\n").
+///   The file train.txt has the first nine tenths of every novel, validation.txt the last tenths. The cut is between
+///   paragraphs: both have all six styles, and no sentence is in both. The same bytes as little-endian uint16 tokens
+///   (vocabulary 256), for the `tokens` data set, are in train.bin and validation.bin.
 ///
-/// Files appear complete or not at all: they are made in a hidden folder and renamed. Files of
-/// the user in the same folder are kept. SHA256SUMS in the folder is for `sha256sum --check`.
+/// fashion-mnist: the four IDX files of Zalando's Fashion-MNIST, unpacked (28x28 uint8, 10 classes, 60000 for training
+///   and 10000 for tests).
+///
+/// Files appear atomically: they are made in a hidden folder and renamed. Other files in the same folder are kept.
+/// Check the files with `sha256sum --check SHA256SUMS`.
+///
 /// Cost: 1.6 MB of download and 16 MB of disk for austen, 31 MB and 55 MB for fashion-mnist.
-/// Errors: InputError for an unknown name, a `from` that has no such data, damaged content, or content
-/// with another SHA-256; Error when the package cannot be downloaded or a file not be written.
+///
+/// Errors: InputError for an unknown name, a `from` without the data, damaged content, or content with another SHA-256.
+/// Error if the package cannot be downloaded or a file cannot be written.
 FetchResult fetch(const std::string& name, const std::filesystem::path& destination, const FetchOptions& options = {});
 
 } // namespace trireme::data

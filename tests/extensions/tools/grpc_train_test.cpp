@@ -63,7 +63,7 @@ openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 
   EXPECT_THAT(account("grpcs", 1).log, HasSubstr("server 1 of 2 at grpcs://127.0.0.1:"));
   const Finished stranger = train("servers.json", "stranger", over("grpcs"), files);
   EXPECT_EQ(stranger.status, 2) << stranger.output;
-  EXPECT_THAT(stranger.output, HasSubstr("is not of an authority that this process trusts"));
+  EXPECT_THAT(stranger.output, HasSubstr("is not signed by an authority that this process trusts"));
   const Finished bare = train("servers.json", "bare", over("grpcs"));
   EXPECT_EQ(bare.status, 2) << bare.output;
   EXPECT_THAT(bare.output, HasSubstr("needs both TRIREME_TLS_CERTIFICATE and TRIREME_TLS_KEY"));

@@ -67,10 +67,11 @@ std::string said_of(const std::string& what) {
 TEST_F(GrpcPythonTest, ServersThatAreNoneAreFoundOut) {
   EXPECT_THAT(said_of("proof"), HasSubstr("this process does not accept that of the parameter server"));
   EXPECT_THAT(said_of("no_proof"), HasSubstr("does not answer"));
-  EXPECT_THAT(said_of("version"), HasSubstr("is of another version of Trireme"));
-  EXPECT_THAT(said_of("no_request"), HasSubstr("breaks the protocol: a reply to no request"));
-  EXPECT_THAT(said_of("too_long"), HasSubstr("breaks the protocol: the body of a reply has 11 bytes, its room 10"));
-  EXPECT_THAT(said_of("longer"), HasSubstr("breaks the protocol: a reply is longer than it said"));
+  EXPECT_THAT(said_of("version"), HasSubstr("has another version of Trireme"));
+  EXPECT_THAT(said_of("no_request"), HasSubstr("breaks the protocol: a response to an unknown request"));
+  EXPECT_THAT(said_of("too_long"),
+              HasSubstr("breaks the protocol: the body of a response has 11 bytes, its room only 10"));
+  EXPECT_THAT(said_of("longer"), HasSubstr("breaks the protocol: a response is longer than it announced"));
   EXPECT_THAT(said_of("garbage"), HasSubstr("breaks the protocol: a frame"));
 }
 

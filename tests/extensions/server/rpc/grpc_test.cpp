@@ -133,7 +133,7 @@ TEST_F(GrpcTest, AClientThatEndsIsGone) {
   EXPECT_EQ(gone.kind, Event::Kind::gone);
   EXPECT_EQ(gone.client, request.client);
   server->reply(request.id, "to nobody");
-  EXPECT_THAT(peer_error([&] { call->wait(soon()); }), HasSubstr("this client is gone"));
+  EXPECT_THAT(peer_error([&] { call->wait(soon()); }), HasSubstr("this client was closed"));
   const auto other = second->call("b");
   const auto next = server->next(seconds(60)).value();
   EXPECT_NE(next.client, gone.client);
@@ -149,11 +149,12 @@ TEST_F(GrpcTest, AnAnswerThatDoesNotComeIsAnErrorInTime) {
   EXPECT_EQ(server->next(seconds(60)).value().header, "{}");
   const auto start = Clock::now();
   EXPECT_THAT(peer_error([&] { call->wait(start + milliseconds(300)); }),
-              HasSubstr("has not answered request 1 in time"));
+              HasSubstr("did not answer request 1 before the deadline"));
   EXPECT_GE(Clock::now() - start, milliseconds(300));
-  EXPECT_THAT(peer_error([&] { call->wait(soon()); }), HasSubstr("has not answered request 1 in time"));
+  EXPECT_THAT(peer_error([&] { call->wait(soon()); }), HasSubstr("did not answer request 1 before the deadline"));
   EXPECT_TRUE(call->done());
-  EXPECT_THAT(peer_error([&] { client->call("{}")->wait(soon()); }), HasSubstr("has not answered request 1 in time"));
+  EXPECT_THAT(peer_error([&] { client->call("{}")->wait(soon()); }),
+              HasSubstr("did not answer request 1 before the deadline"));
   EXPECT_EQ(server->next(seconds(60)).value().kind, Event::Kind::gone);
 }
 
@@ -166,7 +167,7 @@ TEST_F(GrpcTest, GivesUpALongBodyInTime) {
   stopped.signal(SIGSTOP);
   auto body = std::make_unique<std::vector<std::byte>>(size_t{256} << 20);
   const auto call = client->call("{}", *body);
-  EXPECT_THAT(peer_error([&] { call->wait(Clock::now() + milliseconds(500)); }), HasSubstr("in time"));
+  EXPECT_THAT(peer_error([&] { call->wait(Clock::now() + milliseconds(500)); }), HasSubstr("before the deadline"));
   body = nullptr; // nobody looks at it any more, says AddressSanitizer
 }
 
@@ -258,9 +259,10 @@ TEST_F(GrpcTest, ASilentServerIsHeard) {
 }
 
 TEST_F(GrpcTest, RefusesAddressesAndSaysWhy) {
-  EXPECT_THAT(error_of([] { serve("grpc://127.0.0.1", kAccess); }), HasSubstr("\"grpc://127.0.0.1\" is no address"));
-  EXPECT_THAT(error_of([] { serve("grpc://127.0.0.1:70000", kAccess); }), HasSubstr("is no address"));
-  EXPECT_THAT(error_of([] { connect("grpc://a/b:1", kAccess, soon()); }), HasSubstr("is no address"));
+  EXPECT_THAT(error_of([] { serve("grpc://127.0.0.1", kAccess); }),
+              HasSubstr("\"grpc://127.0.0.1\" is not an address"));
+  EXPECT_THAT(error_of([] { serve("grpc://127.0.0.1:70000", kAccess); }), HasSubstr("is not an address"));
+  EXPECT_THAT(error_of([] { connect("grpc://a/b:1", kAccess, soon()); }), HasSubstr("is not an address"));
   EXPECT_THAT(error_of([] { serve("grpc://0.0.0.0:0", kAccess); }), HasSubstr("means every address"));
   EXPECT_THAT(error_of([] { serve("grpc://192.0.2.1:0", {}); }), HasSubstr("there is no secret"));
   EXPECT_THAT(error_of([] { serve("grpc://192.0.2.1:1", kAccess); }), HasSubstr("cannot listen on 192.0.2.1:1: "));
@@ -293,7 +295,7 @@ TEST_F(GrpcTest, ServesOnASocketThatListensAlready) {
   EXPECT_EQ(waiting.wait_for(milliseconds(300)), std::future_status::timeout);
   const auto second = on_it("second ");
   EXPECT_EQ(waiting.get(), "second y");
-  EXPECT_THAT(error_of([] { serve("grpc+fd://0x", kAccess); }), HasSubstr("is no listening socket of this process"));
+  EXPECT_THAT(error_of([] { serve("grpc+fd://0x", kAccess); }), HasSubstr("is not a listening socket of this process"));
 }
 
 TEST_F(GrpcTest, LetsInWhoKnowsTheSecret) {
@@ -304,7 +306,7 @@ TEST_F(GrpcTest, LetsInWhoKnowsTheSecret) {
   EXPECT_THAT(error_of([&] { connect(server.address(), {"", kAccess.job}, soon()); }),
               HasSubstr("the secret is wrong"));
   EXPECT_THAT(error_of([&] { connect(server.address(), {kAccess.secret, "other"}, soon()); }),
-              HasSubstr("of another job (this is job \"other\")"));
+              HasSubstr("belongs to another job (this is job \"other\")"));
   EXPECT_THROW(connect(server.address(), other, soon()), InputError);
   EXPECT_EQ(connect(server.address(), kAccess, soon())->call("x")->wait(soon()), "echo x");
   EchoServer open("grpc://localhost:0", Access{});

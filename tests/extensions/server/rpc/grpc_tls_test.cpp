@@ -91,9 +91,9 @@ TEST_F(GrpcTlsTest, ServesThoseWhoTrustItsAuthority) {
   EXPECT_EQ(talk(server.address()), "echo x");
   EXPECT_EQ(talk("grpcs://localhost" + port_of(server.address())), "echo x");
   trust("stranger");
-  EXPECT_THAT(why_not(server.address()), HasSubstr("is not of an authority that this process trusts"));
+  EXPECT_THAT(why_not(server.address()), HasSubstr("is not signed by an authority that this process trusts"));
   trust(""); // the system's
-  EXPECT_THAT(why_not(server.address()), HasSubstr("TRIREME_TLS_CA names the file"));
+  EXPECT_THAT(why_not(server.address()), HasSubstr("Set TRIREME_TLS_CA to the file"));
   Access other = kAccess;
   other.secret.back() ^= 1;
   trust("ca");
@@ -137,11 +137,9 @@ TEST_F(GrpcTlsTest, AServerMayAskForCertificatesToo) {
   own("client");
   EXPECT_EQ(talk(server.address()), "echo x");
   own("");
-  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"),
-              HasSubstr("may want a certificate of its clients"));
+  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"), HasSubstr("may require client certificates"));
   own("intruder");
-  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"),
-              HasSubstr("may want a certificate of its clients"));
+  EXPECT_THAT(test::why_not_in_time(server.address(), "Socket closed"), HasSubstr("may require client certificates"));
 }
 
 TEST_F(GrpcTlsTest, BothSidesSpeakItOrNeither) {
@@ -152,7 +150,7 @@ TEST_F(GrpcTlsTest, BothSidesSpeakItOrNeither) {
   trust("ca");
   EXPECT_THAT(why_not("grpcs://127.0.0.1" + port_of(without.address())), HasSubstr("does not speak TLS"));
   EXPECT_THAT(test::why_not_in_time("grpc://127.0.0.1" + port_of(with.address()), "Socket closed"),
-              HasSubstr("It may speak TLS (then connect to it as grpcs://127.0.0.1:"));
+              HasSubstr("It may use TLS (then connect to it as grpcs://127.0.0.1:"));
 }
 
 TEST_F(GrpcTlsTest, WhatIsWrongWithItsFilesIsSaid) {
@@ -163,20 +161,20 @@ TEST_F(GrpcTlsTest, WhatIsWrongWithItsFilesIsSaid) {
   EXPECT_THAT(why(), HasSubstr("nowhere.pem"));
   own("server");
   ::setenv("TRIREME_TLS_KEY", file("client.key").c_str(), 1);
-  EXPECT_THAT(why(), HasSubstr("is not that of the certificate"));
+  EXPECT_THAT(why(), HasSubstr("does not belong to the certificate"));
   ::setenv("TRIREME_TLS_KEY", file("server.pem").c_str(), 1);
-  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_KEY holds no private key"));
+  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_KEY has no private key"));
   own("server");
   ::setenv("TRIREME_TLS_CERTIFICATE", file("server.csr").c_str(), 1);
-  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_CERTIFICATE holds no certificate"));
+  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_CERTIFICATE has no certificate"));
   own("expired");
   EXPECT_THAT(why(), HasSubstr("has expired"));
   own("server");
   ::setenv("TRIREME_TLS_CLIENT_CA", file("server.key").c_str(), 1);
-  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_CLIENT_CA holds no certificate"));
+  EXPECT_THAT(why(), HasSubstr("TRIREME_TLS_CLIENT_CA has no certificate"));
   ::setenv("TRIREME_TLS_CA", file("server.key").c_str(), 1);
   EXPECT_THAT(error_of([] { connect("grpcs://127.0.0.1:1", kAccess, soon()); }),
-              HasSubstr("TRIREME_TLS_CA holds no certificate"));
+              HasSubstr("TRIREME_TLS_CA has no certificate"));
 }
 
 } // namespace

@@ -14,7 +14,7 @@ namespace trireme::rpc {
 namespace {
 
 [[noreturn]] void refuse(const std::string& address) {
-  throw InputError("rpc", concat("\"", address, "\" is no address."), "It should look like tcp://10.0.0.1:4711.");
+  throw InputError("rpc", concat("\"", address, "\" is not an address."), "Write it like tcp://10.0.0.1:4711.");
 }
 
 Descriptor listening_socket(const std::string& address, std::string_view scheme) {
@@ -22,7 +22,7 @@ Descriptor listening_socket(const std::string& address, std::string_view scheme)
   const char* const end = address.data() + address.size();
   const auto [stop, error] = std::from_chars(address.data() + scheme.size(), end, number);
   if (error != std::errc() || stop != end || store::bound_port(number) == 0) {
-    throw InputError("rpc", concat(address, " is no listening socket of this process."),
+    throw InputError("rpc", concat(address, " is not a listening socket of this process."),
                      "trireme launch and trireme train open one for each server.");
   }
   return Descriptor(number);

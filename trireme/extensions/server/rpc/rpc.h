@@ -11,39 +11,38 @@
 #include <span>
 #include <string>
 
-/// Requests and replies between processes that come and go: what a Group cannot do, whose members are fixed and fail
-/// together. One folder a transport.
+/// Requests and responses between processes that start and end independently. (A Group cannot serve them: its members
+/// are fixed and fail as one.) One folder per transport.
 ///
-/// A message is a short text (JSON; at most kLargestHeader bytes) and a long body of bytes, whose meaning is the
-/// caller's. A server takes the requests of all clients as they come and answers each when it likes, in any order.
+/// A message has a short header (JSON, at most kLargestHeader bytes) and a long body of bytes, whose meaning is the
+/// caller's. A server receives the requests of all clients in order of arrival and may answer them in any order.
 namespace trireme::rpc {
 
 using Clock = trireme::Clock;
 inline constexpr size_t kLargestHeader = size_t{64} << 20;
-/// As long as the room.
+/// As many bytes as the room has.
 inline constexpr size_t kWholeRoom = ~size_t{0};
 
-/// A request on its way.
+/// A request in flight.
 class Call {
  public:
   virtual ~Call() = default;
-  /// Returns the header of the reply; its body is in the room then. Errors: PeerError when the connection broke or
-  /// `deadline` has passed, which breaks it too: the reply would come into memory that is somebody else's by then.
-  /// Every later wait() throws it again.
+  /// Returns the response's header; its body is then in the room. Errors: PeerError if the connection breaks. If
+  /// `deadline` passes, the connection is broken too, because a late response would overwrite reused memory. Every
+  /// later wait() throws the same error.
   virtual std::string wait(Clock::time_point deadline) = 0;
-  /// Waits until wait() would not block, or until `time`, which breaks nothing. Returns done().
+  /// Waits until wait() would not block, or until `time`, which does not break the connection. Returns done().
   virtual bool wait_until(Clock::time_point time) = 0;
-  /// Whether wait() would not block: the reply is there, or the connection is broken.
+  /// True if wait() would not block: the response has arrived, or the connection is broken.
   virtual bool done() const = 0;
 };
 
-/// A connection to one server. One thread calls it; a broken one stays broken: connect again.
+/// A connection to one server, used by one thread. A broken connection stays broken: connect again.
 class Client {
  public:
   virtual ~Client() = default;
-  /// Sends a request. `body` and `room`, where the reply's body goes (at most as many bytes as it has; the reply's
-  /// header says how many where that is not clear), stay alive and in place until wait() has returned or thrown, or the
-  /// client is gone.
+  /// Sends a request. The response's body is written to `room` and may be shorter; its header then tells the length.
+  /// `body` and `room` must stay valid until wait() returns or throws, or the client is destroyed.
   virtual std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body = {},
                                      std::span<std::byte> room = {}) = 0;
   /// Bytes of bodies sent and received so far.
@@ -51,58 +50,61 @@ class Client {
   virtual int64_t bytes_received() const = 0;
 };
 
-/// What a server is told, in order for each client.
+/// A request or the end of a client, in order for each client.
 struct Event {
   enum class Kind { request, gone };
   Kind kind = Kind::request;
-  /// Different for each connection.
+  /// Unique for each connection.
   uint64_t client = 0;
-  /// Of the request; reply() wants it. Different for each request of a server.
+  /// Identifies the request in reply(). Unique for each request of a server.
   uint64_t id = 0;
   std::string header;
-  /// Valid until the reply. On one host it may be the client's own memory.
+  /// Valid until reply(). On one host it may be the client's own memory.
   std::span<const std::byte> body;
-  /// Where the reply's body is to be written before reply(): as long as the client's room. On one host it may be the
-  /// client's own memory.
+  /// Memory for the response's body, to be written before reply(): as long as the client's room. On one host it may be
+  /// the client's own memory.
   std::span<std::byte> room;
 };
 
-/// Takes requests of any number of clients. One thread calls it.
+/// Receives requests of any number of clients; used by one thread.
 class Server {
  public:
   virtual ~Server() = default;
-  /// The next event, or nullopt after `timeout`.
+  /// Returns the next event, or nullopt after `timeout`.
   virtual std::optional<Event> next(std::chrono::milliseconds timeout) = 0;
-  /// Answers a request; the first `body_bytes` of its room, at most all, are the body and travel. Does nothing where
-  /// the client is gone.
+  /// Answers a request. The first `body_bytes` of its room, at most all, are sent as the body. Does nothing if the
+  /// client is gone.
   virtual void reply(uint64_t id, std::string header, size_t body_bytes = kWholeRoom) = 0;
-  /// What clients connect to, such as "tcp://10.0.0.1:4711".
+  /// The address for clients, such as "tcp://10.0.0.1:4711".
   virtual std::string address() const = 0;
 };
 
-/// Who may connect: those that know the job's secret.
+/// Credentials of a job: only processes with its secret may connect.
 struct Access {
-  /// Empty: anybody (only where `address` is on the loopback interface).
+  /// Empty: any process may connect. Allowed on the loopback interface only.
   std::string secret;
   std::string job;
 };
 
-/// Serves at an address: "tcp://HOST:PORT" (PORT 0: any), "fd://NUMBER" (a listening TCP socket that this process was
-/// given), "grpc://HOST:PORT", "grpcs://HOST:PORT" (docs/grpc.md), "grpc+fd://NUMBER", "grpcs+fd://NUMBER" (the same on
-/// such a socket), "local://NAME" (threads of this process). Errors: InputError for an address that cannot be used.
+/// Serves at an address:
+/// - "tcp://HOST:PORT" (PORT 0: any free port).
+/// - "fd://NUMBER": a listening TCP socket that this process has inherited.
+/// - "grpc://HOST:PORT" and, with TLS, "grpcs://HOST:PORT"; "grpc+fd://NUMBER" and "grpcs+fd://NUMBER" (docs/grpc.md).
+/// - "local://NAME": threads of this process.
+///
+/// Errors: InputError for an address that cannot be used.
 std::unique_ptr<Server> serve(const std::string& address, const Access& access);
-/// Connects, and tries again until `deadline`. Errors: InputError for what trying again would not change, PeerError
-/// when nobody answered.
+/// Connects, and retries until `deadline`. Errors: InputError if retrying cannot help, PeerError if no server answered.
 std::unique_ptr<Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
 
-/// One kind of address: what stands before it, and who serves and connects there.
+/// A transport: the prefix of its addresses, and its functions.
 struct Transport {
   std::string scheme; // "tcp://"
   std::function<std::unique_ptr<Server>(const std::string& address, const Access& access)> serve;
   std::function<std::unique_ptr<Client>(const std::string& address, const Access& access, Clock::time_point deadline)>
       connect;
 };
-/// Adds a kind of address that is not among those of serve(), before any thread uses it: tests simulate a network.
+/// Adds a transport before any thread uses it. Tests use it to simulate a network.
 void add_transport(Transport transport);
 
 } // namespace trireme::rpc

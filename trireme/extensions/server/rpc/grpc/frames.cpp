@@ -21,7 +21,7 @@ void put_varint(std::string& to, uint64_t value) {
   to.push_back(static_cast<char>(value));
 }
 
-/// Zeros are left out, as proto3 does.
+/// Leaves out zeros, as proto3 does.
 void put_number(std::string& to, uint64_t field, uint64_t value) {
   if (value != 0) {
     put_varint(to, tag(field, kVarint));
@@ -189,11 +189,11 @@ std::string encode_bytes(std::string_view bytes) {
 }
 
 std::string decode_bytes(std::string_view message) {
-  // Field 1 of bytes is written as a header is, but for its number.
+  // Field 1 of type bytes is encoded like a header, except for its number.
   constexpr auto kFieldOne = static_cast<char>(tag(1, kLength));
   if (message.size() < 2 || message[0] != kFieldOne || static_cast<unsigned char>(message[1]) >= 0x80 ||
       static_cast<size_t>(message[1]) != message.size() - 2) {
-    throw BadFrame("the reply to Challenge is none");
+    throw BadFrame("the reply to Challenge is not a ChallengeReply");
   }
   return std::string(message.substr(2));
 }

@@ -10,14 +10,14 @@
 
 namespace trireme::rpc::grpc {
 
-/// The longest part of a body in a frame of ours; other implementations refuse messages of more than 4 MiB unless told
-/// otherwise.
+/// Longest part of a body in a frame that is sent. By default, other implementations refuse messages of more than 4
+/// MiB.
 inline constexpr size_t kPartBytes = size_t{1} << 20;
-/// The longest frame that is taken.
+/// Longest frame that is accepted.
 inline constexpr size_t kLongestFrame = (size_t{64} << 20) + 4096;
 
 /// The message Frame of parameter_server.proto, without its part of the body. Protobuf's encoding is written and read
-/// here by hand: five fields, and the body is copied once, from the network's memory to its place.
+/// by hand: there are five fields, and the body is copied once, from the network buffer to its destination.
 struct Frame {
   uint64_t id = 0;
   std::string header;
@@ -27,16 +27,16 @@ struct Frame {
   size_t part_bytes = 0;
 };
 
-/// The received bytes are no Frame.
+/// The received bytes are not a valid Frame.
 class BadFrame : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The encoded frame up to its part of the body, which follows as it is.
+/// Encodes the frame up to its part of the body, which follows unchanged.
 std::string encode(const Frame& frame);
 
-/// Reads a frame that lies in several pieces of memory. Skips fields that it does not know.
+/// Reads a frame from several pieces of memory. Skips unknown fields.
 class FrameReader {
  public:
   using Piece = std::span<const std::byte>;
@@ -61,7 +61,7 @@ class FrameReader {
 
   std::vector<Piece> pieces_;
   size_t bytes_ = 0;
-  /// Where reading is: in all, and in which piece.
+  /// Position of the reader: in the frame, and in which piece.
   size_t at_ = 0;
   size_t piece_ = 0;
   size_t in_piece_ = 0;
@@ -69,7 +69,7 @@ class FrameReader {
   size_t part_at_ = 0;
 };
 
-/// A message of one field 1 of bytes: ChallengeReply. Errors of the second: BadFrame.
+/// Encode and decode a message with one field 1 of type bytes: ChallengeReply. Errors of decode_bytes(): BadFrame.
 std::string encode_bytes(std::string_view bytes);
 std::string decode_bytes(std::string_view message);
 

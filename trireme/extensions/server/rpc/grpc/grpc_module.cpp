@@ -1,4 +1,4 @@
-// The module's edge; see grpc_functions.h.
+// The functions that the module exports; see grpc_functions.h.
 #include <trireme/extensions/server/rpc/grpc/module_client.h>
 #include <trireme/extensions/server/rpc/grpc/module_server.h>
 
@@ -22,7 +22,7 @@ std::shared_ptr<ModuleClient>& client_of(Client client) {
   return *static_cast<std::shared_ptr<ModuleClient>*>(client);
 }
 
-/// Runs the function; 1, or 0 and why not.
+/// Runs the function. Returns 1, or 0 and describes the failure.
 template <typename Function>
 int guarded(Trouble* trouble, const Function& function) {
   try {

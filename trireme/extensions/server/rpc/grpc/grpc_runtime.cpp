@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNext =
     "Install gRPC (on Debian or Ubuntu: apt-get install libgrpc++-dev) and build Trireme again, or use tcp://. "
-    "TRIREME_GRPC_MODULE names a module that lies elsewhere.";
+    "If the module is in another place, set TRIREME_GRPC_MODULE to its path.";
 
 std::string module_path() {
   if (const auto given = env::text("TRIREME_GRPC_MODULE")) {
@@ -35,8 +35,8 @@ std::string module_path() {
 
 const Functions& load() {
   const std::string path = module_path();
-  // Local: nothing of gRPC's is found by whoever is loaded later. The other way round there is nothing to be mixed up:
-  // libtorch exports names of protobuf, and neither the module nor what it loads uses one
+  // RTLD_LOCAL hides gRPC's symbols from libraries that are loaded later. In the other direction nothing can clash:
+  // libtorch exports names of protobuf, but neither the module nor its libraries use any
   // (tests/extensions/server/rpc/grpc_symbols_test.cpp).
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {

@@ -4,7 +4,7 @@
 
 namespace trireme::rpc::grpc {
 
-/// The module's functions; loads it with the first call. Errors: InputError, which says what to install.
+/// Returns the module's functions; the first call loads it. Errors: InputError, which tells what to install.
 const Functions& functions();
 
 } // namespace trireme::rpc::grpc

@@ -33,8 +33,8 @@ Address parse(const std::string& address) {
   constexpr std::string_view kPlain = "grpc://";
   constexpr std::string_view kTls = "grpcs://";
   const auto refuse = [&] {
-    throw InputError("rpc", concat("\"", address, "\" is no address."),
-                     "It should look like grpc://10.0.0.1:4711 or grpcs://server.example:4711.");
+    throw InputError("rpc", concat("\"", address, "\" is not an address."),
+                     "Write it like grpc://10.0.0.1:4711 or grpcs://server.example:4711.");
   };
   Address parsed;
   parsed.tls = address.starts_with(kTls);
@@ -59,7 +59,7 @@ Address parse(const std::string& address) {
   return parsed;
 }
 
-/// The file that a variable names, "" when it is not set. Errors: InputError.
+/// Reads the file that an environment variable names; "" if it is not set. Errors: InputError.
 std::string file_of(const char* variable) {
   const auto path = env::text(variable);
   if (!path) {
@@ -73,7 +73,7 @@ std::string file_of(const char* variable) {
   }
 }
 
-/// Options with what they point at.
+/// Options, with the memory that they point to.
 class Prepared {
  public:
   Prepared(const Address& address, const Access& access, bool serves, int listening = -1)
@@ -90,7 +90,7 @@ class Prepared {
                          concat(serves ? "a server with TLS" : "a certificate",
                                 " needs both TRIREME_TLS_CERTIFICATE and TRIREME_TLS_KEY, the files of a certificate "
                                 "and its key in PEM."),
-                         "docs/grpc.md says how to make them; grpc:// does without TLS.");
+                         "docs/grpc.md tells how to make them; grpc:// needs no TLS.");
       }
     }
     options_.certificate = text(certificate_);
@@ -176,8 +176,8 @@ class GrpcClient : public rpc::Client {
   std::shared_ptr<rpc::Call> call(std::string header, std::span<const std::byte> body,
                                   std::span<std::byte> room) override {
     if (header.size() > kLargestHeader) {
-      throw Error("rpc", concat("a header of ", header.size(), " bytes is longer than a message may have (",
-                                kLargestHeader, ")."));
+      throw Error("rpc", concat("a header of ", header.size(), " bytes is longer than the limit of ", kLargestHeader,
+                                " bytes."));
     }
     return std::make_shared<GrpcCall>(
         functions_, functions_.call(client_, text(header), body.data(), body.size(), room.data(), room.size()));
@@ -210,7 +210,7 @@ class GrpcServer : public rpc::Server {
     }
     if (access.secret.empty() && !store::is_loopback(address_.host)) {
       throw InputError(
-          "rpc", concat("there is no secret, and ", GrpcServer::address(), " can be reached from other hosts."),
+          "rpc", concat(GrpcServer::address(), " can be reached from other hosts, but there is no secret."),
           "Give all processes of the job the same secret: TRIREME_SECRET_FILE names its file, see docs/security.md.");
     }
     const Prepared prepared(address_, access, true, listening_.get());
@@ -246,7 +246,7 @@ class GrpcServer : public rpc::Server {
  private:
   const Functions& functions_;
   Address address_;
-  Descriptor listening_; // one that listened before, or none
+  Descriptor listening_; // a socket that already listened, or none
   grpc::Server server_ = nullptr;
 };
 

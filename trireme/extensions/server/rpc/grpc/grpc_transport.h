@@ -6,28 +6,35 @@
 #include <memory>
 #include <string>
 
-/// Requests over gRPC: "grpc://HOST:PORT", and with TLS "grpcs://HOST:PORT". Slower than tcp:// (docs/grpc.md has
-/// figures): for workers in other languages and for networks that ask for TLS. The protocol is
-/// parameter_server.proto's.
+/// Requests over gRPC: "grpc://HOST:PORT", and with TLS "grpcs://HOST:PORT". For workers in other languages and
+/// networks that require TLS; slower than tcp:// (figures in docs/grpc.md). parameter_server.proto defines the
+/// protocol.
 ///
-/// A thread within the module moves the bytes of a server, and one those of each client, so the other side's deadlines
-/// do not depend on how long this one computes. Environment (docs/grpc.md):
-///   TRIREME_TLS_CERTIFICATE, TRIREME_TLS_KEY   PEM files of this side; a grpcs:// server needs them, a client where
-///   the server asks for certificates TRIREME_TLS_CA                             whom a client trusts (default: the
-///   system's authorities) TRIREME_TLS_CLIENT_CA                      a server lets in only clients with a certificate
-///   of this authority TRIREME_GRPC_SILENCE                       seconds after which a silent peer is gone (default
-///   15) TRIREME_GRPC_MODULE                        the module's path, when it is not where it was installed
+/// A thread in the module moves a server's bytes, and one thread those of each client. The peer's time-outs therefore
+/// do not depend on how long this side computes. Environment (docs/grpc.md):
+///
+/// - TRIREME_TLS_CERTIFICATE, TRIREME_TLS_KEY: PEM files of this side. A grpcs:// server needs them; a client needs
+/// them
+///   if the server requires client certificates.
+///
+/// - TRIREME_TLS_CA: authority that a client trusts (default: the system's authorities).
+///
+/// - TRIREME_TLS_CLIENT_CA: a server accepts only clients with a certificate of this authority.
+///
+/// - TRIREME_GRPC_SILENCE: seconds after which a silent peer is taken for lost (default 15).
+///
+/// - TRIREME_GRPC_MODULE: the module's path, if it is not where it was installed.
 namespace trireme::rpc::grpc {
 
-/// Errors: InputError where no module is installed, the address cannot be used, a certificate is none, or there is no
+/// Errors: InputError if no module is installed, the address cannot be used, a certificate is invalid, or there is no
 /// secret and the address is not on the loopback interface.
 std::unique_ptr<rpc::Server> serve(const std::string& address, const Access& access);
-/// The same on a socket that listens already, which stays open for as long as any process holds it.
+/// Serves on a socket that already listens. It stays open as long as any process holds it.
 std::unique_ptr<rpc::Server> serve(Descriptor listening, bool tls, const Access& access);
-/// Errors: InputError, also for a wrong secret and certificates that do not fit; PeerError.
+/// Errors: InputError, also for a wrong secret and unsuitable certificates; PeerError.
 std::unique_ptr<rpc::Client> connect(const std::string& address, const Access& access, Clock::time_point deadline);
 
-/// "gRPC 1.51.1", "" where no module is built, installed and fit to be loaded.
+/// "gRPC 1.51.1", or "" if no module is built, installed and loadable.
 std::string version();
 
 } // namespace trireme::rpc::grpc

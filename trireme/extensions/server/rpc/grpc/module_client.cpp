@@ -25,7 +25,8 @@ std::shared_ptr<ModuleClient::Call> ModuleClient::call(std::string header, std::
   return made;
 }
 
-/// With the mutex. The part is copied: when wait() gives up, nothing of ours looks at the caller's memory any more.
+/// Sends the next part; call it with the mutex. The part is copied: after wait() gives up, the caller's memory is not
+/// read.
 void ModuleClient::send_part() {
   Call& call = *outgoing_.front();
   Frame frame;
@@ -50,7 +51,7 @@ void ModuleClient::send_part() {
   stream_->Write(::grpc::ByteBuffer(slices.data(), slices.size()), reinterpret_cast<void*>(kWritten));
 }
 
-/// In the thread, until nothing of the connection is on its way.
+/// Runs in the thread, until no operation of the connection is pending.
 void ModuleClient::run() {
   void* tag = nullptr;
   for (bool ok = false; queue_->Next(&tag, &ok);) {
@@ -64,16 +65,17 @@ void ModuleClient::run() {
         if (ok && broken_.empty() && !outgoing_.empty()) {
           send_part();
         }
-        break; // where it is not ok, reading ends too
+        break; // if it is not ok, reading ends too
       }
       case kFinished: {
         const std::lock_guard lock(mutex_);
         if (broken_.empty()) {
-          broken_ = "the connection to the parameter server at " + settings_.target + " has ended: " +
-                    (status_.error_message().empty() ? std::string("the server has left") : status_.error_message());
+          broken_ =
+              "the connection to the parameter server at " + settings_.target + " has ended: " +
+              (status_.error_message().empty() ? std::string("the server has closed it") : status_.error_message());
         }
         news_.notify_all();
-        queue_->Shutdown(); // reading is over, and a write ends with the stream
+        queue_->Shutdown(); // reading is over, and a pending write ends with the stream
         break;
       }
       default:
@@ -122,21 +124,21 @@ void ModuleClient::take(const FrameReader& reader) {
   if (!arriving_) {
     const auto found = waiting_.find(frame.id);
     if (found == waiting_.end()) {
-      throw BadFrame("a reply to no request");
+      throw BadFrame("a response to an unknown request");
     }
     arriving_ = found->second;
     arriving_->reply = frame.header;
     arriving_->reply_bytes = frame.body_bytes;
     if (frame.body_bytes > arriving_->room.size()) {
-      throw BadFrame("the body of a reply has " + std::to_string(frame.body_bytes) + " bytes, its room " +
+      throw BadFrame("the body of a response has " + std::to_string(frame.body_bytes) + " bytes, its room only " +
                      std::to_string(arriving_->room.size()));
     }
   } else if (frame.id != arriving_->id || frame.part_bytes == 0) {
-    throw BadFrame("a reply within another");
+    throw BadFrame("a response within another");
   }
   Call& call = *arriving_;
   if (frame.part_bytes > call.reply_bytes - call.received) {
-    throw BadFrame("a reply is longer than it said");
+    throw BadFrame("a response is longer than it announced");
   }
   reader.copy_part(call.room.data() + call.received);
   call.received += frame.part_bytes;
@@ -162,15 +164,15 @@ const std::string& ModuleClient::wait(Call& call, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   const auto settled = [&] { return call.done || !broken_.empty(); };
   if (!news_.wait_until(lock, deadline, settled) && call.failed.empty()) {
-    call.failed = "the parameter server at " + settings_.target + " has not answered request " +
-                  std::to_string(call.id) + " in time";
+    call.failed = "the parameter server at " + settings_.target + " did not answer request " + std::to_string(call.id) +
+                  " before the deadline";
     broken_ = call.failed;
     context_->TryCancel();
     news_.notify_all();
   }
   if (!call.done) {
     throw Failure(false, call.failed.empty() ? broken_ : call.failed,
-                  "See what the server's process says; connect again when it is back.");
+                  "See the output of the server's process; connect again when it is back.");
   }
   return call.reply;
 }
@@ -187,11 +189,11 @@ bool ModuleClient::done(const Call& call) {
 
 void ModuleClient::close() {
   constexpr std::chrono::seconds kPatience{1};
-  break_off("this client is gone");
+  break_off("this client was closed");
   std::unique_lock lock(mutex_);
   const bool ended = news_.wait_for(lock, kPatience, [&] { return ended_; });
   lock.unlock();
-  ended ? thread_.join() : thread_.detach(); // which has a share in this object
+  ended ? thread_.join() : thread_.detach(); // the thread co-owns this object
 }
 
 } // namespace trireme::rpc::grpc

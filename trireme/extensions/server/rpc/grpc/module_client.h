@@ -18,8 +18,8 @@
 
 namespace trireme::rpc::grpc {
 
-/// A worker's side within the module. A thread of its own sends the rest of long bodies, writes replies into their
-/// rooms and answers signs of life.
+/// A client within the module. Its thread sends the rest of long bodies, writes responses into their rooms and answers
+/// pings.
 class ModuleClient {
  public:
   using Clock = std::chrono::steady_clock;
@@ -35,15 +35,15 @@ class ModuleClient {
     bool replying = false;
     bool done = false;
     std::string reply;
-    /// What wait() said, for those after it.
+    /// The error that wait() has thrown; later calls throw it again.
     std::string failed;
   };
 
-  /// Tries until the deadline. Errors: Failure.
+  /// Retries until the deadline. Errors: Failure.
   static std::shared_ptr<ModuleClient> connect(const Options& options, Clock::time_point deadline);
 
   std::shared_ptr<Call> call(std::string header, std::span<const std::byte> body, std::span<std::byte> room);
-  /// Errors: Failure; the connection is broken then, and memory of callers is left alone.
+  /// Errors: Failure; the connection is then broken, and callers' memory is not accessed any more.
   const std::string& wait(Call& call, Clock::time_point deadline);
   bool wait_until(const Call& call, Clock::time_point time);
   bool done(const Call& call);
@@ -53,8 +53,8 @@ class ModuleClient {
   int64_t received() const {
     return received_;
   }
-  /// Ends the connection; wait() fails from now on, and no memory of callers is touched. The thread ends at once too,
-  /// or, where the server takes nothing, when gRPC has given up what is on its way.
+  /// Ends the connection: wait() fails from now on, and callers' memory is not accessed. The thread ends at once; if
+  /// the server accepts no data, it ends when gRPC gives up the pending writes.
   void close();
 
  private:
@@ -101,7 +101,7 @@ class ModuleClient {
   uint64_t last_id_ = 0;
   std::deque<std::shared_ptr<Call>> outgoing_;
   std::unordered_map<uint64_t, std::shared_ptr<Call>> waiting_;
-  /// The reply of which more parts are to come.
+  /// The response whose further parts are still to arrive.
   std::shared_ptr<Call> arriving_;
 };
 

@@ -1,4 +1,4 @@
-// How a client gets its connection: what is not the server's is told apart from what may pass.
+// Connects a client, and distinguishes permanent errors from temporary ones.
 #include <trireme/extensions/server/rpc/grpc/frames.h>
 #include <trireme/extensions/server/rpc/grpc/module_client.h>
 #include <trireme/store/handshake.h>
@@ -42,7 +42,7 @@ void ModuleClient::refuse(const std::string& happened, const std::string& next) 
   throw Failure(true, happened, next);
 }
 
-/// Throws for what another attempt would not change.
+/// Throws if a retry cannot help.
 void ModuleClient::judge(const ::grpc::Status& status) {
   const std::string& why = status.error_message();
   last_why_ = why;
@@ -55,17 +55,18 @@ void ModuleClient::judge(const ::grpc::Status& status) {
       }
       return;
     case ::grpc::StatusCode::UNIMPLEMENTED:
-      refuse(
-          "what listens on " + settings_.target + " speaks gRPC, but is no parameter server of Trireme (" + why + ").",
-          "Give the address that the server printed.");
+      refuse("the process that listens on " + settings_.target +
+                 " speaks gRPC but is not a parameter server of Trireme (" + why + ").",
+             "Give the address that the server printed.");
     case ::grpc::StatusCode::UNAVAILABLE:
       if (has(why, "certificate verify failed") || has(why, "CERTIFICATE_VERIFY_FAILED")) {
-        refuse("the certificate of " + server + " is not of an authority that this process trusts (" + why + ").",
-               "TRIREME_TLS_CA names the file with the certificate of the authority that signed the server's.");
+        refuse(
+            "the certificate of " + server + " is not signed by an authority that this process trusts (" + why + ").",
+            "Set TRIREME_TLS_CA to the file with the certificate of the authority that signed the server's.");
       }
       if (has(why, "is not in peer certificate") || has(why, "Hostname Verification")) {
         refuse("the certificate of " + server + " is for another name (" + why + ").",
-               "Connect by a name that the certificate has (subjectAltName), or make one that has this name.");
+               "Connect by a name in the certificate (subjectAltName), or make a certificate with this name.");
       }
       if (has(why, "WRONG_VERSION_NUMBER") || has(why, "wrong version number")) {
         refuse(server + " does not speak TLS.",
@@ -89,7 +90,7 @@ bool ModuleClient::waited(Step step, Clock::time_point deadline) {
   return false;
 }
 
-/// Without the thread: waits until nothing of the stream is on its way.
+/// Waits until no operation of the stream is pending; called without the thread.
 void ModuleClient::drop_stream() {
   if (stream_) {
     context_->TryCancel();
@@ -114,7 +115,7 @@ void ModuleClient::drop_stream() {
                                      : ::grpc::Status(::grpc::StatusCode::DEADLINE_EXCEEDED, "it does not answer");
 }
 
-/// The server's greeting, or why there is none.
+/// Returns the server's greeting, or sets `status` to the error.
 std::string ModuleClient::challenge(Clock::time_point deadline, ::grpc::Status& status) {
   ::grpc::ClientContext context;
   context.set_deadline(in(std::min(deadline - Clock::now(), Clock::duration(kPatience))));
@@ -124,11 +125,11 @@ std::string ModuleClient::challenge(Clock::time_point deadline, ::grpc::Status& 
   const auto call = stub_->PrepareUnaryCall(&context, kChallenge, request, queue_.get());
   call->StartCall();
   call->Finish(&reply, &status, reinterpret_cast<void*>(kFinished));
-  waited(kFinished, Clock::time_point::max()); // it has a deadline of its own
+  waited(kFinished, Clock::time_point::max()); // the call has its own deadline
   return status.ok() ? decode_bytes(text_of(reply)) : "";
 }
 
-/// True when the stream is open; otherwise another attempt may help.
+/// Opens the stream. Outcome::again: a retry may help.
 ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   queue_ = std::make_unique<::grpc::CompletionQueue>();
   ::grpc::Status status;
@@ -142,11 +143,11 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   const auto kind = store::judge_greeting(greeting, settings_.job);
   if (text.size() != greeting.size() || kind == store::GreetingKind::foreign ||
       kind == store::GreetingKind::of_another_version) {
-    refuse("the parameter server at " + settings_.target + " is of another version of Trireme.",
+    refuse("the parameter server at " + settings_.target + " has another version of Trireme.",
            "Start servers and workers from the same build.");
   }
   if (kind == store::GreetingKind::of_another_job) {
-    refuse("the parameter server at " + settings_.target + " is of another job" +
+    refuse("the parameter server at " + settings_.target + " belongs to another job" +
                (settings_.job.empty() ? "" : " (this is job \"" + settings_.job + "\")") + ".",
            "Give the address that this job's server printed.");
   }
@@ -166,7 +167,7 @@ ModuleClient::Outcome ModuleClient::attempt(Clock::time_point deadline) {
   const auto& metadata = context_->GetServerInitialMetadata();
   const auto proof = opened ? metadata.find(kProofKey) : metadata.end();
   if (!opened || proof == metadata.end()) {
-    judge(status_of_stream(until)); // it has ended with a status that says why
+    judge(status_of_stream(until)); // the stream has ended with a status that tells why
     return Outcome::again;
   }
   store::Proof bytes{};
@@ -186,7 +187,7 @@ ModuleClient::ModuleClient(const Options& options) : settings_(options) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 3000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1); // a connection of its own, also after a broken one
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1); // a new connection, also after a broken one
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(kLongestFrame));
   arguments.SetMaxSendMessageSize(-1);
@@ -200,7 +201,7 @@ std::shared_ptr<ModuleClient> ModuleClient::connect(const Options& options, Cloc
     if (Clock::now() + kRetry >= deadline) {
       made->give_up();
     }
-    // Not a sleep: somebody has to look after the connection that is being made.
+    // Does not sleep, because gRPC must make progress with the connection.
     made->channel_->WaitForConnected(in(kRetry));
   }
   made->stream_->Read(&made->incoming_, reinterpret_cast<void*>(kRead));
@@ -222,15 +223,15 @@ bool ModuleClient::tried(Clock::time_point deadline) {
 }
 
 void ModuleClient::give_up() {
-  // A server that does not like how a client begins hangs up, without a word.
+  // A server that rejects a client's first bytes closes the connection without a status.
   throw Failure(false,
                 "the parameter server at " + settings_.target + " does not answer" +
                     (last_why_.empty() ? "" : " (" + last_why_ + ")") + ".",
-                !has(last_why_, "Socket closed") ? "Is it running, and is this its address?"
+                !has(last_why_, "Socket closed") ? "Check that it is running and that this is its address."
                 : settings_.tls
-                    ? "It may want a certificate of its clients, of an authority that it trusts: see "
-                      "TRIREME_TLS_CERTIFICATE in docs/grpc.md."
-                    : "It may speak TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
+                    ? "It may require client certificates of an authority that it trusts: see TRIREME_TLS_CERTIFICATE "
+                      "in docs/grpc.md."
+                    : "It may use TLS (then connect to it as grpcs://" + settings_.target + ") or another protocol.");
 }
 
 } // namespace trireme::rpc::grpc

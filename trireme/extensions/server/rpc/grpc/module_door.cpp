@@ -17,7 +17,7 @@
 namespace trireme::rpc::grpc {
 namespace {
 
-/// Where the process has no descriptors left, the same connection would be reported again and again.
+/// Pause if the process has no descriptors left, because the same connection would be reported at once again.
 constexpr std::chrono::milliseconds kRest{100};
 
 } // namespace
@@ -27,7 +27,7 @@ ModuleDoor::ModuleDoor(int listening, std::unique_ptr<Acceptor> acceptor)
   if (!end_) {
     throw Failure(false, "this process has no file descriptors left.", "Raise the limit on open files (ulimit -n).");
   }
-  store::set_nonblocking(listening_); // who hangs up before accept() must not stop the thread
+  store::set_nonblocking(listening_); // a client that hangs up before accept() must not block the thread
   thread_ = std::thread([this] { run(); });
 }
 
@@ -52,10 +52,11 @@ void ModuleDoor::run() {
       continue;
     }
     const int yes = 1;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes); // as gRPC does to those that it accepts
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes,
+                 sizeof yes); // as gRPC does for connections that it accepts
     Acceptor::NewConnectionParameters connection;
     connection.listener_fd = listening_;
-    connection.fd = socket.release(); // gRPC's from now on
+    connection.fd = socket.release(); // owned by gRPC from now on
     acceptor_->HandleNewConnection(&connection);
   }
 }

@@ -9,15 +9,15 @@
 
 namespace trireme::rpc::grpc {
 
-/// Hands a server of gRPC the connections of a socket that listens already, which gRPC cannot take over by itself. A
-/// thread of its own.
+/// Accepts the connections of a socket that already listens and passes them to a gRPC server, which cannot take such a
+/// socket itself. Runs a thread.
 class ModuleDoor {
  public:
   using Acceptor = ::grpc::experimental::ExternalConnectionAcceptor;
 
-  /// `listening` stays the caller's, and open for as long as this lives. The server has been started. Errors: Failure.
+  /// `listening` stays the caller's and must stay open while this lives. The server has been started. Errors: Failure.
   ModuleDoor(int listening, std::unique_ptr<Acceptor> acceptor);
-  /// Before the server is shut down: nobody is let in any more.
+  /// Stops accepting; call it before the server is shut down.
   ~ModuleDoor();
 
  private:
@@ -25,7 +25,7 @@ class ModuleDoor {
 
   int listening_;
   std::unique_ptr<Acceptor> acceptor_;
-  Descriptor end_; // readable when the thread is to end
+  Descriptor end_; // readable when the thread must end
   std::thread thread_;
 };
 

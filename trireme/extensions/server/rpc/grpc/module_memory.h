@@ -9,8 +9,8 @@
 
 namespace trireme::rpc::grpc {
 
-/// Memory of bodies. It comes as zeros, and costs nothing until it is written, whatever a peer promises to fill it
-/// with.
+/// Memory of bodies, zeroed by the kernel. Pages cost nothing until they are written, however long a body a peer
+/// announces.
 class Memory {
  public:
   /// Errors: std::bad_alloc.
@@ -37,7 +37,8 @@ class Memory {
   std::byte* data_;
 };
 
-/// Long memory is used again: the kernel takes as long to clear fresh pages as gRPC to fill them. One thread at a time.
+/// Reuses long memory, because the kernel takes as long to clear fresh pages as gRPC to fill them. One thread at a
+/// time.
 class MemoryPool {
  public:
   std::shared_ptr<Memory> take(size_t bytes) {
@@ -52,7 +53,7 @@ class MemoryPool {
       }
     }
     if (best != nullptr) {
-      std::atomic_thread_fence(std::memory_order_acquire); // after whoever gave it back
+      std::atomic_thread_fence(std::memory_order_acquire); // pairs with the last owner's release
       return *best;
     }
     if (all_.size() >= kMost) {

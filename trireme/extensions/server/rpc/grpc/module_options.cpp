@@ -29,26 +29,26 @@ Bio reader(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-/// A key with a password is none for us: nobody is there to be asked.
+/// Refuses keys with a password, because nobody can be asked for it.
 int no_password(char*, int, int, void*) {
   return 0;
 }
 
-/// gRPC says nothing of use about these.
+/// Checks certificate and key first, because gRPC's own errors do not help.
 void check_pair(const Settings& settings) {
   const Certificate certificate(PEM_read_bio_X509(reader(settings.certificate).get(), nullptr, no_password, nullptr));
   if (!certificate) {
-    throw Failure(true, "the file of TRIREME_TLS_CERTIFICATE holds no certificate in PEM.",
+    throw Failure(true, "the file of TRIREME_TLS_CERTIFICATE has no certificate in PEM.",
                   "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
   }
   const Key key(PEM_read_bio_PrivateKey(reader(settings.key).get(), nullptr, no_password, nullptr));
   if (!key) {
-    throw Failure(true, "the file of TRIREME_TLS_KEY holds no private key in PEM without a password.",
+    throw Failure(true, "the file of TRIREME_TLS_KEY has no private key in PEM without a password.",
                   "See docs/grpc.md for how to make one.");
   }
   if (X509_check_private_key(certificate.get(), key.get()) != 1) {
-    throw Failure(true, "the key in TRIREME_TLS_KEY is not that of the certificate in TRIREME_TLS_CERTIFICATE.",
-                  "Give the two that were made together.");
+    throw Failure(true, "the key in TRIREME_TLS_KEY does not belong to the certificate in TRIREME_TLS_CERTIFICATE.",
+                  "Use a certificate and a key that were made as a pair.");
   }
   if (X509_cmp_current_time(X509_get0_notAfter(certificate.get())) < 0) {
     throw Failure(true, "the certificate in TRIREME_TLS_CERTIFICATE has expired.", "Make a new one, see docs/grpc.md.");
@@ -58,7 +58,7 @@ void check_pair(const Settings& settings) {
 void check_authority(const Settings& settings, const char* variable) {
   const Certificate certificate(PEM_read_bio_X509(reader(settings.authority).get(), nullptr, no_password, nullptr));
   if (!certificate) {
-    throw Failure(true, std::string("the file of ") + variable + " holds no certificate in PEM.",
+    throw Failure(true, std::string("the file of ") + variable + " has no certificate in PEM.",
                   "It begins with -----BEGIN CERTIFICATE-----; see docs/grpc.md.");
   }
 }

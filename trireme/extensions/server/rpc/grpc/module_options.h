@@ -21,7 +21,7 @@ inline constexpr const char* kGreetingKey = "trireme-greeting-bin";
 inline constexpr const char* kAnswerKey = "trireme-answer-bin";
 inline constexpr const char* kProofKey = "trireme-proof-bin";
 
-/// What becomes a Trouble at the module's edge.
+/// An error that becomes a Trouble in the module's functions.
 class Failure : public std::runtime_error {
  public:
   Failure(bool input, const std::string& happened, const std::string& next)
@@ -34,7 +34,7 @@ std::string_view view(Text text);
 std::string string(Text text);
 void fill(Trouble* trouble, bool input, std::string_view happened, std::string_view next);
 
-/// Options that outlive the call they came with.
+/// Copies of Options, which are valid only during a call.
 struct Settings {
   explicit Settings(const Options& options);
 
@@ -50,14 +50,13 @@ struct Settings {
   int give_up_after_ms;
 };
 
-/// Errors of both: Failure when certificate and key are no PEM or do not fit each other.
+/// Errors of both: Failure if certificate and key are not PEM or are not a pair.
 std::shared_ptr<::grpc::ServerCredentials> server_credentials(const Settings& settings);
 std::shared_ptr<::grpc::ChannelCredentials> channel_credentials(const Settings& settings);
-/// Signs of life, and windows for long bodies.
+/// Sets keepalive pings, and windows for long bodies.
 void set_arguments(const Settings& settings, const std::function<void(const char*, int)>& set);
 
-/// gRPC writes what goes wrong to stderr; from now on this process keeps the last such line instead (unless
-/// GRPC_VERBOSITY is set).
+/// Keeps the last error line of gRPC's log instead of writing it to stderr, unless GRPC_VERBOSITY is set.
 void keep_log();
 std::string last_log();
 

@@ -16,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kGreetingLife{10};
 constexpr size_t kMostGreetings = 1024;
-/// How long the last replies may take once the server is to stop.
+/// Time for the last replies after the server was asked to stop.
 constexpr std::chrono::seconds kLeave{5};
 
 std::optional<std::string> metadata(const ::grpc::ServerContext& context, const char* key) {
@@ -35,7 +35,7 @@ std::optional<Bytes> fixed(const std::optional<std::string>& text) {
   return bytes;
 }
 
-/// Memory that goes out without being copied.
+/// Sends memory without a copy.
 ::grpc::Slice slice_of(const std::shared_ptr<Memory>& memory, size_t from, size_t bytes) {
   return {memory->data() + from, bytes, [](void* owner) { delete static_cast<std::shared_ptr<Memory>*>(owner); },
           new std::shared_ptr<Memory>(memory)};
@@ -45,7 +45,7 @@ std::optional<Bytes> fixed(const std::optional<std::string>& text) {
 
 struct ModuleServer::Request {
   uint64_t id = 0;
-  /// The client's name for it.
+  /// The client's id of the request.
   uint64_t name = 0;
   std::string header;
   std::shared_ptr<Memory> body;
@@ -69,12 +69,12 @@ struct ModuleServer::Connection {
   ::grpc::GenericServerContext context;
   ::grpc::GenericServerAsyncReaderWriter stream{&context};
 
-  // Of the thread alone.
+  // Used by the thread alone.
   ::grpc::ByteBuffer incoming;
   std::shared_ptr<Request> arriving;
   size_t arrived = 0;
 
-  // With the server's mutex.
+  // Guarded by the server's mutex.
   bool open = false;
   bool over = false;
   bool finishing = false;
@@ -83,7 +83,7 @@ struct ModuleServer::Connection {
   std::deque<Reply> replies;
 };
 
-/// Keeps the connection while an operation of it is on its way.
+/// Keeps the connection alive while one of its operations is pending.
 struct ModuleServer::Tag {
   Shared connection;
   Step step;
@@ -116,7 +116,7 @@ ModuleServer::ModuleServer(const Options& options) : settings_(options) {
     for (bool ok = false; queue_->Next(&tag, &ok);) {
     }
     throw Failure(true, "cannot listen on " + settings_.target + ": " + why + ".",
-                  "The port may be in use, or the address is not of this machine.");
+                  "The port may be in use, or the address may not belong to this host.");
   }
   if (acceptor) {
     door_ = std::make_unique<ModuleDoor>(settings_.listening, std::move(acceptor));
@@ -153,7 +153,7 @@ void ModuleServer::run() {
   }
 }
 
-/// One operation has ended. No new one begins once the server stops: that would outlive the queue.
+/// Handles the end of an operation. No operation starts after the server stops: it would outlive the queue.
 void ModuleServer::take(const Shared& connection, Step step, bool ok) {
   try {
     switch (step) {
@@ -183,7 +183,7 @@ void ModuleServer::take(const Shared& connection, Step step, bool ok) {
     end(connection, {::grpc::StatusCode::INVALID_ARGUMENT, error.what()});
   } catch (const std::bad_alloc&) {
     end(connection, {::grpc::StatusCode::RESOURCE_EXHAUSTED,
-                     "no memory for the body of this request or for the room of its reply"});
+                     "no memory for the body of this request or for the room of its response"});
   } catch (const std::exception& error) {
     end(connection, {::grpc::StatusCode::INTERNAL, error.what()});
   }
@@ -207,11 +207,11 @@ void ModuleServer::arrived(const Shared& connection) {
     open(connection);
   } else {
     end(connection, {::grpc::StatusCode::UNIMPLEMENTED,
-                     "this is a Trireme parameter server; it has Challenge and Exchange of parameter_server.proto"});
+                     "this is a Trireme parameter server; it offers Challenge and Exchange of parameter_server.proto"});
   }
 }
 
-/// Whoever asks gets a greeting, and is not listened to.
+/// Sends a greeting to any client that asks; nothing else of the request is read.
 void ModuleServer::challenge(const Shared& connection) {
   while (!greetings_in_order_.empty()) {
     const auto found = greetings_.find(greetings_in_order_.front());
@@ -258,7 +258,7 @@ void ModuleServer::open(const Shared& connection) {
   }
   if (!use_greeting(std::string(greeting->begin(), greeting->end()))) {
     end(connection, {::grpc::StatusCode::UNAUTHENTICATED,
-                     "this greeting is none of this server's, has been used, or is older than 10 seconds"});
+                     "this greeting is unknown, was already used, or is older than 10 seconds"});
     return;
   }
   if (!store::verify_answer(settings_.secret, *greeting, *answer)) {
@@ -285,7 +285,7 @@ void ModuleServer::read(const Shared& connection) {
 void ModuleServer::received(const Shared& connection) {
   std::vector<::grpc::Slice> slices;
   if (!connection->incoming.Dump(&slices).ok()) {
-    throw BadFrame("a frame cannot be read (compressed?)");
+    throw BadFrame("a frame cannot be read (is it compressed?)");
   }
   std::vector<FrameReader::Piece> pieces;
   for (const auto& slice : slices) {
@@ -305,10 +305,10 @@ void ModuleServer::received(const Shared& connection) {
     request->connection = connection;
     connection->arrived = 0;
   } else if (frame.id != request->name || !frame.header.empty() || frame.body_bytes != 0 || frame.room_bytes != 0) {
-    throw BadFrame("the body of request " + std::to_string(request->name) +
-                   " is not complete, and another message begins");
+    throw BadFrame("another message begins before the body of request " + std::to_string(request->name) +
+                   " is complete");
   } else if (frame.part_bytes == 0) {
-    throw BadFrame("a frame of request " + std::to_string(request->name) + " brings nothing");
+    throw BadFrame("a frame of request " + std::to_string(request->name) + " is empty");
   }
   if (frame.part_bytes > request->body_bytes - connection->arrived) {
     throw BadFrame("the body of request " + std::to_string(request->name) + " is longer than its body_bytes");
@@ -373,7 +373,7 @@ void ModuleServer::reply(uint64_t id, std::string header, size_t body_bytes) {
   }
 }
 
-/// With the mutex; `writing` is set.
+/// Sends the next part; call it with the mutex and with `writing` set.
 void ModuleServer::send_part(const Shared& connection) {
   Reply& reply = connection->replies.front();
   Frame frame;
@@ -405,7 +405,7 @@ void ModuleServer::written(const Shared& connection, bool ok) {
   if (connection->over || (closing_ && connection->replies.empty())) {
     connection->over = true;
     finish(connection);
-  } else if (ok && !connection->replies.empty()) { // where it is not, reading ends too
+  } else if (ok && !connection->replies.empty()) { // if it is not ok, reading ends too
     connection->writing = true;
     send_part(connection);
   }
@@ -430,12 +430,12 @@ void ModuleServer::end(const Shared& connection, const ::grpc::Status& status) {
   if (stopping_) {
     return;
   }
-  if (!connection->writing) { // a write that is on its way ends, well or not, and then comes finish()
+  if (!connection->writing) { // otherwise the pending write ends first, and written() calls finish()
     finish(connection);
   }
 }
 
-/// With the mutex.
+/// Call it with the mutex.
 void ModuleServer::finish(const Shared& connection) {
   if (!connection->finishing) {
     connection->finishing = true;

@@ -19,13 +19,13 @@
 
 namespace trireme::rpc::grpc {
 
-/// The server's side within the module. A thread of its own lets clients in, takes their requests, sends the rest of
-/// long replies and answers their signs of life, however long the caller computes between two calls of next().
+/// A server within the module. Its thread accepts clients, receives their requests, sends the rest of long responses
+/// and answers pings, however long the caller computes between two calls of next().
 class ModuleServer {
  public:
   /// Errors: Failure.
   explicit ModuleServer(const Options& options);
-  /// Sends what was replied, to those who take it within a few seconds.
+  /// Sends pending replies, for a few seconds at most.
   ~ModuleServer();
   int port() const {
     return port_;
@@ -61,10 +61,10 @@ class ModuleServer {
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<::grpc::Server> server_;
   int port_ = 0;
-  std::unique_ptr<ModuleDoor> door_; // of a socket that listened before
+  std::unique_ptr<ModuleDoor> door_; // for a socket that already listened
   std::thread thread_;
 
-  // Of the thread alone.
+  // Used by the thread alone.
   MemoryPool memory_;
   std::map<std::string, std::chrono::steady_clock::time_point> greetings_;
   std::deque<std::string> greetings_in_order_;
@@ -72,14 +72,14 @@ class ModuleServer {
   std::mutex mutex_;
   std::condition_variable news_;
   std::condition_variable ended_;
-  /// The server is about to stop, and takes leave; it stops, and begins nothing.
+  /// closing_: the server sends its last replies. stopping_: no operation starts any more.
   bool closing_ = false;
   bool stopping_ = false;
-  /// Clients that were let in and have not been given their end.
+  /// Connected clients whose end has not been reported.
   std::unordered_map<uint64_t, Shared> open_;
   uint64_t last_number_ = 0;
   std::deque<Event> events_;
-  /// Taken or not, but not answered.
+  /// Requests without a reply.
   std::unordered_map<uint64_t, std::shared_ptr<Request>> requests_;
 };
 

@@ -14,13 +14,13 @@
 namespace trireme::rpc::local {
 namespace {
 
-constexpr const char* kNext = "The server's thread has ended: look at what it said.";
+constexpr const char* kNext = "The server's thread has ended: see its messages.";
 
-/// What a server and its clients share.
+/// State that a server and its clients share.
 class Desk {
  public:
   struct Asked {
-    std::shared_ptr<std::atomic<int64_t>> received; // by its client
+    std::shared_ptr<std::atomic<int64_t>> received; // bytes received by its client
     std::optional<std::string> reply;
     bool broken = false;
   };
@@ -43,7 +43,8 @@ class Desk {
     changed_.wait_until(lock, deadline, [&] { return asked.reply || asked.broken; });
     if (!asked.reply) {
       throw PeerError(
-          "rpc", concat("local://", name, asked.broken ? " has ended before it answered" : " has not answered in time"),
+          "rpc",
+          concat("local://", name, asked.broken ? " ended before it answered" : " did not answer before the deadline"),
           kNext);
     }
     return *asked.reply;
@@ -58,7 +59,7 @@ class Desk {
   }
   void leave(uint64_t client) {
     const std::lock_guard lock(mutex_);
-    for (auto& [id, waiting] : waiting_) { // the server may still look at them
+    for (auto& [id, waiting] : waiting_) { // the server may still read their memory
       if (waiting.client == client) {
         waiting.asked = nullptr;
       }
@@ -113,7 +114,7 @@ class Desk {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Event> events_;
-  std::map<uint64_t, PendingCall> waiting_; // addresses of its vectors' memory stay
+  std::map<uint64_t, PendingCall> waiting_; // the memory of its vectors does not move
   uint64_t last_id_ = 0;
   bool closed_ = false;
 };
@@ -135,8 +136,8 @@ class LocalServer final : public Server {
     Desks& all = desks();
     const std::lock_guard lock(all.mutex);
     if (!all.by_name.try_emplace(name_, desk_).second) {
-      throw InputError("rpc", concat("there is a server local://", name_, " in this process already"),
-                       "Give each server a name of its own.");
+      throw InputError("rpc", concat("this process already has a server local://", name_),
+                       "Give each server its own name.");
     }
     all.changed.notify_all();
   }

@@ -26,8 +26,8 @@ store::Endpoint parse_address(const std::string& address) {
            !endpoint.host.empty() && (brackets || endpoint.host.find(':') == std::string::npos);
   }
   if (!good) {
-    throw InputError("rpc", concat("\"", address, "\" is no address."),
-                     "It should look like tcp://10.0.0.1:4711, or tcp://[::1]:4711.");
+    throw InputError("rpc", concat("\"", address, "\" is not an address."),
+                     "Write it like tcp://10.0.0.1:4711 or tcp://[::1]:4711.");
   }
   return endpoint;
 }

@@ -8,7 +8,7 @@ namespace trireme::rpc::tcp {
 namespace {
 
 constexpr size_t kAlign = 64;
-/// What lies unused at most.
+/// Largest number of unused bytes that the pool keeps.
 constexpr size_t kMostFree = size_t{512} << 20;
 
 } // namespace

@@ -7,12 +7,12 @@
 
 namespace trireme::rpc::tcp {
 
-/// Memory for bodies, used again: a fresh 64 MiB costs more page faults than its bytes cost to receive. Buffers may
+/// Reusable memory for bodies: the page faults of a fresh 64 MiB cost more time than receiving them. Buffers may
 /// outlive the pool.
 class BufferPool {
  public:
   BufferPool();
-  /// Uninitialised, aligned to 64 bytes. Goes back to the pool with the last owner. Errors: std::bad_alloc.
+  /// Uninitialised, aligned to 64 bytes. Returns to the pool with the last owner. Errors: std::bad_alloc.
   std::shared_ptr<std::byte> take(size_t bytes);
 
  private:

@@ -30,7 +30,7 @@ using comm::shm::Arena;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kBeforeAnotherTry{20};
-/// What a reading thread takes before it lets the others have a look.
+/// Bytes that a reading thread takes before other threads get the mutex.
 constexpr size_t kReadOfAReply = 4 << 20;
 
 struct Asked {
@@ -40,7 +40,7 @@ struct Asked {
   std::atomic<bool> done{false};
 };
 
-/// The connection, which calls and the client share.
+/// The connection, shared by the client and its calls.
 class Line : public FrameTaker {
  public:
   Line(Descriptor socket, std::string address) : socket_(std::move(socket)), address_(std::move(address)) {}
@@ -79,7 +79,7 @@ class Line : public FrameTaker {
     asked->shared_room = head.room_at != kInStream;
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) {
-      return asked; // wait() says why
+      return asked; // wait() throws
     }
     head.id = next_id_++;
     asked_.emplace(head.id, asked);
@@ -98,12 +98,12 @@ class Line : public FrameTaker {
   std::string wait(Asked& asked, Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
     if (!settles(lock, asked, deadline)) {
-      // The reply may still come, and be written into a room that is somebody else's memory by then.
-      fail("it has not answered in time");
+      // Breaks the connection, because a late response would overwrite reused memory.
+      fail("it did not answer before the deadline");
     }
     if (!asked.done) {
       throw PeerError("rpc", concat("the server at ", address_, " is lost: ", broken_, "."),
-                      "Look at its output; connect again when it is back.");
+                      "See its output; connect again when it is back.");
     }
     return asked.header;
   }
@@ -144,16 +144,16 @@ class Line : public FrameTaker {
     return received_;
   }
 
-  // Under the mutex, from read().
+  // Called by read(), with the mutex.
   Place begin(std::span<const std::byte, kHeadBytes> bytes) override {
     const Head head = unpack(bytes, Head::Kind::reply, 0);
     const auto found = asked_.find(head.id);
     if (found == asked_.end()) {
-      throw BadFrame("a reply came to what was not asked");
+      throw BadFrame("a response to an unknown request arrived");
     }
     Asked& asked = *found->second;
     if (head.body_bytes > asked.room.size() || (head.body_at != kInStream) != asked.shared_room) {
-      throw BadFrame(concat("a reply has ", head.body_bytes, " bytes, and its room ", asked.room.size()));
+      throw BadFrame(concat("a response has ", head.body_bytes, " bytes, and its room ", asked.room.size()));
     }
     coming_ = head.id;
     coming_bytes_ = static_cast<int64_t>(head.body_bytes);
@@ -174,7 +174,7 @@ class Line : public FrameTaker {
     return inside ? Arena::process().offset_of(bytes.data()) : kInStream;
   }
 
-  // Until there is a reply, or none will come; false where `deadline` has passed before.
+  // Waits until there is a response or the connection is broken; false if `deadline` passes first.
   bool settles(std::unique_lock<std::mutex>& lock, const Asked& asked, Clock::time_point deadline) {
     while (!asked.done && broken_.empty()) {
       if (thread_.joinable()) {
@@ -225,7 +225,7 @@ class Line : public FrameTaker {
     broken_ = why;
     ::shutdown(socket_.get(), SHUT_RDWR);
     for (const auto& [id, asked] : asked_) {
-      if (asked->shared_room) { // the server may be alive and still write there
+      if (asked->shared_room) { // the server may be alive and still write to it
         Arena::process().stop_reuse();
         break;
       }
@@ -354,11 +354,11 @@ std::unique_ptr<Client> connect(const store::Endpoint& endpoint, const Access& a
       return std::make_unique<TcpClient>(std::move(line));
     } catch (const store::ConnectError& problem) {
       if (problem.exit_code() == 2) {
-        throw InputError("rpc", concat("the server at ", address, " lets this process not in: ", problem.happened),
+        throw InputError("rpc", concat("the server at ", address, " refuses this process: ", problem.happened),
                          problem.next);
       }
-      throw PeerError("rpc", concat("no server answers at ", address, ": ", problem.happened), "Look at its output.");
-    } catch (const PeerError&) { // it has just died: its successor may listen there soon
+      throw PeerError("rpc", concat("no server answers at ", address, ": ", problem.happened), "See its output.");
+    } catch (const PeerError&) { // the server has just ended; its successor may listen soon
       if (Clock::now() >= deadline) {
         throw;
       }

@@ -26,7 +26,7 @@ uint64_t take(std::span<const std::byte, kHeadBytes> bytes, size_t at) {
 
 void check_place(const char* what, uint64_t at, uint64_t bytes, uint64_t shared_bytes) {
   if (at != kInStream && (bytes > shared_bytes || at > shared_bytes - bytes)) {
-    throw BadFrame(concat("a frame says that its ", what, " lies at ", at, " of shared memory, ", bytes, " bytes of ",
+    throw BadFrame(concat("a frame's ", what, " has ", bytes, " bytes at ", at, " of shared memory, which has only ",
                           shared_bytes));
   }
 }
@@ -49,7 +49,7 @@ HeadBytes pack(const Head& head) {
 Head unpack(std::span<const std::byte, kHeadBytes> bytes, Head::Kind kind, uint64_t shared_bytes) {
   if (std::memcmp(bytes.data(), kMark.data(), kMark.size()) != 0 ||
       bytes[kMark.size()] != static_cast<std::byte>(kind)) {
-    throw BadFrame("what came is no frame");
+    throw BadFrame("the received bytes are not a frame");
   }
   Head head;
   head.kind = kind;
@@ -60,12 +60,12 @@ Head unpack(std::span<const std::byte, kHeadBytes> bytes, Head::Kind kind, uint6
   head.room_bytes = take(bytes, 40);
   head.room_at = take(bytes, 48);
   if (head.header_bytes > kLargestHeader || head.body_bytes > kLongestBody || head.room_bytes > kLongestBody) {
-    throw BadFrame(concat("a frame promises a header of ", head.header_bytes, " bytes, a body of ", head.body_bytes,
-                          " and a room of ", head.room_bytes));
+    throw BadFrame(concat("a frame announces a header of ", head.header_bytes, " bytes, a body of ", head.body_bytes,
+                          " and a room of ", head.room_bytes, ", which is too long"));
   }
   if (kind == Head::Kind::reply) {
     if (head.room_bytes != 0 || head.room_at != kInStream || (head.body_at != kInStream && head.body_at != 0)) {
-      throw BadFrame("a reply asks for a reply");
+      throw BadFrame("a response has a room");
     }
     return head;
   }

@@ -26,12 +26,12 @@ using comm::shm::PeerArena;
 using std::chrono::milliseconds;
 
 constexpr uint64_t kDoorkeeper = 0;
-/// One connection's share of a round, so that none starves the others.
+/// Bytes read from one connection per round, so that none starves the others.
 constexpr size_t kReadAtOnce = 8 << 20;
-/// A client with so many unanswered requests is not listened to until some are answered.
+/// Number of unanswered requests from which on a client's connection is not read.
 constexpr size_t kMostUnanswered = 1 << 16;
 
-/// A request, with the memory of its body and its room. Lives until the reply has gone.
+/// A request, with the memory of its body and its room. Lives until its reply is sent.
 struct Request {
   Head head;
   uint64_t connection = 0;
@@ -40,13 +40,13 @@ struct Request {
   std::span<std::byte> room;
   std::shared_ptr<std::byte> body_memory;
   std::shared_ptr<std::byte> room_memory;
-  /// The client's memory stays mapped, whatever becomes of the client.
+  /// Keeps the client's memory mapped after the client has ended.
   std::shared_ptr<PeerArena> arena;
 };
 
 class TcpServer;
 
-/// A client that has proved itself.
+/// An authenticated client.
 struct Connection : FrameTaker {
   Connection(TcpServer& server, uint64_t number, Descriptor socket)
       : server(server), number(number), socket(std::move(socket)) {}
@@ -120,17 +120,17 @@ class TcpServer : public Server {
     return address_;
   }
 
-  /// What the connection's first request offers.
+  /// Handles the connection's first request, which offers the client's memory.
   void greet(Connection& connection, const Request& hello) {
     const auto offer = nlohmann::json::parse(hello.header, nullptr, false);
     if (hello.head.id != 0 || !offer.is_object()) {
-      throw BadFrame("it does not say what it is");
+      throw BadFrame("its first request is not an offer of memory");
     }
     if (const auto arena = offer.find("arena");
         arena != offer.end() && arena->is_string() && offer.value("host", "") == host_) {
       try {
         connection.arena = PeerArena::map(arena->get<std::string>());
-      } catch (const Error&) { // another container, another user: bodies travel
+      } catch (const Error&) { // another container or user: bodies are sent
       }
     }
     connection.greeted = true;
@@ -172,7 +172,7 @@ class TcpServer : public Server {
     if (connection.writer.send_some(connection.socket.get())) {
       watch(connection);
     } else {
-      ::shutdown(connection.socket.get(), SHUT_RDWR); // the next round finds it
+      ::shutdown(connection.socket.get(), SHUT_RDWR); // the next round closes it
     }
   }
 
@@ -203,7 +203,7 @@ class TcpServer : public Server {
       looked_at_ = now;
       for (const auto& [number, connection] : connections_) {
         if (store::is_silent(connection->socket.get())) {
-          ::shutdown(connection->socket.get(), SHUT_RDWR); // the next round finds it
+          ::shutdown(connection->socket.get(), SHUT_RDWR); // the next round closes it
         }
       }
     }
@@ -234,11 +234,11 @@ class TcpServer : public Server {
         works = false;
       }
     } catch (const BadFrame& problem) {
-      log::warning("the server at ", address_, " has ended a connection of ", connection.peer, ": ", problem.happened);
+      log::warning("the server at ", address_, " closed a connection of ", connection.peer, ": ", problem.happened);
       works = false;
     } catch (const std::bad_alloc&) {
-      log::warning("the server at ", address_, " has ended a connection of ", connection.peer,
-                   ": there is no memory for its request");
+      log::warning("the server at ", address_, " closed a connection of ", connection.peer,
+                   ": no memory for its request");
       works = false;
     }
     if (works) {
@@ -311,9 +311,8 @@ void Connection::finished() {
 
 std::unique_ptr<Server> serve(Descriptor listening, const Access& access) {
   if (access.secret.empty() && !store::bound_to_loopback(listening.get())) {
-    throw InputError(
-        "rpc", "a server that other hosts reach must know who may connect, and there is no secret.",
-        "Start with trireme launch or trireme train, which make one, or name a file in TRIREME_SECRET_FILE.");
+    throw InputError("rpc", "this server can be reached from other hosts, but there is no secret.",
+                     "Start with trireme launch or trireme train, which make one, or set TRIREME_SECRET_FILE.");
   }
   return std::make_unique<TcpServer>(std::move(listening), access);
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kBuffer = 16 << 10;
 constexpr size_t kPartsAtOnce = 32;
 
-/// Moves the beginning of `from` into `to`, and both spans behind it.
+/// Copies the beginning of `from` to `to`, and advances both spans.
 template <typename Element>
 void move_some(std::span<const std::byte>& from, std::span<Element>& to) {
   const size_t count = std::min(from.size(), to.size());
@@ -55,7 +55,7 @@ void FrameReader::consume(FrameTaker& taker) {
   }
   if (begin_ == end_) {
     begin_ = end_ = 0;
-  } else if (begin_ > 0) { // less than a head
+  } else if (begin_ > 0) { // less than a head is left
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
@@ -66,7 +66,7 @@ bool FrameReader::read_some(int socket, FrameTaker& taker, size_t budget) {
   for (size_t read = 0; read < budget;) {
     std::array<iovec, 3> parts;
     size_t count = 0;
-    if (in_frame_) { // then the buffer is empty
+    if (in_frame_) { // the buffer is empty
       for (const auto& part : {std::span(reinterpret_cast<std::byte*>(header_.data()), header_.size()), body_}) {
         if (!part.empty()) {
           parts[count++] = {part.data(), part.size()};
@@ -108,7 +108,7 @@ bool FrameReader::read_some(int socket, FrameTaker& taker, size_t budget) {
     end_ += left;
     consume(taker);
     if (static_cast<size_t>(got) < asked) {
-      return true; // nothing more is there; if it is, poll tells
+      return true; // nothing more has arrived
     }
   }
   return true;
@@ -160,7 +160,7 @@ bool FrameWriter::send_some(int socket) {
       frames_.pop_front();
     }
     if (static_cast<size_t>(sent) < asked) {
-      return true; // full
+      return true; // the socket's buffer is full
     }
   }
   return true;

@@ -11,29 +11,29 @@
 
 namespace trireme::rpc::tcp {
 
-/// Where the parts of the next frame go.
+/// Receives frames: gives the destination of each one's parts.
 class FrameTaker {
  public:
   virtual ~FrameTaker() = default;
   struct Place {
-    /// As long as the head says, and likewise the body: as many bytes as follow in the stream. They stay in place until
+    /// `header` has as many bytes as the head says, `body` as many as follow in the stream. Both must stay valid until
     /// finished().
     std::span<char> header;
     std::span<std::byte> body;
   };
   /// Errors: BadFrame.
   virtual Place begin(std::span<const std::byte, kHeadBytes> head) = 0;
-  /// The frame is complete. Errors: BadFrame.
+  /// Called when the frame is complete. Errors: BadFrame.
   virtual void finished() = 0;
 };
 
-/// Cuts what a non-blocking socket brings into frames, whatever the pieces in which it comes. Bodies are read into
-/// their places; only what arrives together with a head is copied.
+/// Splits the bytes of a non-blocking socket into frames. Bodies are read to their destination; only bytes that arrive
+/// with a head are copied.
 class FrameReader {
  public:
   FrameReader();
-  /// Reads what is there, at most about `budget` bytes. Returns false when the other end has closed or broken the
-  /// connection. Errors: the taker's.
+  /// Reads available bytes, at most about `budget`. Returns false if the peer has closed or broken the connection.
+  /// Errors: the taker's.
   bool read_some(int socket, FrameTaker& taker, size_t budget);
 
  private:
@@ -46,18 +46,18 @@ class FrameReader {
   size_t begin_ = 0;
   size_t end_ = 0;
   bool in_frame_ = false;
-  /// What is missing of them.
+  /// The missing parts of the present frame.
   std::span<char> header_;
   std::span<std::byte> body_;
 };
 
-/// Frames on their way out of a non-blocking socket.
+/// Sends frames to a non-blocking socket.
 class FrameWriter {
  public:
-  /// `body` stays in place until the frame has gone or the writer is destroyed; `owner` lives as long.
+  /// `body` must stay valid until the frame is sent or the writer is destroyed; `owner` is kept as long.
   void add(const Head& head, std::string_view header, std::span<const std::byte> body,
            std::shared_ptr<const void> owner = nullptr);
-  /// Sends what fits. Returns false when the connection is broken.
+  /// Sends what the socket accepts. Returns false if the connection is broken.
   bool send_some(int socket);
   bool empty() const {
     return frames_.empty();
@@ -70,7 +70,7 @@ class FrameWriter {
     std::shared_ptr<const void> owner;
   };
   std::deque<Frame> frames_;
-  /// Bytes of the first frame that have gone.
+  /// Bytes of the first frame that are sent.
   size_t gone_ = 0;
 };
 
