@@ -41,7 +41,7 @@ class GradientExchange {
   /// Starts the reduction of a bucket whose gradients are final on this rank. Not called for a buffer whose group has
   /// one rank, unless its gradients are sharded.
   virtual comm::Work gradients_ready(bucket::FlatParameters& buffer, int64_t bucket) = 0;
-  /// Scales a bucket that only this rank has, while other buckets are exchanged. Nothing is sent.
+  /// Called for a bucket that only this rank has, while other buckets are exchanged. Nothing is sent.
   virtual void gradients_alone(bucket::FlatParameters& /*buffer*/, int64_t /*bucket*/) {}
   /// Follows the last gradients_ready() of a backward. Collectives may still be running.
   virtual void backward_ended() {}

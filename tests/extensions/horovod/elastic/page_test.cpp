@@ -126,7 +126,7 @@ TEST(HorovodPageTest, TheElasticAverage) {
                                 while (step < steps) {
                                   const auto samples = sampler.next(batch_size);
                                   adam.zero_grad();
-                                  loss(model, *samples).backward(); // nothing travels
+                                  loss(model, *samples).backward(); // nothing is sent
                                   adam.step();
                                   sampler.record_batch(batch_size);
                                   if (++step % 50 == 0) {
