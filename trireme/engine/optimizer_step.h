@@ -68,7 +68,7 @@ class OptimizerStep {
   }
 
  private:
-  // What the ranks sum on their hosts when the gradients are complete.
+  // The sums that ranks exchange on their hosts when the gradients are complete.
   struct HostSums {
     UnusedParameters unused;
     at::Tensor sums; // squared norm, ranks that lack a gradient, lowered loss scales

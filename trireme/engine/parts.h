@@ -118,7 +118,7 @@ struct Buffers {
   std::unique_ptr<parallel::Reducer> reducer;
 };
 
-/// What a step does with gradients, and before that with activations.
+/// Optimizer, schedule, activations and loader of a step.
 struct Stepper {
   std::shared_ptr<optim::FlatOptimizer> optimizer;
   std::shared_ptr<optim::Schedule> schedule;

@@ -21,7 +21,7 @@ class StepScale {
   /// Returns the initial gradient of backward for a micro-batch's loss of this type, one of `micro_batches`.
   double root_gradient(at::ScalarType loss, int64_t micro_batches);
 
-  /// What the ranks sum: 0 if this rank has the agreed scale; 1 if it lowered the scale before the step's first
+  /// This rank's summand: 0 if this rank has the agreed scale; 1 if it lowered the scale before the step's first
   /// gradient, 0.5 if after it.
   double lowered() const;
   /// Lowers the scale if `sum`, over the ranks' lowered(), says that some rank has. False if gradients of the step have

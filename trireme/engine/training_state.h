@@ -29,8 +29,8 @@ class TrainingState {
   std::shared_ptr<torch::nn::Module> gather_model();
   /// Returns the client state.
   nlohmann::json load(const std::filesystem::path& folder, const std::string& tag);
-  /// What a joining replica needs from another one besides parameters and optimizer states. `buffers_are_shared`: its
-  /// module buffers at every averaging step.
+  /// State that a joining replica needs from another one besides parameters and optimizer states. `buffers_are_shared`:
+  /// its module buffers at every averaging step.
   static parallel::Workers::Rest rest_of(Engine::Impl& engine, bool buffers_are_shared);
 
  private:
@@ -51,7 +51,7 @@ class TrainingState {
   void for_each_buffer(const std::function<void(bucket::FlatParameters&)>& visit) const;
   /// The sharded parameters, by TensorImpl.
   std::map<const void*, const bucket::TensorInfo*> sharded() const;
-  /// What this rank saves. Masters, states and sharded parameters are provided bucket by bucket.
+  /// Tensors that this rank saves. Masters, states and sharded parameters are provided bucket by bucket.
   std::vector<checkpoint::TensorShard> shards();
   /// Parameters and module buffers that this rank saves.
   std::vector<checkpoint::TensorShard> model_shards(std::vector<Balance>& balances);

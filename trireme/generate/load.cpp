@@ -14,17 +14,17 @@ TrainedGpt load(const std::filesystem::path& path) {
   TrainedGpt trained;
   trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
   if (trained.run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("generate", concat(saved.folder().string(), " does not hold a GPT: no text to generate"),
+    throw InputError("generate", concat(saved.folder().string(), " is not a GPT, so it cannot generate text"),
                      "Only \"gpt\" does.");
   }
   if (!trained.run.data.tokenizer.empty()) {
     trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);
   }
   models::GptOptions options = trained.run.model.gpt;
-  if (options.vocab_size == 0 && trained.tokenizer) { // "the tokenizer's"
+  if (options.vocab_size == 0 && trained.tokenizer) { // the tokenizer's size
     options.vocab_size = trained.tokenizer->vocab_size();
   }
-  options.init_from.clear(); // the weights are the checkpoint's
+  options.init_from.clear(); // the checkpoint has the weights
   trained.model = models::Gpt(options);
   for (const auto& item : trained.model->named_parameters()) {
     saved.read_into(item.key(), 0, item.value().detach());

@@ -17,9 +17,10 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
   }
   for (const int32_t token : prompt) {
     if (token < 0 || token >= shape.vocab_size) {
-      throw InputError("generate",
-                       concat("the prompt has token ", token, ", the model knows 0 to ", shape.vocab_size - 1),
-                       "Was the model trained with another tokenizer?");
+      throw InputError(
+          "generate",
+          concat("the prompt has token ", token, ", but the model's tokens are 0 to ", shape.vocab_size - 1),
+          "Was the model trained with another tokenizer?");
     }
   }
   const at::Device device = model->parameters().front().device();

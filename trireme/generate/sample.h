@@ -16,11 +16,9 @@ struct SampleOptions {
   int64_t seed = 0;
 };
 
-/// Continues `prompt` by options.tokens tokens; returns prompt and
-/// continuation. An empty prompt starts from token 0. The model sees at most
-/// the last sequence_length tokens of the text. Cost: one forward pass over
-/// that window per token. Errors: InputError for a prompt token outside the
-/// vocabulary.
+/// Returns `prompt` and its continuation by options.tokens tokens. An empty prompt starts from token 0. The model sees
+/// at most the last sequence_length tokens of the text. Cost: one forward pass over that window per token. Errors:
+/// InputError for a prompt token outside the vocabulary.
 std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, const SampleOptions& options);
 
 } // namespace trireme::generate

@@ -216,7 +216,7 @@ const comm::Group& Mesh::group(const Axes& axes) const {
   const auto found = groups_.find(key(axes));
   if (found == groups_.end()) {
     throw Error("mesh", concat("the mesh has no group over the axes ", join(axes.names, ", ")),
-                "Name them when the Mesh is made.");
+                "Pass them as an entry of `together` to the constructor of Mesh.");
   }
   return found->second;
 }

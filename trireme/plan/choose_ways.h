@@ -23,7 +23,7 @@ struct ChosenWays {
   std::string refused = {};
 };
 
-/// What ranks of a planned layout need.
+/// Needs of the ranks of a planned layout.
 struct Needs {
   estimate::StageLayouts layouts;
   std::vector<estimate::StageMemory> memory = {};

@@ -14,7 +14,7 @@
 
 namespace trireme::plan {
 
-/// What is trained, independent of the layout.
+/// The training, independent of the layout.
 struct Job {
   models::GptOptions gpt;
   /// Samples of a step, of all ranks.
@@ -89,7 +89,7 @@ class Shared {
   const std::vector<std::vector<int64_t>>& in_flight(pipeline::ScheduleKind kind, const pipeline::ScheduleShape& shape);
   /// For a zero-bubble pipeline in addition (estimate::Run::most_held).
   const std::vector<pipeline::HeldMicroBatches>& most_held(const pipeline::ScheduleShape& shape);
-  /// What each stage computes (estimate::Run::programs).
+  /// Computations of each stage (estimate::Run::programs).
   const std::vector<estimate::Run::Programs>& programs(pipeline::ScheduleKind kind,
                                                        const pipeline::ScheduleShape& shape);
   /// Boundaries of the model's parts (estimate::Run::bounds).

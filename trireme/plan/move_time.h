@@ -35,7 +35,7 @@ struct MoveTimes {
   /// Units that layers are about to use: from the host to a GPU, and from files.
   double units_over_link = 0;
   double units_from_files = 0;
-  /// Of the optimizer: reads, writes, its pass over what is offloaded, and stepped parameters to a GPU; or, for shards
+  /// The optimizer's: reads, writes, its pass over what is offloaded, and stepped parameters to a GPU; or, for shards
   /// that the GPU steps, both directions at the same time.
   double reads = 0;
   double writes = 0;

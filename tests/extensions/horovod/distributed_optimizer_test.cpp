@@ -261,7 +261,7 @@ TEST(DistributedOptimizerWaysTest, AdasumAddsUpSteps) {
                           }
                           DistributedOptimizer optimizer(adam, net->named_parameters(), {.op = Op::adasum});
                           EXPECT_THAT(error_of([&] { optimizer.synchronize(); }),
-                                      HasSubstr("exchanges steps and not gradients"));
+                                      HasSubstr("which combines steps, not gradients"));
                           for (int step = 0; step < 5; ++step) {
                             optimizer.zero_grad();
                             loss_of(net, rows_of(rank(), step)).backward();
@@ -410,7 +410,7 @@ TEST(DistributedOptimizerErrorTest, SaysWhatIsWrong) {
                   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
                   const std::vector<std::pair<std::string, at::Tensor>> few = {{"0.weight", net->parameters()[0]}};
                   EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, few); }),
-                              HasSubstr("that named_parameters does not name"));
+                              HasSubstr("that is not in named_parameters"));
                   const std::vector<std::pair<std::string, at::Tensor>> twice = {{"w", net->parameters()[0]},
                                                                                  {"w", net->parameters()[1]}};
                   EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, twice); }),
@@ -419,15 +419,15 @@ TEST(DistributedOptimizerErrorTest, SaysWhatIsWrong) {
                                 DistributedOptimizer(sgd, net->named_parameters(),
                                                      {.op = Op::sum, .gradient_predivide_factor = 2});
                               }),
-                              HasSubstr("It is for Op::average"));
+                              HasSubstr("Use Op::average, or leave the factor at 1"));
                   EXPECT_THAT(error_of([&] { DistributedOptimizer(sgd, net->named_parameters(), {.op = Op::max}); }),
                               HasSubstr("Use Op::average"));
                   {
                     DistributedOptimizer optimizer(sgd, net->named_parameters());
                     loss_of(net, rows_of(rank(), 0)).backward();
-                    EXPECT_THAT(error_of([&] { optimizer.zero_grad(); }), HasSubstr("is on its way"));
+                    EXPECT_THAT(error_of([&] { optimizer.zero_grad(); }), HasSubstr("is being sent"));
                     EXPECT_THAT(error_of([&] { loss_of(net, rows_of(rank(), 0)).backward(); }),
-                                HasSubstr("Call step() after so many backward passes"));
+                                HasSubstr("Call step() after that many backward passes"));
                     optimizer.step();
                   }
                   loss_of(net, rows_of(rank(), 0)).backward();

@@ -226,7 +226,7 @@ TEST(HorovodSetsTest, RanksOutsideOfASetGoOn) {
             EXPECT_TRUE(broadcast(torch::full({1}, rank()), 1, "x", mine).item<int64_t>() == (rank() % 2 == 0 ? 2 : 3));
             EXPECT_THAT(error_of([&] { allreduce(torch::zeros({1}), {.process_set = other}); }),
                         HasSubstr("does not belong to the process set"));
-            EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("different numbers from 0 to 3"));
+            EXPECT_THAT(error_of([] { add_process_set({0, 0}); }), HasSubstr("distinct numbers from 0 to 3"));
             EXPECT_TRUE(allreduce(torch::ones({1}), {.op = Op::sum}).item<double>() == 4);
           }),
       IsEmpty());
@@ -301,42 +301,43 @@ TEST(HorovodWaysTest, InInferenceMode) {
 TEST(HorovodErrorTest, SayWhatDiffersAndLeaveTheRestAlone) {
   test::Gate asked_twice;
   EXPECT_THAT(
-      run_ranks(
-          2,
-          [&](comm::World& world) {
-            EXPECT_THAT(error_of([] { allreduce(torch::zeros({1})); }), HasSubstr("init()"));
-            const Job job(world);
-            EXPECT_THAT(error_of([] { allreduce(torch::zeros({2 + rank()}), {.name = "x"}); }),
-                        HasSubstr("the shape of \"x\" is [2] on rank 0 and [3] on rank 1"));
-            const Handle first = allreduce_async(torch::zeros({1}), {.name = "y"});
-            const Handle good = allreduce_async(torch::full({1}, 1.0 + rank()), {.name = "z", .op = Op::sum});
-            if (rank() == 0) {
-              const auto twice = [] {
-                const Handle a = allreduce_async(torch::zeros({1}), {.name = "w"});
-                allreduce_async(torch::zeros({1}), {.name = "w"});
-              };
-              EXPECT_THAT(error_of(twice), HasSubstr("while an operation of this name is on its way"));
-              asked_twice.open();
-            } else {
-              asked_twice.wait();
-              allreduce(torch::zeros({1}), {.name = "w"});
-            }
-            synchronize(first);
-            EXPECT_EQ(synchronize(good).item<double>(), 3);
-            EXPECT_THAT(error_of([] { allreduce(torch::zeros({1}, at::kLong)); }), HasSubstr("Use Op::sum"));
-            EXPECT_THAT(error_of([] { broadcast(torch::zeros({1}), 2); }), HasSubstr("from rank 2, and there are 2"));
-            EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("do not divide by 2 ranks"));
-            EXPECT_THAT(error_of([] { alltoall(torch::zeros({3}), {1, 1}); }), HasSubstr("add up to all of them"));
-            if (rank() == 0) { // refused here alone: it takes no number
-              EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("alltoall without a name"));
-            }
-            EXPECT_EQ(alltoall(torch::zeros({4})).first.size(0), 4);
-            EXPECT_THAT(error_of([] { broadcast_(at::Tensor(), 0); }), HasSubstr("undefined"));
-            EXPECT_THAT(error_of([] { allreduce(torch::eye(3).to_sparse()); }), HasSubstr("sparse"));
-            EXPECT_THAT(error_of([] { allgather(torch::zeros({})); }), HasSubstr("without dims"));
-            EXPECT_THAT(error_of([] { allreduce(at::Tensor()); }), HasSubstr("undefined"));
-            barrier();
-          }),
+      run_ranks(2,
+                [&](comm::World& world) {
+                  EXPECT_THAT(error_of([] { allreduce(torch::zeros({1})); }), HasSubstr("init()"));
+                  const Job job(world);
+                  EXPECT_THAT(error_of([] { allreduce(torch::zeros({2 + rank()}), {.name = "x"}); }),
+                              HasSubstr("the shape of \"x\" is [2] on rank 0 and [3] on rank 1"));
+                  const Handle first = allreduce_async(torch::zeros({1}), {.name = "y"});
+                  const Handle good = allreduce_async(torch::full({1}, 1.0 + rank()), {.name = "z", .op = Op::sum});
+                  if (rank() == 0) {
+                    const auto twice = [] {
+                      const Handle a = allreduce_async(torch::zeros({1}), {.name = "w"});
+                      allreduce_async(torch::zeros({1}), {.name = "w"});
+                    };
+                    EXPECT_THAT(error_of(twice), HasSubstr("while an operation of this name is in progress"));
+                    asked_twice.open();
+                  } else {
+                    asked_twice.wait();
+                    allreduce(torch::zeros({1}), {.name = "w"});
+                  }
+                  synchronize(first);
+                  EXPECT_EQ(synchronize(good).item<double>(), 3);
+                  EXPECT_THAT(error_of([] { allreduce(torch::zeros({1}, at::kLong)); }), HasSubstr("Use Op::sum"));
+                  EXPECT_THAT(error_of([] { broadcast(torch::zeros({1}), 2); }),
+                              HasSubstr("from rank 2, but there are 2 ranks"));
+                  EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("do not divide by 2 ranks"));
+                  EXPECT_THAT(error_of([] { alltoall(torch::zeros({3}), {1, 1}); }),
+                              HasSubstr("with the tensor's rows as their sum"));
+                  if (rank() == 0) { // refused here alone: it takes no number
+                    EXPECT_THAT(error_of([] { alltoall(torch::zeros({3})); }), HasSubstr("alltoall without a name"));
+                  }
+                  EXPECT_EQ(alltoall(torch::zeros({4})).first.size(0), 4);
+                  EXPECT_THAT(error_of([] { broadcast_(at::Tensor(), 0); }), HasSubstr("undefined"));
+                  EXPECT_THAT(error_of([] { allreduce(torch::eye(3).to_sparse()); }), HasSubstr("sparse"));
+                  EXPECT_THAT(error_of([] { allgather(torch::zeros({})); }), HasSubstr("without dims"));
+                  EXPECT_THAT(error_of([] { allreduce(at::Tensor()); }), HasSubstr("undefined"));
+                  barrier();
+                }),
       IsEmpty());
 }
 

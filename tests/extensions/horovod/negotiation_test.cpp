@@ -91,7 +91,7 @@ TEST(NegotiationTest, GoesOnWithoutRanksThatHaveJoined) {
   largest.op = Op::max;
   negotiation.add(0, largest);
   negotiation.add(2, largest);
-  EXPECT_THAT(negotiation.take_ready().at(0).error, HasSubstr("a rank has joined and has nothing to give"));
+  EXPECT_THAT(negotiation.take_ready().at(0).error, HasSubstr("a rank has joined and has no data for it"));
   negotiation.add(0, join());
   EXPECT_THAT(negotiation.take_ready(), IsEmpty());
   negotiation.add(2, join());

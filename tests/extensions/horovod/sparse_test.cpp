@@ -159,7 +159,7 @@ TEST(SparseErrorTest, SaysWhoCannotAndWhatToDo) {
                   EXPECT_THAT(error_of([&] { allreduce(sparse); }), HasSubstr("Use sparse_allreduce()"));
                   EXPECT_THAT(error_of([&] { sparse_allreduce(torch::eye(3)); }), HasSubstr("not a sparse tensor"));
                   EXPECT_THAT(error_of([&] { sparse_allreduce(sparse, {.op = Op::max}); }),
-                              HasSubstr("sums and averages"));
+                              HasSubstr("Use Op::average or Op::sum"));
                   // The first sparse gradient of one rank alone is an error, and no wrong sum or endless wait.
                   nn::Embedding embedding = embedding_of(true);
                   torch::optim::SGD sgd(embedding->parameters(), torch::optim::SGDOptions(0.1));

@@ -12,13 +12,13 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// What forward hands to backward.
+/// Passes the backward function from forward to backward.
 struct HeldBackward : torch::CustomClassHolder {
   explicit HeldBackward(Backward call) : call(std::move(call)) {}
   Backward call;
 };
 
-/// Autograd takes tensors among a function's arguments as its inputs; these are none.
+/// Hides tensors from autograd, which takes all tensor arguments of a function as its inputs.
 struct Results {
   std::vector<at::Tensor> tensors;
 };

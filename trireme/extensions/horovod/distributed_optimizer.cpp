@@ -38,7 +38,7 @@ bool decays(torch::optim::Optimizer& optimizer) {
   });
 }
 
-/// Why one of torch's optimizers cannot step sparse gradients; empty: it can, or it is none of torch's.
+/// Names the torch optimizer if it cannot step sparse gradients; empty if it can, or is not torch's.
 std::string why_dense_only(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<torch::optim::Adam*>(&optimizer) != nullptr) {
     return "torch::optim::Adam";
@@ -77,12 +77,12 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& tensor : group.params()) {
-        add(tensor, names_of_tensors); // frozen ones too, which may be unfrozen later
+        add(tensor, names_of_tensors); // frozen ones may be unfrozen later
       }
     }
   }
 
-  // After construction, because hooks hold it weakly.
+  // Called after construction, because hooks hold a weak pointer.
   void install_hooks() {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i].tensor,
@@ -114,8 +114,8 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
 
   void synchronize() {
     if (options_.op == Op::adasum) {
-      throw InputError("horovod", "synchronize() with Op::adasum, which exchanges steps and not gradients",
-                       "Call step() alone.");
+      throw InputError("horovod", "synchronize() with Op::adasum, which combines steps, not gradients",
+                       "Call only step().");
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (!parameters_[i].travels() && parameters_[i].tensor.requires_grad()) {
@@ -136,12 +136,12 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
   void zero_grad() {
     for (const Parameter& parameter : parameters_) {
       if (parameter.travels()) {
-        throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is on its way"),
+        throw InputError("horovod", concat("zero_grad() while the gradient of \"", parameter.name, "\" is being sent"),
                          "Call step() or synchronize() first.");
       }
     }
     begin_anew();
-    synchronized_ = false; // a step may be left out
+    synchronized_ = false; // the caller may skip a step
     optimizer_.zero_grad();
   }
 
@@ -151,7 +151,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     if (name == names.end()) {
       throw InputError(
           "horovod",
-          concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that named_parameters does not name"),
+          concat("the optimizer has a parameter of sizes ", tensor.sizes(), " that is not in named_parameters"),
           "Pass the named parameters of all models that it steps.");
     }
     if (torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr) {
@@ -159,7 +159,7 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
           "horovod",
           concat("\"", name->second,
                  "\" has a hook after accumulation already: another DistributedOptimizer's, or DataParallel's"),
-          "Let one of them have the parameter, and end it before the next one begins.");
+          "Give the parameter to one of them, and destroy that before the next one is made.");
     }
     parameters_.push_back({name->second, tensor});
   }
@@ -168,9 +168,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     std::string name;
     at::Tensor tensor;
     int64_t passes = 0;
-    Handle handle = nullptr;               // of its gradient
-    std::optional<SparseHandle> rows = {}; // of a sparse one
-    int64_t sparse_dim = 0;                // of its gradients; 0: they are dense, as far as is known
+    Handle handle = nullptr;               // allreduce of its gradient
+    std::optional<SparseHandle> rows = {}; // of a sparse gradient
+    int64_t sparse_dim = 0;                // of its gradients; 0: dense so far
 
     bool travels() const {
       return handle != nullptr || rows.has_value();
@@ -199,15 +199,15 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     if (options_.gradient_predivide_factor != 1 && options_.op != Op::average) {
       throw InputError("horovod", concat("gradient_predivide_factor with ", name_of(options_.op)),
-                       "It is for Op::average.");
+                       "Use Op::average, or leave the factor at 1.");
     }
     if (options_.op != Op::average && options_.op != Op::sum && options_.op != Op::adasum) {
-      throw InputError("horovod", concat("a DistributedOptimizer with ", name_of(options_.op)),
+      throw InputError("horovod", concat("DistributedOptimizer does not support ", name_of(options_.op)),
                        "Use Op::average, Op::sum or Op::adasum.");
     }
     const int ranks = options_.process_set.size();
     if (options_.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
-      throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"),
+      throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number must be a power of two"),
                        "Use Op::average, or another number of ranks.");
     }
   }
@@ -220,9 +220,9 @@ class DistributedOptimizer::Impl : public std::enable_shared_from_this<Impl> {
     }
     if (parameter.travels() || parameter.passes > options_.backward_passes_per_step) {
       throw InputError("horovod",
-                       concat("\"", parameter.name, "\" got a gradient of backward pass ", parameter.passes,
-                              " of a step, and ", options_.backward_passes_per_step, " were expected"),
-                       "Call step() after so many backward passes, or set backward_passes_per_step.");
+                       concat("\"", parameter.name, "\" got a gradient in backward pass ", parameter.passes,
+                              " of a step, but backward_passes_per_step is ", options_.backward_passes_per_step),
+                       "Call step() after that many backward passes, or set backward_passes_per_step.");
     }
     if (parameter.passes == options_.backward_passes_per_step) {
       send(i);

@@ -11,33 +11,34 @@ namespace trireme::horovod {
 
 struct DistributedOptimizerOptions {
   Compression compression = Compression::none;
-  /// Gradients add up on each rank over this many backward passes, and then travel.
+  /// Gradients are accumulated over this many backward passes, and then sent.
   int64_t backward_passes_per_step = 1;
-  /// Op::adasum adds up what each rank's own step changed, not gradients.
+  /// Op::adasum combines the change of each rank's own step instead of gradients.
   Op op = Op::average;
-  /// With Op::average: gradients are divided by it before they are added up, and the sum by size / factor.
+  /// With Op::average: gradients are divided by this before the sum, and the sum by size / factor.
   double gradient_predivide_factor = 1;
   ProcessSet process_set = {};
-  /// Sparse gradients (an embedding with sparse(true)) become dense before they travel. Otherwise their rows travel,
-  /// and the optimizer has to step such: torch's SGD and Adagrad without weight decay do.
+  /// Sparse gradients (an embedding with sparse(true)) are sent as dense ones. Otherwise their rows are sent, and the
+  /// optimizer must support sparse gradients, as torch's SGD and Adagrad without weight decay do.
   bool sparse_as_dense = false;
 };
 
-/// Steps a torch optimizer on the gradients of all ranks, which travel while backward still computes.
+/// Steps a torch optimizer on the gradients of all ranks, which are sent during backward.
 ///
 ///   torch::optim::AdamW adam(model->parameters(), 1e-3);
 ///   hvd::DistributedOptimizer optimizer(adam, model->named_parameters());
 ///   ... optimizer.zero_grad(); loss.backward(); optimizer.step();
 ///
-/// The parameters of the optimizer's groups travel, one whose gradient another rank has and this one has not with zeros
-/// (without rows, if its gradients have been sparse before; all ranks have the first sparse one in the same step).
-/// Frozen ones do not, until they are unfrozen on all ranks. Learning-rate schedulers act on the torch optimizer. Lives
-/// no longer than the optimizer; the parameters may live longer. Parameters' hooks after accumulation are its own while
-/// it lives.
+/// Sends the gradients of all parameters in the optimizer's groups. A rank that lacks a gradient which another has
+/// sends zeros, or no rows if the gradients have been sparse; the first sparse gradient must come in the same step on
+/// all ranks. Frozen parameters are skipped until they are unfrozen on all ranks.
+///
+/// Learning-rate schedulers act on the torch optimizer, which must outlive this object; parameters may live longer. The
+/// parameters' hooks after accumulation belong to this object during its lifetime.
 class DistributedOptimizer {
  public:
-  /// Errors: InputError for names that repeat, for a parameter of the optimizer without a name or with another one's
-  /// hook, and for options that do not go together.
+  /// Errors: InputError for repeated names, for a parameter of the optimizer without a name or with another object's
+  /// hook, and for conflicting options.
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
                        std::vector<std::pair<std::string, at::Tensor>> named_parameters,
                        const DistributedOptimizerOptions& options = {});
@@ -49,13 +50,13 @@ class DistributedOptimizer {
   DistributedOptimizer(DistributedOptimizer&&) noexcept;
   DistributedOptimizer& operator=(DistributedOptimizer&&) noexcept;
 
-  /// Waits for the gradients of all ranks, steps, and begins to count backward passes anew. After synchronize() it only
-  /// steps.
+  /// Waits for the gradients of all ranks, steps, and restarts the count of backward passes. After synchronize() it
+  /// only steps.
   void step();
-  /// Waits for the gradients of all ranks: to clip them before step(), or to leave the step out (zero_grad() begins the
+  /// Waits for the gradients of all ranks, to clip them before step(), or to skip the step (then zero_grad() begins the
   /// next). Not with Op::adasum.
   void synchronize();
-  /// Errors: InputError while gradients travel, between backward() and step().
+  /// Errors: InputError while gradients are being sent, between backward() and step().
   void zero_grad();
 
  private:

@@ -18,9 +18,9 @@ using monitor::Lane;
 using monitor::Tracer;
 using monitor::tracer;
 
-constexpr int64_t kMessage = 4096; // of which the first 8 bytes are the length of the whole
+constexpr int64_t kMessage = 4096; // its first 8 bytes are the length of the whole message
 
-// Ranks that fused other tensors together would do other operations.
+// All ranks must fuse the same tensors, so rank 0's threshold counts.
 int64_t agreed(const comm::Group& ranks, int64_t fusion_bytes) {
   at::Tensor bytes = at::full({1}, fusion_bytes, at::kLong);
   ranks.broadcast(bytes, 0, "fusion threshold").wait();
@@ -50,7 +50,7 @@ void Task::wait() const {
   for (const at::Tensor& output : operands.outputs) {
     const c10::Stream stream = device::current_stream(output.device());
     operands.done.block(stream);
-    device::record_stream(output, stream); // it may have been made on the exchange's
+    device::record_stream(output, stream); // it may have been allocated on the exchange's stream
   }
 }
 
@@ -67,8 +67,8 @@ Exchange::Exchange(const comm::Group& ranks, const ExchangeOptions& options)
       negotiation_(group_.size()),
       execution_(group_, agreed(group_, options.fusion_bytes), options.device.value_or(at::kCPU)) {
   if (options_.device) {
-    group_.open(*options_.device); // here and not with the first tensor: threads of several exchanges would wait for
-                                   // each other's ranks
+    // Opened before the first tensor, at which threads of several exchanges would wait for each other's ranks.
+    group_.open(*options_.device);
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -101,8 +101,8 @@ std::shared_ptr<Task> Exchange::submit(Request request, std::vector<at::Tensor> 
   if (!waiting_.try_emplace(task->request.name, task).second) {
     throw Error("horovod",
                 concat(name_of(task->request.kind), " of \"", task->request.name,
-                       "\" while an operation of this name is on its way"),
-                "Synchronize the first one, or give each a name of its own.");
+                       "\" while an operation of this name is in progress"),
+                "Synchronize the first one, or give each its own name.");
   }
   fresh_.push_back(task);
   changed_.notify_all();
@@ -179,7 +179,7 @@ void Exchange::run() {
       carry_out(negotiation_.take_ready());
       if (!ending.empty()) {
         end(std::make_exception_ptr(
-            PeerError("horovod", ending, "Let all ranks do the same operations before one of them ends.")));
+            PeerError("horovod", ending, "Run the same operations on all ranks before one of them ends.")));
         return;
       }
       warn_of_stalls();
@@ -231,7 +231,7 @@ std::shared_ptr<Task> Exchange::take(const std::string& name) {
 }
 
 void Exchange::carry_out(const std::vector<Response>& responses) {
-  // Not taken out of waiting_ before they are finished: what throws below fails them too.
+  // Leaves tasks in waiting_ until they are finished, so that an exception below fails them too.
   const auto find = [this](const Response& response) {
     const std::lock_guard lock(mutex_);
     const auto found = waiting_.find(response.name);

@@ -18,14 +18,15 @@
 
 namespace trireme::horovod {
 
-/// An operation that was asked for, until its result has been taken.
+/// A requested operation, until its result has been taken.
 class Task {
  public:
   explicit Task(Request request) : request(std::move(request)) {}
 
   /// Whether wait() returns at once.
   bool done() const;
-  /// Waits for it. On a device the result is what comes next on the caller's stream. Errors: what made it fail.
+  /// Waits for the operation. On a GPU the result is ready for what is next on the caller's stream. Errors: those of
+  /// the operation.
   void wait() const;
   void finish(std::exception_ptr error = nullptr);
 
@@ -42,35 +43,35 @@ class Task {
 };
 
 struct ExchangeOptions {
-  /// Rank 0's counts.
+  /// Fusion threshold; rank 0's counts.
   int64_t fusion_bytes = 128 << 20;
-  /// Between two messages while something waits for other ranks.
+  /// Time between two messages while requests wait for other ranks.
   std::chrono::microseconds cycle{1000};
-  /// Ranks that want nothing say so this often.
+  /// Interval of messages of ranks without requests.
   std::chrono::milliseconds idle{100};
-  /// Names that some ranks have asked for and others not are reported after so long; zero: never.
+  /// Age after which names that only some ranks have asked for are reported; zero: never.
   std::chrono::duration<double> stall_check{60};
-  /// This rank's device, if it has one: opened for the group at once.
+  /// This rank's GPU, if it has one; the group is opened for it at once.
   std::optional<at::Device> device = {};
-  /// They fail after so long; zero: never.
+  /// Age after which they fail; zero: never.
   std::chrono::duration<double> stall_shutdown{0};
 };
 
-/// The thread that tells the other ranks of a group what this one asks for, and does what all have asked for.
+/// The thread that sends this rank's requests to the other ranks of a group, and carries out what all have requested.
 ///
-/// In each cycle every rank sends its new requests to all: one all-gather of 4 KiB a rank, and a second one where that
-/// is too little. A rank comes to the next cycle when it has a request, while an earlier one waits, and otherwise every
-/// `idle`. So no rank waits for another longer than that, and one that wants nothing costs ten messages a second.
+/// In each cycle every rank sends its new requests to all others: one all-gather of 4 KiB per rank, and a second one if
+/// that is too small. A rank begins the next cycle when it has a request, while an earlier one waits, and otherwise
+/// every `idle`. So no rank waits for another one longer than `idle`, and an idle rank costs ten messages per second.
 class Exchange {
  public:
-  /// Collective: makes a group of its own of these ranks.
+  /// Collective: makes its own group of these ranks.
   Exchange(const comm::Group& ranks, const ExchangeOptions& options);
-  /// Tells all ranks that this one ends. What others still ask for fails, with this rank's number.
+  /// Tells all ranks that this one ends. Their further requests fail with an error that names this rank.
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// Any thread. Errors: Error where this name is on its way already, or the exchange has ended.
+  /// From any thread. Errors: Error if an operation of this name is in progress, or the exchange has ended.
   std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {},
                                std::optional<at::ScalarType> type = std::nullopt);
 
@@ -80,12 +81,12 @@ class Exchange {
 
  private:
   void run();
-  /// Waits for something to do; the requests to send.
+  /// Waits for work, and returns the requests to send.
   std::vector<std::shared_ptr<Task>> collect();
-  /// What all ranks send: their requests, and who ends.
+  /// Returns what all ranks send: their requests, and whether they end.
   std::vector<std::string> exchange(const std::string& mine);
   void carry_out(const std::vector<Response>& responses);
-  /// What this rank tells the others when it ends; empty: it goes on.
+  /// The reason that this rank sends to the others when it ends; empty: it continues.
   std::string why_end();
   void warn_of_stalls();
   void end(const std::exception_ptr& why);
@@ -93,16 +94,16 @@ class Exchange {
 
   comm::Group group_;
   ExchangeOptions options_;
-  Negotiation negotiation_; // the thread's
-  Execution execution_;     // the thread's
+  Negotiation negotiation_; // used by the thread only
+  Execution execution_;     // used by the thread only
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Task>> fresh_;             // not sent yet
   std::map<std::string, std::shared_ptr<Task>> waiting_; // sent or not
   bool stopping_ = false;
-  std::exception_ptr ended_; // why
-  std::thread thread_;       // last
+  std::exception_ptr ended_; // the reason
+  std::thread thread_;       // last: uses the others
 };
 
 } // namespace trireme::horovod

@@ -28,7 +28,7 @@ comm::ReduceOp plain_op(Op op) {
   return op == Op::min ? comm::ReduceOp::min : op == Op::max ? comm::ReduceOp::max : comm::ReduceOp::sum;
 }
 
-// What was made in inference mode may be changed in inference mode only.
+// Tensors made in inference mode can only be changed in inference mode.
 void write(at::Tensor output, const at::Tensor& values) {
   const c10::InferenceMode mode(output.is_inference());
   output.copy_(values);
@@ -126,7 +126,7 @@ void Execution::allreduce(const Batch& batch, const std::vector<Operands*>& oper
                                         [](int64_t sum, const Response* one) { return sum + numel_of(one->any()); });
   at::Tensor flat = group_.allocate(numel, request.type, device);
   int64_t begin = 0;
-  const auto for_each = [&](const auto& f) { // f(operands, number of the tensor, its place in `flat`)
+  const auto for_each = [&](const auto& f) { // f(operands, index of the tensor, its part of `flat`)
     begin = 0;
     for (size_t i = 0; i < batch.size(); ++i) {
       const std::vector<Shape>& shapes = batch[i]->any().shapes;
@@ -183,7 +183,7 @@ void Execution::allreduce(const Batch& batch, const std::vector<Operands*>& oper
 
 void Execution::run_one(const Response& response, Operands* operands) {
   const Request& request = response.any();
-  if (request.kind == Kind::barrier || request.kind == Kind::join) { // they have come all this way
+  if (request.kind == Kind::barrier || request.kind == Kind::join) { // done once all ranks have requested it
     return;
   }
   const at::Device device = device_of(request, operands);
@@ -217,7 +217,7 @@ void Execution::run_one(const Response& response, Operands* operands) {
   operands->done.record(stream);
 }
 
-// Ranks may have different numbers of rows: each sends as many as the one with most.
+// Ranks may have different numbers of rows; each sends as many as the largest.
 void Execution::allgather(const Response& response, Operands& operands) {
   const at::Tensor& input = operands.inputs.front();
   int64_t most = 0;

@@ -14,13 +14,13 @@
 
 namespace trireme::horovod {
 
-/// What this rank gave for a name, and what it gets.
+/// This rank's tensors for a request, and their results.
 struct Operands {
-  std::vector<at::Tensor> inputs;  // on a device: complete after `ready`
-  std::vector<at::Tensor> outputs; // where it is done in place; empty: made here
+  std::vector<at::Tensor> inputs;  // on a GPU: complete after `ready`
+  std::vector<at::Tensor> outputs; // of operations in place; empty: made during execution
   device::Event ready{at::kCPU};
 
-  std::optional<at::ScalarType> type; // of outputs that are made here, if not the inputs'
+  std::optional<at::ScalarType> type; // of outputs that are made during execution, if not the inputs'
 
   std::vector<int64_t> received; // of allgather and alltoall: rows from each rank
   device::Event done{at::kCPU};
@@ -30,16 +30,15 @@ struct Operands {
   }
 };
 
-/// Carries out what all ranks of a group have asked for, in the order they agreed on. One thread.
+/// Carries out the requests of all ranks of a group in the agreed order. For one thread.
 class Execution {
  public:
-  /// Allreduces of one type that are ready together are done as one, of at most `fusion_bytes`. A tensor larger than
-  /// that is done alone. `device`: of a rank that joins before it has given a tensor of a device.
+  /// Fuses allreduces of one type that are ready at the same time, up to `fusion_bytes`. A larger tensor is reduced
+  /// alone. `device`: for a rank that joins before its first tensor on a GPU.
   Execution(comm::Group group, int64_t fusion_bytes, at::Device device);
 
-  /// `operands_of` gives what this rank asked for; null where it has joined. Collective.
-  /// Calls `finished` for each response, when its outputs are there or, on a device, are what comes next on the
-  /// caller's stream after Operands::done.
+  /// `operands_of` returns this rank's operands; null if it has joined. Collective. Calls `finished` for each response
+  /// when its outputs are complete or, on a GPU, when they are ready for the caller's stream after Operands::done.
   void run(const std::vector<Response>& responses, const std::function<Operands*(const Response&)>& operands_of,
            const std::function<void(const Response&)>& finished);
 
@@ -61,7 +60,7 @@ class Execution {
   at::Device last_device_;
 };
 
-/// How many rows of `rows` rank r gets of a reducescatter: the first ranks get one more where they do not divide.
+/// The number of `rows` that rank r gets of a reducescatter: the first ranks get one more if they do not divide evenly.
 int64_t rows_of_rank(int64_t rows, int rank, int ranks);
 
 } // namespace trireme::horovod

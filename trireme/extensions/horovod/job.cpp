@@ -17,7 +17,7 @@
 namespace trireme::horovod {
 namespace {
 
-/// From init() to shutdown().
+/// State between init() and shutdown().
 struct Job {
   std::optional<comm::World> own;
   comm::World* world = nullptr;
@@ -48,7 +48,7 @@ ExchangeOptions options_of_environment() {
     const auto [end, error] = std::from_chars(cycle->data(), cycle->data() + cycle->size(), milliseconds);
     if (error != std::errc() || end != cycle->data() + cycle->size() || !(milliseconds >= 0 && milliseconds < 1e6)) {
       throw InputError("horovod", concat("HOROVOD_CYCLE_TIME is \"", *cycle, "\""),
-                       "Give it milliseconds, for example 1.");
+                       "Set it to milliseconds, for example 1.");
     }
     options.cycle = std::chrono::microseconds(std::llround(1000 * milliseconds));
   }
@@ -69,12 +69,12 @@ std::optional<at::Device> device_of(const comm::World& world) {
   try {
     const at::Device device = device::choose("auto", world.local_rank(), world.local_size());
     return device.is_cpu() ? std::nullopt : std::optional(device);
-  } catch (const InputError&) { // more ranks than cards: tensors of the host, or of cards that the program chooses
+  } catch (const InputError&) { // more ranks than GPUs: tensors on the host, or on GPUs that the program chooses
     return std::nullopt;
   }
 }
 
-// Hosts as the ranks lie on them: in blocks, or in turns.
+// Counts the hosts that have a rank with this local rank, however ranks are placed.
 void find_hosts(Job& job) {
   const comm::Group& group = job.world->group();
   const at::Tensor mine = at::full({1}, job.world->local_rank(), at::kLong);
@@ -200,7 +200,7 @@ ProcessSet add_process_set(std::vector<int> ranks) {
       ranks.back() >= size()) {
     throw InputError(
         "horovod",
-        concat("a process set of ", ranks.size(), " ranks that are not different numbers from 0 to ", size() - 1),
+        concat("a process set of ", ranks.size(), " ranks, which are not distinct numbers from 0 to ", size() - 1),
         "Name each rank once.");
   }
   const auto found = std::find(ranks.begin(), ranks.end(), rank());

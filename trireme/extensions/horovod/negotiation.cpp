@@ -15,7 +15,7 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-// Whether a rank that has joined has something neutral to give: zeros.
+// Whether a rank that has joined can contribute zeros.
 bool may_lack_a_rank(const Request& request) {
   return request.kind == Kind::barrier || (request.kind == Kind::allreduce && request.op != Op::min &&
                                            request.op != Op::max && request.op != Op::product);
@@ -63,8 +63,8 @@ std::vector<Response> Negotiation::take_ready() {
     } else if (!may_lack_a_rank(response.any()) &&
                !std::all_of(response.of_rank.begin(), response.of_rank.end(),
                             [](const auto& request) { return request.has_value(); })) {
-      response.error = concat(name_of(response.any().kind), " of \"", at->first,
-                              "\", but a rank has joined and has nothing to give");
+      response.error =
+          concat(name_of(response.any().kind), " of \"", at->first, "\", but a rank has joined and has no data for it");
     }
     ready.emplace_back(at->second.number, std::move(response));
     at = waiting_.erase(at);

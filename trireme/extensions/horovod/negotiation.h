@@ -9,10 +9,10 @@
 
 namespace trireme::horovod {
 
-/// A name for which all ranks have asked, or whose requests do not fit together.
+/// A name that all ranks have requested, or whose requests disagree.
 struct Response {
   std::string name;
-  /// What each rank of the group asked for; none of ranks that have joined.
+  /// Each rank's request; none from ranks that have joined.
   std::vector<std::optional<Request>> of_rank;
   /// Empty: to be carried out.
   std::string error;
@@ -21,11 +21,11 @@ struct Response {
   const Request& any() const;
 };
 
-/// Finds out which operations all ranks have asked for, and in which order they are carried out.
+/// Determines which operations all ranks have requested, and their order.
 ///
-/// Every rank has one and gives it the same requests in the same order, so all come to the same answers: nobody
-/// coordinates. Ranks may ask for names in different orders. A rank that has joined takes part in allreduce and barrier
-/// from then on, with nothing to add.
+/// Every rank has one and adds the same requests in the same order, so all reach the same result without a coordinator.
+/// Ranks may request names in different orders. A rank that has joined takes part in allreduce and barrier from then
+/// on, with zeros.
 class Negotiation {
  public:
   using Clock = std::chrono::steady_clock;
@@ -34,23 +34,22 @@ class Negotiation {
 
   /// Adds a request of a rank.
   void add(int rank, Request request, Clock::time_point now = Clock::now());
-  /// Returns what has become ready, in the order of asking, and forgets it. When all ranks have joined, the last
-  /// response is "join", and they have not joined any more; its root is the rank that joined last.
+  /// Removes and returns what is ready, in the order of the requests. When all ranks have joined, the last response is
+  /// "join", its root is the rank that joined last, and no rank counts as joined any more.
   std::vector<Response> take_ready();
 
   bool has_joined(int rank) const {
     return joined_[static_cast<size_t>(rank)];
   }
-  /// Names that some ranks asked for `age` ago, and others have not: a line for each, with the ranks that are missing.
-  /// Tells of a name once.
+  /// One line per name that only some ranks requested `age` ago, with the missing ranks. Reports each name once.
   std::vector<std::string> stalled(std::chrono::duration<double> age, Clock::time_point now = Clock::now());
-  /// The age of the oldest name that waits; zero if none does.
+  /// The age of the oldest waiting name; zero if there is none.
   std::chrono::duration<double> oldest(Clock::time_point now = Clock::now()) const;
 
  private:
   struct PendingOperation {
     std::vector<std::optional<Request>> of_rank;
-    int64_t number; // in the order in which names were first asked for
+    int64_t number; // order of the first requests
     Clock::time_point since;
     bool told = false;
   };

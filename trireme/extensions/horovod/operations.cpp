@@ -24,8 +24,7 @@ Request request_of(Kind kind, const std::string& name, const std::vector<at::Ten
   request.name = name;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) {
-      throw InputError("horovod", concat(quoted(request), ": an undefined tensor"),
-                       "Give a tensor of zeros where there is nothing.");
+      throw InputError("horovod", concat(quoted(request), ": an undefined tensor"), "Pass a tensor of zeros instead.");
     }
     if (tensor.layout() != at::kStrided) {
       throw InputError("horovod", concat(quoted(request), ": a sparse tensor"),
@@ -33,7 +32,7 @@ Request request_of(Kind kind, const std::string& name, const std::vector<at::Ten
     }
     if (tensor.scalar_type() != tensors.front().scalar_type() || tensor.device() != tensors.front().device()) {
       throw InputError("horovod", concat(quoted(request), ": tensors of different types or devices"),
-                       "Group those that have the same.");
+                       "Group only tensors of one type and device.");
     }
     request.shapes.push_back(tensor.sizes().vec());
   }
@@ -52,7 +51,7 @@ void check_rows(const Request& request) {
 
 Request reduction_of(Kind kind, const std::vector<at::Tensor>& tensors, const AllreduceOptions& options) {
   if (tensors.empty()) {
-    throw InputError("horovod", concat(name_of(kind), " of no tensors"), "Give at least one.");
+    throw InputError("horovod", concat(name_of(kind), " of no tensors"), "Pass at least one.");
   }
   Request request = request_of(kind, options.name, tensors);
   request.op = options.op;
@@ -63,11 +62,11 @@ Request reduction_of(Kind kind, const std::vector<at::Tensor>& tensors, const Al
     throw InputError(
         "horovod",
         concat(quoted(request), ": ", name_of(options.op), " of numbers of type ", at::toString(request.type)),
-        "Use Op::sum without factors for whole numbers, or a floating-point tensor.");
+        "Use Op::sum without factors for integers, or a floating-point tensor.");
   }
   const int ranks = static_cast<int>(state_of(options.process_set).ranks.size());
   if (options.op == Op::adasum && (ranks & (ranks - 1)) != 0) {
-    throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number is to be a power of two"),
+    throw InputError("horovod", concat("Adasum over ", ranks, " ranks: their number must be a power of two"),
                      "Use Op::average, or another number of ranks.");
   }
   return request;
@@ -93,7 +92,8 @@ Handle reduce_async(Kind kind, std::vector<at::Tensor> tensors, const AllreduceO
   if (kind == Kind::reducescatter) {
     check_rows(request);
     if (options.op != Op::average && options.op != Op::sum) {
-      throw InputError("horovod", concat("reducescatter with ", name_of(options.op)), "It knows sums and averages.");
+      throw InputError("horovod", concat("reducescatter does not support ", name_of(options.op)),
+                       "Use Op::average or Op::sum.");
     }
   }
   const at::ScalarType type = tensors.front().scalar_type();
@@ -111,7 +111,7 @@ Handle submit_one(Kind kind, const at::Tensor& tensor, const std::string& name, 
   return member_of(set).submit(std::move(request), {input}, std::move(outputs));
 }
 
-// Of its own: ranks that come to two of them in different orders do not take one for the other.
+// Gradients have names of their own: ranks that reach two of them in different orders must not confuse them.
 std::string name_of_gradient(const Handle& handle) {
   return "gradient of " + handle->request.name;
 }
@@ -173,7 +173,7 @@ at::Tensor allgather(const at::Tensor& tensor, const std::string& name, const Pr
   if (!follows({tensor})) {
     return result;
   }
-  // What all ranks have for this rank's rows, added up.
+  // The gradient sums over all ranks what they have for this rank's rows.
   return with_gradient(
              {tensor}, {std::move(result)},
              [set, name = name_of_gradient(handle), rows = handle->operands.received,
@@ -193,8 +193,9 @@ Handle broadcast_into(const at::Tensor& tensor, int root, const std::string& nam
       Kind::broadcast, tensor, name, set,
       [&](Request& request) {
         if (root < 0 || root >= set.size()) {
-          throw InputError("horovod", concat(quoted(request), " from rank ", root, ", and there are ", set.size()),
-                           "Name a rank from 0 on.");
+          throw InputError("horovod",
+                           concat(quoted(request), " from rank ", root, ", but there are ", set.size(), " ranks"),
+                           "Give a root from 0 to the number of ranks - 1.");
         }
         request.root = root;
       },
@@ -217,7 +218,8 @@ at::Tensor broadcast(const at::Tensor& tensor, int root, const std::string& name
                            const std::vector<at::Tensor>& gradients) -> std::vector<at::Tensor> {
                          at::Tensor sum =
                              allreduce(gradients.front(), {.name = name, .op = Op::sum, .process_set = set});
-                         // Zeros that were made of the sum: all ranks have the same graph for second derivatives.
+                         // Zeros are computed from the sum, so that all ranks have the same graph for second
+                         // derivatives.
                          return {set.rank() == root ? std::move(sum)
                                                     : sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0)};
                        })
@@ -241,7 +243,7 @@ std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, c
       if (rows % set.size() != 0) {
         throw InputError("horovod",
                          concat(quoted(request), ": ", rows, " rows do not divide by ", set.size(), " ranks"),
-                         "Give splits.");
+                         "Pass splits.");
       }
       request.splits.assign(static_cast<size_t>(set.size()), rows / set.size());
     }
@@ -253,7 +255,7 @@ std::pair<at::Tensor, std::vector<int64_t>> alltoall(const at::Tensor& tensor, c
       throw InputError("horovod",
                        concat(quoted(request), ": ", request.splits.size(), " splits for ", set.size(), " ranks and ",
                               rows, " rows"),
-                       "Give one number of rows for each rank, which add up to all of them.");
+                       "Give one number of rows per rank, with the tensor's rows as their sum.");
     }
   });
   at::Tensor result = synchronize(handle);
@@ -292,7 +294,7 @@ void barrier(const ProcessSet& set) {
 int join() {
   const Handle handle = member_of({}).submit(request_of(Kind::join, "join", {}), {});
   handle->wait();
-  state_of({}).number_anew(); // ranks have done different numbers of operations
+  state_of({}).number_anew(); // ranks have called different numbers of operations
   return handle->last_joined;
 }
 

@@ -18,10 +18,9 @@ std::string bytes_of(const torch::optim::Optimizer& optimizer) {
 void load_bytes(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   std::istringstream stream(bytes);
   torch::serialize::InputArchive archive;
-  archive.load_from(
-      stream,
-      optimizer.param_groups().front().params().front().device()); // those that were saved may be on another one
-  optimizer.state().clear();                                       // what the other one has not got
+  archive.load_from(stream,
+                    optimizer.param_groups().front().params().front().device()); // saved ones may be on another device
+  optimizer.state().clear(); // removes states that the saved optimizer lacks
   optimizer.load(archive);
 }
 

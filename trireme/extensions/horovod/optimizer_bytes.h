@@ -8,9 +8,9 @@ class Optimizer;
 
 namespace trireme::horovod {
 
-/// The options of an optimizer's groups and its states, of any of torch's optimizers.
+/// Serializes group options and states of any torch optimizer.
 std::string bytes_of(const torch::optim::Optimizer& optimizer);
-/// Makes them those of `bytes`, from an optimizer of the same groups. Parameters are on one device.
+/// Loads `bytes` of an optimizer with the same groups. All parameters must be on one device.
 void load_bytes(torch::optim::Optimizer& optimizer, const std::string& bytes);
 
 } // namespace trireme::horovod

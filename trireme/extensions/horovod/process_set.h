@@ -21,7 +21,7 @@ class ProcessSet::State {
       exchange = std::make_unique<Exchange>(group, options);
     }
   }
-  /// Gives an operation without a name its number: last, so that one that is refused on this rank alone takes none.
+  /// Numbers an operation without a name; after all checks, so that one refused on this rank alone takes no number.
   std::shared_ptr<Task> submit(Request request, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs = {},
                                std::optional<at::ScalarType> type = std::nullopt) {
     if (request.name.empty()) {
@@ -35,17 +35,17 @@ class ProcessSet::State {
     }
   }
 
-  const std::vector<int> ranks; // of the world
-  const int rank;               // in the set; -1: not in it
+  const std::vector<int> ranks; // ranks of the world
+  const int rank;               // within the set; -1: not in it
   std::unique_ptr<Exchange> exchange;
 
  private:
   std::array<std::atomic<int64_t>, 8> numbers{};
 };
 
-/// Of all ranks where `set` is empty. Errors: InputError before init().
+/// The set of all ranks if `set` is empty. Errors: InputError before init().
 ProcessSet::State& state_of(const ProcessSet& set);
-/// The same for what only its members may do. Errors: InputError for other ranks.
+/// The same for operations that only members may call. Errors: InputError for other ranks.
 ProcessSet::State& member_of(const ProcessSet& set);
 
 } // namespace trireme::horovod

@@ -17,7 +17,7 @@ std::string text_of(const Shape& shape) {
   return text + "]";
 }
 
-// What all ranks must have alike, as a word and its value.
+// A property that must be the same on all ranks, as name and value.
 using Trait = std::pair<const char*, std::string>;
 
 std::vector<Trait> traits_of(const Request& request) {
@@ -27,10 +27,10 @@ std::vector<Trait> traits_of(const Request& request) {
   }
   traits.emplace_back("type", c10::toString(request.type));
   traits.emplace_back("number of tensors", std::to_string(request.shapes.size()));
-  traits.emplace_back("device", request.on_device ? "a device" : "the host");
+  traits.emplace_back("device", request.on_device ? "a GPU" : "the host");
   const bool rows_differ = request.kind == Kind::allgather || request.kind == Kind::alltoall;
   for (const Shape& shape : request.shapes) {
-    traits.emplace_back(rows_differ ? "shape behind the first dim" : "shape",
+    traits.emplace_back(rows_differ ? "shape after the first dim" : "shape",
                         text_of(rows_differ && !shape.empty() ? Shape(shape.begin() + 1, shape.end()) : shape));
   }
   if (request.kind == Kind::allreduce || request.kind == Kind::reducescatter) {

@@ -20,7 +20,7 @@ const char* name_of(Op op);
 
 using Shape = std::vector<int64_t>;
 
-/// What a rank wants done with the tensors of a name, as the others have to know it.
+/// A rank's request for a name, as far as other ranks need it.
 struct Request {
   Kind kind = Kind::allreduce;
   std::string name;
@@ -31,14 +31,14 @@ struct Request {
   double prescale = 1;
   double postscale = 1;
   std::vector<int64_t> splits; // of alltoall: rows for each rank
-  bool on_device = false;      // not on the host
+  bool on_device = false;      // otherwise on the host
 
   nlohmann::json to_json() const;
   static Request from_json(const nlohmann::json& json);
 };
 
-/// Compares the requests of all ranks for one name; `of_rank` has none for ranks that have joined. Returns a sentence
-/// that says what differs on which ranks, or nullopt where they fit together.
+/// Compares the requests of all ranks for one name; `of_rank` has none of ranks that have joined. Returns a sentence
+/// with the first difference and its ranks, or nullopt if they agree.
 std::optional<std::string> mismatch(const std::vector<std::optional<Request>>& of_rank);
 
 } // namespace trireme::horovod

@@ -10,10 +10,10 @@ SparseHandle sparse_allreduce_async(const at::Tensor& tensor, const AllreduceOpt
       options.name.empty() ? "sparse_allreduce without a name" : concat("sparse_allreduce of \"", options.name, '"');
   if (!tensor.defined() || tensor.layout() != at::kSparse || !tensor.is_floating_point()) {
     throw InputError("horovod", concat(what, ": not a sparse tensor (COO) of floating-point numbers"),
-                     "Use allreduce() for others.");
+                     "Use allreduce() for other tensors.");
   }
   if (options.op != Op::average && options.op != Op::sum) {
-    throw InputError("horovod", concat(what, " with ", name_of(options.op)), "It knows sums and averages.");
+    throw InputError("horovod", concat(what, " does not support ", name_of(options.op)), "Use Op::average or Op::sum.");
   }
   const at::Tensor mine = tensor.detach().coalesce();
   const bool half = options.compression == Compression::fp16;

@@ -20,7 +20,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The source of an output of f.
+// Where an output of f comes from.
 struct Source {
   enum Kind { undefined, input, plain, differentiable } kind;
   int64_t index = 0; // of the input, or among the differentiable outputs
@@ -98,14 +98,14 @@ struct Record : torch::CustomClassHolder {
                   concat("a recomputed function returned different tensors in backward (",
                          describe(now, types_now, again.sources.size()), ") than in forward (",
                          describe(before, types, sources.size()), ')'),
-                  "It must depend on its inputs and on random numbers only, and on nothing that changes between "
+                  "Make it depend only on its inputs and on random numbers, not on anything that changes between "
                   "forward and backward.");
     }
   }
 };
 
-// Callbacks of an inner backward that wait for the outermost one. The slot follows autograd's work to other threads,
-// which a thread_local would not. Only mobile builds of libtorch use it otherwise.
+// Callbacks of an inner backward that wait for the outermost one. Unlike a thread_local, the slot follows autograd's
+// work to other threads. Otherwise only mobile builds of libtorch use it.
 struct Frame : c10::DebugInfoBase {
   std::mutex mutex;
   std::vector<std::function<void()>> waiting;
@@ -161,7 +161,7 @@ variable_list saved_inputs(const torch::autograd::AutogradContext& context) {
       throw;
     }
     throw Error("recompute", "an input of a recomputed function was modified in place between forward and backward",
-                "Backward needs it as it was: use the out-of-place operation on it, or clone it first.");
+                "Backward needs the original: use the out-of-place operation, or clone the input first.");
   }
 }
 
@@ -193,7 +193,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
     variable_list results(record->requires_grad.size() + 2);
     if (at::GradMode::is_enabled()) {
       throw Error("recompute", "double backward (create_graph) through a recomputed function is not supported",
-                  "It needs the activations: do not recompute this function.");
+                  "Do not recompute this function: double backward needs its activations.");
     }
     if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& grad) { return grad.defined(); })) {
       return results;

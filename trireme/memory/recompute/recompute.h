@@ -20,30 +20,28 @@ struct Options {
   Tensors buffers = {};
 };
 
-/// Calls f without keeping its activations (activations::run() decides between that and other ways); backward calls f
-/// again on the same inputs.
+/// Calls f without keeping its activations; backward calls f again on the same inputs. activations::run() chooses
+/// between this and other policies.
 ///
-/// Results and gradients are bit-equal to f(inputs). Only the inputs are kept between forward and backward.
-/// Peak memory of a model in k such parts: the parts' inputs and one part's activations. Cost: one more
-/// forward of f. Inputs and outputs may be any tensors: without a gradient, integer, boolean, undefined; an
-/// input that f returns unchanged is returned as the same tensor. Parameters inside f get their gradients as
-/// usual. f may itself recompute. If no gradient is needed, f is simply called.
+/// Results and gradients are bit-equal to f(inputs). Only the inputs are kept between forward and backward. Peak memory
+/// of a model in k such parts: the inputs of all parts and the activations of one. Cost: one more forward of f. Inputs
+/// and outputs may be any tensors: without a gradient, integer, boolean, undefined. An input that f returns unchanged
+/// is returned as the same tensor. Parameters inside f get their gradients as usual. f may itself recompute. If no
+/// gradient is needed, f is simply called.
 ///
-/// f is kept until backward, and must do the same both times. Random generators and autocast
-/// are restored for the second call; other state that f reads, such as the training mode, is not. Buffers
-/// that f changes and Options does not name change twice.
+/// f is kept until backward, and must do the same both times. Random generators and autocast are restored for the
+/// second call; other state that f reads, such as the training mode, is not. Buffers that f changes and Options does
+/// not name change twice.
 ///
-/// Differentiate with backward(): torch::autograd::grad() does not see the parameters inside f and fills their
-/// gradients all the same. A parameter that two recomputed functions use gets its gradient in two pieces, so hooks on
-/// it run twice.
+/// Use backward(): torch::autograd::grad() does not see the parameters inside f, but still fills their gradients. A
+/// parameter that two recomputed functions use gets two gradients, so its hooks run twice.
 ///
-/// Errors: InputError when f changes one of its inputs in place. In backward: Error when an input was
-/// modified in place since, when f returns other shapes, types or numbers of tensors the
-/// second time, or for a backward that wants derivatives of derivatives (create_graph).
-/// Source: Chen et al. 2016, arXiv:1604.06174.
+/// Errors: InputError if f changes one of its inputs in place. In backward, Error if an input has been modified in
+/// place since, if f returns other shapes, types or numbers of tensors the second time, or for derivatives of
+/// derivatives (create_graph). Source: Chen et al. 2016, arXiv:1604.06174.
 Tensors run(const Function& f, const Tensors& inputs, const Options& options = {});
 
-/// The same for a callable of tensors. Returns what f returns: a tensor, a vector, a pair or a tuple.
+/// The same for a callable of tensors. Returns the result of f: a tensor, a vector, a pair or a tuple.
 ///
 ///   at::Tensor y = trireme::recompute::call([&](at::Tensor x) { return block->forward(x); }, x);
 template <typename F, typename... T>
@@ -62,12 +60,11 @@ auto call(F f, const T&... tensors) {
   return take<Result>(run(listed, Tensors{at::Tensor(tensors)...}), position);
 }
 
-/// True if the backward that runs on this thread is the inner one of a recomputation.
+/// True if the backward on this thread is the inner one of a recomputation.
 bool in_backward();
 
-/// Calls f when the outermost backward that is running ends. autograd's queue_callback would
-/// call it at the end of a recomputation's inner backward. Errors: c10::Error outside of a
-/// backward.
+/// Calls f at the end of the outermost running backward. (autograd's queue_callback would call it at the end of a
+/// recomputation's inner backward.) Errors: c10::Error outside of a backward.
 void queue_at_end(std::function<void()> f);
 
 } // namespace trireme::recompute

@@ -13,8 +13,8 @@ thread_local Saver* present = nullptr;
 
 class AskingEngine : public torch::autograd::Engine {
  public:
-  // An engine starts device threads at its first backward, but only the first engine of a process does. This starts
-  // those of both, in this order.
+  // Engines start device threads at their first backward, but only in the first engine of a process. This starts those
+  // of both, in this order.
   explicit AskingEngine(Engine& before) {
     before.initialize_device_threads_pool();
     start_device_threads();

@@ -177,7 +177,7 @@ pipeline::HeldMicroBatches most_waiting(const Run& run, int64_t stage, int64_t c
              : pipeline::HeldMicroBatches{run.in_flight.at(stage).at(chunk), 0};
 }
 
-// What is moved of a micro-batch in one chunk.
+// Activations that a micro-batch moves in one chunk.
 struct Leaving {
   int64_t to_host = 0;
   int64_t surely_to_host = 0;

@@ -8,8 +8,8 @@
 
 namespace trireme::estimate {
 
-/// What a rank gathers per step of ZeRO stage 3 once the order of units is known: every unit for its forward and its
-/// backward, except those that are still gathered (zero::ParameterCoordinator).
+/// Units that a rank gathers per step of ZeRO stage 3 once the order of units is known: every unit for its forward and
+/// its backward, except those that are still gathered (zero::ParameterCoordinator).
 struct GatherPlan {
   /// Gathers per step, by unit (units_of()).
   std::vector<int64_t> times;

@@ -20,7 +20,7 @@ struct MemoryAtHand {
 };
 
 /// Reads MemAvailable and free swap; the limits of this process's control groups (versions 1 and 2, with their parents)
-/// less what they use and cannot drop; and RLIMIT_AS. What cannot be read sets no limit.
+/// less what they use and cannot drop; and RLIMIT_AS. A value that cannot be read sets no limit.
 MemoryAtHand memory_at_hand(const std::filesystem::path& proc = "/proc",
                             const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 

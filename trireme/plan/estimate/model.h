@@ -44,7 +44,7 @@ struct Layer {
   bool is_unit = false;
   /// Its backward reads the parameters; an embedding's backward reads only indices.
   bool reads_parameters_in_backward = true;
-  /// What autograd keeps from forward to backward, including the input if backward needs it.
+  /// Bytes that autograd keeps from forward to backward, including the input if backward needs it.
   int64_t kept = 0;
   /// The input: kept instead if the layer begins a group that is recomputed.
   int64_t input = 0;
@@ -52,8 +52,8 @@ struct Layer {
   int64_t output = 0;
   /// Peak of backward in addition to `kept`: gradients of activations and new gradients of parameters.
   int64_t working = 0;
-  /// What a split backward holds, in addition to `kept`, until it computes the gradients of weights: gradients of the
-  /// outputs of all submodules with weights.
+  /// Bytes that a split backward holds, in addition to `kept`, until it computes the gradients of weights: gradients of
+  /// the outputs of all submodules with weights.
   int64_t put_off = 0;
 
   /// Bytes of one pass over the tensor axis: an all-gather or a reduce-scatter of them; an all-reduce is two passes.
@@ -111,7 +111,7 @@ struct Conditions {
 /// keeps three [B, A, T, T], and each dropout its noise.
 ///
 /// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are split by columns, both c_proj by rows,
-/// embedding and head by the vocabulary; everything else is whole. Of the 16, 12 are split: queries to attention's
+/// embedding and head by the vocabulary; everything else is whole. Twelve of the 16 are split: queries to attention's
 /// output (4) and GELU's (8). With sequence_parallel (Korthikanti et al. 2022, arXiv:2205.05198) the input, the sum and
 /// the norms' outputs are split too, and backward gathers the inputs of matrices again.
 ///

@@ -29,7 +29,7 @@ int64_t power_of_two(int64_t bytes) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
 }
 
-// Of buckets with these sizes, the largest ones, at most `most`.
+// The largest buckets of these sizes, at most `most`.
 FileBuffers largest_of(std::vector<int64_t> sizes, int64_t most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ssize(sizes)), most);
   std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());

@@ -36,8 +36,8 @@ struct FileBuffers {
   int64_t pinned_bytes = 0; ///< of their pinned blocks, powers of two
 };
 
-/// What a rank offloads of a flat buffer. In bytes, unless named elements. In files, each array's part of a bucket is
-/// padded to blocks of 4096 bytes.
+/// The offloaded part of a rank's flat buffer. In bytes, unless named elements. In files, each array's part of a bucket
+/// is padded to blocks of 4096 bytes.
 struct Elsewhere {
   /// Elements whose masters and states are offloaded. With a ratio on a GPU: whole buckets from the front whose middle
   /// lies within the share.
@@ -75,7 +75,7 @@ Elsewhere elsewhere_of(const Run& run, const bucket::FlatLayout& layout);
 Elsewhere elsewhere_of(const Run& run, const std::vector<const bucket::FlatLayout*>& trained,
                        const std::vector<const bucket::FlatLayout*>& frozen);
 
-/// What a rank of a pipeline stage has on its GPU's host and in files, and what it moves per step. Empty without
+/// Bytes that a rank of a pipeline stage has on its GPU's host and in files, and moves per step. Empty without
 /// offload and without moved activations.
 struct StageMoves {
   int64_t stage = 0;

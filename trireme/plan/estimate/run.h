@@ -46,7 +46,7 @@ struct Run {
     std::vector<Computation> computations;
     int64_t repeats = 1;
   };
-  /// What each stage computes in a step with this many micro-batches, in order.
+  /// Computations of each stage in a step with this many micro-batches, in order.
   struct Programs {
     int64_t micro_batches = 1;
     std::vector<std::vector<Phase>> stages;
@@ -87,7 +87,7 @@ struct Run {
   /// Bytes that the data set and its loader hold.
   int64_t data_bytes = 0;
 
-  /// What is offloaded between uses. With a GPU, its host's memory is offload memory too.
+  /// Offload between uses. With a GPU, its host's memory is offload memory too.
   offload::Options offload;
   bool on_device = false;
   bool moves_states() const {

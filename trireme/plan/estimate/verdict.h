@@ -12,8 +12,8 @@ namespace trireme::estimate {
 
 /// Host memory that a run needs.
 struct Need {
-  /// What the lower bound counts: "model states and activations" of ranks on the CPU; for ranks on GPUs what they
-  /// offload, or a model in one piece at the start.
+  /// Name of what the lower bound counts: "model states and activations" of ranks on the CPU; for ranks on GPUs what
+  /// they offload, or a model in one piece at the start.
   std::string what;
   int64_t least_of_a_rank = 0;
   int64_t least_of_all = 0;

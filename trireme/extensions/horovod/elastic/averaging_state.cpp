@@ -39,7 +39,7 @@ void AveragingState::mean(bool mine, int64_t counted) {
   for (const auto& [tensor, sum] : sums) {
     results.push_back(synchronize(sum));
   }
-  for (size_t i = 0; i < sums.size(); ++i) { // all or none: a rank that is lost leaves no half of a mean
+  for (size_t i = 0; i < sums.size(); ++i) { // all or none: a lost rank must not leave half of a mean
     sums[i].first.copy_(results[i]);
   }
 }

@@ -11,42 +11,41 @@
 
 namespace trireme::horovod::elastic {
 
-/// The state of replicas that step by themselves and average their parameters every few steps (local SGD, Stich 2018,
-/// arXiv:1805.09767): a rank that is lost or comes changes the average, not the run.
+/// State of replicas that step separately and average their parameters every few steps (local SGD, Stich 2018,
+/// arXiv:1805.09767). A rank that is lost or joins changes the average, not the run.
 ///
 ///   for (; step < kSteps;) {
-///     ... loss.backward(); adam.step();          // no DistributedOptimizer: nothing travels
+///     ... loss.backward(); adam.step();          // no DistributedOptimizer: nothing is sent
 ///     if (++step % 50 == 0) { state.average(); }
 ///   }
 ///
-/// Where a rank is lost, nobody goes back: the others average what they have when they meet again, which is the meeting
-/// that failed, without the lost one. One that comes begins with the mean and rank 0's optimizer states. Objects
-/// (steps, samplers) are rank 0's after each loss. A replica that had gone on from a meeting at which another one
-/// failed keeps the steps that it made alone.
+/// If a rank is lost, no replica goes back: the others repeat the failed averaging step in the new round, without it. A
+/// joining replica starts with the mean and rank 0's optimizer states. Objects (steps, samplers) are rank 0's after
+/// each loss. A replica that had already left an averaging step which failed on another one keeps the steps made since.
 class AveragingState : public ObjectState {
  public:
   using ObjectState::add;
-  /// Parameters and buffers that are floating point are averaged, in fp32 at least; others are rank 0's.
+  /// Floating-point parameters and buffers are averaged, in fp32 or wider; others are rank 0's.
   void add(const std::string& name, torch::nn::Module& module);
   /// Each replica keeps its own states.
   void add(const std::string& name, torch::optim::Optimizer& optimizer);
 
-  /// Makes every replica the mean of all, then does what check_host_updates() does. Collective; 2P(N-1)/N bytes sent
+  /// Makes every replica the mean of all, then does the same as check_host_updates(). Collective. Sends 2P(N-1)/N bytes
   /// for P bytes of fp32 values and N ranks.
   void average();
 
   void save() override {}
-  /// Everybody keeps what it has.
+  /// Does nothing: each replica keeps its values.
   void restore() override {}
   void sync() override;
 
  private:
-  /// `mine`: whether this rank's values count, of which `counted` do.
+  /// `mine`: whether this rank's values count; `counted`: the number of ranks whose values do.
   void mean(bool mine, int64_t counted);
 
   std::vector<std::pair<std::string, torch::nn::Module*>> modules_;
   std::vector<torch::optim::Optimizer*> optimizers_;
-  bool trained_ = false; // has been alike with others before
+  bool trained_ = false; // has been synchronised before
 };
 
 } // namespace trireme::horovod::elastic

@@ -2,11 +2,12 @@
 
 namespace trireme::horovod::elastic {
 
-/// Ends a round that has no fault; run() catches it. No std::exception, so that a program's own handlers let it pass.
+/// Ends a round without a failure; run() catches it. Not a std::exception, so that a program's own handlers let it
+/// pass.
 struct MembersChanged {};
 
-/// Throws MembersChanged on all ranks, or on none, where processes have come or gone. Collective; does nothing outside
-/// of an elastic run().
+/// Throws MembersChanged on all ranks if processes have joined or left, otherwise on none. Collective; does nothing
+/// outside an elastic run().
 void end_round_if_changed();
 
 } // namespace trireme::horovod::elastic

@@ -16,18 +16,18 @@
 namespace trireme::horovod::elastic {
 namespace {
 
-store::Meeting* open_meeting = nullptr; // while run() trains: only its thread looks at it
-/// A rank that is late for an operation by this much is left out of the next round, also if it lives, unless
-/// TRIREME_TIMEOUT says otherwise.
+store::Meeting* open_meeting = nullptr; // during run(); only its thread uses it
+/// A rank that is this late for an operation is left out of the next round, even if it is alive, unless TRIREME_TIMEOUT
+/// says otherwise.
 constexpr std::chrono::milliseconds kLateRank{60'000};
-int finished_trainings = 0; // in this process: all of a job have run() finish them in the same order
+int finished_trainings = 0; // in this process; run() finishes them in the same order on all processes
 
 int number_of(std::string_view text, const char* variable) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number < 1) {
-    throw InputError("elastic", concat(variable, " has \"", text, "\" where a number from 1 on is to be"),
-                     "Correct it, or unset it.");
+    throw InputError("elastic", concat(variable, ": expected a whole number >= 1, got \"", text, "\""),
+                     "Correct or unset it.");
   }
   return number;
 }
@@ -35,8 +35,8 @@ int number_of(std::string_view text, const char* variable) {
 store::Endpoint endpoint_of(const std::string& place) {
   const size_t colon = place.rfind(':');
   if (colon == std::string::npos || colon == 0) {
-    throw InputError("elastic", concat("the store of an elastic run is \"", place, "\""),
-                     "Give HOST:PORT, where \"trireme store\" runs.");
+    throw InputError("elastic", concat("the store of an elastic run is \"", place, "\", which is not HOST:PORT"),
+                     "Give HOST:PORT of \"trireme store\".");
   }
   return {place.substr(0, colon), number_of(std::string_view(place).substr(colon + 1), "TRIREME_ELASTIC")};
 }
@@ -68,7 +68,8 @@ store::MeetingOptions meeting_options(const std::string& place, const RunOptions
 
 enum class End { done, lost, changed };
 
-/// One round, whose world is closed without an exception under way: it would tell the others that this rank has failed.
+/// Trains one round. Its world must be closed outside of an exception, which would tell the others that this rank has
+/// failed.
 End train_round(State& state, const std::function<void(comm::World&)>& train, comm::World& world, bool again) {
   End end = End::done;
   try {
@@ -79,7 +80,7 @@ End train_round(State& state, const std::function<void(comm::World&)>& train, co
       state.on_reset();
     }
     train(world);
-    barrier(); // a rank that is lost before all are done is missed by all
+    barrier(); // every rank notices one that is lost before all are done
   } catch (const PeerError& error) {
     log::warning("elastic: ", error.what());
     end = End::lost;
@@ -90,18 +91,18 @@ End train_round(State& state, const std::function<void(comm::World&)>& train, co
   return end;
 }
 
-/// Whether the training is over with this round. False: the others were without this process for so long that they have
-/// begun another one.
+/// Whether the training ends with this round. False: the others were without this process for so long that they have
+/// begun another training.
 bool finish(store::Meeting& meeting) {
   try {
     return meeting.finish();
   } catch (const store::LostError& error) {
-    log::warning("elastic: the store is gone at the end of the training: ", error.happened);
+    log::warning("elastic: the store was lost at the end of the training: ", error.happened);
     return true;
   }
 }
 
-/// Horovod is shut down whatever train() throws.
+/// Shuts Horovod down whatever train() throws.
 class Shutdown {
  public:
   Shutdown() = default;
@@ -127,7 +128,7 @@ void end_round_if_changed() {
 
 bool run(State& state, const std::function<void(comm::World&)>& train, const RunOptions& options) {
   if (is_initialized()) {
-    throw InputError("elastic", "elastic::run() after init()", "Leave init() and shutdown() to it.");
+    throw InputError("elastic", "elastic::run() after init()", "Remove init() and shutdown(): run() calls them.");
   }
   const std::string place = options.store.empty() ? env::text("TRIREME_ELASTIC").value_or("") : options.store;
   if (place.empty()) {
@@ -141,7 +142,7 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
   store::MeetingOptions meeting_place = meeting_options(place, options);
   meeting_place.training = finished_trainings + 1;
   store::Meeting meeting(meeting_place);
-  state.save(); // what a rank that is lost in its first round returns to
+  state.save(); // restored if a rank is lost in the first round
   for (int lost = 0, rounds = 0;; ++rounds) {
     store::Round round;
     try {
@@ -161,7 +162,7 @@ bool run(State& state, const std::function<void(comm::World&)>& train, const Run
       }
       open_meeting = &meeting;
       end = train_round(state, train, world, rounds > 0);
-    } catch (const PeerError& error) { // one was lost before all had met
+    } catch (const PeerError& error) { // a rank was lost before all were connected
       log::warning("elastic: ", error.what());
     }
     if (end == End::done && finish(meeting)) {

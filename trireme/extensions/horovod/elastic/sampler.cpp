@@ -19,7 +19,7 @@ data::SamplerOptions options_of(bool shuffle, int64_t seed) {
   return options;
 }
 
-/// The same order and place, for this rank of those of now.
+/// Same order and position, divided among the current ranks.
 data::DistributedSampler divided(const data::DistributedSampler& sampler) {
   data::SamplerOptions options = sampler.options();
   options.rank = rank();
@@ -41,7 +41,7 @@ void ElasticSampler::set_epoch(int64_t epoch) {
 void ElasticSampler::record_batch(int64_t batch_size) {
   if (batch_size < 1) {
     throw InputError("elastic", concat("record_batch(", batch_size, ")"),
-                     "Give it the number of samples of this rank's batch.");
+                     "Pass the number of samples in this rank's batch.");
   }
   recorded_.skip(batch_size * size());
 }
@@ -64,7 +64,7 @@ void ElasticSampler::save(torch::serialize::OutputArchive& archive) const {
 void ElasticSampler::load(torch::serialize::InputArchive& archive) {
   c10::IValue value;
   if (!archive.try_read(kKey, value) || !value.isString()) {
-    throw InputError("elastic", "the archive holds no state of an ElasticSampler");
+    throw InputError("elastic", "the archive has no state of an ElasticSampler");
   }
   load_state(nlohmann::json::parse(value.toStringRef()));
 }

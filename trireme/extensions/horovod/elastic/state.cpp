@@ -67,7 +67,8 @@ std::string ObjectState::text() const {
 void ObjectState::set_text(const std::string& text) {
   const nlohmann::json all = nlohmann::json::from_cbor(text);
   if (all.size() != objects_.size()) {
-    throw InputError("elastic", concat("rank 0 has ", all.size(), " objects in its state, this one ", objects_.size()),
+    throw InputError("elastic",
+                     concat("rank 0 has ", all.size(), " objects in its state, this rank has ", objects_.size()),
                      "Add the same to the state of all ranks.");
   }
   for (const auto& [name, object] : objects_) {

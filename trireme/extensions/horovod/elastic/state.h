@@ -22,40 +22,40 @@ class Stateful;
 
 namespace trireme::horovod::elastic {
 
-/// What a run needs to go on after a rank was lost, or with a rank that has come. run() calls sync(), restore() and
+/// State that a run needs to continue after a rank was lost, or with a joining rank. run() calls sync(), restore() and
 /// on_reset().
 class State {
  public:
   virtual ~State() = default;
 
-  /// Keeps the state as it is now, and ends the round where processes have come or gone: what run() was given is called
-  /// again, from here. All ranks call it together. Cost: a copy of the state, and one small message of rank 0.
+  /// Saves the current state. Ends the round if processes have joined or left; then run() calls its function again,
+  /// from here. Collective. Cost: a copy of the state, and one small message of rank 0.
   void commit();
-  /// The second part of commit() alone: a round that ends so goes on with the state as it is, not with the one that was
-  /// kept.
+  /// Like commit(), without saving: a round that ends here continues with the current state, not with the saved one.
   void check_host_updates();
-  /// Calls these on every rank after ranks have met again, after sync(): to scale the learning rate, for example.
+  /// Registers functions that every rank calls in each new round, after sync(); to scale the learning rate, for
+  /// example.
   void register_reset_callbacks(std::vector<std::function<void()>> callbacks);
   void on_reset();
 
   virtual void save() = 0;
-  /// Returns to what was kept last.
+  /// Restores the last saved state.
   virtual void restore() = 0;
-  /// Makes all ranks' state that of rank 0, which has been there for longest, and keeps it. Collective.
+  /// Makes all ranks' state that of rank 0, which has been in the run for longest, and saves it. Collective.
   virtual void sync() = 0;
 
  private:
   std::vector<std::function<void()>> callbacks_;
 };
 
-/// Numbers, texts and small states by name. They are the program's own variables, and outlive this.
+/// Numbers, texts and small states by name. They are the program's own variables and must outlive this.
 class ObjectState : public State {
  public:
-  /// Errors: InputError for a name that is there already.
+  /// Errors: InputError for a name that exists already.
   void add(const std::string& name, int64_t& value);
   void add(const std::string& name, double& value);
   void add(const std::string& name, std::string& value);
-  /// A sampler, a schedule: what a checkpoint would have of it.
+  /// Adds the state() of a sampler or a schedule, as a checkpoint stores it.
   void add(const std::string& name, Stateful& value);
 
   void save() override;
@@ -75,19 +75,19 @@ class ObjectState : public State {
   std::string saved_;
 };
 
-/// The same with modules (parameters and buffers) and torch's optimizers.
+/// An ObjectState that also has modules (parameters and buffers) and torch optimizers.
 ///
 ///   elastic::TorchState state;
 ///   state.add("model", *model);
 ///   state.add("optimizer", adam);
 ///   state.add("step", step);
 ///
-/// What was kept takes the memory of the state once more.
+/// The saved copy needs as much memory as the state.
 class TorchState : public ObjectState {
  public:
   using ObjectState::add;
   void add(const std::string& name, torch::nn::Module& module);
-  /// Its parameters are on one device.
+  /// All its parameters must be on one device.
   void add(const std::string& name, torch::optim::Optimizer& optimizer);
 
   void save() override;
