@@ -54,8 +54,7 @@ TEST(RendezvousTest, NamesTheRanksThatAreMissing) {
       UnorderedElementsAre(
           AllOf(HasSubstr("rank 0: [comm] ranks 1 and 3 have not come within 3.00 s; 2 of 4 ranks are connected."),
                 HasSubstr("TRIREME_TIMEOUT")),
-          AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"),
-                HasSubstr("rank 2: [comm] the rendezvous"))));
+          AnyOf(HasSubstr("rank 2: [comm] ranks 1 and 3 have not come"), HasSubstr("rank 2: [comm] the rendezvous"))));
 }
 
 TEST(RendezvousTest, SaysThatRankZeroIsMissing) {

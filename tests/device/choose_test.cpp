@@ -43,7 +43,7 @@ TEST(ChooseTest, TheEnvironmentSaysWhatAutoIs) {
   EXPECT_THAT(refusal("auto"), HasSubstr("device \"cuda:127\" is not available"));
   EXPECT_TRUE(choose("cpu", 0, 1).is_cpu());
   ::setenv("TRIREME_DEVICE", "gpu", 1);
-  EXPECT_THAT(refusal("auto"), HasSubstr("\"gpu\" is not a device"));
+  EXPECT_THAT(refusal("auto"), HasSubstr("\"gpu\" is not a supported device"));
   ::unsetenv("TRIREME_DEVICE");
 }
 

@@ -1,14 +1,18 @@
 // The simulated device's memory and the host's pinned one: when they are used again, and by whom.
 #include "child.h"
 
+#include <trireme/device/host_buffer.h>
+
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <cmath>
+#include <set>
 
 namespace trireme::sim {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -148,6 +152,51 @@ TEST(SimDeviceMemoryTest, PinnedMemoryThatACopyFillsIsNotTheHosts) {
     tensor.cpu();
     EXPECT_THAT(problems(), IsEmpty());
     EXPECT_EQ(in_order[1].item<float>(), 1);
+  });
+}
+
+TEST(SimDeviceMemoryTest, BuffersOfAPoolAreGivenAgainWhenTheDeviceHasCopied) {
+  in_a_child([] {
+    const auto pool = std::make_shared<device::HostPool>(c10::kPrivateUse1);
+    const at::Tensor tensor = torch::ones({1000}, there());
+    const auto copied_to = [&] {
+      const auto buffer = pool->take(4000);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
+      const at::Tensor here = buffer->tensor(1000, at::kFloat);
+      here.copy_(tensor, /*non_blocking=*/true);
+      const auto copied = std::make_shared<device::Event>(c10::kPrivateUse1);
+      copied->record(device::current_stream(device()));
+      buffer->used_until(copied);
+      return static_cast<void*>(buffer->data());
+    };
+    set_polls(3);
+    reset_host_synchronisations();
+    const void* const first = copied_to();
+    const void* const second = copied_to();
+    EXPECT_NE(second, first) << "it is still copied to";
+    EXPECT_EQ(host_synchronisations(), 0);
+    pool->wait_until_idle();
+    EXPECT_GT(host_synchronisations(), 0);
+    const auto again = pool->take(4096);
+    const auto other = pool->take(4096);
+    EXPECT_EQ(std::set<const void*>({again->data(), other->data()}), std::set<const void*>({first, second}));
+    EXPECT_EQ(again->tensor(1000, at::kFloat).sum().item<float>(), 1000);
+    EXPECT_THAT(problems(), IsEmpty());
+  });
+}
+
+TEST(SimDeviceMemoryTest, AStreamGoesOnAfterAnotherOne) {
+  in_a_child([] {
+    const at::Tensor tensor = torch::zeros({8}, there());
+    const c10::Stream other = another_stream();
+    {
+      const device::OnStream on(other, device::current_stream(device()));
+      tensor.fill_(1);
+    }
+    EXPECT_THAT(problems(), IsEmpty());
+    const device::OnStream on(another_stream());
+    tensor.fill_(2);
+    EXPECT_THAT(problems(), Contains(HasSubstr("without waiting for it")));
   });
 }
 

@@ -22,7 +22,7 @@ OFFLOAD = ("sim_device_offload_test", "All/SimDeviceOffloadTest.*/zero0_fp32:*/z
 PLACEMENTS = (OFFLOAD[0], "All/SimDevicePlacementsTest.*/zero3_1ranks*")
 
 COPIES = "trireme/comm/staged/copies.cpp"
-POOL = "trireme/comm/staged/pinned_pool.cpp"
+POOL = "trireme/device/host_buffer.cpp"
 UPLOAD = "trireme/device/upload.cpp"
 SCALARS = "trireme/device/host_scalars.cpp"
 GRADIENTS = "trireme/shards/bucket/host_gradients.cpp"
@@ -37,45 +37,45 @@ LEFT_OUT = [
     ("collective_records_its_input", COPIES, "", "device::record_stream(steps_.in.flat, shared_->to_host.on(device_));", STAGED),
     ("collective_records_its_output", COPIES, "", "device::record_stream(steps_.out.flat, shared_->to_device.on(device_));", STAGED),
     ("collective_waits_for_the_copy_to_the_host", COPIES, "Piece& piece = under_way_[static_cast<size_t>(begun_ - done_)];\n  ", "shared_->await(*piece.arrived);", STAGED),
-    ("collective_memory_is_lent_after_the_copy_back", COPIES, "", "(steps_.apart ? piece.out : piece.in).used_until(copied);", STAGED),
+    ("collective_memory_is_lent_after_the_copy_back", COPIES, "", "(steps_.apart ? piece.out : piece.in)->used_until(copied);", STAGED),
     ("collective_marks_its_end", COPIES, "", "course_->end(shared_->to_device.on(device_));", STAGED),
     ("collective_orders_the_stream", COPIES, "void Collective::order_current_stream() const {\n  ", "course_->event().block(device::current_stream(device_));", STAGED),
     ("receive_records_its_tensor", COPIES, "", "device::record_stream(flat_, shared_->to_device.on(device_));", STAGED),
     ("receive_copies_after_the_stream", COPIES, "  const device::OnStream current(stream);\n  ", "ready_.block(stream);\n  for", STAGED),
-    ("receive_memory_is_lent_after_the_copy", COPIES, "", "piece.loan.used_until(copied);", STAGED),
+    ("receive_memory_is_lent_after_the_copy", COPIES, "", "piece.loan->used_until(copied);", STAGED),
     ("receive_orders_the_stream", COPIES, "    copy_arrived();\n  }\n  ", "course_->event().block(device::current_stream(device_));", STAGED),
     ("send_records_its_tensor", COPIES, "", "device::record_stream(flat_, stream);", STAGED),
-    ("send_copies_after_the_stream", COPIES, "", "ready.block(stream);\n  for", STAGED),
     ("send_waits_for_the_copy", COPIES, "for (Piece& piece : pieces_) {\n    ", "shared_->await(*piece.arrived);", STAGED),
     ("send_orders_the_stream", COPIES, "", "copied_->block(device::current_stream(device_));", STAGED),
     ("upload_is_marked", UPLOAD, "", "copied.record(own);", ENGINE),
     ("upload_orders_the_stream", UPLOAD, "", "copied.block(current);", ENGINE),
     ("upload_records_its_tensor", UPLOAD, "", "record_stream(there, current);", ENGINE),
     ("scalars_are_waited_for", SCALARS, "", "copied_->synchronize();", ENGINE),
-    ("gradients_leave_after_the_stream", GRADIENTS, "", "ready.block(own);", OFFLOAD),
     ("gradients_are_recorded", GRADIENTS, "", "device::record_stream(values, own);", OFFLOAD),
     ("gradients_are_waited_for", GRADIENTS, "!arrived->done()) {\n    ", "arrived->synchronize();", OFFLOAD),
     ("gradients_mark_their_arrival", GRADIENTS, "", "arrived->record(own);", OFFLOAD),
     ("gradients_are_read_before_the_next", GRADIENTS, "", "last_.block(device::current_stream(options_.device));", OFFLOAD),
-    ("parameters_return_after_the_stream", RETURNS, "", "ready.block(own);", OFFLOAD),
-    ("parameters_order_the_stream", RETURNS, "", "piece->sent.block(current);", OFFLOAD),
-    ("returned_memory_is_waited_for", RETURNS, "", "piece.sent.synchronize();", OFFLOAD),
+    ("parameters_order_the_stream", RETURNS, "", "sent->block(current);", OFFLOAD),
+    ("returned_memory_is_waited_for", RETURNS, "", "piece.wait_until_idle();", OFFLOAD),
     ("shards_are_read_before_they_change", SHARDS, "", "use->second.done->synchronize();", OFFLOAD),
-    ("shards_in_files_are_read_before_their_memory_is_another", FILES, "used && !used->done()) {\n    ", "used->synchronize();", OFFLOAD),
+    ("shards_in_files_are_read_before_their_memory_is_another", FILES, "finish(slot);\n  ", "slot.memory.wait_until_idle();", OFFLOAD),
     ("shards_are_stepped_when_they_have_come", SHARDS, "", "came.block(current);", OFFLOAD),
-    ("shards_return_when_they_are_stepped", SHARDS, "", "used.block(returning);", OFFLOAD),
     ("shards_are_gathered_when_they_have_returned", SHARDS, "", "use->second.done->block(current);", OFFLOAD),
     ("shards_return_before_their_memory_is_another", SHARDS, "", "one.done->block(coming_stream());", OFFLOAD),
-    ("shards_return_before_they_are_written", FILES, "slot->is_modified, false)) {\n    ", "wait_for_device(*slot);", OFFLOAD),
-    ("shards_come_after_the_stream", GATHER, "", "ready.block(own);", OFFLOAD),
+    ("shards_return_before_they_are_written", FILES, "slot->is_modified, false)) {\n    ", "slot->memory.wait_until_idle();", OFFLOAD),
     ("shards_order_the_stream", GATHER, "", "copied->block(device::current_stream(device));", OFFLOAD),
 ]
-# Name, file, expression, what takes its place, tests that have to fail.
+# Name, file, text before the expression (to find it), the expression, what takes its place, tests that have to fail.
 REPLACED = [
-    ("pool_asks_whether_memory_is_free", POOL, "!entry.last_use || entry.last_use->done()", "true", STAGED),
-    ("batches_are_uploaded", UPLOAD, "device_.is_cpu() || !tensor.defined() || !tensor.is_cpu()", "true", ENGINE),
-    ("gradients_arrive_before_they_are_written", GRADIENTS, "options_.store->keep_until(set.in_store, b, arrived)", "true", PLACEMENTS),
-    ("upload_pins", UPLOAD, "tensor.contiguous().pin_memory()", "tensor.contiguous()", ENGINE),
+    ("send_copies_after_the_stream", COPIES, "OnStream current(stream, ", "device::current_stream(device)", "stream", STAGED),
+    ("gradients_leave_after_the_stream", GRADIENTS, "OnStream on(own, ", "device::current_stream(options_.device)", "own", OFFLOAD),
+    ("parameters_return_after_the_stream", RETURNS, "OnStream on(own, ", "current", "own", OFFLOAD),
+    ("shards_return_when_they_are_stepped", SHARDS, "OnStream on(returning, ", "current", "returning", OFFLOAD),
+    ("shards_come_after_the_stream", GATHER, "OnStream on(own, ", "device::current_stream(device)", "own", OFFLOAD),
+    ("pool_asks_whether_memory_is_free", POOL, "", "spare.second->is_idle()", "true", STAGED),
+    ("batches_are_uploaded", UPLOAD, "", "device_.is_cpu() || !tensor.defined() || !tensor.is_cpu()", "true", ENGINE),
+    ("gradients_arrive_before_they_are_written", GRADIENTS, "", "options_.store->keep_until(set.in_store, b, arrived)", "true", PLACEMENTS),
+    ("upload_pins", UPLOAD, "", "tensor.contiguous().pin_memory()", "tensor.contiguous()", ENGINE),
 ]
 
 
@@ -97,8 +97,8 @@ def mutated(texts):
 
     for name, file, before, statement, _ in LEFT_OUT:
         replace(file, before, statement, lambda found, name=name: f"if (!{is_on(name)}) {found}", name)
-    for name, file, old, new, _ in REPLACED:
-        replace(file, "", old, lambda found, name=name, new=new: f"({is_on(name)} ? ({new}) : ({found}))", name)
+    for name, file, before, old, new, _ in REPLACED:
+        replace(file, before, old, lambda found, name=name, new=new: f"({is_on(name)} ? ({new}) : ({found}))", name)
     return {file: "#include <cstdlib>\n#include <string>\n" + text for file, text in texts.items()}
 
 

@@ -12,8 +12,7 @@ auto reach(const char* what, const Call& call) {
     return call();
   } catch (const std::exception& error) {
     throw PeerError(
-        "comm",
-        concat("the rendezvous of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
+        "comm", concat("the rendezvous of the ranks cannot be reached any more (", what, ": ", plain_text(error), ")."),
         "The process that hosts it (rank 0, or the torchrun agent) has ended or is stopped: look at its output and its "
         "state.");
   }

@@ -39,20 +39,6 @@ at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device
   return at::empty({numel}, at::TensorOptions(type).pinned_memory(device != at::kCPU));
 }
 
-// Allocators of pinned memory return full pages. Asking for a little more may double the size: they round up to powers
-// of two.
-at::Tensor pinned_pages(int64_t bytes, at::DeviceType device) {
-  constexpr int64_t kPage = 4096;
-  const auto to_page = [](const at::Tensor& memory) {
-    return (kPage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % kPage)) % kPage;
-  };
-  at::Tensor memory = pinned_host(bytes, at::kByte, device);
-  if (to_page(memory) > 0) {
-    memory = pinned_host(bytes + kPage, at::kByte, device);
-  }
-  return memory.narrow(0, to_page(memory), bytes);
-}
-
 c10::Stream KeptStreams::on(at::Device device) {
   const at::Device there = with_index(device);
   if (there.is_cpu()) {
@@ -104,6 +90,12 @@ OnStream::OnStream(const c10::Stream& stream) {
   if (stream.device_type() != at::kCPU) {
     guard_.emplace(stream);
   }
+}
+
+OnStream::OnStream(const c10::Stream& stream, const c10::Stream& after) : OnStream(stream) {
+  Event ready(stream.device_type());
+  ready.record(after);
+  ready.block(stream);
 }
 
 } // namespace trireme::device

@@ -32,9 +32,6 @@ void record_stream(const at::Tensor& tensor, const c10::Stream& stream);
 /// Uninitialised, 1-D. Cost: a driver call if the allocator has none to reuse.
 at::Tensor pinned_host(int64_t numel, at::ScalarType type, at::DeviceType device);
 
-/// Allocates `bytes` bytes of it that begin at a page of 4096 bytes, as direct file transfers need.
-at::Tensor pinned_pages(int64_t bytes, at::DeviceType device);
-
 /// One stream of the pool per device, taken at first use and kept. Thread-safe.
 class KeptStreams {
  public:
@@ -74,6 +71,8 @@ class Event {
 class OnStream {
  public:
   explicit OnStream(const c10::Stream& stream);
+  /// What `stream` is given from now on comes after what is on the stream `after`.
+  OnStream(const c10::Stream& stream, const c10::Stream& after);
 
  private:
   std::optional<c10::StreamGuard> guard_; // none for the CPU

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/device/stream.h>
+#include <trireme/device/host_buffer.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -15,7 +15,8 @@ namespace trireme::optim {
 /// Host memory: `pieces` times the largest piece. One thread at a time.
 class ParametersToDevice {
  public:
-  ParametersToDevice(at::Device device, bool pinned, size_t pieces);
+  ParametersToDevice(at::Device device, bool pinned, size_t pieces)
+      : device_(device), pinned_for_(pinned ? device.type() : at::kCPU), pieces_(pieces) {}
 
   /// [numel], uninitialised. Blocks while the buffer taken `pieces` calls ago is still being copied.
   at::Tensor take(int64_t numel, at::ScalarType type);
@@ -24,15 +25,10 @@ class ParametersToDevice {
   void send(const at::Tensor& from, const at::Tensor& to);
 
  private:
-  struct Piece {
-    at::Tensor memory; // bytes; undefined before its first use
-    device::Event sent;
-  };
-
   at::Device device_;
   at::DeviceType pinned_for_;
   device::KeptStreams streams_;
-  std::vector<Piece> pieces_;
+  std::vector<device::HostBuffer> pieces_;
   size_t next_ = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -65,6 +66,10 @@ void Shared::await(const device::Event& event) const {
   }
 }
 
+std::shared_ptr<device::HostBuffer> Shared::take(int64_t bytes) const {
+  return pool->take(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))));
+}
+
 bool Course::finished() {
   if (!launched_) {
     return false;
@@ -107,17 +112,17 @@ void Collective::launch() {
   }
   const int64_t numel = steps_.buffer_rows * next.count;
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(type_));
-  next.in = shared_->pool->take(bytes);
-  next.in_buffer = next.in.view(numel, type_);
+  next.in = shared_->take(bytes);
+  next.in_buffer = next.in->tensor(numel, type_);
   next.out_buffer = next.in_buffer;
   if (steps_.apart) {
-    next.out = shared_->pool->take(bytes);
-    next.out_buffer = next.out.view(numel, type_);
+    next.out = shared_->take(bytes);
+    next.out_buffer = next.out->tensor(numel, type_);
   }
   copy_to_host(steps_.in, steps_.columns, next.begin, next.count, next.in_buffer);
   next.arrived = std::make_shared<device::Event>(device_.type());
   next.arrived->record(stream);
-  next.in.used_until(next.arrived);
+  next.in->used_until(next.arrived);
   under_way_.push_back(std::move(next));
   ++launched_;
 }
@@ -140,7 +145,7 @@ void Collective::finish() {
   copy_back(steps_.out, steps_.columns, piece.begin, piece.count, piece.out_buffer);
   const auto copied = std::make_shared<device::Event>(device_.type());
   copied->record(stream);
-  (steps_.apart ? piece.out : piece.in).used_until(copied);
+  (steps_.apart ? piece.out : piece.in)->used_until(copied);
   under_way_.erase(under_way_.begin());
   ++done_;
   course_->step();
@@ -168,8 +173,8 @@ Receive::Receive(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int f
     Piece next;
     next.begin = begin;
     next.count = std::min(piece, flat_.numel() - begin);
-    next.loan = shared_->pool->take(next.count * static_cast<int64_t>(flat_.element_size()));
-    next.buffer = next.loan.view(next.count, flat_.scalar_type());
+    next.loan = shared_->take(next.count * static_cast<int64_t>(flat_.element_size()));
+    next.buffer = next.loan->tensor(next.count, flat_.scalar_type());
     next.pending = shared_->host->recv(next.buffer, from, tag);
     pieces_.push_back(std::move(next));
   }
@@ -196,7 +201,7 @@ void Receive::copy_arrived() {
     copy_back({flat_, 1, 0}, flat_.numel(), piece.begin, piece.count, piece.buffer);
     const auto copied = std::make_shared<device::Event>(device_.type());
     copied->record(stream);
-    piece.loan.used_until(copied);
+    piece.loan->used_until(copied);
   }
   course_->end(stream);
   pieces_.clear();
@@ -231,20 +236,17 @@ Send::Send(std::shared_ptr<Shared> shared, const at::Tensor& tensor, int64_t pie
     : shared_(std::move(shared)), flat_(tensor), device_(tensor.device()), course_(std::make_shared<Course>(device_)) {
   const at::Device device = device_;
   const c10::Stream stream = shared_->to_host.on(device);
-  device::Event ready(device.type());
-  ready.record(device::current_stream(device));
   device::record_stream(flat_, stream);
-  const device::OnStream current(stream);
-  ready.block(stream);
+  const device::OnStream current(stream, device::current_stream(device));
   for (int64_t begin = 0; begin < flat_.numel(); begin += piece) {
     const int64_t count = std::min(piece, flat_.numel() - begin);
     Piece next;
-    next.loan = shared_->pool->take(count * static_cast<int64_t>(flat_.element_size()));
-    next.buffer = next.loan.view(count, flat_.scalar_type());
+    next.loan = shared_->take(count * static_cast<int64_t>(flat_.element_size()));
+    next.buffer = next.loan->tensor(count, flat_.scalar_type());
     copy_to_host({flat_, 1, 0}, flat_.numel(), begin, count, next.buffer);
     next.arrived = std::make_shared<device::Event>(device.type());
     next.arrived->record(stream);
-    next.loan.used_until(next.arrived);
+    next.loan->used_until(next.arrived);
     copied_ = next.arrived;
     pieces_.push_back(std::move(next));
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/comm/backend.h>
-#include <trireme/comm/staged/pinned_pool.h>
+#include <trireme/device/host_buffer.h>
 
 #include <atomic>
 #include <functional>
@@ -25,13 +25,15 @@ void copy_back(const Rows& rows, int64_t columns, int64_t begin, int64_t count, 
 /// State shared by the operations of one staged backend. Lives until the last of them is gone.
 struct Shared {
   Shared(std::shared_ptr<Backend> host, at::DeviceType type)
-      : host(std::move(host)), pool(std::make_shared<PinnedPool>(type)) {}
+      : host(std::move(host)), pool(std::make_shared<device::HostPool>(type)) {}
 
   /// Waits until the device has reached the mark. Errors: Trouble once interrupted.
   void await(const device::Event& event) const;
+  /// A buffer of a size that fits several tensors.
+  std::shared_ptr<device::HostBuffer> take(int64_t bytes) const;
 
   const std::shared_ptr<Backend> host;
-  const std::shared_ptr<PinnedPool> pool;
+  const std::shared_ptr<device::HostPool> pool;
   device::KeptStreams to_host;
   device::KeptStreams to_device;
   std::atomic<bool> interrupted{false};
@@ -114,8 +116,8 @@ class Collective {
   struct Piece {
     int64_t begin = 0;
     int64_t count = 0;
-    PinnedPool::Loan in;
-    PinnedPool::Loan out;
+    std::shared_ptr<device::HostBuffer> in;
+    std::shared_ptr<device::HostBuffer> out;
     at::Tensor in_buffer;
     at::Tensor out_buffer;
     std::shared_ptr<device::Event> arrived;
@@ -151,7 +153,7 @@ class Receive : public Pending {
   struct Piece {
     int64_t begin = 0;
     int64_t count = 0;
-    PinnedPool::Loan loan;
+    std::shared_ptr<device::HostBuffer> loan;
     at::Tensor buffer;
     std::shared_ptr<Pending> pending;
   };
@@ -183,7 +185,7 @@ class Send {
 
  private:
   struct Piece {
-    PinnedPool::Loan loan;
+    std::shared_ptr<device::HostBuffer> loan;
     at::Tensor buffer;
     std::shared_ptr<device::Event> arrived;
     std::shared_ptr<Pending> pending;

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/base/units.h>
+#include <trireme/device/host_buffer.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -88,14 +89,14 @@ MoveCost measure_nvme(FileSpace& files, const aio::Options& options, int64_t byt
   const auto piece = files.take(size);
   aio::Transfers transfers(options);
   const at::Tensor source = at::zeros({size}, at::kByte);
-  const aio::Memory memory(size);
+  const device::HostBuffer memory(size);
   std::copy_n(source.const_data_ptr<uint8_t>(), size,
               reinterpret_cast<uint8_t*>(memory.data())); // touches the pages of `memory`
   std::array<std::vector<double>, 3> seconds;             // of copies, writes, reads
   const double system_before = system_seconds();
   for (int trial = 0; trial < kTrials; ++trial) {
     Watch watch;
-    HostBuffer(nullptr, at::Tensor(), memory.data(), size).tensor(size).copy_(source);
+    memory.tensor(size).copy_(source);
     seconds[0].push_back(watch.lap());
     transfers.wait(transfers.write(*piece->file, piece->offset, memory.data(), size));
     seconds[1].push_back(watch.lap());

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <limits>
 #include <utility>
 
 namespace trireme::activations {
@@ -22,10 +21,11 @@ at::Tensor bytes_of(const c10::Storage& storage) {
 }
 
 // The buffer as memory of tensors, which share its ownership.
-c10::Storage storage_over(const std::shared_ptr<HostBuffer>& buffer, int64_t bytes) {
-  auto* const held = new std::shared_ptr<HostBuffer>(buffer);
+c10::Storage storage_over(const std::shared_ptr<device::HostBuffer>& buffer, int64_t bytes) {
+  auto* const held = new std::shared_ptr<device::HostBuffer>(buffer);
   at::DataPtr data(
-      buffer->data(), held, [](void* context) { delete static_cast<std::shared_ptr<HostBuffer>*>(context); }, at::kCPU);
+      buffer->data(), held, [](void* context) { delete static_cast<std::shared_ptr<device::HostBuffer>*>(context); },
+      at::kCPU);
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(data),
                       /*allocator=*/nullptr, /*resizable=*/false);
 }
@@ -40,19 +40,19 @@ Mover::Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::strin
              const aio::Options& options)
     : device_(device),
       ledger_(std::move(ledger)),
-      buffers_(std::make_shared<HostBuffers>(device.type(), ledger_)),
+      buffers_(std::make_shared<device::HostPool>(
+          device.type(), device.is_cpu() ? [counted = ledger_](int64_t bytes) { counted->add(bytes); }
+                                         : std::function<void(int64_t)>())),
       files_(nvme_path.empty() ? nullptr : std::make_shared<FileSpace>(nvme_path)),
       options_(options) {
-  if (!device_.is_cpu()) {
-    buffers_->set_most(std::numeric_limits<int64_t>::max());
+  if (device_.is_cpu()) {
+    buffers_->set_most(0);
   }
 }
 
 Mover::~Mover() {
   try {
-    for (const auto& [event, buffer] : copying_) {
-      event.synchronize();
-    }
+    buffers_->wait_until_idle();
   } catch (const std::exception& error) { // the device has failed; the error is reported elsewhere
     log::debug("activations were not waited for: ", error.what());
   }
@@ -103,13 +103,11 @@ std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place, boo
     write(*away);
   } else {
     const c10::Stream own = out_.on(device_);
-    device::Event computed(device_.type());
-    computed.record(device::current_stream(device_));
-    computed.block(own);
-    const device::OnStream on(own);
+    const device::OnStream on(own, device::current_stream(device_));
     const at::Tensor source = bytes_of(storage);
     target.copy_(source, /*non_blocking=*/true);
-    away->copied_.record(own);
+    away->copied_->record(own);
+    away->buffer_->used_until(away->copied_);
     if (foreign) { // its stream does not wait for ours
       device::record_stream(source, own);
     }
@@ -139,7 +137,7 @@ void Mover::let_go(Away& away) {
     finish_write(away);
     return;
   }
-  away.copied_.block(device::current_stream(device_)); // from here on it may be reused
+  away.copied_->block(device::current_stream(device_)); // from here on it may be reused
   away.original_ = c10::Storage();
   ledger_->remove(away.bytes_);
   if (away.place_ == Place::nvme) {
@@ -148,7 +146,7 @@ void Mover::let_go(Away& away) {
     while (writing_.size() > most && static_cast<int64_t>(writing_.size()) * away.bytes_ > kStaged * most_leaving_) {
       Away& oldest = *writing_.front();
       if (!oldest.write_) {
-        oldest.copied_.synchronize();
+        oldest.copied_->synchronize();
         write(oldest);
       }
       finish_write(oldest);
@@ -165,11 +163,8 @@ void Mover::go_on() {
     }
     return;
   }
-  while (!copying_.empty() && copying_.front().first.done()) {
-    copying_.pop_front();
-  }
   for (Away* const away : writing_) {
-    if (!away->write_ && away->copied_.done()) {
+    if (!away->write_ && away->copied_->done()) {
       write(*away);
     }
   }
@@ -222,21 +217,15 @@ void Mover::begin_to_bring(Away& away) {
 
 void Mover::copy_in(Away& away) {
   const c10::Stream own = in_.on(device_);
-  const c10::Stream current = device::current_stream(device_);
   const at::Tensor there = at::empty(
       {away.bytes_}, at::TensorOptions(at::kByte).device(device_)); // memory that the current stream used before
-  device::Event free(device_.type());
-  free.record(current);
-  free.block(own);
-  away.copied_.block(own);
-  device::Event done(device_.type());
   {
-    const device::OnStream on(own);
+    const device::OnStream on(own, device::current_stream(device_));
+    away.copied_->block(own);
     there.copy_(away.buffer_->tensor(away.bytes_), /*non_blocking=*/true);
-    away.arrived_.record(own);
-    done.record(own);
+    away.arrived_->record(own);
   }
-  copying_.emplace_back(std::move(done), away.buffer_);
+  away.buffer_->used_until(away.arrived_);
   if (std::find(writing_.begin(), writing_.end(), &away) == writing_.end()) {
     away.buffer_.reset();
   }
@@ -261,7 +250,7 @@ c10::Storage Mover::wait_for(Away& away) {
     }
   }
   if (!device_.is_cpu()) {
-    away.arrived_.block(device::current_stream(device_));
+    away.arrived_->block(device::current_stream(device_));
   }
   return away.back_;
 }
@@ -276,13 +265,10 @@ void Mover::forget(Away& away) noexcept {
     leaving_bytes_ -= was_leaving ? away.bytes_ : 0;
     if (!device_.is_cpu()) {
       const c10::Stream current = device::current_stream(device_);
-      away.copied_.block(current);
-      away.arrived_.block(current);
+      away.copied_->block(current);
+      away.arrived_->block(current);
       if (away.counted_back_ || away.original_) {
         ledger_->remove(away.bytes_);
-      }
-      if (away.buffer_ && !away.copied_.done()) {
-        copying_.emplace_back(std::move(away.copied_), away.buffer_);
       }
     }
   } catch (const std::exception& error) { // the device has failed

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <trireme/device/stream.h>
+#include <trireme/device/host_buffer.h>
 #include <trireme/memory/activations/file_space.h>
-#include <trireme/memory/activations/host_buffers.h>
 #include <trireme/memory/activations/ledger.h>
 #include <trireme/memory/aio/transfers.h>
 
@@ -70,19 +69,16 @@ class Mover : public std::enable_shared_from_this<Mover> {
 
   const at::Device device_;
   const std::shared_ptr<Ledger> ledger_;
-  const std::shared_ptr<HostBuffers> buffers_;
+  const std::shared_ptr<device::HostPool> buffers_;
   const std::shared_ptr<FileSpace> files_;
   const aio::Options options_;
   mutable std::mutex mutex_;
   device::KeptStreams out_;
   device::KeptStreams in_;
   std::unique_ptr<aio::Transfers> transfers_;
-  std::deque<Away*>
-      leaving_; // oldest first; on a device those with their memory, on the CPU those not known to be written
+  std::deque<Away*> leaving_; // oldest first: on a device with their memory, on the CPU not known to be written
   std::deque<Away*> writing_; // on a device: copied, not known to be written
-  std::deque<Away*> coming_;  // to a device: being read, not copied
-  std::deque<std::pair<device::Event, std::shared_ptr<HostBuffer>>>
-      copying_; // buffers in use by the device, until the event
+  std::deque<Away*> coming_;  // to a device: read, not copied
   int64_t leaving_bytes_ = 0;
   int64_t most_leaving_ = 0;
   int64_t bytes_out_ = 0;
@@ -97,8 +93,8 @@ class Away {
         place_(place),
         bytes_(bytes),
         device_(device),
-        copied_(device.type()),
-        arrived_(device.type()) {}
+        copied_(std::make_shared<device::Event>(device.type())),
+        arrived_(std::make_shared<device::Event>(device.type())) {}
   ~Away() {
     mover_->forget(*this);
   }
@@ -115,14 +111,14 @@ class Away {
   const Place place_;
   const int64_t bytes_;
   const at::Device device_;
-  c10::Storage original_;              // on a device, until its copy was waited for
-  device::Event copied_;               // to the host
-  std::shared_ptr<HostBuffer> buffer_; // on the host, until it is in the file
+  c10::Storage original_;                       // on a device, until the copy is waited for
+  const std::shared_ptr<device::Event> copied_; // to the host
+  std::shared_ptr<device::HostBuffer> buffer_;  // on the host, until it is in the file
   std::shared_ptr<const FileSpace::Extent> piece_;
   std::optional<aio::Transfers::Id> write_;
   std::optional<aio::Transfers::Id> read_;
   bool called_ = false;
-  device::Event arrived_; // on the device
+  const std::shared_ptr<device::Event> arrived_; // on the device
   c10::Storage back_;
   bool counted_back_ = false; // in the ledger
 };

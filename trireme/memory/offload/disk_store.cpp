@@ -29,7 +29,7 @@ DiskStore::DiskStore(std::shared_ptr<RankFolder> folder, DiskOptions options, st
 DiskStore::~DiskStore() {
   for (const auto& slot : slots_) {
     try {
-      wait_for_device(*slot);
+      slot->memory.wait_until_idle();
     } catch (...) { // the device has failed: its work is over
     }
   }
@@ -93,7 +93,7 @@ void DiskStore::write_initial_values(Buffer& buffer) {
   for (const DiskPlan::Bucket& place : buffer.plan.buckets) {
     most = std::max(most, place.bytes);
   }
-  const HostBuffer memory(most);
+  const device::HostBuffer memory(most);
   for (size_t b = 0; b < buffer.buckets.size(); ++b) {
     const DiskPlan::Bucket& place = buffer.plan.buckets[b];
     if (place.bytes == 0) {
@@ -113,11 +113,11 @@ void DiskStore::fill(const Buffer& buffer, const std::vector<at::Tensor>& parts)
   }
 }
 
-std::vector<at::Tensor> DiskStore::parts_of(const HostBuffer& memory, const Buffer& buffer, int64_t bucket) {
+std::vector<at::Tensor> DiskStore::parts_of(const device::HostBuffer& memory, const Buffer& buffer, int64_t bucket) {
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < buffer.arrays.size(); ++i) {
     const bucket::StoredArray& array = buffer.arrays[i];
-    parts.push_back(memory.view(buffer.plan.buckets[bucket].begins[i], array.numel[bucket], array.type));
+    parts.push_back(memory.tensor(array.numel[bucket], array.type, buffer.plan.buckets[bucket].begins[i]));
   }
   return parts;
 }
@@ -165,7 +165,7 @@ void DiskStore::release(int64_t buffer, int64_t bucket, bool modified) {
   }
   slot->parts.clear();
   if (std::exchange(slot->is_modified, false)) {
-    wait_for_device(*slot);
+    slot->memory.wait_until_idle();
     store(*slot);
     if (slot->is_extra) {
       finish(*slot); // freed as soon as no tensor holds it
@@ -207,7 +207,7 @@ void DiskStore::forget(int64_t buffer, int64_t bucket) {
 
 bool DiskStore::keep_until(int64_t buffer, int64_t bucket, std::shared_ptr<const device::Event> done) {
   if (Slot* const slot = find(buffer, bucket); slot != nullptr) {
-    slot->used = std::move(done); // ParameterShards orders it after earlier uses
+    slot->memory.used_until(std::move(done)); // ParameterShards orders it after earlier uses
   }
   return true;
 }
@@ -286,7 +286,7 @@ DiskStore::Slot* DiskStore::take(int64_t bytes, bool must) {
   }
   Slot& slot = *slots_[*best];
   finish(slot);
-  wait_for_device(slot);
+  slot.memory.wait_until_idle();
   slot.buffer = slot.bucket = -1;
   if (slot.memory.size() < bytes) {
     give_memory(slot, sizes_[*best]);
@@ -302,15 +302,18 @@ void DiskStore::give_memory(Slot& slot, int64_t bytes) {
   if (std::exchange(slot.is_registered, false)) {
     transfers_.remove_buffer(slot.memory.data());
   }
-  slot.memory = HostBuffer(bytes, pinned_for_);
+  slot.memory = device::HostBuffer(bytes, pinned_for_);
+  if (pinned_for_ != at::kCPU) {
+    slot.memory.tensor(slot.memory.size()).zero_(); // gaps are written too
+  }
   slot.is_registered = !slot.is_extra && transfers_.add_buffer(slot.memory.data(), slot.memory.size());
 }
 
 void DiskStore::drop_extra_slots() {
   for (auto slot = slots_.end(); slot != slots_.begin() && std::ssize(slots_) > std::ssize(sizes_);) {
     --slot;
-    if (const auto& used = (*slot)->used; (*slot)->uses == 0 && (*slot)->is_extra && (!used || used->done()) &&
-                                          !(*slot)->memory.is_held() && (*slot)->state == Slot::State::idle) {
+    if ((*slot)->uses == 0 && (*slot)->is_extra && (*slot)->memory.is_idle() && !(*slot)->memory.is_held() &&
+        (*slot)->state == Slot::State::idle) {
       slot = slots_.erase(slot);
     }
   }
@@ -362,12 +365,6 @@ void DiskStore::finish(Slot& slot) {
     slot.buffer = slot.bucket = -1;
     slot.is_promised = false;
     throw;
-  }
-}
-
-void DiskStore::wait_for_device(Slot& slot) {
-  if (const auto used = std::exchange(slot.used, nullptr); used && !used->done()) {
-    used->synchronize();
   }
 }
 

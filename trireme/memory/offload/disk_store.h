@@ -1,10 +1,9 @@
 #pragma once
 
-#include <trireme/device/stream.h>
+#include <trireme/device/host_buffer.h>
 #include <trireme/memory/aio/file.h>
 #include <trireme/memory/aio/transfers.h>
 #include <trireme/memory/offload/disk_plan.h>
-#include <trireme/memory/offload/host_buffer.h>
 #include <trireme/memory/offload/options.h>
 #include <trireme/memory/offload/rank_folder.h>
 #include <trireme/memory/offload/traffic.h>
@@ -104,8 +103,8 @@ class DiskStore : public bucket::StateStore {
   // A buffer of the cache, and its transfer.
   struct Slot {
     enum class State { idle, reading, writing };
-    HostBuffer memory{0};
-    bool is_extra = false; // beyond `buffers`: freed when it is idle
+    device::HostBuffer memory; // a device reads or writes it until it is idle
+    bool is_extra = false;     // beyond `buffers`: freed when it is idle
     bool is_registered = false;
     int64_t buffer = -1; // of the bucket in it; -1: empty
     int64_t bucket = -1;
@@ -115,7 +114,6 @@ class DiskStore : public bucket::StateStore {
     bool is_modified = false;
     bool is_promised = false; // prefetched, and not used since
     uint64_t last_use = 0;
-    std::shared_ptr<const device::Event> used = nullptr; // a device reads or writes it until then
     std::vector<at::Tensor> parts = {};
   };
 
@@ -126,10 +124,9 @@ class DiskStore : public bucket::StateStore {
   void load(Slot& slot, int64_t buffer, int64_t bucket);
   void store(Slot& slot);
   void finish(Slot& slot);
-  static void wait_for_device(Slot& slot);
   void check(const Slot& slot);
   static void fill(const Buffer& buffer, const std::vector<at::Tensor>& parts);
-  static std::vector<at::Tensor> parts_of(const HostBuffer& memory, const Buffer& buffer, int64_t bucket);
+  static std::vector<at::Tensor> parts_of(const device::HostBuffer& memory, const Buffer& buffer, int64_t bucket);
   void write_initial_values(Buffer& buffer);
   void give_memory(Slot& slot, int64_t bytes);
   void drop_extra_slots();

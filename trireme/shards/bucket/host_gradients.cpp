@@ -49,10 +49,7 @@ void HostGradients::send(int64_t b, const at::Tensor& values, bool adds) {
   prefetch_after(b);
 
   const c10::Stream own = streams_.on(options_.device);
-  device::Event ready(options_.device.type());
-  ready.record(device::current_stream(options_.device));
-  const device::OnStream on(own);
-  ready.block(own);
+  const device::OnStream on(own, device::current_stream(options_.device));
   device::record_stream(values, own);
   at::Tensor leaves = values;
   if (adds) {

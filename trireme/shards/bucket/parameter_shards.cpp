@@ -226,7 +226,6 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
   at::Tensor copy;
   try {
     device::Event came(device_.type());
-    device::Event used(device_.type());
     {
       const device::OnStream on(coming_stream());
       copy = torch::empty({part.numel()}, at::TensorOptions(type_).device(device_));
@@ -236,10 +235,8 @@ void ParameterShards::with_owned_on_device(int64_t b, const Range& range, bool m
     came.block(current);
     const int64_t begin = plan_.mine(b).begin;
     f(copy.slice(0, range.begin - begin, range.end - begin));
-    used.record(current);
     const c10::Stream returning = returning_stream(device_);
-    const device::OnStream on(returning);
-    used.block(returning);
+    const device::OnStream on(returning, current);
     if (modifies) {
       at::Tensor(part).copy_(copy, /*non_blocking=*/true);
     }

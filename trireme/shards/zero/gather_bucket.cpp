@@ -15,10 +15,7 @@ comm::Work gather_from_host(const comm::Group& group, bucket::FlatParameters& pa
   const at::Device device = parameters.device();
   const at::Tensor whole = parameters.bucket_data(bucket); // may have been another bucket's on the current stream
   const c10::Stream own = parameters.shard_stream();
-  device::Event ready(device.type());
-  ready.record(device::current_stream(device));
-  const device::OnStream on(own);
-  ready.block(own);
+  const device::OnStream on(own, device::current_stream(device));
   const at::Tensor there = torch::empty({parameters.plan().mine(bucket).numel()}, whole.options());
   parameters.copy_to_device(bucket, there);
   comm::Work gathered = group.all_gather(whole, there, "parameters");
