@@ -14,7 +14,7 @@ from concurrent import futures
 
 import grpc
 
-root = pathlib.Path(__file__).resolve().parents[2]
+root = pathlib.Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(root / "examples/grpc_worker"))
 import connection
 

@@ -115,7 +115,7 @@ TEST_F(GrpcTlsTest, PythonTrustsItToo) {
   own("client");
   const auto [status, output] =
       run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR
-                  "/tests/rpc/grpc_peer.py' tls_works " +
+                  "/tests/extensions/server/rpc/grpc_peer.py' tls_works " +
                   server.address());
   EXPECT_EQ(status, 0) << output;
 }
