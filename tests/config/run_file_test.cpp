@@ -289,7 +289,7 @@ TEST_F(RunFileTest, MistakesAreNamedWithTheirPlace) {
       {"training",
        R"({"steps": 5, "device": "gpu"})",
        {"training.device: \"gpu\" is not a training device", "\"cuda:0\""}},
-      {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a device"}},
+      {"training", R"({"steps": 5, "device": "cuda:1x"})", {"training.device: \"cuda:1x\" is not a training device"}},
       {"training",
        R"({"steps": 5, "eval_every": 2})",
        {"training.eval_every: evaluation with no validation data: there is nothing to evaluate on (data at "}},

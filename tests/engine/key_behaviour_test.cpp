@@ -3,6 +3,7 @@
 #include "engine_observers.h"
 
 #include <tests/support/key_observers.h>
+#include <trireme/engine/sync_kinds.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -347,6 +348,9 @@ TEST(KeyBehaviourTest, AnHonouredKeyWithoutAnObserverIsFound) {
 class EveryHonouredKeyHasAnEffect : public testing::TestWithParam<int> {};
 
 TEST_P(EveryHonouredKeyHasAnEffect, OnWhatAnEngineDoesOrHolds) {
+  if (!has_extensions()) {
+    GTEST_SKIP() << "some keys are of extensions, which this build has not";
+  }
   EXPECT_THAT(test::without_effect(all_observers(), GetParam(), kCommon), IsEmpty());
 }
 

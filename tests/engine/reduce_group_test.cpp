@@ -328,7 +328,7 @@ TEST(ReduceGroupTest, WhatCannotBeIsRefusedByName) {
                         HasSubstr("placements differ"));
             EXPECT_THAT(
                 refusal([](auto& options) { options.model->named_parameters()["spare"].set_requires_grad(false); }),
-                HasSubstr("\"spare\" splits it, but it is frozen"));
+                HasSubstr("\"spare\" splits it or has a reduce group, but it is frozen"));
             EXPECT_THAT(refusal([](auto& options) {
                           options.config.optimizer = optim::OptimizerOptions{.rule = optim::LambOptions{}};
                         }),

@@ -32,7 +32,7 @@ if(MPI_MODULES)
 endif()
 
 # Workers in other languages find the protocol; the transport's module is there where it was built.
-if(NOT EXISTS "${WORK}/a prefix/share/trireme/parameter_server.proto")
+if(EXTENSIONS AND NOT EXISTS "${WORK}/a prefix/share/trireme/parameter_server.proto")
   message(FATAL_ERROR "parameter_server.proto is not installed")
 endif()
 if(GRPC_MODULE)

@@ -175,12 +175,31 @@ TEST(SimDeviceMemoryTest, BuffersOfAPoolAreGivenAgainWhenTheDeviceHasCopied) {
     const void* const second = copied_to();
     EXPECT_NE(second, first) << "it is still copied to";
     EXPECT_EQ(host_synchronisations(), 0);
-    pool->wait_until_idle();
-    EXPECT_GT(host_synchronisations(), 0);
+    device::Event done(c10::kPrivateUse1);
+    done.record(device::current_stream(device()));
+    done.synchronize();
     const auto again = pool->take(4096);
     const auto other = pool->take(4096);
     EXPECT_EQ(std::set<const void*>({again->data(), other->data()}), std::set<const void*>({first, second}));
     EXPECT_EQ(again->tensor(1000, at::kFloat).sum().item<float>(), 1000);
+    EXPECT_THAT(problems(), IsEmpty());
+  });
+}
+
+TEST(SimDeviceMemoryTest, ABufferIsFreedOnceTheDeviceHasCopied) {
+  in_a_child([] {
+    const at::Tensor tensor = torch::ones({1000}, there());
+    set_polls(3);
+    reset_host_synchronisations();
+    {
+      device::HostBuffer buffer(4000, c10::kPrivateUse1);
+      buffer.tensor(1000, at::kFloat).copy_(tensor, /*non_blocking=*/true);
+      const auto copied = std::make_shared<device::Event>(c10::kPrivateUse1);
+      copied->record(device::current_stream(device()));
+      buffer.used_until(copied);
+      EXPECT_EQ(host_synchronisations(), 0);
+    }
+    EXPECT_GT(host_synchronisations(), 0) << "freed while the device copies to it";
     EXPECT_THAT(problems(), IsEmpty());
   });
 }

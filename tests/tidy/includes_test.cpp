@@ -64,7 +64,7 @@ std::string folder_of(const fs::path& file, const fs::path& root) {
   return fs::relative(file.parent_path(), root).string();
 }
 
-// comm/gloo belongs to comm; parallel/data is a folder of its own.
+// comm/gloo belongs to comm; shards/bucket is a folder of its own.
 std::string owner(const std::string& folder, const Rules& rules) {
   std::string name = folder;
   while (rules.count(name) == 0 && name.find('/') != std::string::npos) {

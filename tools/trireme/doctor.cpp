@@ -108,9 +108,10 @@ std::vector<Line> examine() {
                      there ? Mark::ok : Mark::absent});
   }
   const std::string grpc = grpc_version();
-  lines.push_back({"transport grpc",
-                   grpc.empty() ? "not available here. Built where gRPC is installed (docs/grpc.md)" : grpc,
-                   grpc.empty() ? Mark::absent : Mark::ok});
+  lines.push_back(
+      {"transport grpc",
+       grpc.empty() ? "not available here. Built where gRPC is installed, with extensions (docs/grpc.md)" : grpc,
+       grpc.empty() ? Mark::absent : Mark::ok});
   for (const DeviceFinding& found : check_all_collectives(device::count(c10::kCUDA))) {
     lines.push_back(line(found));
   }

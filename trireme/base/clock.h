@@ -4,7 +4,7 @@
 
 namespace trireme {
 
-/// The clock of the protocols of store, rpc, launch and parallel/server: the machine's monotonic clock, or the
+/// The clock of the protocols of store, rpc, launch and extensions/server: the machine's monotonic clock, or the
 /// simulation's in a simulated thread. Cost: std::chrono::steady_clock's and one read of a thread-local variable.
 struct Clock {
   using duration = std::chrono::steady_clock::duration;

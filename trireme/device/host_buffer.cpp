@@ -1,11 +1,13 @@
 #include <trireme/device/host_buffer.h>
 
+#include <trireme/base/log.h>
 #include <trireme/memory/aio/memory.h>
 
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 namespace trireme::device {
@@ -47,6 +49,14 @@ struct HostBuffer::Memory {
 HostBuffer::HostBuffer(int64_t bytes, at::DeviceType pinned_for)
     : memory_(std::make_shared<Memory>(bytes, pinned_for)) {}
 
+HostBuffer::~HostBuffer() {
+  try {
+    wait_until_idle();
+  } catch (const std::exception& error) { // the device has failed; the error is reported elsewhere
+    log::debug("a buffer of the host was not waited for: ", error.what());
+  }
+}
+
 std::byte* HostBuffer::data() const {
   return memory_ ? memory_->begin : nullptr;
 }
@@ -70,10 +80,6 @@ void HostBuffer::wait_until_idle() {
   if (const auto event = std::exchange(used_until_, nullptr); event && !event->done()) {
     event->synchronize();
   }
-}
-
-HostPool::~HostPool() {
-  free_spare(0);
 }
 
 std::shared_ptr<HostBuffer> HostPool::take(int64_t bytes) {
@@ -107,13 +113,6 @@ void HostPool::set_most(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   most_ = bytes;
   free_spare(most_ - used_bytes_);
-}
-
-void HostPool::wait_until_idle() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [size, buffer] : spare_) {
-    buffer->wait_until_idle();
-  }
 }
 
 void HostPool::come_back(std::unique_ptr<HostBuffer> buffer) {

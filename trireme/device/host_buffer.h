@@ -21,8 +21,16 @@ class HostBuffer {
  public:
   HostBuffer() = default;
   /// `bytes` is rounded up to whole pages; not initialised if pinned, else zeroed. `pinned_for`: devices of this kind
-  /// copy from it asynchronously. Such memory must not be freed while they do.
+  /// copy from it asynchronously.
   explicit HostBuffer(int64_t bytes, at::DeviceType pinned_for = at::kCPU);
+  HostBuffer(HostBuffer&&) = default;
+  HostBuffer& operator=(HostBuffer&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(used_until_, other.used_until_);
+    return *this;
+  }
+  /// Waits until it is idle.
+  ~HostBuffer();
 
   std::byte* data() const;
   int64_t size() const;
@@ -54,14 +62,14 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   /// `count` is called with the bytes of each buffer that is allocated, and with their negative when it is freed.
   explicit HostPool(at::DeviceType pinned_for, std::function<void(int64_t bytes)> count = nullptr)
       : pinned_for_(pinned_for), count_(std::move(count)) {}
-  ~HostPool();
+  ~HostPool() {
+    free_spare(0);
+  }
 
   /// At least `bytes`. It is returned with the last copy of the pointer.
   std::shared_ptr<HostBuffer> take(int64_t bytes);
   /// Limits the bytes of buffers in use and spare ones; spare ones are freed first. Default: no limit.
   void set_most(int64_t bytes);
-  /// Blocks until no device uses a spare buffer.
-  void wait_until_idle();
 
  private:
   void come_back(std::unique_ptr<HostBuffer> buffer);

@@ -259,7 +259,7 @@ void Engine::Impl::step() {
   if (!std::exchange(went_back_, false)) {
     throw InputError("engine", concat("step() of step ", state.global_steps + 1, " without backward()"),
                      "Call the engine's backward(loss) for each micro-batch, then step(). Gradients of loss.backward() "
-                     "are ignored.");
+                     "are dropped.");
   }
   if (!at_boundary()) {
     ++state.micro_steps;

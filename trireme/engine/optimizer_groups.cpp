@@ -175,7 +175,7 @@ optim::FlatOptimizer::OptionsOf options_of(const Parts& parts, const std::vector
   const auto unused = std::find(used.begin(), used.end(), false);
   if (unused != used.end() && parts.ranks.pipe.size() == 1 && parts.ranks.everyone.rank() == 0) {
     log::warning("parameter group ", unused - used.begin(),
-                 " has no effect: each of its trained parameters is in an earlier group");
+                 " has no effect: it chooses no trained parameter that is not in an earlier group");
   }
   return [options = std::move(options)](const bucket::TensorInfo& tensor) { return options.at(tensor.name); };
 }

@@ -36,7 +36,8 @@ void check(const Said& said, int program_groups) {
   const at::Tensor& parameter = said.parameter;
   const Placement& placement = said.given;
   if (!parameter.requires_grad() && (says_box(placement) || placement.reduce_group != 0)) {
-    refuse(said, "splits it, but it is frozen", "Leave the placement of frozen parameters empty.");
+    refuse(said, "splits it or has a reduce group, but it is frozen",
+           "Leave the placement of frozen parameters empty.");
   }
   bool fits =
       placement.global_shape.size() == placement.box_offset.size() && placement.parts >= 1 &&

@@ -149,7 +149,8 @@ std::vector<ParameterInfo> read_parameters(const nlohmann::json& described) {
       int64_t numel = 1;
       for (const int64_t size : parameter.shape) {
         if (size < 0 || (size > 0 && numel > kMostElements / size)) {
-          fail(concat('"', parameter.name, "\" has a dimension of ", size, ", which is negative or too large"));
+          fail(concat('"', parameter.name, "\" has a dimension of ", size,
+                      ": it is negative, or the parameter is too large"));
         }
         numel *= size;
       }

@@ -50,13 +50,7 @@ Mover::Mover(at::Device device, std::shared_ptr<Ledger> ledger, const std::strin
   }
 }
 
-Mover::~Mover() {
-  try {
-    buffers_->wait_until_idle();
-  } catch (const std::exception& error) { // the device has failed; the error is reported elsewhere
-    log::debug("activations were not waited for: ", error.what());
-  }
-}
+Mover::~Mover() = default;
 
 aio::Transfers& Mover::transfers() {
   if (!transfers_) {

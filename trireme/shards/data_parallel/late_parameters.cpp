@@ -97,7 +97,7 @@ void LateParameters::reduce(const std::function<bool(size_t)>& wanted, const com
   if (!unfrozen.empty()) {
     log::info("DataParallel: ", unfrozen.front(),
               unfrozen.size() > 1 ? concat(" and ", unfrozen.size() - 1, " more") : "",
-              " was frozen at construction and has gradients now; they are exchanged after backward. Make "
+              " had no gradients at construction and have them now; these are exchanged after backward. Make "
               "DataParallel again to exchange them during backward");
   }
   for (size_t i = 0; i < works.size(); ++i) {
