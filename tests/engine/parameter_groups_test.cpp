@@ -236,7 +236,7 @@ TEST(ParameterGroupsTest, WhatCannotBeTakenOverIsRefusedByName) {
             EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet&) {
                           options.parameter_groups = {{.parameters = {torch::ones({2})}}};
                         }),
-                        HasSubstr("no parameter of the model"));
+                        HasSubstr("not a parameter of the model"));
             EXPECT_THAT(refusal([](InitializeOptions& options, GroupedNet& model) {
                           options.parameter_groups = {{.parameters = model->biases(), .lr_factor = -1}};
                         }),
