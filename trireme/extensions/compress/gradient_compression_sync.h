@@ -15,7 +15,7 @@ namespace trireme::compress {
 /// Memory for n parameters and N ranks: 4n (1 + 1/N) bytes of errors (PowerSGD: 4n), and the messages; 4n more with an
 /// optimizer that needs all gradients first (LAMB). Cost per step: that of comm::Compressor or comm::PowerSgd, not
 /// overlapped with backward. Source: Karimireddy et al. 2019, arXiv:1901.09847 (error feedback with any compressor);
-/// comm/compressed names those of the compressors.
+/// compressors/ names those of the compressors.
 class GradientCompressionSync final : public CompressedSync {
  public:
   GradientCompressionSync(std::unique_ptr<parallel::AllReduceSync> plain, const GradientCompressionOptions& options,
