@@ -408,7 +408,7 @@ void ElasticAveragingSync::say_who_is_there(const store::Round& round, const Exc
 }
 
 SyncFactory replica_sync(const AveragingOptions& options, ReplicaOptions replica) {
-  SyncFactory out{.kind = "elastic", .worker = replica.replica, .workers = replica.replicas};
+  SyncFactory out{.kind = "elastic", .make = nullptr, .worker = replica.replica, .workers = replica.replicas};
   out.make = [options, replica = std::move(replica)](const ReduceGroups& groups) {
     return std::make_unique<ElasticAveragingSync>(groups, options, replica);
   };

@@ -307,7 +307,7 @@ SyncFactory worker_sync(const ServerOptions& options, WorkerOptions worker) {
                      concat(worker.addresses.size(), " addresses for ", options.servers, " parameter servers"),
                      "Give one address per server.");
   }
-  SyncFactory out{.kind = "server", .worker = worker.worker, .workers = worker.workers};
+  SyncFactory out{.kind = "server", .make = nullptr, .worker = worker.worker, .workers = worker.workers};
   out.make = [options, worker = std::move(worker)](const ReduceGroups& groups) {
     return std::make_unique<ServerSync>(groups, options, worker);
   };
