@@ -12,7 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -80,28 +79,6 @@ TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsItToo) {
     if (!fs::exists(folder / out / "checkpoints/latest")) {
       EXPECT_THAT(run.output, HasSubstr("stopped before anything was saved"));
     }
-  }
-}
-
-// Of workers and servers too: the worker has begun and says where to go on, or the launcher does.
-TEST_F(PreemptionCommandTest, ASignalInTheFirstMomentsStopsAWorkerAndItsServerToo) {
-  for (const char* later : {"0", "0.1", "0.3", "1"}) {
-    const std::string out = concat("out", later);
-    const Finished run = sh(
-        concat(
-            kTrireme, " train ", path("run.json"), " -n 1 --out ", path(out), kLong,
-            " --set training.steps=1000000 --set parallel.sync.kind=server --stopped-status 75 & p=$!; while [ ! -e ",
-            path(out), "/logs/lock ]; do sleep 0.001; done; sleep ", later, "; kill -TERM $p; wait $p"),
-        60);
-    EXPECT_EQ(run.status, 75) << later << " s after its beginning: " << run.output;
-    EXPECT_EQ(report(out)["status"], "preempted");
-    EXPECT_THAT(run.output,
-                AnyOf(HasSubstr("stopped before anything was saved"), // by the launcher: it had not begun
-                      AllOf(HasSubstr("stopped by SIGTERM at step "), HasSubstr("; continue with --resume"))))
-        << later << " s after its beginning";
-    EXPECT_EQ(run.output.find("stopped by SIGTERM at step ") != std::string::npos,
-              fs::exists(folder / out / "checkpoints/latest"))
-        << run.output;
   }
 }
 
