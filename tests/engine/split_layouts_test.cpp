@@ -340,9 +340,9 @@ TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
     return SplitRun(world, layout).engine().num_parameters();
   };
   int64_t expected = 0;
-  for (const models::GptPart& part : models::gpt_parts(split_gpt())) {
+  for (const models::LayerShape& part : models::gpt_layer_shapes(split_gpt())) {
     for (const auto& parameter : part.parameters) {
-      expected += part.kind == models::GptPart::Kind::head ? 0 : c10::multiply_integers(parameter.sizes); // tied
+      expected += part.kind == models::LayerShape::Kind::head ? 0 : c10::multiply_integers(parameter.sizes); // tied
     }
   }
   for (const Layout& layout : {Layout{.tensor = 2}, Layout{.data = 2, .tensor = 2, .sequence_parallel = true},

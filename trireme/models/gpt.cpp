@@ -118,26 +118,26 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values) {
   embedding->dropout = options.dropout;
   embedding->ranks = ranks;
-  for (const GptPart& part : gpt_parts(options)) {
+  for (const LayerShape& part : gpt_layer_shapes(options)) {
     const auto fill = values_of(values, part.name);
     switch (part.kind) {
-      case GptPart::Kind::tokens:
+      case LayerShape::Kind::tokens:
         embedding->wte = register_module("wte", zero::Sharded<tensor::VocabParallelEmbedding>(
                                                     fill, options.vocab_size, options.hidden, ranks.tensor));
         break;
-      case GptPart::Kind::positions:
+      case LayerShape::Kind::positions:
         embedding->wpe =
             register_module("wpe", zero::Sharded<nn::Embedding>(fill, options.sequence_length, options.hidden));
         break;
-      case GptPart::Kind::block:
+      case LayerShape::Kind::block:
         h->emplace_back(fill, options, ranks);
         break;
-      case GptPart::Kind::norm:
+      case LayerShape::Kind::norm:
         register_module("h", h);
         ln_f = register_module("ln_f", gpt_norm(options.hidden));
         fill(*ln_f);
         break;
-      case GptPart::Kind::head: // done by the model
+      case LayerShape::Kind::head: // done by the model
         break;
     }
   }
@@ -157,7 +157,7 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
     lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(
-                                             values_of(values, gpt_parts(options).back().name), options.hidden,
+                                             values_of(values, gpt_layer_shapes(options).back().name), options.hidden,
                                              options.vocab_size, ranks.tensor, /*bias=*/false));
   }
 }

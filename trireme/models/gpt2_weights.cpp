@@ -68,8 +68,8 @@ void check_tied_head(const checkpoint::WeightFiles& files, const std::filesystem
 // Parameters that tensor ranks split have other sizes. Reading one that ZeRO stage 3 has not gathered throws by itself.
 void check_whole(const Gpt& model) {
   std::map<std::string, std::vector<int64_t>> sizes;
-  for (const GptPart& part : gpt_parts(model->options())) {
-    for (const GptPart::Parameter& parameter : part.parameters) {
+  for (const LayerShape& part : gpt_layer_shapes(model->options())) {
+    for (const LayerShape::Parameter& parameter : part.parameters) {
       sizes[concat(part.name, '.', parameter.name)] = parameter.sizes;
     }
   }

@@ -24,17 +24,17 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
   };
   TiedLayerSpec<tensor::VocabParallelEmbedding> tied("wte", options.vocab_size, options.hidden, ranks.tensor);
   tied.forward_fn(embed);
-  const auto layer_of = [&](GptPart::Kind kind) -> Layer {
+  const auto layer_of = [&](LayerShape::Kind kind) -> Layer {
     switch (kind) {
-      case GptPart::Kind::tokens:
+      case LayerShape::Kind::tokens:
         return tied; // not tied without a second one
-      case GptPart::Kind::positions:
+      case LayerShape::Kind::positions:
         return LayerSpec<GptPositions>(options, ranks);
-      case GptPart::Kind::block:
+      case LayerShape::Kind::block:
         return LayerSpec<GptBlock>(options, ranks);
-      case GptPart::Kind::norm:
+      case LayerShape::Kind::norm:
         return LayerSpec<nn::LayerNorm>(nn::LayerNormOptions({options.hidden}).eps(1e-5));
-      case GptPart::Kind::head:
+      case LayerShape::Kind::head:
         break;
     }
     if (!options.tie_embeddings) {
@@ -46,7 +46,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
     return head;
   };
   std::vector<Layer> layers;
-  for (const GptPart& part : gpt_parts(options)) {
+  for (const LayerShape& part : gpt_layer_shapes(options)) {
     Layer& layer = layers.emplace_back(layer_of(part.kind));
     layer.name(part.name);
     layer.initialise([prefix = part.name, values](nn::Module& module) { values->fill(prefix, module); });

@@ -28,22 +28,98 @@ struct GptOptions {
   int64_t seed = 1234;
 };
 
-/// A layer of a GPT.
-struct GptPart {
+/// How rotary positions are stretched beyond the context a model was trained with: config.json's rope_scaling, with the
+/// formulas of Hugging Face's transformers.
+struct RopeScaling {
+  enum class Kind { none, linear, dynamic, llama3, yarn };
+  Kind kind = Kind::none;
+  double factor = 1;
+  /// Positions of the original training; 0: the model's max_positions.
+  int64_t original_positions = 0;
+  /// llama3 (Llama 3.1): wavelengths between original_positions / high and original_positions / low are blended.
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  /// yarn (Peng et al. 2023, arXiv:2309.00071): rotations within which frequencies are blended.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  /// yarn: multiplies cos and sin; 0: 0.1 ln(factor) + 1, or from the two below.
+  double attention_factor = 0;
+  double mscale = 0;
+  double mscale_all_dim = 0;
+  /// yarn: rounds the bounds of the blended range to whole dims.
+  bool truncate = true;
+};
+
+/// The shape and initial values of a Llama: pre-norm with RMSNorm, rotary positions, SwiGLU, grouped queries. Covers
+/// Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Qwen2, Qwen2.5 and Qwen3.
+///
+/// Source: Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models", arXiv:2307.09288.
+struct LlamaOptions {
+  int64_t layers = 4;
+  int64_t hidden = 128;
+  /// Query heads.
+  int64_t heads = 4;
+  /// Heads of keys and values, each shared by heads / kv_heads query heads; divides `heads`. 0: `heads`.
+  int64_t kv_heads = 0;
+  /// Width of a head; 0: hidden / heads.
+  int64_t head_dim = 0;
+  /// Width of the MLP; 0: 8/3 of `hidden`, rounded up to a multiple of 64.
+  int64_t intermediate = 0;
+  /// Tokens per sample.
+  int64_t sequence_length = 128;
+  int64_t vocab_size = 256;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  /// config.json's max_position_embeddings, which scalings refer to; 0: `sequence_length`.
+  int64_t max_positions = 0;
+  double rms_norm_eps = 1e-5;
+  /// Biases of the projections of queries, keys and values (Qwen2).
+  bool attention_bias = false;
+  /// A bias of the output projection of attention too (Llama's own attention_bias has both).
+  bool attention_output_bias = false;
+  /// Biases of the three products of the MLP.
+  bool mlp_bias = false;
+  /// RMSNorm of queries and keys over each head's width, before rotation (Qwen3).
+  bool qk_norm = false;
+  /// Tokens that a token attends to, itself included; 0: all before it (Mistral: 4096).
+  int64_t window = 0;
+  /// Layers before this one attend to all tokens even if `window` is set (Qwen2's max_window_layers).
+  int64_t first_window_layer = 0;
+  /// true: the output layer uses the token embedding's weight.
+  bool tie_embeddings = true;
+  /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
+  /// checkpoint of Trireme. Empty: random from `seed`.
+  std::filesystem::path init_from;
+  int64_t seed = 1234;
+
+  int64_t kv_heads_or_all() const {
+    return kv_heads == 0 ? heads : kv_heads;
+  }
+  int64_t width_of_head() const {
+    return head_dim == 0 ? hidden / heads : head_dim;
+  }
+  int64_t width_of_mlp() const {
+    return intermediate == 0 ? (8 * hidden / 3 + 63) / 64 * 64 : intermediate;
+  }
+};
+
+/// A layer of a language model.
+struct LayerShape {
   enum class Kind { tokens, positions, block, norm, head };
   struct Parameter {
     std::string name;
     std::vector<int64_t> sizes;
   };
   Kind kind;
-  /// In checkpoints: "transformer.h.0".
+  /// In checkpoints: "transformer.h.0", "model.layers.0".
   std::string name;
   std::vector<Parameter> parameters;
 };
 
-/// Lists the layers of a GPT in order, with Hugging Face's names. The module, the layers of a pipeline and the estimate
-/// are made from it. A tied head repeats the token embedding, by name and parameters.
-std::vector<GptPart> gpt_parts(const GptOptions& options);
+/// Lists the layers of a model in order, with Hugging Face's names. The module, the layers of a pipeline and the
+/// estimate are made from it. A tied head repeats the token embedding, by name and parameters.
+std::vector<LayerShape> gpt_layer_shapes(const GptOptions& options);
+std::vector<LayerShape> llama_layer_shapes(const LlamaOptions& options);
 
 /// A small convolutional classifier for images [B, channels, side, side].
 struct CnnOptions {

@@ -27,16 +27,16 @@ constexpr double kMatrixBackward = 9.5;
 
 // Share of a block's fixed cost (Cluster::layer_seconds and weight_seconds), by operations, of which a block has about
 // 10.
-double share_of_block(models::GptPart::Kind kind) {
+double share_of_block(models::LayerShape::Kind kind) {
   switch (kind) {
-    case models::GptPart::Kind::block:
+    case models::LayerShape::Kind::block:
       return 1;
-    case models::GptPart::Kind::head:
+    case models::LayerShape::Kind::head:
       return 0.3;
-    case models::GptPart::Kind::tokens:
-    case models::GptPart::Kind::positions:
+    case models::LayerShape::Kind::tokens:
+    case models::LayerShape::Kind::positions:
       return 0.2;
-    case models::GptPart::Kind::norm:
+    case models::LayerShape::Kind::norm:
       return 0.1;
   }
   return 1;
@@ -58,25 +58,25 @@ class Costs {
         stream_(rows_ * h_),
         vocabulary_(std::ceil(static_cast<double>(gpt_.vocab_size) / tensor_)) {}
 
-  LayerCost of(models::GptPart::Kind kind, const estimate::Layer& layer) const {
+  LayerCost of(models::LayerShape::Kind kind, const estimate::Layer& layer) const {
     LayerCost cost;
     switch (kind) {
-      case models::GptPart::Kind::tokens:
+      case models::LayerShape::Kind::tokens:
         cost.forward = passes(2 * stream_);
         cost.backward_weight = passes(2 * stream_ + 2 * vocabulary_ * h_);
         break;
-      case models::GptPart::Kind::positions:
+      case models::LayerShape::Kind::positions:
         cost.forward = passes(2 * stream_ / between_);
         cost.backward_weight = passes(2 * stream_ / between_);
         break;
-      case models::GptPart::Kind::block:
+      case models::LayerShape::Kind::block:
         add_block(cost, layer);
         break;
-      case models::GptPart::Kind::norm:
+      case models::LayerShape::Kind::norm:
         cost.forward = passes(2 * stream_ / between_);
         cost.backward_input = passes(4 * stream_ / between_);
         break;
-      case models::GptPart::Kind::head:
+      case models::LayerShape::Kind::head:
         add_product(cost, h_, vocabulary_);
         cost.forward += passes(rows_ * vocabulary_) + layer_loss();
         cost.backward_input += passes(2 * rows_ * vocabulary_);
@@ -216,13 +216,13 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
   models::GptOptions one = job.gpt;
   one.layers = 1;
   const estimate::Model model = model_of(job, layout, 1);
-  const std::vector<models::GptPart> parts = models::gpt_parts(one);
+  const std::vector<models::LayerShape> parts = models::gpt_layer_shapes(one);
   const Costs costs(cluster, job, layout);
   const std::vector<bool> again = recomputed(job, layout, std::ssize(parts) - 1 + job.gpt.layers);
   std::vector<LayerCost> out;
   for (size_t i = 0; i < parts.size(); ++i) {
     const LayerCost cost = costs.of(parts[i].kind, model.layers[i]);
-    const int64_t times = parts[i].kind == models::GptPart::Kind::block ? job.gpt.layers : 1;
+    const int64_t times = parts[i].kind == models::LayerShape::Kind::block ? job.gpt.layers : 1;
     for (int64_t k = 0; k < times; ++k) {
       out.push_back(cost);
       out.back().backward_input += again[out.size() - 1] ? cost.forward : 0;

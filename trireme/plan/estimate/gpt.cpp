@@ -176,9 +176,9 @@ bool starts_with_any(const std::string& name, std::initializer_list<const char*>
 }
 
 // Adds a parameter, with the part that a rank of the tensor axis holds.
-void add_parameter(Layer& layer, const models::GptPart& part, const models::GptPart::Parameter& parameter,
+void add_parameter(Layer& layer, const models::LayerShape& part, const models::LayerShape::Parameter& parameter,
                    const Sizes& s) {
-  using Kind = models::GptPart::Kind;
+  using Kind = models::LayerShape::Kind;
   const auto& sizes = parameter.sizes;
   const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   const int64_t columns = sizes.size() > 1 ? sizes.back() : 0;
@@ -193,9 +193,9 @@ void add_parameter(Layer& layer, const models::GptPart& part, const models::GptP
   }
 }
 
-Layer layer_of(const models::GptPart& part, const models::GptOptions& options, const Conditions& conditions,
+Layer layer_of(const models::LayerShape& part, const models::GptOptions& options, const Conditions& conditions,
                const Sizes& s) {
-  using Kind = models::GptPart::Kind;
+  using Kind = models::LayerShape::Kind;
   Layer layer{part.name, ""};
   for (const auto& parameter : part.parameters) {
     add_parameter(layer, part, parameter, s);
@@ -241,9 +241,9 @@ Model gpt(const models::GptOptions& options, const Conditions& conditions) {
   Model model;
   models::GptOptions one = options;
   one.layers = std::min<int64_t>(options.layers, 1);
-  for (const models::GptPart& part : models::gpt_parts(one)) {
+  for (const models::LayerShape& part : models::gpt_layer_shapes(one)) {
     model.layers.push_back(layer_of(part, options, conditions, sizes));
-    for (int64_t i = 1; part.kind == models::GptPart::Kind::block && i < options.layers;
+    for (int64_t i = 1; part.kind == models::LayerShape::Kind::block && i < options.layers;
          ++i) { // blocks differ only by name
       model.layers.push_back(model.layers.back());
       model.layers.back().name = part.name.substr(0, part.name.rfind('.') + 1) + std::to_string(i);
