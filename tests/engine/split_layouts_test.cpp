@@ -340,7 +340,7 @@ TEST(SplitLayoutsTest, TheWholeModelIsCounted) {
     return SplitRun(world, layout).engine().num_parameters();
   };
   int64_t expected = 0;
-  for (const models::LayerShape& part : models::gpt_layer_shapes(split_gpt())) {
+  for (const models::LayerShape& part : models::layer_shapes(split_gpt())) {
     for (const auto& parameter : part.parameters) {
       expected += part.kind == models::LayerShape::Kind::head ? 0 : c10::multiply_integers(parameter.sizes); // tied
     }

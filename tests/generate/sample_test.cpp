@@ -35,7 +35,7 @@ TEST(SampleTest, GreedyTextIsTheMostLikelyTokenEachTime) {
     const at::Tensor window = torch::tensor(std::vector<int64_t>(expected.end() - length, expected.end())).unsqueeze(0);
     expected.push_back(model->forward(window)[0][length - 1].argmax().item<int64_t>());
   }
-  const std::vector<int32_t> text = sample(model, {3, 1, 4}, greedy(10));
+  const std::vector<int32_t> text = sample(model.ptr(), {3, 1, 4}, greedy(10));
   EXPECT_EQ(std::vector<int64_t>(text.begin(), text.end()), expected);
 }
 
@@ -45,10 +45,10 @@ TEST(SampleTest, TheSeedDecides) {
   options.tokens = 30;
   options.temperature = 1;
   options.seed = 5;
-  const auto first = sample(model, {1}, options);
-  EXPECT_EQ(sample(model, {1}, options), first);
+  const auto first = sample(model.ptr(), {1}, options);
+  EXPECT_EQ(sample(model.ptr(), {1}, options), first);
   options.seed = 6;
-  EXPECT_NE(sample(model, {1}, options), first);
+  EXPECT_NE(sample(model.ptr(), {1}, options), first);
 }
 
 TEST(SampleTest, TopOneIsGreedy) {
@@ -57,13 +57,13 @@ TEST(SampleTest, TopOneIsGreedy) {
   options.tokens = 12;
   options.temperature = 1;
   options.top_k = 1;
-  EXPECT_EQ(sample(model, {7, 2}, options), sample(model, {7, 2}, greedy(12)));
+  EXPECT_EQ(sample(model.ptr(), {7, 2}, options), sample(model.ptr(), {7, 2}, greedy(12)));
 }
 
 TEST(SampleTest, RefusesTokensTheModelDoesNotKnow) {
-  EXPECT_THROW(sample(small(), {20}, greedy(1)), InputError);
-  EXPECT_THROW(sample(small(), {-1}, greedy(1)), InputError);
-  EXPECT_EQ(sample(small(), {}, greedy(2)).size(), 3u);
+  EXPECT_THROW(sample(small().ptr(), {20}, greedy(1)), InputError);
+  EXPECT_THROW(sample(small().ptr(), {-1}, greedy(1)), InputError);
+  EXPECT_EQ(sample(small().ptr(), {}, greedy(2)).size(), 3u);
 }
 
 TEST(LoadTest, AFolderWithoutACheckpointIsTheUsersInput) {

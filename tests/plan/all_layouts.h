@@ -32,8 +32,8 @@ inline std::vector<Layout> all_layouts(int64_t ranks, const Job& job, int64_t mo
         if (pipe > 1) {
           schedules.push_back({Kind::zero_bubble, 1});
         }
-        for (int64_t chunks = 2; pipe > 1 && chunks <= 8 && pipe * chunks <= job.gpt.layers; ++chunks) {
-          if (chunks == 2 || job.gpt.layers % (pipe * chunks) == 0) {
+        for (int64_t chunks = 2; pipe > 1 && chunks <= 8 && pipe * chunks <= job.model.layers; ++chunks) {
+          if (chunks == 2 || job.model.layers % (pipe * chunks) == 0) {
             schedules.push_back({Kind::interleaved, chunks});
           }
         }

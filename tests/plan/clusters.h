@@ -43,11 +43,11 @@ inline Cluster multiplying_host(int64_t ranks, double flops, Link inside) {
 
 inline Job gpt_job(int64_t layers, int64_t hidden, int64_t heads, int64_t length, int64_t vocabulary, int64_t batch) {
   Job out;
-  out.gpt.layers = layers;
-  out.gpt.hidden = hidden;
-  out.gpt.heads = heads;
-  out.gpt.sequence_length = length;
-  out.gpt.vocab_size = vocabulary;
+  out.model.layers = layers;
+  out.model.hidden = hidden;
+  out.model.heads = heads;
+  out.model.sequence_length = length;
+  out.model.vocab_size = vocabulary;
   out.batch = batch;
   return out;
 }

@@ -29,7 +29,7 @@ std::string others(const Layout& layout) {
 
 double tflops(const Row& row, const Prediction& prediction) {
   const Job job = job_of(row);
-  return published_flops(job.gpt, job.batch) / static_cast<double>(row.cards) / prediction.step_seconds / 1e12;
+  return published_flops(job.model, job.batch) / static_cast<double>(row.cards) / prediction.step_seconds / 1e12;
 }
 
 // The best with what the runs of the paper had: pipeline and tensor ranks, 1f1b and interleaved stages, everything

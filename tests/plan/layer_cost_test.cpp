@@ -51,8 +51,8 @@ TEST(LayerCostTest, DropoutInAttentionOverContextRanks) {
   cluster.pass_bandwidth = 1e9;
   Job with = gpt_job(4, 64, 4, 4096, 100, 8);
   Job without = with;
-  with.gpt.dropout = 0.1;
-  without.gpt.dropout = 0;
+  with.model.dropout = 0.1;
+  without.model.dropout = 0;
   const double stream = 4.0 * 4 * 4096 * 64; // bytes of 4 samples
   const double matrix = 4.0 * 4 * 4 * 4096 * 4096;
   for (const auto& [context, kind] : {std::pair<int64_t, context::Kind>(1, context::Kind::ring),

@@ -293,7 +293,7 @@ std::vector<double> all_times(const Cluster& where, const Job& what, int64_t mos
 
 TEST(PlanOffloadTest, SearchFindsWhatLookingAtAllFinds) {
   Job what = offload_job(8);
-  what.gpt.vocab_size = 1000;
+  what.model.vocab_size = 1000;
   for (const bool on_host : {false, true}) {
     for (const int64_t ranks : {1, 2}) {
       for (const int64_t memory : {int64_t{400'000'000}, int64_t{45'000'000}, int64_t{20'000'000}}) {
@@ -318,7 +318,7 @@ TEST(PlanOffloadTest, SearchFindsWhatLookingAtAllFinds) {
 TEST(PlanOffloadTest, BoundsAreBounds) {
   const Job what = offload_job(8);
   const Cluster where = offload_cards(2);
-  const int64_t parameters = estimate::gpt(what.gpt, {}).parameters();
+  const int64_t parameters = estimate::transformer(what.model, {}).parameters();
   for (const int stage : {1, 2, 3}) {
     for (const Place states : {Place::device, Place::host, Place::nvme}) {
       for (const Place place : {Place::device, Place::host}) {

@@ -277,10 +277,10 @@ TEST(PredictTest, RefusalsAreOneSentence) {
   exchanging.context_kind = context::Kind::ulysses;
   EXPECT_EQ(why(exchanging, {.context = 8}), "heads of a tensor rank 4 cannot be divided by context 8");
   Job few = job();
-  few.gpt.vocab_size = 3;
+  few.model.vocab_size = 3;
   EXPECT_EQ(why(few, {.tensor = 4}), "vocabulary 3 is smaller than tensor 4");
   Job odd = job();
-  odd.gpt.vocab_size = 101;
+  odd.model.vocab_size = 101;
   EXPECT_EQ(why(odd, {.tensor = 2}), "") << "an uneven vocabulary is fine";
   EXPECT_EQ(predict(multiplying(4), job(), {.data = 2}).refused, "the axes have 2 ranks, the cluster 4");
   EXPECT_EQ(why(job(4, 4'000'000), {.pipe = 2}),

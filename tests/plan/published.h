@@ -43,7 +43,7 @@ inline Cluster selene(int64_t cards) {
 
 inline Job job_of(const Row& row) {
   Job job = gpt_job(row.layers, row.hidden, row.heads, 2048, 51200, row.batch);
-  job.gpt.dropout = 0.1;
+  job.model.dropout = 0.1;
   job.base.precision.compute = estimate::Type::fp16;
   return job;
 }
@@ -77,7 +77,7 @@ inline std::optional<Best> best_of(const Row& row) {
     const Prediction prediction = predict(cluster, job, layout);
     if (prediction.refused.empty() && (!best || prediction.step_seconds < best->prediction.step_seconds)) {
       best = {prediction,
-              published_flops(job.gpt, job.batch) / static_cast<double>(row.cards) / prediction.step_seconds / 1e12};
+              published_flops(job.model, job.batch) / static_cast<double>(row.cards) / prediction.step_seconds / 1e12};
     }
   }
   return best;

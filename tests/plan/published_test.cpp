@@ -79,8 +79,8 @@ TEST(PublishedTest, SizesThatFit) {
   v100.reserved_bytes = 1'000'000'000;
   const Job billion = gpt(24, 2048);
   const Job more = gpt(40, 5120);
-  EXPECT_NEAR(static_cast<double>(estimate::gpt(billion.gpt, {}).parameters()), 1.3e9, 0.1e9);
-  EXPECT_NEAR(static_cast<double>(estimate::gpt(more.gpt, {}).parameters()), 13e9, 0.3e9);
+  EXPECT_NEAR(static_cast<double>(estimate::transformer(billion.model, {}).parameters()), 1.3e9, 0.1e9);
+  EXPECT_NEAR(static_cast<double>(estimate::transformer(more.model, {}).parameters()), 13e9, 0.3e9);
   const Layout recomputed{.recompute = 1};
   EXPECT_EQ(predict(v100, billion, recomputed).refused, "");
   const Prediction refused = predict(v100, more, recomputed);
@@ -112,13 +112,13 @@ Cluster v100() {
 
 Job of_one_card(int64_t layers, int64_t hidden, int64_t heads, int64_t batch) {
   Job job = gpt_job(layers, hidden, heads, 1024, 50257, batch);
-  job.gpt.dropout = 0.1;
+  job.model.dropout = 0.1;
   job.base.precision.compute = estimate::Type::fp16;
   return job;
 }
 
 double tflops(const Job& job, const Prediction& prediction) {
-  return published_flops(job.gpt, job.batch) / prediction.step_seconds / 1e12;
+  return published_flops(job.model, job.batch) / prediction.step_seconds / 1e12;
 }
 
 // Ren et al. 2021, arXiv:2101.06840: one card of 32 GB trains 13 billion parameters. 2 bytes of each stay on it;
@@ -126,7 +126,7 @@ double tflops(const Job& job, const Prediction& prediction) {
 // 13 billion.
 TEST(PublishedTest, ThirteenBillionOnOneCard) {
   const Job job = of_one_card(40, 5120, 40, 512);
-  const auto parameters = static_cast<double>(estimate::gpt(job.gpt, {}).parameters());
+  const auto parameters = static_cast<double>(estimate::transformer(job.model, {}).parameters());
   EXPECT_NEAR(parameters, 13e9, 0.3e9);
   const auto of_states = [&](const std::vector<estimate::Item>& items) {
     double bytes = 0;

@@ -115,15 +115,15 @@ TEST(SearchTest, BoundsAreBounds) {
   Cluster where = cluster(2, 2);
   where.host = {int64_t{1} << 40, 0, 1e10, 1e10};
   where.disk = {int64_t{1} << 40, 1e9, 1e9};
-  const int64_t parameters = estimate::gpt(searched_job().gpt, {}).parameters();
+  const int64_t parameters = estimate::transformer(searched_job().model, {}).parameters();
   std::vector<activations::Options> ways(10);
   ways[1].policy = Way::recompute;
   ways[2].policy = Way::nvme;
   ways[3] = {.policy = Way::recompute, .layers = "Norm"}; // of a list of layers
   ways[4].choices = {Way::keep, Way::recompute};
-  ways[4].choices.resize(static_cast<size_t>(searched_job().gpt.layers), Way::recompute); // of a model in one piece
+  ways[4].choices.resize(static_cast<size_t>(searched_job().model.layers), Way::recompute); // of a model in one piece
   ways[9].choices = ways[4].choices;
-  ways[9].choices.resize(static_cast<size_t>(searched_job().gpt.layers) + 4, Way::keep); // of a list of layers
+  ways[9].choices.resize(static_cast<size_t>(searched_job().model.layers) + 4, Way::keep); // of a list of layers
   ways[5] = {.policy = Way::recompute, .shares_inputs = true, .least_bytes = 0};
   ways[6] = {.automatic = true, .memory_budget = 1};
   ways[7].policy = Way::host;

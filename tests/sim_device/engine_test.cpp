@@ -334,10 +334,10 @@ TEST_F(SimDeviceParts, GeneratedText) {
                           models::Gpt model(small_gpt());
                           const generate::SampleOptions options{
                               .tokens = 12, .temperature = 0.8, .top_k = 5, .seed = 4};
-                          const auto expected = generate::sample(model, {1, 2, 3}, options);
+                          const auto expected = generate::sample(model.ptr(), {1, 2, 3}, options);
                           model->to(at::kCPU);
                           device::move(*model, sim::device());
-                          EXPECT_EQ(generate::sample(model, {1, 2, 3}, options), expected);
+                          EXPECT_EQ(generate::sample(model.ptr(), {1, 2, 3}, options), expected);
                         }),
               IsEmpty());
 }

@@ -109,17 +109,17 @@ plan::Disk measured_disk() {
 
 plan::Cluster calibrate(const plan::Job& job, int ranks) {
   constexpr int64_t kFewestParameters = 1'000'000, kMostParameters = 50'000'000;
-  const models::GptOptions& gpt = job.gpt;
+  const models::TransformerShape& model = job.model;
   const int64_t parameters = std::clamp(job.base.model.parameters(), kFewestParameters, kMostParameters);
   const int processors = std::min(ranks, usable_cores());
   log::info("measuring this machine with ", ranks, ranks == 1 ? " rank" : " ranks",
             ": half a minute for a few million parameters, minutes for many more");
   const json compute = measured({{"compute",
-                                  {{"hidden", gpt.hidden},
-                                   {"heads", gpt.heads},
-                                   {"length", gpt.sequence_length},
-                                   {"vocabulary", gpt.vocab_size},
-                                   {"dropout", gpt.dropout},
+                                  {{"hidden", model.hidden},
+                                   {"heads", model.heads},
+                                   {"length", model.sequence_length},
+                                   {"vocabulary", model.vocab_size},
+                                   {"dropout", model.dropout},
                                    {"type", precision::type_name(job.base.precision.compute)},
                                    {"parameters", parameters}}}},
                                 processors, {});
@@ -138,15 +138,15 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   }
   out.memory_bandwidth = compute.at("optimizer_bytes_per_s");
   const double element = job.base.parameter_bytes();
-  const auto length = static_cast<double>(gpt.sequence_length);
-  const double stream = length * static_cast<double>(gpt.hidden);
+  const auto length = static_cast<double>(model.sequence_length);
+  const double stream = length * static_cast<double>(model.hidden);
   // Passes as plan::layer_costs() counts them: 17 forward and 34 backward in these operations; in attention 4 and 8
   // beside its products.
   out.pass_bandwidth = 51 * element * stream / compute.at("passes_s").get<double>();
-  const bool matrix = gpt.dropout > 0;
+  const bool matrix = model.dropout > 0;
   const double products = matrix ? 6 : 3.5; // products of 2 L^2 H, with half weight below the diagonal
-  const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(gpt.heads) : 0)) * element /
-                        out.pass_bandwidth;
+  const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(model.heads) : 0)) *
+                        element / out.pass_bandwidth;
   const double attention =
       std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
   const double speed = std::min(out.peak_flops, products * 2 * length * stream / attention);

@@ -161,8 +161,7 @@ class Evaluator {
     options.config.optimizer = optim::OptimizerOptions{.rule = optim::SgdOptions{}}; // has no states
     options.config.seed = run_.engine.seed;
     run_.pipeline = {};
-    run_.model.gpt.init_from.clear();
-    run_.model.cnn.init_from.clear();
+    run_.model.init_from().clear();
     check_samples(run_, datasets_);
     task_ = make_task(run_, datasets_);
     options.model = task_.model;

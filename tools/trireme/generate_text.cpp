@@ -15,8 +15,8 @@
 namespace trireme::tools {
 
 int generate_text(const GenerateCommand& command) {
-  generate::TrainedGpt trained = generate::load(command.checkpoint);
-  device::move(*trained.model, device::choose("auto", 0, 1));
+  generate::Trained trained = generate::load(command.checkpoint);
+  device::move(*trained.model.module(), device::choose("auto", 0, 1));
   std::vector<int32_t> prompt;
   if (trained.tokenizer) {
     prompt = trained.tokenizer->encode(command.prompt);

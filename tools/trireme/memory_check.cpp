@@ -61,16 +61,16 @@ std::vector<Change> precision_changes(const config::RunConfig& run, int64_t rank
 // Stages, each with recomputed layers, and fewer ranks.
 std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
-  const bool is_gpt = run.model.kind == config::ModelConfig::Kind::gpt;
+  const bool has_layers = run.model.is_language();
   const activations::Options& activations = run.engine.activations;
   if (activations.on() && !on_device(run) &&
       !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval has no effect
     changes.push_back({{kRecompute}, ranks});
   }
-  if (is_gpt && run.pipeline.activation_checkpoint_interval == 0) {
+  if (has_layers && run.pipeline.activation_checkpoint_interval == 0) {
     changes.push_back({{"engine.pipeline.activation_checkpoint_interval=1"}, ranks});
   }
-  for (int64_t pipe = run.parallel.pipe + 1; is_gpt && pipe <= ranks; ++pipe) {
+  for (int64_t pipe = run.parallel.pipe + 1; has_layers && pipe <= ranks; ++pipe) {
     if (ranks % pipe == 0) {
       changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")"}, ranks});
       changes.push_back({{concat("parallel.pipe=", pipe), R"(parallel.data="auto")",

@@ -21,12 +21,12 @@ constexpr std::chrono::seconds kReportEvery(10);
 constexpr std::chrono::seconds kLongestWrite(60); // of run.json or a report
 
 std::string describe_model(const config::RunConfig& run) {
-  if (run.model.kind == config::ModelConfig::Kind::cnn) {
+  if (!run.model.is_language()) {
     return "CNN";
   }
-  const models::GptOptions& gpt = run.model.gpt;
-  return concat("GPT, ", gpt.layers, " layers, hidden ", gpt.hidden, ", ", gpt.heads, " heads, ", gpt.sequence_length,
-                " tokens");
+  const models::TransformerShape model = run.model.shape();
+  return concat(run.model.kind == config::ModelConfig::Kind::gpt ? "GPT, " : "Llama, ", model.layers,
+                " layers, hidden ", model.hidden, ", ", model.heads, " heads, ", model.sequence_length, " tokens");
 }
 
 std::string loss_unit(const config::RunConfig& run) {

@@ -8,11 +8,11 @@ namespace trireme::tools {
 std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
                       const std::optional<std::filesystem::path>& checkpoints) {
   if (checkpoints) {
-    models::GptOptions gpt = *task.gpt_options;
-    gpt.init_from.clear();
-    task.gpt = models::Gpt(gpt);
+    models::LanguageOptions options = *task.language_options;
+    std::visit([](auto& family) { family.init_from.clear(); }, options);
+    task.language = models::LanguageModel(options);
     const auto saved = checkpoint::Checkpoint::open(*checkpoints);
-    for (const auto& item : task.gpt->named_parameters()) {
+    for (const auto& item : task.language.module()->named_parameters()) {
       saved.read_into(item.key(), 0, item.value().detach());
     }
   }
@@ -22,7 +22,7 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   options.temperature = wanted.temperature;
   options.top_k = wanted.top_k;
   options.seed = run.training.seed;
-  return tokenizer.decode(generate::sample(task.gpt, tokenizer.encode(wanted.prompt), options));
+  return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
 }
 
 } // namespace trireme::tools

@@ -11,9 +11,9 @@
 
 namespace trireme::tools {
 
-/// The text that a GPT generates from `training.sample`'s prompt. `checkpoints`: the folder whose last checkpoint has
-/// its weights, if no rank has all of them; then task.gpt becomes a separate model. Errors: InputError for a checkpoint
-/// that cannot be read.
+/// The text that a language model generates from `training.sample`'s prompt. `checkpoints`: the folder whose last
+/// checkpoint has its weights, if no rank has all of them; then task.language becomes a separate model. Errors:
+/// InputError for a checkpoint that cannot be read.
 std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
                       const std::optional<std::filesystem::path>& checkpoints);
 

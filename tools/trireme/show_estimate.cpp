@@ -46,10 +46,10 @@ struct Shown {
 
   /// Parameters of the full model; run.model is one tensor rank's.
   int64_t parameters() const {
-    return run.tensor_ranks > 1 ? estimate::gpt(config.model.gpt, {}).parameters() : run.model.parameters();
+    return run.tensor_ranks > 1 ? estimate::transformer(config.model.shape(), {}).parameters() : run.model.parameters();
   }
   bool is_gpt() const {
-    return config.model.kind == config::ModelConfig::Kind::gpt;
+    return config.model.kind == config::ModelConfig::Kind::gpt; // the textbook's formulas are a GPT's
   }
   const StageMemory& largest() const {
     return *std::max_element(memory.begin(), memory.end(),

@@ -34,9 +34,9 @@ std::string size_text(int64_t number) {
 
 // The run without its layout.
 plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ranks) {
-  if (run.model.kind != config::ModelConfig::Kind::gpt) {
-    throw InputError("plan", concat(run_file, " describes a model other than gpt"),
-                     "Only \"type\": \"gpt\" can be planned.");
+  if (!run.model.is_language()) {
+    throw InputError("plan", concat(run_file, " describes a ", run.model.type()),
+                     "Only \"type\": \"gpt\" and \"llama\" can be planned.");
   }
   plan::Job job;
   const int64_t of_replica = ranks_of_replica(run);
@@ -55,15 +55,15 @@ plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ran
   plan::RunEstimate described = describe_run(run, 1);
   job.base = std::move(described.run);
   job.base.activations = std::move(wanted);
-  job.gpt = run.model.gpt;
-  if (job.gpt.vocab_size == 0) { // the tokenizer's: taken from the embedding
-    job.gpt.vocab_size = job.base.model.layers.front().parameters.front().numel / job.gpt.hidden;
+  job.model = run.model.shape();
+  if (job.model.vocab_size == 0) { // the tokenizer's: taken from the embedding
+    job.model.vocab_size = job.base.model.layers.front().parameters.front().numel / job.model.hidden;
   }
   return job;
 }
 
 double tokens_per_second(const plan::Job& job, const Prediction& prediction) {
-  return static_cast<double>(job.batch * job.gpt.sequence_length) / prediction.step_seconds;
+  return static_cast<double>(job.batch * job.model.sequence_length) / prediction.step_seconds;
 }
 
 // Operations of the model per second and rank, without recomputation.
@@ -188,7 +188,7 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
   std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch,
-                      " samples of ", job.gpt.sequence_length, " tokens a step, ",
+                      " samples of ", job.model.sequence_length, " tokens a step, ",
                       precision::type_name(job.base.precision.compute), ", ", optim::family_of(job.base.optimizer.rule),
                       "; ", printable(cluster.name), ": ", cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ",
                       cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");

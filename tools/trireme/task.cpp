@@ -7,7 +7,6 @@
 #include <trireme/engine/same_options.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
-#include <trireme/models/gpt_layers.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -17,25 +16,28 @@
 namespace trireme::tools {
 namespace {
 
-Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
+Task language_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
   Task task;
-  models::GptOptions options = run.model.gpt;
-  if (options.vocab_size == 0) { // "the tokenizer's"
-    options.vocab_size = datasets.tokenizer->vocab_size();
+  config::ModelConfig model = run.model;
+  if (model.shape().vocab_size == 0) { // "the tokenizer's"
+    model.set_vocab_size(datasets.tokenizer->vocab_size());
   }
-  task.tokens_per_sample = run.model.gpt.sequence_length;
+  const models::LanguageOptions options = model.language();
+  task.tokens_per_sample = model.shape().sequence_length;
   task.loss_divisor = datasets.bytes_per_token.value_or(1);
-  task.gpt_options = options;
+  task.language_options = options;
   if (run.builds_layers()) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks),
-                                                               models::gpt_loss(options, ranks), run.pipeline);
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::language_layers(options, ranks),
+                                                               models::language_loss(options, ranks), run.pipeline);
     const std::vector<int64_t> one = {0}; // sample inputs, if the partition measures layers
     task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
     return task;
   }
-  task.gpt = models::Gpt(options, ranks);
-  task.model = task.gpt.ptr();
-  task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+  task.language = models::LanguageModel(options, ranks);
+  task.model = task.language.module();
+  task.loss = [language = task.language](const data::Batch& batch) {
+    return language.loss(batch.input(), batch.target());
+  };
   return task;
 }
 
@@ -103,7 +105,7 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
 }
 
 Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
-  return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets, ranks) : cnn_task(run);
+  return run.model.is_language() ? language_task(run, datasets, ranks) : cnn_task(run);
 }
 
 } // namespace trireme::tools

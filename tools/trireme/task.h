@@ -4,7 +4,7 @@
 #include <trireme/config/run_file.h>
 #include <trireme/data/make_dataset.h>
 #include <trireme/engine/engine.h>
-#include <trireme/models/gpt.h>
+#include <trireme/models/language_model.h>
 #include <trireme/parallel/pipeline/module.h>
 
 #include <memory>
@@ -22,9 +22,10 @@ struct Task {
   int64_t tokens_per_sample = 0;
   /// Divides a loss to convert it to nats per byte (text), else 1.
   double loss_divisor = 1;
-  /// Set when the model is a GPT in one piece.
-  models::Gpt gpt{nullptr};
-  std::optional<models::GptOptions> gpt_options;
+  /// Set when the model is a language model in one piece.
+  models::LanguageModel language;
+  /// Set for a language model in any form.
+  std::optional<models::LanguageOptions> language_options;
   /// Set for classifiers: number of the batch's real rows that are right. [], int64, on the device of batch and
   /// model.
   std::function<at::Tensor(const data::Batch&)> count_right;

@@ -215,11 +215,9 @@ Task TrainRun::build_task() {
     engine::check_together(world_.group(), [&] { store = engine::make_building_store(run_.engine, world_.rank()); });
     init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_, store);
   }
-  for (fs::path* from : {&run_.model.gpt.init_from, &run_.model.cnn.init_from}) {
-    if (!from->empty() && checkpoint::find_newest(*from, world_.group())) {
-      *from = checkpoint::Checkpoint::open(*from, "", world_.group())
-                  .folder(); // a run may be saving there: use the same for all
-    }
+  if (fs::path& from = run_.model.init_from(); !from.empty() && checkpoint::find_newest(from, world_.group())) {
+    from = checkpoint::Checkpoint::open(from, "", world_.group())
+               .folder(); // a run may be saving there: use the same for all
   }
   check_samples(run_, datasets_);
   models::ModelRanks ranks;
@@ -353,9 +351,9 @@ void TrainRun::evaluate(monitor::StepMetrics& metrics) {
 }
 
 std::string TrainRun::write_sample() {
-  const bool has_all = task_.gpt && !shards_parameters() && run_.parallel.tensor <= 1 &&
+  const bool has_all = task_.language && !shards_parameters() && run_.parallel.tensor <= 1 &&
                        run_.parallel.context <= 1; // otherwise the last checkpoint has them
-  if (!run_.training.sample || !task_.gpt_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
+  if (!run_.training.sample || !task_.language_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
     return "";
   }
   return sample_of(run_, task_, *datasets_.tokenizer,

@@ -204,9 +204,9 @@ constexpr Feature kPipelineKeys{"pipeline.stages, activation_checkpoint_interval
                                 }};
 
 // A run file's model and data.
-constexpr Feature kGpt{"a run file's gpt", "model.type",
-                       [](const Setting& s) { return is_model(s, ModelConfig::Kind::gpt); },
-                       [](const Setting&) -> std::string { return "a gpt"; }};
+constexpr Feature kLanguage{"a run file's gpt or llama", "model.type",
+                            [](const Setting& s) { return s.run != nullptr && s.run->model.is_language(); },
+                            [](const Setting& s) -> std::string { return concat("a ", s.run->model.type()); }};
 constexpr Feature kCnn{"a run file's cnn", "model.type",
                        [](const Setting& s) { return is_model(s, ModelConfig::Kind::cnn); },
                        [](const Setting&) -> std::string { return "a cnn"; }};
@@ -247,10 +247,10 @@ const std::vector<Incompatible>& incompatible_features() {
   static const std::vector<Incompatible> table = {
       // The model and its data.
       {{kCnn}, {kTokens}, "it learns from images", "Use data of type \"images\"."},
-      {{kGpt}, {kImages}, "it learns from tokens", "Use data of type \"tokens\" or \"text\"."},
+      {{kLanguage}, {kImages}, "it learns from tokens", "Use data of type \"tokens\" or \"text\"."},
       {{kTensorParallel},
-       {kGpt},
-       "it splits a C++ program's own model; a run file's gpt splits its layers itself",
+       {kLanguage},
+       "it splits a C++ program's own model; a run file's gpt or llama splits its layers itself",
        "Leave engine.tensor_parallel out, and set parallel.tensor to the number of ranks that share each layer."},
       {{kTensorParallel}, {kCnn}, "it splits a C++ program's own model", "Leave engine.tensor_parallel out."},
       {{kTensor, kContext}, {kCnn}, "its layers cannot be split", "Use a gpt, or leave the key out."},

@@ -11,9 +11,13 @@ const Key kPrefetch = {"prefetch", H, "int >= 0", "2", "Micro-batches made ahead
 const Key kSequence = {"sequence_length", H, "int >= 1", "null", "Tokens of one sample; must equal the model's, which is the default."};
 const Key kDropout = {"dropout", H, "real 0..<1", "0", "Probability with which a value is set to zero while training."};
 
+const Key kType = {"type", H, "text", "required", "\"gpt\", \"llama\" or \"cnn\"; not needed with \"from\"."};
+const Key kFrom = {"from", H, "path", "null", "A Hugging Face folder: its config.json gives the other keys their defaults, its weights are init_from, its tokenizer.json is data.tokenizer. docs/models.md."};
+
 Section model_gpt() {
   return {"model", "gpt", "A GPT: pre-norm, learned positions, GELU.", false, {
-    {"type", H, "text", "required", "\"gpt\" or \"cnn\"."},
+    kType,
+    kFrom,
     {"layers", H, "int >= 1", "4", "Transformer blocks."},
     {"hidden", H, "int >= 1", "128", "Width."},
     {"heads", H, "int >= 1", "4", "Attention heads; divides hidden."},
@@ -25,9 +29,53 @@ Section model_gpt() {
   }};
 }
 
+Section model_llama() {
+  return {"model", "llama", "A Llama: pre-norm with RMSNorm, rotary positions, SwiGLU, grouped queries. Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3: docs/models.md.", false, {
+    kType,
+    kFrom,
+    {"layers", H, "int >= 1", "4", "Transformer blocks."},
+    {"hidden", H, "int >= 1", "128", "Width."},
+    {"heads", H, "int >= 1", "4", "Query heads."},
+    {"kv_heads", H, "int >= 1", "null", "Heads of keys and values; divides heads. Without it as many as heads."},
+    {"head_dim", H, "int >= 2", "null", "Width of a head, an even number; without it hidden / heads."},
+    {"intermediate", H, "int >= 1", "null", "Width of the MLP; without it 8/3 of hidden, rounded up to a multiple of 64."},
+    {"sequence_length", H, "int >= 1", "128", "Tokens of one sample; with \"from\" at most 1024."},
+    {"vocab_size", H, "int >= 1", "null", "Number of different tokens; without it the tokenizer's."},
+    {"rope_theta", H, "real > 0", "10000", "Base of the rotary frequencies. Su et al. 2021, arXiv:2104.09864."},
+    {"rope_scaling", H, "object", "null", "Stretches rotary positions, as config.json's."},
+    {"max_positions", H, "int >= 1", "null", "config.json's max_position_embeddings, which scalings refer to; without it sequence_length."},
+    {"rms_norm_eps", H, "real > 0", "1e-05", "Added to the mean square in RMSNorm."},
+    {"attention_bias", H, "bool", "false", "Biases of queries, keys and values."},
+    {"attention_output_bias", H, "bool", "false", "A bias of attention's output projection."},
+    {"mlp_bias", H, "bool", "false", "Biases of the MLP."},
+    {"qk_norm", H, "bool", "false", "RMSNorm of queries and keys in each head."},
+    {"window", H, "int >= 0", "0", "Tokens that a token attends to, itself included; 0: all before it."},
+    {"first_window_layer", H, "int >= 0", "0", "Layers before this one have no window."},
+    {"tie_embeddings", H, "bool", "true", "The output layer shares the embedding's weight."},
+    {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: a Hugging Face folder, safetensors with its names, or a run folder or checkpoint of Trireme."},
+  }};
+}
+
+Section model_rope_scaling() {
+  return {"model.rope_scaling", "", "Stretches rotary positions beyond the context of the original training. Names and formulas are those of config.json.", false, {
+    {"rope_type", H, "word default|dynamic|linear|llama3|yarn", "\"default\"", "linear: positions divided by factor. dynamic: NTK-aware, for sequences beyond max_positions. llama3: as Llama 3.1. yarn: Peng et al. 2023, arXiv:2309.00071."},
+    {"type", H, "word default|dynamic|linear|llama3|yarn", "null", "The older name of rope_type."},
+    {"factor", H, "real >= 1", "null", "How many times as many positions; needed by every type but default."},
+    {"original_max_position_embeddings", H, "int >= 1", "null", "Positions of the original training; without it max_positions."},
+    {"low_freq_factor", H, "real > 0", "1", "llama3: longer wavelengths are stretched by factor."},
+    {"high_freq_factor", H, "real > 0", "4", "llama3: shorter wavelengths stay."},
+    {"beta_fast", H, "real > 0", "32", "yarn: dims with more rotations than this stay."},
+    {"beta_slow", H, "real > 0", "1", "yarn: dims with fewer rotations than this are stretched by factor."},
+    {"attention_factor", H, "real > 0", "null", "yarn: multiplies cos and sin; without it 0.1 ln(factor) + 1."},
+    {"mscale", H, "real > 0", "null", "yarn: with mscale_all_dim, instead of attention_factor."},
+    {"mscale_all_dim", H, "real > 0", "null", "yarn: see mscale."},
+    {"truncate", H, "bool", "true", "yarn: rounds the range between the two to whole dims."},
+  }};
+}
+
 Section model_cnn() {
   return {"model", "cnn", "A small convolutional classifier of images.", false, {
-    {"type", H, "text", "required", "\"gpt\" or \"cnn\"."},
+    kType,
     {"channels", H, "int >= 1", "1", "Channels of an image."},
     {"side", H, "int >= 4", "28", "Height and width of an image; a multiple of 4."},
     {"classes", H, "int >= 2", "10", "Number of different labels."},
@@ -80,6 +128,8 @@ std::vector<Section> run_sections() {
       {"engine", H, "object_or_path", "required", "A DeepSpeed configuration, or the path of a file that holds one."},
     }},
     model_gpt(),
+    model_llama(),
+    model_rope_scaling(),
     model_cnn(),
   };
   for (Section& section : data()) {
@@ -87,8 +137,8 @@ std::vector<Section> run_sections() {
   }
   out.push_back({"parallel", "", "How the ranks are used: pipe x data x context x tensor of them. Ranks of a later axis are nearer to each other.", false, {
     {"pipe", H, "int 1..4096", "1", "Pipeline stages that the model's layers are spread over."},
-    {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt."},
-    {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt."},
+    {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt or llama."},
+    {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt or llama."},
     {"sequence_parallel", H, "bool", "false", "Between the split layers each tensor rank has a part of the tokens, which saves activation memory. Korthikanti et al. 2022, arXiv:2205.05198."},
     {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention gets the tokens of other context ranks: keys and values circulate (ring), or each rank gets all tokens of some heads (ulysses)."},
     {"expert", L, "int >= 1", "1", "there is no mixture of experts."},

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/config/compatibility.h>
+#include <trireme/config/huggingface_model.h>
 #include <trireme/config/key_check.h>
 #include <trireme/device/options.h>
 
@@ -32,16 +33,19 @@ std::string named(const JsonNode& node) {
 }
 
 // Larger numbers are typing errors, and results computed from them overflow.
-void check_size(const JsonNode& root, const models::GptOptions& gpt) {
+void check_size(const JsonNode& root, const models::TransformerShape& model) {
   constexpr int64_t kMostLayers = 100'000;
   constexpr double kMostNumbers = 1e15; // in all parameters, or of a sample in one tensor
   const auto real = [](int64_t number) { return static_cast<double>(number); };
-  const double parameters = 12 * real(gpt.layers) * real(gpt.hidden) * real(gpt.hidden) +
-                            (real(gpt.vocab_size) + real(gpt.sequence_length)) * real(gpt.hidden);
-  const double sample = real(gpt.sequence_length) * std::max({real(gpt.heads) * real(gpt.sequence_length),
-                                                              4 * real(gpt.hidden), real(gpt.vocab_size)});
-  if (gpt.layers > kMostLayers) {
-    place(root, "model", "layers").fail(concat(gpt.layers, " layers are more than ", kMostLayers));
+  const double matrices =
+      real(model.hidden) * (4 * real(model.heads) * real(model.width_of_head()) + 3 * real(model.width_of_mlp()));
+  const double parameters =
+      real(model.layers) * matrices + (real(model.vocab_size) + real(model.sequence_length)) * real(model.hidden);
+  const double sample = real(model.sequence_length) *
+                        std::max({real(model.heads) * real(model.sequence_length), real(model.width_of_mlp()),
+                                  real(model.heads) * real(model.width_of_head()), real(model.vocab_size)});
+  if (model.layers > kMostLayers) {
+    place(root, "model", "layers").fail(concat(model.layers, " layers are more than ", kMostLayers));
   }
   if (parameters > kMostNumbers) {
     root.find("model")->fail(concat("it would have ", parameters, " parameters, more than ", kMostNumbers),
@@ -49,49 +53,64 @@ void check_size(const JsonNode& root, const models::GptOptions& gpt) {
   }
   if (sample > kMostNumbers) {
     place(root, "model", "sequence_length")
-        .fail(concat("a sample of ", gpt.sequence_length, " tokens makes tensors of ", sample, " numbers, more than ",
+        .fail(concat("a sample of ", model.sequence_length, " tokens makes tensors of ", sample, " numbers, more than ",
                      kMostNumbers));
   }
 }
 
-void check_gpt(const JsonNode& root, RunConfig& run) {
+// heads, kv_heads and head_dim of a llama; of a gpt heads.
+void check_heads(const JsonNode& root, const models::TransformerShape& model, const models::LlamaOptions& llama) {
+  const JsonNode& heads = place(root, "model", "heads");
+  if (model.head_dim == 0 && model.hidden % model.heads != 0) {
+    heads.fail(concat("heads must divide hidden, found ", model.heads, " heads and hidden ", model.hidden, ", ",
+                      named(place(root, "model", "hidden"))));
+  }
+  if (!model.is_gated()) {
+    return;
+  }
+  if (model.heads % llama.kv_heads_or_all() != 0) {
+    place(root, "model", "kv_heads")
+        .fail(concat("kv_heads must divide heads, found ", llama.kv_heads, " and ", model.heads, ", ", named(heads)));
+  }
+  if (model.width_of_head() % 2 != 0) {
+    place(root, "model", "head_dim")
+        .fail(concat("rotary positions need an even width of a head, found ", model.width_of_head()));
+  }
+}
+
+void check_language(const JsonNode& root, RunConfig& run) {
   if (run.data.token_bytes == 3) {
     place(root, "data", "token_bytes").fail("tokens have 2 or 4 bytes", "Set one of these, or leave it out.");
   }
-  models::GptOptions& gpt = run.model.gpt;
-  check_size(root, gpt);
-  if (gpt.hidden % gpt.heads != 0) {
-    const JsonNode& heads = place(root, "model", "heads");
-    heads.fail(concat("heads must divide hidden, found ", gpt.heads, " heads and hidden ", gpt.hidden, ", ",
-                      named(place(root, "model", "hidden"))));
-  }
-  if (run.data.sequence_length != gpt.sequence_length) {
+  const models::TransformerShape model = run.model.shape();
+  check_size(root, model);
+  check_heads(root, model, run.model.llama);
+  if (run.data.sequence_length != model.sequence_length) {
     place(root, "data", "sequence_length")
-        .fail(concat(run.data.sequence_length, " is not the model's ", gpt.sequence_length, ", ",
+        .fail(concat(run.data.sequence_length, " is not the model's ", model.sequence_length, ", ",
                      named(place(root, "model", "sequence_length"))),
               "Leave out the one in \"data\".");
   }
   const JsonNode& tokenizer = place(root, "data", "tokenizer");
   if (run.data.tokenizer == "bytes") {
-    if (gpt.vocab_size == 0) {
-      gpt.vocab_size = kBytesVocabulary;
-    }
-    if (gpt.vocab_size < kBytesVocabulary) {
+    if (model.vocab_size == 0) {
+      run.model.set_vocab_size(kBytesVocabulary);
+    } else if (model.vocab_size < kBytesVocabulary) {
       place(root, "model", "vocab_size")
-          .fail(concat(gpt.vocab_size, " tokens are too few for the tokenizer \"bytes\", which has 256, ",
+          .fail(concat(model.vocab_size, " tokens are too few for the tokenizer \"bytes\", which has 256, ",
                        named(tokenizer)),
                 "Leave it out.");
     }
-  } else if (run.data.tokenizer.empty() && gpt.vocab_size == 0) {
+  } else if (run.data.tokenizer.empty() && model.vocab_size == 0) {
     root.find("model")->fail(
         concat("\"vocab_size\" is missing, and there is no tokenizer to ask, ", named(place(root, "data", "type"))),
         "Write it, or \"tokenizer\" in \"data\".");
   }
 }
 
-// For a gpt: its sizes must be multiples of the numbers of ranks.
+// For a language model: its sizes must be multiples of the numbers of ranks.
 void check_split(const JsonNode& root, RunConfig& run) {
-  const models::GptOptions& gpt = run.model.gpt;
+  const models::TransformerShape model = run.model.shape();
   const ParallelConfig& parallel = run.parallel;
   const bool ring = parallel.context_kind == context::Kind::ring;
   // `parts`: the ranks or chunks that share the model's size.
@@ -108,22 +127,22 @@ void check_split(const JsonNode& root, RunConfig& run) {
   const std::string of_both = parallel.tensor == 1    ? context_ranks
                               : parallel.context == 1 ? tensor_ranks
                                                       : concat(parallel.context, " context x ", tensor_ranks);
-  divides("tensor", parallel.tensor, tensor_ranks, "heads", gpt.heads);
-  if (parallel.tensor > 1 && gpt.vocab_size > 0 && gpt.vocab_size < parallel.tensor) {
+  divides("tensor", parallel.tensor, tensor_ranks, "heads", model.heads);
+  if (parallel.tensor > 1 && model.vocab_size > 0 && model.vocab_size < parallel.tensor) {
     place(root, "parallel", "tensor")
-        .fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", gpt.vocab_size),
+        .fail(concat(parallel.tensor, " ranks cannot share a vocabulary of ", model.vocab_size),
               "Choose fewer tensor ranks.");
   }
   if (parallel.context > 1 && ring) { // zig-zag: a chunk from the front and one from the end
     divides("context", 2 * parallel.context,
             concat("the ", 2 * parallel.context, " chunks of ", context_ranks, ", two each in a ring,"),
-            "sequence_length", gpt.sequence_length);
+            "sequence_length", model.sequence_length);
   } else if (parallel.context > 1) {
-    divides("context", parallel.context, context_ranks, "sequence_length", gpt.sequence_length);
-    divides("context", parallel.context * parallel.tensor, of_both, "heads", gpt.heads);
+    divides("context", parallel.context, context_ranks, "sequence_length", model.sequence_length);
+    divides("context", parallel.context * parallel.tensor, of_both, "heads", model.heads);
   }
   if (parallel.sequence_parallel && parallel.tensor > 1) {
-    divides("sequence_parallel", parallel.tensor * parallel.context, of_both, "sequence_length", gpt.sequence_length);
+    divides("sequence_parallel", parallel.tensor * parallel.context, of_both, "sequence_length", model.sequence_length);
   } else if (parallel.sequence_parallel) {
     const JsonNode& key = place(root, "parallel", "sequence_parallel");
     run.notes.push_back(
@@ -242,13 +261,38 @@ ordered_json write_model(const ModelConfig& model) {
             {"dropout", cnn.dropout},
             {"init_from", path_or_null(cnn.init_from)}};
   }
+  const auto or_null = [](int64_t value) { return value == 0 ? ordered_json(nullptr) : ordered_json(value); };
+  if (model.kind == ModelConfig::Kind::llama) {
+    const models::LlamaOptions& llama = model.llama;
+    return {{"type", "llama"},
+            {"layers", llama.layers},
+            {"hidden", llama.hidden},
+            {"heads", llama.heads},
+            {"kv_heads", or_null(llama.kv_heads)},
+            {"head_dim", or_null(llama.head_dim)},
+            {"intermediate", or_null(llama.intermediate)},
+            {"sequence_length", llama.sequence_length},
+            {"vocab_size", or_null(llama.vocab_size)},
+            {"rope_theta", llama.rope_theta},
+            {"rope_scaling", write_rope_scaling(llama.rope_scaling)},
+            {"max_positions", or_null(llama.max_positions)},
+            {"rms_norm_eps", llama.rms_norm_eps},
+            {"attention_bias", llama.attention_bias},
+            {"attention_output_bias", llama.attention_output_bias},
+            {"mlp_bias", llama.mlp_bias},
+            {"qk_norm", llama.qk_norm},
+            {"window", llama.window},
+            {"first_window_layer", llama.first_window_layer},
+            {"tie_embeddings", llama.tie_embeddings},
+            {"init_from", path_or_null(llama.init_from)}};
+  }
   const models::GptOptions& gpt = model.gpt;
   return {{"type", "gpt"},
           {"layers", gpt.layers},
           {"hidden", gpt.hidden},
           {"heads", gpt.heads},
           {"sequence_length", gpt.sequence_length},
-          {"vocab_size", gpt.vocab_size == 0 ? ordered_json(nullptr) : ordered_json(gpt.vocab_size)},
+          {"vocab_size", or_null(gpt.vocab_size)},
           {"tie_embeddings", gpt.tie_embeddings},
           {"dropout", gpt.dropout},
           {"init_from", path_or_null(gpt.init_from)}};
@@ -298,8 +342,8 @@ ordered_json write_training(const TrainingConfig& training) {
 
 void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run) {
   check_compatibility(root, engine, setting_of(run));
-  if (run.model.kind == ModelConfig::Kind::gpt) {
-    check_gpt(root, run);
+  if (run.model.is_language()) {
+    check_language(root, run);
     check_split(root, run);
   } else {
     check_cnn(root, run);

@@ -2,6 +2,7 @@
 
 #include <trireme/base/text.h>
 #include <trireme/config/deepspeed_json.h>
+#include <trireme/config/huggingface_model.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/run_checks.h>
 
@@ -61,11 +62,76 @@ class Paths {
   std::vector<fs::path>* absent_;
 };
 
+bool has_text(const JsonNode& node, std::string_view text) {
+  return node.kind() == JsonNode::Kind::string && node.as_string() == text;
+}
+
 std::string type_of(const JsonNode& root, const char* section) {
   return root.find(section)->find("type")->as_string();
 }
 
-ModelConfig read_model(const JsonNode& root, const Paths& paths) {
+void read_gpt(const Values& values, models::GptOptions& gpt) {
+  gpt.layers = values.get("layers", gpt.layers);
+  gpt.hidden = values.get("hidden", gpt.hidden);
+  gpt.heads = values.get("heads", gpt.heads);
+  gpt.sequence_length = values.get("sequence_length", gpt.sequence_length);
+  gpt.vocab_size = values.get("vocab_size", gpt.vocab_size);
+  gpt.tie_embeddings = values.get("tie_embeddings", gpt.tie_embeddings);
+  gpt.dropout = values.get("dropout", gpt.dropout);
+}
+
+void read_llama(const Values& values, models::LlamaOptions& llama) {
+  llama.layers = values.get("layers", llama.layers);
+  llama.hidden = values.get("hidden", llama.hidden);
+  llama.heads = values.get("heads", llama.heads);
+  llama.kv_heads = values.get("kv_heads", llama.kv_heads);
+  llama.head_dim = values.get("head_dim", llama.head_dim);
+  llama.intermediate = values.get("intermediate", llama.intermediate);
+  llama.sequence_length = values.get("sequence_length", llama.sequence_length);
+  llama.vocab_size = values.get("vocab_size", llama.vocab_size);
+  llama.rope_theta = values.get("rope_theta", llama.rope_theta);
+  if (const JsonNode* scaling = values.find("rope_scaling")) {
+    llama.rope_scaling = read_rope_scaling(*scaling);
+  }
+  llama.max_positions = values.get("max_positions", llama.max_positions);
+  llama.rms_norm_eps = values.get("rms_norm_eps", llama.rms_norm_eps);
+  llama.attention_bias = values.get("attention_bias", llama.attention_bias);
+  llama.attention_output_bias = values.get("attention_output_bias", llama.attention_output_bias);
+  llama.mlp_bias = values.get("mlp_bias", llama.mlp_bias);
+  llama.qk_norm = values.get("qk_norm", llama.qk_norm);
+  llama.window = values.get("window", llama.window);
+  llama.first_window_layer = values.get("first_window_layer", llama.first_window_layer);
+  llama.tie_embeddings = values.get("tie_embeddings", llama.tie_embeddings);
+}
+
+// Where the folder's description is, fills in what the run file leaves out: the type here, other keys in read_model().
+std::optional<HuggingFaceModel> read_from(JsonNode& root, const Paths& paths) {
+  JsonNode* model = root.is_object() ? root.at("model") : nullptr;
+  const JsonNode* from = model != nullptr && model->is_object() ? model->find("from") : nullptr;
+  if (from == nullptr || from->is_null()) {
+    return std::nullopt;
+  }
+  const fs::path folder = paths.find(*from, from->as_string());
+  HuggingFaceModel out = read_huggingface_model(folder);
+  const std::string type = out.family == models::TransformerShape::Family::llama ? "llama" : "gpt";
+  if (const JsonNode* said = model->find("type"); said != nullptr && said->as_string() != type) {
+    said->fail(
+        concat('"', said->as_string(), "\" is not what ", (folder / "config.json").string(), " describes, a ", type),
+        "Leave \"type\" out.");
+  }
+  root.set("model.type", type);
+  JsonNode* data = root.at("data");
+  const fs::path tokenizer = folder / "tokenizer.json";
+  std::error_code ignored;
+  if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
+      data->find("type") != nullptr &&
+      (has_text(*data->find("type"), "text") || has_text(*data->find("type"), "tokens"))) {
+    root.set("data.tokenizer", tokenizer.string());
+  }
+  return out;
+}
+
+ModelConfig read_model(const JsonNode& root, const Paths& paths, const std::optional<HuggingFaceModel>& from) {
   ModelConfig out;
   const std::string type = type_of(root, "model");
   const Values values = Values(&root, "").section("model", type);
@@ -80,15 +146,20 @@ ModelConfig read_model(const JsonNode& root, const Paths& paths) {
     cnn.init_from = paths.one(values, "init_from");
     return out;
   }
-  models::GptOptions& gpt = out.gpt;
-  gpt.layers = values.get("layers", gpt.layers);
-  gpt.hidden = values.get("hidden", gpt.hidden);
-  gpt.heads = values.get("heads", gpt.heads);
-  gpt.sequence_length = values.get("sequence_length", gpt.sequence_length);
-  gpt.vocab_size = values.get<int64_t>("vocab_size", 0);
-  gpt.tie_embeddings = values.get("tie_embeddings", gpt.tie_embeddings);
-  gpt.dropout = values.get("dropout", gpt.dropout);
-  gpt.init_from = paths.one(values, "init_from");
+  out.kind = type == "llama" ? ModelConfig::Kind::llama : ModelConfig::Kind::gpt;
+  out.set_vocab_size(0);
+  if (from) {
+    out.gpt = from->gpt;
+    out.llama = from->llama;
+  }
+  if (out.kind == ModelConfig::Kind::llama) {
+    read_llama(values, out.llama);
+  } else {
+    read_gpt(values, out.gpt);
+  }
+  if (values.find("init_from") != nullptr || !from) {
+    out.init_from() = paths.one(values, "init_from");
+  }
   return out;
 }
 
@@ -119,7 +190,7 @@ data::DataOptions read_data(const JsonNode& root, const ModelConfig& model, cons
   if (!out.tokenizer.empty() && out.tokenizer != kBytes) {
     out.tokenizer = paths.one(values, "tokenizer").string();
   }
-  out.sequence_length = values.get("sequence_length", model.gpt.sequence_length);
+  out.sequence_length = values.get("sequence_length", model.shape().sequence_length);
   return out;
 }
 
@@ -303,8 +374,8 @@ void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& o
 AutoValues auto_values(const RunConfig& run) {
   AutoValues out;
   out.steps = run.training.steps;
-  if (run.model.kind == ModelConfig::Kind::gpt) {
-    out.hidden = run.model.gpt.hidden;
+  if (run.model.is_language()) {
+    out.hidden = run.model.shape().hidden;
   }
   return out;
 }
@@ -312,26 +383,31 @@ AutoValues auto_values(const RunConfig& run) {
 RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides, Files files) {
   RunConfig out;
   const JsonNode separate = apply_overrides(root, Paths(folder, nullptr), overrides);
+  const Paths paths(folder, files == Files::must_exist ? nullptr : &out.absent_files);
+  const std::optional<HuggingFaceModel> from = read_from(root, paths);
   check_keys(root, "", "", out.notes); // not the engine's, read_deepspeed() does that
 
-  const Paths paths(folder, files == Files::must_exist ? nullptr : &out.absent_files);
   const JsonNode& engine = separate.is_null() ? *root.find("engine") : separate;
   const Values values(&root, "");
-  out.model = read_model(root, paths);
+  out.model = read_model(root, paths, from);
   out.data = read_data(root, out.model, paths);
   out.parallel = read_parallel(values.section("parallel"));
   out.training = read_training(values.section("training"));
   out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
+  if (from) {
+    out.notes.insert(out.notes.end(), from->notes.begin(), from->notes.end());
+  }
   resolve_pipeline(root, engine, out);
   resolve_sync(engine, out);
   check_run(root, engine, out);
 
   const int64_t seed = out.training.seed;
-  out.engine.seed = out.model.gpt.seed = out.model.cnn.seed = out.data.seed = out.pipeline.base_seed = seed;
+  out.engine.seed = out.data.seed = out.pipeline.base_seed = seed;
+  out.model.set_seed(seed);
   out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
   out.data.drop_last = out.engine.dataloader_drop_last;
-  out.data.vocab_size = out.model.kind == ModelConfig::Kind::gpt ? out.model.gpt.vocab_size : 0;
+  out.data.vocab_size = out.model.is_language() ? out.model.shape().vocab_size : 0;
   for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path,
                               &out.engine.activations.nvme_path}) {
     *folder = folder->empty() ? *folder
@@ -344,6 +420,34 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
 }
 
 } // namespace
+
+const char* ModelConfig::type() const {
+  return kind == Kind::gpt ? "gpt" : kind == Kind::llama ? "llama" : "cnn";
+}
+
+models::LanguageOptions ModelConfig::language() const {
+  return kind == Kind::llama ? models::LanguageOptions(llama) : models::LanguageOptions(gpt);
+}
+
+models::TransformerShape ModelConfig::shape() const {
+  return models::shape_of(language());
+}
+
+void ModelConfig::set_vocab_size(int64_t size) {
+  gpt.vocab_size = llama.vocab_size = size;
+}
+
+void ModelConfig::set_seed(int64_t seed) {
+  gpt.seed = llama.seed = cnn.seed = seed;
+}
+
+fs::path& ModelConfig::init_from() {
+  return kind == Kind::cnn ? cnn.init_from : kind == Kind::llama ? llama.init_from : gpt.init_from;
+}
+
+const fs::path& ModelConfig::init_from() const {
+  return const_cast<ModelConfig*>(this)->init_from();
+}
 
 RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides, Files files) {
   return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, files);

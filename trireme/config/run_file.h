@@ -17,11 +17,27 @@
 namespace trireme::config {
 
 struct ModelConfig {
-  enum class Kind { gpt, cnn };
+  enum class Kind { gpt, llama, cnn };
   Kind kind = Kind::gpt;
-  /// Set for the chosen kind; the other keeps its defaults.
+  /// Set for the chosen kind; the others keep their defaults.
   models::GptOptions gpt;
+  models::LlamaOptions llama;
   models::CnnOptions cnn;
+
+  /// "gpt", "llama", "cnn": model.type.
+  const char* type() const;
+  /// A gpt or llama: it learns from tokens.
+  bool is_language() const {
+    return kind != Kind::cnn;
+  }
+  /// The chosen language model.
+  models::LanguageOptions language() const;
+  /// Its sizes; vocab_size 0: the tokenizer's.
+  models::TransformerShape shape() const;
+  void set_vocab_size(int64_t size);
+  void set_seed(int64_t seed);
+  std::filesystem::path& init_from();
+  const std::filesystem::path& init_from() const;
 };
 
 /// How the data ranks agree on one model: "parallel.sync". Its values are in RunConfig::engine, averaging and server.

@@ -9,9 +9,10 @@
 
 namespace trireme::generate {
 
-std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, const SampleOptions& options) {
+std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int32_t> prompt,
+                            const SampleOptions& options) {
   const torch::NoGradGuard no_grad;
-  const models::GptOptions& shape = model->options();
+  const models::TransformerShape shape = model.shape();
   if (prompt.empty()) {
     prompt.push_back(0);
   }
@@ -23,14 +24,14 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
           "Was the model trained with another tokenizer?");
     }
   }
-  const at::Device device = model->parameters().front().device();
-  const bool was_training = model->is_training();
-  model->eval();
+  const at::Device device = model.module()->parameters().front().device();
+  const bool was_training = model.module()->is_training();
+  model.module()->eval();
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
   for (int64_t i = 0; i < options.tokens; ++i) {
     const auto length = std::min<int64_t>(static_cast<int64_t>(prompt.size()), shape.sequence_length);
     const std::vector<int64_t> window(prompt.end() - length, prompt.end());
-    at::Tensor logits = model->forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device))
+    at::Tensor logits = model.forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device))
                             .select(1, length - 1)
                             .squeeze(0)
                             .cpu();
@@ -46,7 +47,7 @@ std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, cons
     prompt.push_back(
         static_cast<int32_t>(at::multinomial(at::softmax(logits, 0), 1, false, generator).item<int64_t>()));
   }
-  model->train(was_training);
+  model.module()->train(was_training);
   return prompt;
 }
 

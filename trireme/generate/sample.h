@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/models/gpt.h>
+#include <trireme/models/language_model.h>
 
 #include <cstdint>
 #include <vector>
@@ -19,6 +19,7 @@ struct SampleOptions {
 /// Returns `prompt` and its continuation by options.tokens tokens. An empty prompt starts from token 0. The model sees
 /// at most the last sequence_length tokens of the text. Cost: one forward pass over that window per token. Errors:
 /// InputError for a prompt token outside the vocabulary.
-std::vector<int32_t> sample(models::Gpt model, std::vector<int32_t> prompt, const SampleOptions& options);
+std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int32_t> prompt,
+                            const SampleOptions& options);
 
 } // namespace trireme::generate

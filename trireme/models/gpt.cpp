@@ -118,7 +118,7 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
 GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values) {
   embedding->dropout = options.dropout;
   embedding->ranks = ranks;
-  for (const LayerShape& part : gpt_layer_shapes(options)) {
+  for (const LayerShape& part : layer_shapes(options)) {
     const auto fill = values_of(values, part.name);
     switch (part.kind) {
       case LayerShape::Kind::tokens:
@@ -157,7 +157,7 @@ GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
     lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(
-                                             values_of(values, gpt_layer_shapes(options).back().name), options.hidden,
+                                             values_of(values, layer_shapes(options).back().name), options.hidden,
                                              options.vocab_size, ranks.tensor, /*bias=*/false));
   }
 }

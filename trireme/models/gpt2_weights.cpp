@@ -68,7 +68,7 @@ void check_tied_head(const checkpoint::WeightFiles& files, const std::filesystem
 // Parameters that tensor ranks split have other sizes. Reading one that ZeRO stage 3 has not gathered throws by itself.
 void check_whole(const Gpt& model) {
   std::map<std::string, std::vector<int64_t>> sizes;
-  for (const LayerShape& part : gpt_layer_shapes(model->options())) {
+  for (const LayerShape& part : layer_shapes(model->options())) {
     for (const LayerShape::Parameter& parameter : part.parameters) {
       sizes[concat(part.name, '.', parameter.name)] = parameter.sizes;
     }

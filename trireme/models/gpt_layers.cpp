@@ -46,7 +46,7 @@ pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& rank
     return head;
   };
   std::vector<Layer> layers;
-  for (const LayerShape& part : gpt_layer_shapes(options)) {
+  for (const LayerShape& part : layer_shapes(options)) {
     Layer& layer = layers.emplace_back(layer_of(part.kind));
     layer.name(part.name);
     layer.initialise([prefix = part.name, values](nn::Module& module) { values->fill(prefix, module); });

@@ -13,7 +13,7 @@ namespace trireme::models {
 
 std::set<std::string> gpt_parameter_names(const GptOptions& options) {
   std::set<std::string> names;
-  for (const LayerShape& part : gpt_layer_shapes(options)) {
+  for (const LayerShape& part : layer_shapes(options)) {
     for (const LayerShape::Parameter& parameter : part.parameters) {
       names.insert(concat(part.name, '.', parameter.name));
     }

@@ -3,68 +3,114 @@
 #include <trireme/base/error.h>
 
 namespace trireme::models {
+namespace {
 
-std::vector<LayerShape> gpt_layer_shapes(const GptOptions& options) {
-  using Kind = LayerShape::Kind;
-  const int64_t h = options.hidden;
-  const LayerShape tokens{Kind::tokens, "transformer.wte", {{"weight", {options.vocab_size, h}}}};
-  std::vector<LayerShape> shapes = {tokens,
-                                    {Kind::positions, "transformer.wpe", {{"weight", {options.sequence_length, h}}}}};
-  for (int64_t i = 0; i < options.layers; ++i) {
-    shapes.push_back({Kind::block,
-                      concat("transformer.h.", i),
-                      {{"ln_1.weight", {h}},
-                       {"ln_1.bias", {h}},
-                       {"attn.c_attn.weight", {3 * h, h}},
-                       {"attn.c_attn.bias", {3 * h}},
-                       {"attn.c_proj.weight", {h, h}},
-                       {"attn.c_proj.bias", {h}},
-                       {"ln_2.weight", {h}},
-                       {"ln_2.bias", {h}},
-                       {"mlp.c_fc.weight", {4 * h, h}},
-                       {"mlp.c_fc.bias", {4 * h}},
-                       {"mlp.c_proj.weight", {h, 4 * h}},
-                       {"mlp.c_proj.bias", {h}}}});
+using Kind = LayerShape::Kind;
+using Split = LayerShape::Parameter::Split;
+
+// Adds weight [out, in] and bias [out] of a linear layer.
+void add_linear(LayerShape& layer, const std::string& name, int64_t out, int64_t in, bool bias, Split split) {
+  layer.parameters.push_back({name + ".weight", {out, in}, split});
+  if (bias) {
+    layer.parameters.push_back({name + ".bias", {out}, split == Split::rows ? split : Split::none});
   }
-  shapes.push_back({Kind::norm, "transformer.ln_f", {{"weight", {h}}, {"bias", {h}}}});
-  shapes.push_back({Kind::head, options.tie_embeddings ? tokens.name : "lm_head", tokens.parameters});
-  return shapes;
 }
 
-std::vector<LayerShape> llama_layer_shapes(const LlamaOptions& options) {
-  using Kind = LayerShape::Kind;
-  const int64_t h = options.hidden, mlp = options.width_of_mlp(), d = options.width_of_head();
-  const int64_t queries = options.heads * d, keys = options.kv_heads_or_all() * d;
-  const LayerShape tokens{Kind::tokens, "model.embed_tokens", {{"weight", {options.vocab_size, h}}}};
-  std::vector<LayerShape> shapes = {tokens};
-  for (int64_t i = 0; i < options.layers; ++i) {
-    LayerShape& block = shapes.emplace_back(LayerShape{Kind::block, concat("model.layers.", i), {}});
-    const auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
-      block.parameters.push_back({name, std::move(sizes)});
-    };
-    const auto linear = [&](const std::string& name, int64_t out, int64_t in, bool bias) {
-      add(name + ".weight", {out, in});
-      if (bias) {
-        add(name + ".bias", {out});
-      }
-    };
-    add("input_layernorm.weight", {h});
-    linear("self_attn.q_proj", queries, h, options.attention_bias);
-    linear("self_attn.k_proj", keys, h, options.attention_bias);
-    linear("self_attn.v_proj", keys, h, options.attention_bias);
-    linear("self_attn.o_proj", h, queries, options.attention_output_bias);
-    if (options.qk_norm) {
-      add("self_attn.q_norm.weight", {d});
-      add("self_attn.k_norm.weight", {d});
-    }
-    add("post_attention_layernorm.weight", {h});
-    linear("mlp.gate_proj", mlp, h, options.mlp_bias);
-    linear("mlp.up_proj", mlp, h, options.mlp_bias);
-    linear("mlp.down_proj", h, mlp, options.mlp_bias);
+void add_norm(LayerShape& layer, const std::string& name, int64_t size, bool bias) {
+  layer.parameters.push_back({name + ".weight", {size}});
+  if (bias) {
+    layer.parameters.push_back({name + ".bias", {size}});
   }
-  shapes.push_back({Kind::norm, "model.norm", {{"weight", {h}}}});
-  shapes.push_back({Kind::head, options.tie_embeddings ? tokens.name : "lm_head", tokens.parameters});
-  return shapes;
+}
+
+LayerShape gpt_block(const TransformerShape& shape, int64_t i) {
+  const int64_t h = shape.hidden;
+  LayerShape block{Kind::block, concat("transformer.h.", i), {}};
+  add_norm(block, "ln_1", h, true);
+  add_linear(block, "attn.c_attn", 3 * h, h, true, Split::rows);
+  add_linear(block, "attn.c_proj", h, h, true, Split::columns);
+  add_norm(block, "ln_2", h, true);
+  add_linear(block, "mlp.c_fc", 4 * h, h, true, Split::rows);
+  add_linear(block, "mlp.c_proj", h, 4 * h, true, Split::columns);
+  return block;
+}
+
+LayerShape llama_block(const TransformerShape& shape, int64_t i) {
+  const int64_t h = shape.hidden, mlp = shape.width_of_mlp();
+  const int64_t queries = shape.query_width(), keys = shape.key_width();
+  LayerShape block{Kind::block, concat("model.layers.", i), {}};
+  add_norm(block, "input_layernorm", h, false);
+  add_linear(block, "self_attn.q_proj", queries, h, shape.attention_bias, Split::rows);
+  add_linear(block, "self_attn.k_proj", keys, h, shape.attention_bias, Split::rows);
+  add_linear(block, "self_attn.v_proj", keys, h, shape.attention_bias, Split::rows);
+  add_linear(block, "self_attn.o_proj", h, queries, shape.attention_output_bias, Split::columns);
+  if (shape.qk_norm) {
+    add_norm(block, "self_attn.q_norm", shape.width_of_head(), false);
+    add_norm(block, "self_attn.k_norm", shape.width_of_head(), false);
+  }
+  add_norm(block, "post_attention_layernorm", h, false);
+  add_linear(block, "mlp.gate_proj", mlp, h, shape.mlp_bias, Split::rows);
+  add_linear(block, "mlp.up_proj", mlp, h, shape.mlp_bias, Split::rows);
+  add_linear(block, "mlp.down_proj", h, mlp, shape.mlp_bias, Split::columns);
+  return block;
+}
+
+} // namespace
+
+TransformerShape shape_of(const GptOptions& options) {
+  TransformerShape shape;
+  shape.layers = options.layers;
+  shape.hidden = options.hidden;
+  shape.heads = options.heads;
+  shape.sequence_length = options.sequence_length;
+  shape.vocab_size = options.vocab_size;
+  shape.tie_embeddings = options.tie_embeddings;
+  shape.dropout = options.dropout;
+  return shape;
+}
+
+TransformerShape shape_of(const LlamaOptions& options) {
+  TransformerShape shape;
+  shape.family = TransformerShape::Family::llama;
+  shape.layers = options.layers;
+  shape.hidden = options.hidden;
+  shape.heads = options.heads;
+  shape.kv_heads = options.kv_heads;
+  shape.head_dim = options.head_dim;
+  shape.intermediate = options.width_of_mlp();
+  shape.sequence_length = options.sequence_length;
+  shape.vocab_size = options.vocab_size;
+  shape.tie_embeddings = options.tie_embeddings;
+  shape.attention_bias = options.attention_bias;
+  shape.attention_output_bias = options.attention_output_bias;
+  shape.mlp_bias = options.mlp_bias;
+  shape.qk_norm = options.qk_norm;
+  return shape;
+}
+
+TransformerShape shape_of(const LanguageOptions& options) {
+  return std::visit([](const auto& family) { return shape_of(family); }, options);
+}
+
+std::vector<LayerShape> layer_shapes(const TransformerShape& shape) {
+  const bool llama = shape.family == TransformerShape::Family::llama;
+  const int64_t h = shape.hidden;
+  const LayerShape tokens{
+      Kind::tokens, llama ? "model.embed_tokens" : "transformer.wte", {{"weight", {shape.vocab_size, h}, Split::rows}}};
+  std::vector<LayerShape> layers = {tokens};
+  if (!llama) {
+    layers.push_back({Kind::positions, "transformer.wpe", {{"weight", {shape.sequence_length, h}}}});
+  }
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    layers.push_back(llama ? llama_block(shape, i) : gpt_block(shape, i));
+  }
+  LayerShape& norm = layers.emplace_back(LayerShape{Kind::norm, llama ? "model.norm" : "transformer.ln_f", {}});
+  norm.parameters.push_back({"weight", {h}});
+  if (!llama) {
+    norm.parameters.push_back({"bias", {h}});
+  }
+  layers.push_back({Kind::head, shape.tie_embeddings ? tokens.name : "lm_head", tokens.parameters});
+  return layers;
 }
 
 } // namespace trireme::models

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace trireme::models {
@@ -103,12 +104,71 @@ struct LlamaOptions {
   }
 };
 
+/// The sizes of a language model, whatever its type: what estimates, plans and checks ask for.
+struct TransformerShape {
+  enum class Family { gpt, llama };
+  Family family = Family::gpt;
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 1;
+  int64_t kv_heads = 0;     ///< 0: `heads`
+  int64_t head_dim = 0;     ///< 0: hidden / heads
+  int64_t intermediate = 0; ///< 0: 4 x hidden
+  int64_t sequence_length = 0;
+  int64_t vocab_size = 0;
+  bool tie_embeddings = true;
+  double dropout = 0;
+  /// As in LlamaOptions.
+  bool attention_bias = false;
+  bool attention_output_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;
+
+  /// Features of all query heads, and of all key heads.
+  int64_t query_width() const {
+    return heads * width_of_head();
+  }
+  int64_t key_width() const {
+    return (kv_heads == 0 ? heads : kv_heads) * width_of_head();
+  }
+  int64_t width_of_head() const {
+    return head_dim == 0 ? hidden / heads : head_dim;
+  }
+  int64_t width_of_mlp() const {
+    return intermediate == 0 ? 4 * hidden : intermediate;
+  }
+  /// The MLP is SwiGLU: two matrices up, one down.
+  bool is_gated() const {
+    return family == Family::llama;
+  }
+  /// Layers before the first block: tokens, and learned positions.
+  int64_t embeddings() const {
+    return family == Family::gpt ? 2 : 1;
+  }
+  int64_t embedding_parameters() const {
+    return (vocab_size + (family == Family::gpt ? sequence_length : 0)) * hidden;
+  }
+  /// Elements of a block's matrices.
+  int64_t block_parameters() const {
+    return 2 * hidden * (query_width() + key_width()) + (is_gated() ? 3 : 2) * hidden * width_of_mlp();
+  }
+};
+
+TransformerShape shape_of(const GptOptions& options);
+TransformerShape shape_of(const LlamaOptions& options);
+
+/// A language model of any family.
+using LanguageOptions = std::variant<GptOptions, LlamaOptions>;
+TransformerShape shape_of(const LanguageOptions& options);
+
 /// A layer of a language model.
 struct LayerShape {
   enum class Kind { tokens, positions, block, norm, head };
   struct Parameter {
     std::string name;
     std::vector<int64_t> sizes;
+    /// How tensor ranks split it: not at all, by rows (column-parallel layers and vocabularies), or by columns.
+    enum class Split { none, rows, columns } split = Split::none;
   };
   Kind kind;
   /// In checkpoints: "transformer.h.0", "model.layers.0".
@@ -118,8 +178,13 @@ struct LayerShape {
 
 /// Lists the layers of a model in order, with Hugging Face's names. The module, the layers of a pipeline and the
 /// estimate are made from it. A tied head repeats the token embedding, by name and parameters.
-std::vector<LayerShape> gpt_layer_shapes(const GptOptions& options);
-std::vector<LayerShape> llama_layer_shapes(const LlamaOptions& options);
+std::vector<LayerShape> layer_shapes(const TransformerShape& shape);
+inline std::vector<LayerShape> layer_shapes(const GptOptions& options) {
+  return layer_shapes(shape_of(options));
+}
+inline std::vector<LayerShape> layer_shapes(const LlamaOptions& options) {
+  return layer_shapes(shape_of(options));
+}
 
 /// A small convolutional classifier for images [B, channels, side, side].
 struct CnnOptions {

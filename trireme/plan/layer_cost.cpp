@@ -10,7 +10,6 @@ namespace trireme::plan {
 namespace {
 
 // Reads and writes of a tensor of the residual stream's size in forward; backward has twice as many.
-constexpr double kPassesInside = 12;   // queries, keys, values and results of attention (4); GELU (8)
 constexpr double kPassesOutside = 9;   // both norms and additions
 constexpr double kPassesOfDropout = 5; // two of them
 // With context ranks: queries, keys and values separated after the bias (6), packed for sending (4), results merged
@@ -48,15 +47,18 @@ class Costs {
       : cluster_(cluster),
         job_(job),
         layout_(layout),
-        gpt_(job.gpt),
+        model_(job.model),
         tensor_(static_cast<double>(layout.tensor)),
         between_(layout.sequence_parallel ? tensor_ : 1),
         element_(static_cast<double>(job.base.parameter_bytes())),
         product_(job.base.precision.autocast ? 2 : element_),
-        rows_(static_cast<double>(layout.micro_batch * gpt_.sequence_length) / static_cast<double>(layout.context)),
-        h_(static_cast<double>(gpt_.hidden)),
+        rows_(static_cast<double>(layout.micro_batch * model_.sequence_length) / static_cast<double>(layout.context)),
+        h_(static_cast<double>(model_.hidden)),
         stream_(rows_ * h_),
-        vocabulary_(std::ceil(static_cast<double>(gpt_.vocab_size) / tensor_)) {}
+        queries_(static_cast<double>(model_.query_width()) / tensor_),
+        keys_(static_cast<double>(model_.key_width()) / tensor_),
+        mlp_(static_cast<double>(model_.width_of_mlp()) / tensor_),
+        vocabulary_(std::ceil(static_cast<double>(model_.vocab_size) / tensor_)) {}
 
   LayerCost of(models::LayerShape::Kind kind, const estimate::Layer& layer) const {
     LayerCost cost;
@@ -129,24 +131,28 @@ class Costs {
   }
 
   void add_block(LayerCost& cost, const estimate::Layer& layer) const {
-    add_product(cost, h_, 3 * h_ / tensor_);
-    add_product(cost, h_ / tensor_, h_);
-    add_product(cost, h_, 4 * h_ / tensor_);
-    add_product(cost, 4 * h_ / tensor_, h_);
-    const bool writes_matrix = gpt_.dropout > 0;
+    const double up = model_.is_gated() ? 2 : 1; // matrices
+    add_product(cost, h_, queries_ + 2 * keys_);
+    add_product(cost, queries_, h_);
+    add_product(cost, h_, up * mlp_);
+    add_product(cost, mlp_, h_);
+    const bool writes_matrix = model_.dropout > 0;
     // Attention to tokens of other ranks keeps no matrix: it is fp32, and backward computes it again.
     const bool again = writes_matrix && layout_.context > 1;
     const double share = again ? share_of_scores() : 1;
-    const auto length = static_cast<double>(gpt_.sequence_length);
+    const auto length = static_cast<double>(model_.sequence_length);
     // One product of queries and keys; half of it if the part above the diagonal is skipped.
-    const double once = 2 * rows_ * length * h_ / tensor_ * (writes_matrix ? 1 : 0.5);
+    const double once = 2 * rows_ * length * queries_ * (writes_matrix ? 1 : 0.5);
     const SpeedCurve& speed = cluster_.attention.points.empty() ? cluster_.products : cluster_.attention;
-    const double attention = once * share / speed.at(std::cbrt(length * length * h_ / static_cast<double>(gpt_.heads)));
-    const double matrix = writes_matrix ? rows_ * static_cast<double>(gpt_.heads) * length / tensor_ * share *
+    const double attention =
+        once * share / speed.at(std::cbrt(length * length * static_cast<double>(model_.width_of_head())));
+    const double matrix = writes_matrix ? rows_ * static_cast<double>(model_.heads) * length / tensor_ * share *
                                               (again ? bytes_of(precision::Type::fp32) / product_ : 1)
                                         : 0;
-    const double stream = kPassesInside * stream_ / tensor_ +
-                          (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
+    // Queries, keys, values and results of attention; rotation; GELU's input and output, or gate, up and their product.
+    const double inside =
+        rows_ * (2 * (queries_ + keys_) + (model_.is_gated() ? 2 * (queries_ + keys_) : 0) + (up + 1) * mlp_);
+    const double stream = inside + (kPassesOutside + (writes_matrix ? kPassesOfDropout : 0)) * stream_ / between_;
     cost.forward += 2 * attention + passes(stream + kMatrixForward * matrix);
     cost.backward_input += (writes_matrix && !again ? 4 : 5) * attention +
                            passes(2 * stream + (kMatrixBackward + (again ? kMatrixForward : 0)) * matrix);
@@ -163,8 +169,8 @@ class Costs {
   // keys up to the last query, of other ranks' blocks half.
   double share_of_scores() const {
     const bool ring = job_.context_kind == context::Kind::ring;
-    const int64_t tokens = gpt_.sequence_length / (ring ? layout_.context : 1);
-    const int64_t heads = layout_.micro_batch * gpt_.heads / layout_.tensor / (ring ? 1 : layout_.context);
+    const int64_t tokens = model_.sequence_length / (ring ? layout_.context : 1);
+    const int64_t heads = layout_.micro_batch * model_.heads / layout_.tensor / (ring ? 1 : layout_.context);
     const auto c = static_cast<double>(layout_.context);
     const double own = static_cast<double>(tokens + context::queries_at_once(heads * tokens, tokens)) /
                        static_cast<double>(2 * tokens);
@@ -187,14 +193,17 @@ class Costs {
   const Cluster& cluster_;
   const Job& job_;
   const Layout& layout_;
-  const models::GptOptions& gpt_;
+  const models::TransformerShape& model_;
   double tensor_;
   double between_; // ranks that share what lies between the split matrices
   double element_;
   double product_; // bytes of an element of inputs and outputs of matrix products
   double rows_;    // tokens of a micro-batch on this rank
   double h_;
-  double stream_; // elements of the residual stream
+  double stream_;  // elements of the residual stream
+  double queries_; // features of this rank's queries, keys and MLP
+  double keys_;
+  double mlp_;
   double vocabulary_;
 };
 
@@ -213,16 +222,16 @@ std::vector<bool> recomputed(const Job& job, const Layout& layout, int64_t layer
 } // namespace
 
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout) {
-  models::GptOptions one = job.gpt;
+  models::TransformerShape one = job.model;
   one.layers = 1;
   const estimate::Model model = model_of(job, layout, 1);
-  const std::vector<models::LayerShape> parts = models::gpt_layer_shapes(one);
+  const std::vector<models::LayerShape> parts = models::layer_shapes(one);
   const Costs costs(cluster, job, layout);
-  const std::vector<bool> again = recomputed(job, layout, std::ssize(parts) - 1 + job.gpt.layers);
+  const std::vector<bool> again = recomputed(job, layout, std::ssize(parts) - 1 + job.model.layers);
   std::vector<LayerCost> out;
   for (size_t i = 0; i < parts.size(); ++i) {
     const LayerCost cost = costs.of(parts[i].kind, model.layers[i]);
-    const int64_t times = parts[i].kind == models::LayerShape::Kind::block ? job.gpt.layers : 1;
+    const int64_t times = parts[i].kind == models::LayerShape::Kind::block ? job.model.layers : 1;
     for (int64_t k = 0; k < times; ++k) {
       out.push_back(cost);
       out.back().backward_input += again[out.size() - 1] ? cost.forward : 0;
@@ -231,7 +240,7 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
   return out;
 }
 
-double published_flops(const models::GptOptions& gpt, int64_t batch) {
+double published_flops(const models::TransformerShape& gpt, int64_t batch) {
   const auto l = static_cast<double>(gpt.layers);
   const auto h = static_cast<double>(gpt.hidden);
   const auto length = static_cast<double>(gpt.sequence_length);

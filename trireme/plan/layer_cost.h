@@ -27,7 +27,7 @@ struct LayerCost {
   }
 };
 
-/// Costs of the layers of models::Gpt in order, the head's with the loss. Includes recomputation in backward, but not
+/// Costs of the layers of the model in order, the head's with the loss. Includes recomputation in backward, but not
 /// the gathers of shared inputs for it.
 ///
 /// Matrix products: operations divided by the speed at their size.
@@ -36,12 +36,13 @@ struct LayerCost {
 /// 4, plus 6.5 and 9.5 passes over [B, A, L, L]. With context ranks: of what their queries see, 2 and 5, plus 6.5 and
 /// 16 passes in fp32.
 ///
-/// Passes over [B, L, H] between them: 21 forward and 42 backward, of which the tensor axis does not split 9 and 18.
+/// Passes over [B, L, H] between them: for a GPT 21 forward and 42 backward, of which the tensor axis does not split 9
+/// and 18; for a Llama as its widths say, and 2 over queries and keys, which it rotates.
 /// Context ranks make 13 and 24 more. Each of a block's 4 and 6 collectives of shared tokens makes 2.5 over all tokens.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 
 /// Operations per step by Narayanan et al. 2021, arXiv:2104.04473. 96 B l L h^2 (1 + L / 6h + V / 16 l h) includes
 /// recomputation. Their "model" operations do not: three quarters of it, except for the head.
-double published_flops(const models::GptOptions& gpt, int64_t batch);
+double published_flops(const models::TransformerShape& gpt, int64_t batch);
 
 } // namespace trireme::plan

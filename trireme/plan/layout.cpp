@@ -9,9 +9,9 @@
 namespace trireme::plan {
 namespace {
 
-// Layers of a GPT: two embeddings, the blocks, norm and head.
+// Embeddings, blocks, norm and head.
 int64_t layers_of(const Job& job) {
-  return job.gpt.layers + 4;
+  return job.model.layers + job.model.embeddings() + 2;
 }
 
 std::string where(const char* what, offload::Place place) {
@@ -48,12 +48,12 @@ std::vector<int64_t> recompute_intervals(const Job& job, int64_t pipe) {
 }
 
 std::string why_impossible(const Job& job, const Layout& layout) {
-  const models::GptOptions& gpt = job.gpt;
-  if (gpt.heads % layout.tensor != 0) {
-    return does_not_divide("heads", gpt.heads, "tensor", layout.tensor);
+  const models::TransformerShape& model = job.model;
+  if (model.heads % layout.tensor != 0) {
+    return does_not_divide("heads", model.heads, "tensor", layout.tensor);
   }
-  if (gpt.vocab_size < layout.tensor) {
-    return concat("vocabulary ", gpt.vocab_size, " is smaller than tensor ", layout.tensor);
+  if (model.vocab_size < layout.tensor) {
+    return concat("vocabulary ", model.vocab_size, " is smaller than tensor ", layout.tensor);
   }
   if (const auto conflict = find_conflict(job, layout, /*on_gpu=*/false)) {
     return conflict->what;
@@ -61,16 +61,17 @@ std::string why_impossible(const Job& job, const Layout& layout) {
   const bool ring = job.context_kind == context::Kind::ring;
   const int64_t pieces =
       layout.context == 1 ? 1 : (ring ? 2 : 1) * layout.context; // zig-zag: a piece from the begin and one from the end
-  if (gpt.sequence_length % pieces != 0) {
-    return ring ? concat("sequence ", gpt.sequence_length, " cannot be divided into ", pieces,
+  if (model.sequence_length % pieces != 0) {
+    return ring ? concat("sequence ", model.sequence_length, " cannot be divided into ", pieces,
                          " pieces, two for each of context ", layout.context)
-                : does_not_divide("sequence", gpt.sequence_length, "context", layout.context);
+                : does_not_divide("sequence", model.sequence_length, "context", layout.context);
   }
-  if (!ring && gpt.heads / layout.tensor % layout.context != 0) {
-    return does_not_divide("heads of a tensor rank", gpt.heads / layout.tensor, "context", layout.context);
+  if (!ring && model.heads / layout.tensor % layout.context != 0) {
+    return does_not_divide("heads of a tensor rank", model.heads / layout.tensor, "context", layout.context);
   }
-  if (layout.sequence_parallel && gpt.sequence_length / layout.context % layout.tensor != 0) {
-    return does_not_divide("sequence of a context rank", gpt.sequence_length / layout.context, "tensor", layout.tensor);
+  if (layout.sequence_parallel && model.sequence_length / layout.context % layout.tensor != 0) {
+    return does_not_divide("sequence of a context rank", model.sequence_length / layout.context, "tensor",
+                           layout.tensor);
   }
   if (job.batch % layout.data != 0) {
     return does_not_divide("batch", job.batch, "data", layout.data);
@@ -188,8 +189,8 @@ const activations::Choice& Shared::choice(const std::vector<double>& key, const 
 }
 
 estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
-  models::GptOptions gpt = job.gpt;
-  gpt.layers = blocks > 0 ? blocks : gpt.layers;
+  models::TransformerShape model = job.model;
+  model.layers = blocks > 0 ? blocks : model.layers;
   estimate::Conditions conditions;
   conditions.samples = layout.micro_batch;
   conditions.type = job.base.precision.compute;
@@ -199,7 +200,7 @@ estimate::Model model_of(const Job& job, const Layout& layout, int64_t blocks) {
   conditions.context_ranks = layout.context;
   conditions.context_kind = job.context_kind;
   conditions.sequence_parallel = layout.sequence_parallel;
-  return estimate::gpt(gpt, conditions);
+  return estimate::transformer(model, conditions);
 }
 
 estimate::Run run_of_layers(const Job& job, const Layout& layout, int64_t blocks) {

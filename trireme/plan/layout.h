@@ -16,7 +16,7 @@ namespace trireme::plan {
 
 /// The training, independent of the layout.
 struct Job {
-  models::GptOptions gpt;
+  models::TransformerShape model;
   /// Samples of a step, of all ranks.
   int64_t batch = 1;
   /// Types, optimizer, ZeRO's thresholds and buckets; the rest is replaced.

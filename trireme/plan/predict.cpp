@@ -184,7 +184,7 @@ class Step {
 
   // Sum of the gradient of a parameter on the first and the last stage.
   double tied(int64_t stage) const {
-    if (!job_.gpt.tie_embeddings || run_.stages == 1 || (stage > 0 && stage < run_.stages - 1)) {
+    if (!job_.model.tie_embeddings || run_.stages == 1 || (stage > 0 && stage < run_.stages - 1)) {
       return 0;
     }
     const auto numel = static_cast<double>(run_.model.layers.front().parameters.front().numel);
@@ -358,11 +358,11 @@ double least_seconds(const Cluster& cluster, const Job& job, const Layout& layou
 }
 
 int64_t least_of_a_block(const Job& job, const Layout& layout, bool on_device) {
-  constexpr int64_t kFirst = 2;                                                     // after two embeddings
-  const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.gpt.layers; // otherwise all blocks are equal
+  const int64_t first = job.model.embeddings();
+  const int64_t blocks = job.base.activations.choices.empty() ? 1 : job.model.layers; // otherwise all blocks are equal
   estimate::Run run = run_of_layers(job, layout, blocks);
   run.on_device = on_device;
-  return estimate::least_kept(run, kFirst, kFirst + blocks);
+  return estimate::least_kept(run, first, first + blocks);
 }
 
 int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, int64_t block_kept, bool on_device) {
@@ -378,9 +378,9 @@ int64_t least_memory(const Job& job, const Layout& layout, int64_t parameters, i
   const double gradients = layout.zero_stage >= 2 ? share * (on_device ? kept : 1) : 1;
   const double a_number = e * shards + e * gradients + states * share;
   // Embeddings replace some blocks.
-  const double blocks = std::max(0.0, static_cast<double>(job.gpt.layers) / static_cast<double>(layout.pipe) -
-                                          static_cast<double>(job.gpt.vocab_size + job.gpt.sequence_length) /
-                                              (12 * static_cast<double>(job.gpt.hidden)) -
+  const double blocks = std::max(0.0, static_cast<double>(job.model.layers) / static_cast<double>(layout.pipe) -
+                                          static_cast<double>(job.model.embedding_parameters()) /
+                                              static_cast<double>(job.model.block_parameters()) -
                                           1);
   const double in_flight = static_cast<double>(std::min(layout.pipe, layout.accumulation(job)));
   const double least = a_number * static_cast<double>(parameters) / static_cast<double>(layout.pipe * layout.tensor) +

@@ -41,13 +41,13 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   if (run.model.kind == ModelConfig::Kind::cnn) {
     return estimate::cnn(run.model.cnn, conditions);
   }
-  models::GptOptions gpt = run.model.gpt;
-  gpt.vocab_size = gpt.vocab_size > 0 ? gpt.vocab_size : vocab_size;
-  if (gpt.vocab_size == 0) {
+  models::TransformerShape model = run.model.shape();
+  model.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocab_size;
+  if (model.vocab_size == 0) {
     throw InputError("estimate", "the size of the vocabulary is unknown: the model takes it from its tokenizer",
                      "Set it: --set model.vocab_size=50257");
   }
-  return estimate::gpt(gpt, conditions);
+  return estimate::transformer(model, conditions);
 }
 
 void note_compression(const EngineConfig& engine, RunEstimate& out) {
@@ -162,7 +162,7 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
     return size_of(run.data.train) + size_of(run.data.validation) +
            batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
   }
-  const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.model.gpt.sequence_length;
+  const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.model.shape().sequence_length;
   if (run.data.kind == data::DataOptions::Kind::tokens) {
     return batch;
   }

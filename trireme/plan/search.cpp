@@ -43,8 +43,8 @@ std::vector<std::pair<ScheduleKind, int64_t>> schedules(const Job& job, int64_t 
   std::vector<std::pair<ScheduleKind, int64_t>> out = {{ScheduleKind::one_f_one_b, 1}};
   if (pipe > 1) {
     out.emplace_back(ScheduleKind::zero_bubble, 1);
-    for (int64_t chunks = 2; chunks <= 8 && pipe * chunks <= job.gpt.layers; ++chunks) {
-      if (job.gpt.layers % (pipe * chunks) == 0 || chunks == 2) {
+    for (int64_t chunks = 2; chunks <= 8 && pipe * chunks <= job.model.layers; ++chunks) {
+      if (job.model.layers % (pipe * chunks) == 0 || chunks == 2) {
         out.emplace_back(ScheduleKind::interleaved, chunks);
       }
     }
@@ -92,7 +92,7 @@ class Search {
         job_(job),
         options_(options),
         shared_(job_),
-        parameters_(estimate::gpt(job.gpt, {}).parameters()) {
+        parameters_(estimate::transformer(job.model, {}).parameters()) {
     job_.base.model = {}; // each layout sets its own
     job_.base.explains = false;
     bound_ = job_;

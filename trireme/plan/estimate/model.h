@@ -103,12 +103,13 @@ struct Conditions {
   bool sequence_parallel = false;
 };
 
-/// Describes models::Gpt as seen by one rank of the tensor and the context axis.
+/// Describes models::Gpt or models::Llama as seen by one rank of the tensor and the context axis.
 ///
-/// A block with B samples of T tokens, H hidden and A heads keeps 16 BTH elements for backward. These are the input,
-/// both LayerNorms' outputs, queries, keys and values (3), attention's output, the sum after it, GELU's input and
-/// output (4 each). It also keeps 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention
-/// keeps three [B, A, T, T], and each dropout its noise.
+/// A block of a GPT with B samples of T tokens, H hidden and A heads keeps 16 BTH elements for backward. These are the
+/// input, both LayerNorms' outputs, queries, keys and values (3), attention's output, the sum after it, GELU's input
+/// and output (4 each). It also keeps 4 BAT bytes for the softmax and 16 BT for the LayerNorms. With dropout attention
+/// keeps three [B, A, T, T], and each dropout its noise. A Llama keeps keys and values of its own widths, 3 times the
+/// MLP's width (gate, up and their product), and 8 BT bytes for the RMSNorms.
 ///
 /// Tensor axis (Shoeybi et al. 2019, arXiv:1909.08053): c_attn and c_fc are split by columns, both c_proj by rows,
 /// embedding and head by the vocabulary; everything else is whole. Twelve of the 16 are split: queries to attention's
@@ -118,7 +119,10 @@ struct Conditions {
 /// Context axis: everything is split. Attention to tokens of other ranks keeps no [B, A, T, T], not even with dropout.
 /// With Ulysses, and with dropout, its output exists a second time in another order. In backward a ring holds three
 /// copies of keys and values, and the fp32 gradients that it passes on.
-Model gpt(const models::GptOptions& options, const Conditions& conditions);
+Model transformer(const models::TransformerShape& shape, const Conditions& conditions);
+inline Model gpt(const models::GptOptions& options, const Conditions& conditions) {
+  return transformer(models::shape_of(options), conditions);
+}
 
 /// Describes models::Cnn.
 Model cnn(const models::CnnOptions& shape, const Conditions& conditions);

@@ -1,0 +1,346 @@
+#include <trireme/config/huggingface_model.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/text.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+namespace trireme::config {
+namespace {
+
+namespace fs = std::filesystem;
+using models::LlamaOptions;
+using models::RopeScaling;
+
+constexpr std::array kRopeTypes = {"default", "linear", "dynamic", "llama3", "yarn"};
+
+// Reads config.json key by key, and knows afterwards which keys nobody read.
+class Reader {
+ public:
+  explicit Reader(const JsonNode& root) : root_(root) {}
+
+  const JsonNode* find(const std::string& key) {
+    known_.insert(key);
+    const JsonNode* found = root_.find(key);
+    return found == nullptr || found->is_null() ? nullptr : found;
+  }
+  int64_t size(const std::string& key, std::optional<int64_t> otherwise = std::nullopt) {
+    const JsonNode* found = find(key);
+    if (found == nullptr) {
+      if (!otherwise) {
+        root_.fail(concat('"', key, "\" is missing"), "config.json of a Hugging Face folder has it.");
+      }
+      return *otherwise;
+    }
+    if (found->as_integer() < 1) {
+      found->fail(concat("must be at least 1, found ", found->as_integer()));
+    }
+    return found->as_integer();
+  }
+  double real(const std::string& key, double otherwise) {
+    const JsonNode* found = find(key);
+    return found == nullptr ? otherwise : found->as_real();
+  }
+  bool flag(const std::string& key, bool otherwise) {
+    const JsonNode* found = find(key);
+    return found == nullptr ? otherwise : found->as_bool();
+  }
+  // Refuses a value other than this one.
+  void only(const std::string& key, const nlohmann::json& value, const std::string& why) {
+    const JsonNode* found = find(key);
+    if (found != nullptr && nlohmann::json(found->plain()) != value) {
+      found->fail(concat(found->plain().dump(), " is not supported: ", why));
+    }
+  }
+  void ignore(std::initializer_list<const char*> keys) {
+    known_.insert(keys.begin(), keys.end());
+  }
+  std::vector<std::string> unknown() const {
+    std::vector<std::string> out;
+    for (const auto& [key, value] : root_.members()) {
+      if (!known_.contains(key) && !key.starts_with('_')) {
+        out.push_back(concat(value.where(), ": ", key, " is not known here and was ignored"));
+      }
+    }
+    return out;
+  }
+  const JsonNode& root() const {
+    return root_;
+  }
+
+ private:
+  const JsonNode& root_;
+  std::set<std::string> known_;
+};
+
+// What says nothing about the function that the model computes.
+void ignore_the_rest(Reader& config) {
+  config.ignore({"model_type",
+                 "architectures",
+                 "auto_map",
+                 "bos_token_id",
+                 "eos_token_id",
+                 "pad_token_id",
+                 "sep_token_id",
+                 "cls_token_id",
+                 "unk_token_id",
+                 "decoder_start_token_id",
+                 "torch_dtype",
+                 "dtype",
+                 "transformers_version",
+                 "transformers.js_config",
+                 "initializer_range",
+                 "use_cache",
+                 "pretraining_tp",
+                 "task_specific_params",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "return_dict",
+                 "is_llama_config",
+                 "rope_interleaved",
+                 "name_or_path",
+                 "id2label",
+                 "label2id",
+                 "problem_type",
+                 "chunk_size_feed_forward",
+                 "is_encoder_decoder",
+                 "finetuning_task",
+                 "torchscript",
+                 "use_bfloat16",
+                 "summary_type",
+                 "summary_use_proj",
+                 "summary_activation",
+                 "summary_proj_to_labels",
+                 "summary_first_dropout",
+                 "n_ctx",
+                 "reorder_and_upcast_attn",
+                 "resid_pdrop",
+                 "embd_pdrop",
+                 "attn_pdrop",
+                 "max_window_layers",
+                 "tie_word_embeddings",
+                 "rope_theta",
+                 "use_mrope"});
+}
+
+void read_rope(Reader& config, LlamaOptions& out) {
+  out.rope_theta = config.real("rope_theta", out.rope_theta);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) { // the second since transformers 5
+    if (const JsonNode* rope = config.find(key)) {
+      out.rope_scaling = read_rope_scaling(*rope);
+      if (const JsonNode* theta = rope->find("rope_theta")) {
+        out.rope_theta = theta->as_real();
+      }
+    }
+  }
+  config.only("partial_rotary_factor", 1.0, "only whole heads are rotated");
+}
+
+// Which layers have a window. transformers before 5 has use_sliding_window and max_window_layers, later layer_types.
+void read_window(Reader& config, const std::string& type, LlamaOptions& out) {
+  const JsonNode* window = config.find("sliding_window");
+  const JsonNode* types = config.find("layer_types");
+  const bool used = type == "mistral" || config.flag("use_sliding_window", false);
+  if (window == nullptr || !used) {
+    out.window = 0;
+  } else {
+    out.window = config.size("sliding_window");
+    out.first_window_layer = type == "mistral" ? 0 : std::min(out.layers, config.size("max_window_layers", 28));
+  }
+  if (types == nullptr) {
+    return;
+  }
+  int64_t first = 0;
+  bool slides = false;
+  for (const JsonNode& layer : types->elements()) {
+    const std::string& name = layer.as_string();
+    if (name != "full_attention" && name != "sliding_attention") {
+      layer.fail(concat('"', name, "\" is not supported"),
+                 "Layers with \"full_attention\" and \"sliding_attention\" are.");
+    }
+    if (slides && name == "full_attention") {
+      layer.fail("a layer with full attention after one with a window is not supported");
+    }
+    slides = name == "sliding_attention";
+    first += slides ? 0 : 1;
+  }
+  if (slides && window == nullptr) {
+    types->fail("\"sliding_attention\" without \"sliding_window\"");
+  }
+  out.window = slides ? config.size("sliding_window") : 0;
+  out.first_window_layer = slides ? first : 0;
+}
+
+void read_llama(Reader& config, const std::string& type, HuggingFaceModel& out) {
+  LlamaOptions& llama = out.llama;
+  llama.layers = config.size("num_hidden_layers");
+  llama.hidden = config.size("hidden_size");
+  llama.heads = config.size("num_attention_heads");
+  llama.kv_heads = config.size("num_key_value_heads", llama.heads);
+  llama.head_dim = config.size("head_dim", type == "qwen3" ? 128 : std::max<int64_t>(1, llama.hidden / llama.heads));
+  llama.intermediate = config.size("intermediate_size");
+  llama.vocab_size = config.size("vocab_size");
+  llama.max_positions = config.size("max_position_embeddings", 2048);
+  llama.sequence_length = std::min(llama.max_positions, kDefaultSequence);
+  llama.rms_norm_eps = config.real("rms_norm_eps", 1e-6);
+  llama.tie_embeddings = config.flag("tie_word_embeddings", false);
+  const bool bias = config.flag("attention_bias", type == "qwen2");
+  llama.attention_bias = bias || type == "qwen2"; // Qwen2 has no such key: its queries, keys and values have a bias
+  llama.attention_output_bias = bias && type != "qwen2";
+  llama.mlp_bias = config.flag("mlp_bias", false);
+  llama.qk_norm = type == "qwen3";
+  read_rope(config, llama);
+  read_window(config, type, llama);
+  config.only("hidden_act", "silu", "the MLP is SwiGLU");
+  config.only("attention_dropout", 0.0, "a llama has no dropout");
+}
+
+void read_gpt2(Reader& config, HuggingFaceModel& out) {
+  models::GptOptions& gpt = out.gpt;
+  gpt.layers = config.size("n_layer");
+  gpt.hidden = config.size("n_embd");
+  gpt.heads = config.size("n_head");
+  gpt.sequence_length = config.size("n_positions");
+  gpt.vocab_size = config.size("vocab_size");
+  gpt.tie_embeddings = config.flag("tie_word_embeddings", true);
+  gpt.dropout = config.real("resid_pdrop", 0.1);
+  for (const char* key : {"embd_pdrop", "attn_pdrop"}) {
+    if (config.real(key, 0.1) != gpt.dropout) {
+      (config.find(key) != nullptr ? *config.find(key) : config.root())
+          .fail(concat(key, " is ", config.real(key, 0.1), ", resid_pdrop ", gpt.dropout,
+                       "; here one probability is for all of them"),
+                "Make them equal in config.json.");
+    }
+  }
+  const std::string activation =
+      config.find("activation_function") == nullptr ? "gelu_new" : config.find("activation_function")->as_string();
+  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    config.find("activation_function")->fail(concat('"', activation, "\" is not supported"), "\"gelu_new\" is.");
+  }
+  config.only("layer_norm_epsilon", 1e-5, "LayerNorms have 1e-5");
+  config.only("n_inner", 4 * gpt.hidden, "the MLP is 4 x n_embd wide");
+  config.only("scale_attn_weights", true, "attention is scaled by the square root of the head's width");
+  config.only("scale_attn_by_inverse_layer_idx", false, "attention is not scaled by the layer's number");
+  config.only("add_cross_attention", false, "there is no encoder");
+}
+
+} // namespace
+
+RopeScaling read_rope_scaling(const JsonNode& object) {
+  RopeScaling out;
+  const auto find = [&](const char* key) -> const JsonNode* {
+    const JsonNode* found = object.find(key);
+    return found == nullptr || found->is_null() ? nullptr : found;
+  };
+  object.members(); // an object, or an error that says where
+  const JsonNode* type = find("rope_type") != nullptr ? find("rope_type") : find("type");
+  const std::string name = type == nullptr ? "default" : type->as_string();
+  const auto known = std::find(kRopeTypes.begin(), kRopeTypes.end(), name);
+  if (known == kRopeTypes.end()) {
+    type->fail(concat("the rope type \"", name, "\" is not supported"),
+               "Supported are default, linear, dynamic, llama3 and yarn.");
+  }
+  out.kind = static_cast<RopeScaling::Kind>(known - kRopeTypes.begin());
+  if (out.kind == RopeScaling::Kind::none) {
+    return out;
+  }
+  const auto above_zero = [&](const char* key, double& value) {
+    if (const JsonNode* found = find(key)) {
+      value = found->as_real();
+      if (!(value > 0)) {
+        found->fail(concat("must be above 0, found ", value));
+      }
+    }
+  };
+  if (find("factor") == nullptr) {
+    object.fail(concat("\"factor\" is missing, which the rope type \"", name, "\" needs"));
+  }
+  above_zero("factor", out.factor);
+  if (out.factor < 1) {
+    find("factor")->fail(concat("must be at least 1, found ", out.factor));
+  }
+  if (const JsonNode* original = find("original_max_position_embeddings")) {
+    out.original_positions = original->as_integer();
+    if (out.original_positions < 1) {
+      original->fail(concat("must be at least 1, found ", out.original_positions));
+    }
+  }
+  above_zero("low_freq_factor", out.low_freq_factor);
+  above_zero("high_freq_factor", out.high_freq_factor);
+  if (out.kind == RopeScaling::Kind::llama3 && out.high_freq_factor <= out.low_freq_factor) {
+    object.fail(
+        concat("high_freq_factor ", out.high_freq_factor, " must be above low_freq_factor ", out.low_freq_factor));
+  }
+  above_zero("beta_fast", out.beta_fast);
+  above_zero("beta_slow", out.beta_slow);
+  above_zero("attention_factor", out.attention_factor);
+  above_zero("mscale", out.mscale);
+  above_zero("mscale_all_dim", out.mscale_all_dim);
+  out.truncate = find("truncate") == nullptr || find("truncate")->as_bool();
+  return out;
+}
+
+nlohmann::ordered_json write_rope_scaling(const RopeScaling& scaling) {
+  if (scaling.kind == RopeScaling::Kind::none) {
+    return nullptr;
+  }
+  nlohmann::ordered_json out = {{"rope_type", kRopeTypes[static_cast<size_t>(scaling.kind)]},
+                                {"factor", scaling.factor}};
+  if (scaling.original_positions > 0) {
+    out["original_max_position_embeddings"] = scaling.original_positions;
+  }
+  if (scaling.kind == RopeScaling::Kind::llama3) {
+    out["low_freq_factor"] = scaling.low_freq_factor;
+    out["high_freq_factor"] = scaling.high_freq_factor;
+  } else if (scaling.kind == RopeScaling::Kind::yarn) {
+    out["beta_fast"] = scaling.beta_fast;
+    out["beta_slow"] = scaling.beta_slow;
+    for (const auto& [key, value] : {std::pair("attention_factor", scaling.attention_factor),
+                                     {"mscale", scaling.mscale},
+                                     {"mscale_all_dim", scaling.mscale_all_dim}}) {
+      if (value > 0) {
+        out[key] = value;
+      }
+    }
+    out["truncate"] = scaling.truncate;
+  }
+  return out;
+}
+
+HuggingFaceModel read_huggingface_model(const fs::path& folder) {
+  const fs::path file = folder / "config.json";
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored) || !fs::exists(file, ignored)) {
+    throw InputError("config", concat("there is no ", file.string(), ", which a Hugging Face folder has"),
+                     "Name the folder that holds config.json, the weights and tokenizer.json.");
+  }
+  const JsonNode root = JsonNode::parse_file(file);
+  root.members();
+  Reader config(root);
+  const JsonNode* type = config.find("model_type");
+  if (type == nullptr) {
+    root.fail("\"model_type\" is missing", "config.json of a Hugging Face folder has it.");
+  }
+  HuggingFaceModel out;
+  ignore_the_rest(config);
+  const std::string& name = type->as_string();
+  if (const JsonNode* quantized = config.find("quantization_config")) {
+    quantized->fail("quantized weights are not supported", "Take the model's folder in bf16, fp16 or fp32.");
+  }
+  if (name == "gpt2") {
+    read_gpt2(config, out);
+  } else if (name == "llama" || name == "mistral" || name == "qwen2" || name == "qwen3") {
+    out.family = models::TransformerShape::Family::llama;
+    read_llama(config, name, out);
+  } else {
+    type->fail(concat("the architecture \"", name, "\" is not supported"),
+               "Supported are gpt2, llama, mistral, qwen2 and qwen3.");
+  }
+  out.gpt.init_from = out.llama.init_from = folder;
+  out.notes = config.unknown();
+  return out;
+}
+
+} // namespace trireme::config

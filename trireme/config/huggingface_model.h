@@ -1,0 +1,37 @@
+#pragma once
+
+#include <trireme/base/json.h>
+#include <trireme/models/options.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::config {
+
+/// A model as config.json of a Hugging Face folder describes it.
+struct HuggingFaceModel {
+  models::TransformerShape::Family family = models::TransformerShape::Family::gpt;
+  /// Set for the family; init_from is the folder.
+  models::GptOptions gpt;
+  models::LlamaOptions llama;
+  /// Keys that are not known here and were ignored.
+  std::vector<std::string> notes;
+};
+
+/// Reads FOLDER/config.json: model_type gpt2, llama, mistral, qwen2 or qwen3. sequence_length is that of the positions
+/// for a gpt2, else at most kDefaultSequence. Errors: InputError with file, line and column for a model_type or a value
+/// that no model here computes.
+HuggingFaceModel read_huggingface_model(const std::filesystem::path& folder);
+
+/// Tokens of a sample where neither the run file nor learned positions say it.
+inline constexpr int64_t kDefaultSequence = 1024;
+
+/// Reads config.json's rope_scaling (or rope_parameters): rope_type default, linear, dynamic, llama3 or yarn, and its
+/// values. Errors: InputError for another type, or a missing or impossible value.
+models::RopeScaling read_rope_scaling(const JsonNode& object);
+
+/// The same as config.json has it; null for none.
+nlohmann::ordered_json write_rope_scaling(const models::RopeScaling& scaling);
+
+} // namespace trireme::config

@@ -1,0 +1,47 @@
+#include <trireme/models/language_model.h>
+
+#include <trireme/models/gpt.h>
+#include <trireme/models/gpt_layers.h>
+#include <trireme/models/llama.h>
+#include <trireme/models/llama_layers.h>
+
+namespace trireme::models {
+
+template <class Impl>
+void LanguageModel::hold(std::shared_ptr<Impl> model) {
+  options_ = model->options();
+  module_ = model;
+  forward_ = [model](const at::Tensor& tokens_BT) { return model->forward(tokens_BT); };
+  loss_ = [model](const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
+    return model->loss(tokens_BT, targets_BT);
+  };
+}
+
+LanguageModel::LanguageModel(std::shared_ptr<GptImpl> model) {
+  hold(std::move(model));
+}
+
+LanguageModel::LanguageModel(std::shared_ptr<LlamaImpl> model) {
+  hold(std::move(model));
+}
+
+LanguageModel::LanguageModel(const LanguageOptions& options, const ModelRanks& ranks) {
+  if (const auto* const llama = std::get_if<LlamaOptions>(&options)) {
+    hold(Llama(*llama, ranks).ptr());
+  } else {
+    hold(Gpt(std::get<GptOptions>(options), ranks).ptr());
+  }
+}
+
+pipeline::LayerList language_layers(const LanguageOptions& options, const ModelRanks& ranks) {
+  const auto* const llama = std::get_if<LlamaOptions>(&options);
+  return llama != nullptr ? llama_layers(*llama, ranks) : gpt_layers(std::get<GptOptions>(options), ranks);
+}
+
+std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> language_loss(
+    const LanguageOptions& options, const ModelRanks& ranks) {
+  const auto* const llama = std::get_if<LlamaOptions>(&options);
+  return llama != nullptr ? llama_loss(*llama, ranks) : gpt_loss(std::get<GptOptions>(options), ranks);
+}
+
+} // namespace trireme::models
