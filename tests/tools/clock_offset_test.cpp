@@ -1,4 +1,4 @@
-#include <tools/trireme/clock_offset.h>
+#include <trireme/train/clock_offset.h>
 
 #include <tests/support/run_ranks.h>
 
@@ -14,7 +14,7 @@ TEST(ClockOffsetTest, AnswersLieBetweenQuestionAndArrival) {
   for (const char* backend : {"shm", "gloo"}) {
     EXPECT_THAT(test::run_ranks(3,
                                 [](comm::World& world) {
-                                  const auto samples = ask_clock_of_rank_0(world.group());
+                                  const auto samples = train::ask_clock_of_rank_0(world.group());
                                   EXPECT_EQ(samples.size(), world.rank() == 0 ? 0u : 8u);
                                   int64_t shortest = INT64_MAX;
                                   for (const monitor::ClockSample& sample : samples) {

@@ -28,10 +28,10 @@ class DataFilesTest : public SmallTrainingTest {
     return run_ranks(ranks, [&](comm::World& world) {
       json own = run;
       own["data"].update(data(world.rank()));
-      TrainCommand command;
+      train::TrainCommand command;
       command.run_file = file(concat("run", world.rank(), ".json"), own.dump());
       command.out = out();
-      train(command, world);
+      train::train(command, world);
     });
   }
 };

@@ -3,7 +3,7 @@
 #include "shell.h"
 #include "small_training.h"
 
-#include <tools/trireme/run_estimate.h>
+#include <trireme/train/run_estimate.h>
 
 #include <trireme/checkpoint/checkpoint.h>
 #include <trireme/comm/recorder.h>
@@ -142,7 +142,7 @@ json whether_it_is_read(comm::World&, const json& run) {
 }
 
 json ranks_that_start(comm::World&, const json& run) {
-  return ranks_of(read(run), "run.json", 0);
+  return train::ranks_of(read(run), "run.json", 0);
 }
 
 // Weights of another seed, with GPT-2's names.

@@ -1,8 +1,8 @@
 // Trainings of a tiny model as `trireme train` does them, in this process.
 #pragma once
 
-#include <tools/trireme/task.h>
-#include <tools/trireme/train_run.h>
+#include <trireme/train/task.h>
+#include <trireme/train/train_run.h>
 
 #include <trireme/base/file.h>
 #include <trireme/base/hash.h>
@@ -19,6 +19,9 @@
 #include <string>
 
 namespace trireme::tools {
+
+using train::make_task;
+using train::Task;
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -90,11 +93,11 @@ inline void run_training(comm::World& world, const json& run, bool resume = fals
     file("run.json", run.dump());
   }
   world.group().barrier("run file").wait();
-  TrainCommand command;
+  train::TrainCommand command;
   command.run_file = folder() / "run.json";
   command.out = out();
   command.resume = resume;
-  EXPECT_EQ(train(command, world, device), 0);
+  EXPECT_EQ(train::train(command, world, device), 0);
   world.group().barrier("trained").wait();
 }
 

@@ -1,20 +1,19 @@
 #include "commands.h"
 
 #include <trireme/base/error.h>
-#include <trireme/base/file.h>
-#include <trireme/base/log.h>
 #include <trireme/base/text.h>
+#include <trireme/train/add_commands.h>
 
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <iostream>
 #include <optional>
 
 namespace trireme::tools {
+
+using train::at_least;
+using train::count_from;
+
 namespace {
 
 // Adds a sub-command; its parsing fills `command`, which becomes the result.
@@ -25,23 +24,6 @@ CLI::App* add(CLI::App& parent, std::optional<Command>& result, T& command, cons
   app->footer("Example:\n  " + example);
   app->callback([&result, &command] { result = command; });
   return app;
-}
-
-/// A number from `least` to `most`. CLI11's own checks name the largest representable number, and accept 0 as positive.
-CLI::Validator at_least(int64_t least, double most = 1e15) {
-  const auto check = [least, most](const std::string& text) -> std::string {
-    double number = 0;
-    if (!CLI::detail::lexical_cast(text, number) || !(number >= static_cast<double>(least))) {
-      return concat("expected a number >= ", least, ", got \"", text, '"');
-    }
-    return number <= most ? "" : concat("\"", text, "\" is too large");
-  };
-  return CLI::Validator(check, concat(">= ", least));
-}
-
-/// Number of ranks, hosts or restarts: an int.
-CLI::Validator count_from(int64_t least) {
-  return at_least(least, 1e6);
 }
 
 struct Parser {
@@ -67,9 +49,9 @@ struct Parser {
     app.footer(
         "Exit status: 0 done, 2 the input is wrong, 1 anything else; train and launch also 128 + signal, or that of "
         "the rank that failed first or that its error leads to.\nHelp for one command: trireme COMMAND --help");
-    add_train();
-    add_estimate();
-    add_plan();
+    train::add_train(app, train, [this] { result = train; });
+    train::add_estimate(app, estimate, [this] { result = estimate; });
+    train::add_plan(app, plan, [this] { result = plan; });
     add_launch();
     add_generate();
     add_schedule();
@@ -77,135 +59,12 @@ struct Parser {
     add_rest();
   }
 
-  static void add_places(CLI::App* c, PlacesCommand& places, double grace, const char* restarts) {
-    places.grace = grace;
-    c->add_option("--hostfile", places.hostfile,
-                  "Run on the hosts in this file (lines: HOST slots=N), reached over ssh")
-        ->type_name("FILE");
-    c->add_option("--rsh", places.rsh,
-                  "Command that starts a program on another host, instead of ssh (also TRIREME_RSH)")
-        ->type_name("COMMAND");
-    c->add_option("--min-nodes", places.min_nodes,
-                  "Fewest hosts to continue with when others are lost (default: --max-nodes)")
-        ->check(count_from(1));
-    c->add_option("--max-nodes", places.max_nodes,
-                  "Most hosts to use; the others in the file are spares (default: all)")
-        ->check(count_from(1));
-    c->add_option("--heartbeat-timeout", places.heartbeat_timeout, "Seconds after which a silent host is lost")
-        ->check(CLI::Range(1.0, 1e6))
-        ->capture_default_str();
-    c->add_option("-x,--env", places.environment,
-                  "Set a variable for the ranks on all hosts, as often as needed; other users see it in ps and /proc")
-        ->type_name("NAME=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    c->add_option("--max-restarts", places.max_restarts, restarts)->check(count_from(0));
-    c->add_option("--grace", places.grace, "Seconds from asking ranks to end until they are killed")
-        ->check(CLI::Range(0.0, 1e6))
-        ->capture_default_str();
-  }
-
-  void add_train() {
-    CLI::App* c = add(app, result, train, "train", "Train the model that a run file describes",
-                      "trireme train examples/austen/run.json -n 2 --set training.steps=100");
-    c->add_option("run_file", train.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option(
-         "-n,--ranks", train.ranks,
-         "Ranks to start (default: what \"parallel\" asks for; with a hostfile and \"data\": \"auto\" all that fit)")
-        ->check(count_from(1))
-        ->take_last();
-    c->add_option("--set", train.overrides,
-                  "Change a value of the run file: path=value, as often as needed; other users see it in ps and /proc")
-        ->type_name("PATH=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    c->add_option(
-         "--resume", train.resume_from,
-         "Continue from the newest checkpoint of the run folder (auto), from a checkpoint or from another run folder")
-        ->type_name("[auto|PATH]")
-        ->expected(0, 1);
-    add_places(c, train.places, 30,
-               "Start again from the newest checkpoint this often when a rank dies or a host is lost");
-    c->add_option("--out", train.out, "Run folder (default runs/<name of the run file>)")
-        ->type_name("DIR")
-        ->take_last();
-    c->add_flag("--all-output", train.all_output, "Show the output of all ranks, not only of rank 0");
-    c->add_option("--trace", train.trace_steps,
-                  "Record this many first steps of every rank in trace.json (opens in ui.perfetto.dev)")
-        ->type_name("STEPS")
-        ->check(at_least(0));
-    c->add_option(
-         "--stopped-status", train.stopped_status,
-         "Exit status after a stop by a signal with a checkpoint (0), for schedulers that take 0 for done: 75, say")
-        ->type_name("STATUS")
-        ->check(CLI::Range(int64_t{0}, int64_t{255}));
-    c->add_option(
-         "--failed-status", train.failed_status,
-         "Exit status of a failure other than of the input (1), for schedulers that retry by exit status: 200, say")
-        ->type_name("STATUS")
-        ->check(CLI::Range(int64_t{1}, int64_t{255}));
-    c->add_flag("!--no-memory-check", train.memory_check, "Start even if the estimate does not fit in memory");
-    c->callback([this, c] {
-      train.resume = c->count("--resume") > 0;
-      if (train.resume_from.empty()) { // --resume without a value
-        train.resume_from = "auto";
-      }
-      result = train;
-    });
-  }
-
-  void add_estimate() {
-    CLI::App* c =
-        add(app, result, estimate, "estimate", "Estimate the memory and traffic of a run, as formulas and numbers",
-            "trireme estimate examples/austen/run.json -n 2 --measure 10");
-    c->add_option("run_file", estimate.run_file, "The run file (JSON)")->required()->type_name("RUN.json");
-    c->add_option("-n,--ranks", estimate.ranks, "Ranks (default: what \"parallel\" asks for)")->check(count_from(1));
-    c->add_option("--set", estimate.overrides, "Change a value of the run file: path=value, as often as needed")
-        ->type_name("PATH=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    c->add_option("--measure", estimate.measured_steps,
-                  "Also run this many steps (at least 2) in a scratch folder, and print their memory and traffic")
-        ->type_name("STEPS")
-        ->check(CLI::Range(int64_t{2}, int64_t{1'000'000}));
-    c->add_flag("--probe", estimate.probe, "Also measure the disks of offloaded files");
-    c->add_flag("--json", estimate.json, "One JSON object instead of tables");
-  }
-
-  void add_plan() {
-    CLI::App* c =
-        add(app, result, plan, "plan", "Find the fastest layouts of a run on a described cluster, without starting it",
-            "trireme plan examples/plan/trillion.json --cluster examples/plan/cluster.json");
-    c->add_option(
-         "run_file", plan.run_file,
-         "The run file (JSON) with the model and the batch; its \"parallel\" is checked, and otherwise not used")
-        ->required()
-        ->type_name("RUN.json");
-    c->add_option("--cluster", plan.cluster,
-                  "Description of the cluster (JSON, docs/plan.md); with --calibrate it is written")
-        ->required()
-        ->type_name("FILE");
-    c->add_option("--set", plan.overrides, "Change a value of the run file: path=value, as often as needed")
-        ->type_name("PATH=VALUE")
-        ->take_all()
-        ->allow_extra_args(false);
-    CLI::Option* const calibrate =
-        c->add_flag("--calibrate", plan.calibrate,
-                    "Measure this machine for the run's model, write the description, then plan with it");
-    c->add_option("-n,--ranks", plan.ranks, "Ranks of this machine, with --calibrate")
-        ->check(count_from(1))
-        ->capture_default_str()
-        ->needs(calibrate);
-    c->add_option("--best", plan.best, "Layouts to show")->check(count_from(1))->capture_default_str();
-    c->add_flag("--json", plan.json, "One JSON object a line for every layout that is shown or refused");
-  }
-
   void add_launch() {
     CLI::App* c = add(app, result, launch, "launch", "Start a program as several ranks, watch it and clean up after it",
                       "trireme launch -n 4 -- ./my_training --epochs 3");
     c->add_option("-n,--ranks", launch.ranks, "Ranks to start (with a hostfile: default all slots)")
         ->check(count_from(1));
-    add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
+    train::add_places(c, launch.places, 5, "Start all ranks again this often when one fails or a host is lost");
     c->add_option("--servers", launch.servers,
                   "Number of servers beside the ranks, which become workers: each is a separate process and restarted "
                   "alone (--max-restarts: of all in total; by default 3 for each server)")
@@ -397,38 +256,6 @@ std::vector<CommandEntry> all_commands() {
   std::vector<CommandEntry> out;
   list_commands(parser.app, "", out);
   return out;
-}
-
-int with_output_written(int status) {
-  std::cout.flush();
-  if (std::cout && std::fflush(stdout) == 0) {
-    return status;
-  }
-  log::error("the output could not be written: ", std::strerror(errno));
-  return status == 0 ? 1 : status;
-}
-
-int report_failure(const std::exception& error) {
-  if (const auto* const of_system = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    return report_failure(in_words(*of_system));
-  }
-  const auto* const ours = dynamic_cast<const Error*>(&error);
-  const int status = ours != nullptr ? ours->exit_code() : 1;
-  log::write(status == 0 ? log::Level::info : log::Level::error,
-             error.what()); // 0: the process had nothing left to do
-  return status;
-}
-
-namespace {
-int failed_status = 1;
-}
-
-void set_failed_status(const TrainCommand& command) {
-  failed_status = static_cast<int>(command.failed_status);
-}
-
-int ended_with(int status) {
-  return status == 1 ? failed_status : status;
 }
 
 Command parse(int argc, char** argv) {

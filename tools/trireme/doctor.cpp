@@ -1,8 +1,8 @@
 #include "doctor.h"
 
+#include <trireme/train/server_roles.h>
 #include "collective_check.h"
 #include "device_check.h"
-#include "server_roles.h"
 
 #include <trireme/base/cores.h>
 #include <trireme/base/units.h>
@@ -107,7 +107,7 @@ std::vector<Line> examine() {
                      there ? backend.description : concat("not available here. ", backend.needs),
                      there ? Mark::ok : Mark::absent});
   }
-  const std::string grpc = grpc_version();
+  const std::string grpc = train::grpc_version();
   lines.push_back(
       {"transport grpc",
        grpc.empty() ? "not available here. Built where gRPC is installed, with extensions (docs/grpc.md)" : grpc,

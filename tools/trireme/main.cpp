@@ -1,14 +1,14 @@
 // `trireme`: the program that users run. Without libtorch it starts in milliseconds; it starts `trireme-rank` for
 // commands that need libtorch.
+#include <trireme/train/launch_options.h>
+#include <trireme/train/show_estimate.h>
+#include <trireme/train/show_plan.h>
+#include <trireme/train/train_job.h>
 #include "commands.h"
 #include "fetch_data.h"
-#include "launch_options.h"
 #include "run_store.h"
-#include "show_estimate.h"
-#include "show_plan.h"
 #include "show_schedule.h"
 #include "start_bench.h"
-#include "train_job.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
@@ -30,7 +30,7 @@ namespace {
 
 // Replaces this process by trireme-rank, with the same arguments.
 [[noreturn]] void hand_over(char** argv) {
-  const std::string program = rank_program().string();
+  const std::string program = train::rank_program().string();
   argv[0] = const_cast<char*>(program.c_str());
   if (!env::text("OMP_WAIT_POLICY")) {
     ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
@@ -40,11 +40,11 @@ namespace {
 }
 
 int launch_program(const LaunchCommand& command) {
-  launch::LaunchOptions options = launch_options(command.places);
+  launch::LaunchOptions options = train::launch_options(command.places);
   options.ranks = static_cast<int>(command.ranks);
   options.servers = static_cast<int>(command.servers);
   if (options.servers > 0 && !command.places.max_restarts) {
-    options.max_restarts = kRestartsOfAServer * options.servers;
+    options.max_restarts = train::kRestartsOfAServer * options.servers;
   }
   options.command = command.program;
   options.log_dir = command.log_dir;
@@ -58,17 +58,17 @@ int run(int argc, char** argv) {
   }
   const Command command = parse(argc, argv);
   if (const auto* bench_command = std::get_if<BenchCommCommand>(&command)) {
-    return start_bench_comm(*bench_command, rank_program());
+    return start_bench_comm(*bench_command, train::rank_program());
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
-    set_failed_status(*train_command);
-    return train_job(*train_command);
+    train::set_failed_status(*train_command);
+    return train::train_job(*train_command);
   }
   if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
-    return show_estimate(*estimate_command);
+    return train::show_estimate(*estimate_command);
   }
   if (const auto* plan_command = std::get_if<PlanCommand>(&command)) {
-    return show_plan(*plan_command);
+    return train::show_plan(*plan_command);
   }
   if (const auto* launch_command = std::get_if<LaunchCommand>(&command)) {
     return launch_program(*launch_command);
@@ -90,10 +90,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return trireme::tools::ended_with(trireme::tools::with_output_written(trireme::tools::run(argc, argv)));
+    return trireme::train::ended_with(trireme::train::with_output_written(trireme::tools::run(argc, argv)));
   } catch (const trireme::tools::ExitNow& done) {
-    return trireme::tools::with_output_written(done.code);
+    return trireme::train::with_output_written(done.code);
   } catch (const std::exception& error) {
-    return trireme::tools::ended_with(trireme::tools::report_failure(error));
+    return trireme::train::ended_with(trireme::train::report_failure(error));
   }
 }

@@ -1,5 +1,6 @@
 // `trireme-rank`: the part of the command line with libtorch. `trireme` starts it as the ranks of a training, or
 // becomes it for generate, inspect, bench and doctor.
+#include <trireme/train/train_run.h>
 #include "bench_comm.h"
 #include "bench_kernels.h"
 #include "bench_optim.h"
@@ -8,7 +9,6 @@
 #include "doctor.h"
 #include "generate_text.h"
 #include "measure_machine.h"
-#include "train_run.h"
 
 #include <trireme/base/error.h>
 #include <trireme/base/log.h>
@@ -65,8 +65,8 @@ int inspect(const InspectCommand& command) {
 
 struct Run {
   int operator()(const TrainCommand& command) const {
-    set_failed_status(command);
-    return train(command);
+    train::set_failed_status(command);
+    return train::train(command);
   }
   int operator()(const GenerateCommand& command) const {
     return generate_text(command);
@@ -136,19 +136,19 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return trireme::tools::ended_with(trireme::tools::with_output_written(trireme::tools::run(argc, argv)));
+    return trireme::train::ended_with(trireme::train::with_output_written(trireme::tools::run(argc, argv)));
   } catch (const trireme::tools::ExitNow& done) {
-    return trireme::tools::with_output_written(done.code);
+    return trireme::train::with_output_written(done.code);
   } catch (const trireme::PeerError& error) {
     trireme::log::error(error.what());
     // The rank that failed first must also end first, so that the launcher names it and not one that only lost it. The
     // launcher's SIGTERM ends this sleep.
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    return trireme::tools::ended_with(error.exit_code());
+    return trireme::train::ended_with(error.exit_code());
   } catch (const c10::Error& error) { // without what()'s C++ stack
     trireme::log::error(error.what_without_backtrace());
-    return trireme::tools::ended_with(1);
+    return trireme::train::ended_with(1);
   } catch (const std::exception& error) {
-    return trireme::tools::ended_with(trireme::tools::report_failure(error));
+    return trireme::train::ended_with(trireme::train::report_failure(error));
   }
 }

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <trireme/train/commands.h>
+
+#include <trireme/config/run_file.h>
+#include <trireme/plan/estimate/machine_memory.h>
+#include <trireme/plan/estimate/run.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme::train {
+
+/// Changes, as arguments of `trireme train`, with which a run fits.
+struct Fitting {
+  std::vector<std::string> arguments; ///< "--set engine.zero_optimization.stage=3", "-n 2"
+  int64_t ranks = 0;
+  int64_t peak_of_all = 0; ///< bytes, estimated
+};
+
+/// Searches the nearest configuration whose estimated peak fits `memory`. Prefers fewer changes, and then those that
+/// keep results and speed. In this order: a higher ZeRO stage, smaller micro-batches with more accumulation, bf16,
+/// more pipeline stages with recomputation, fewer ranks, states and parameters in files of the working directory.
+/// For ranks on GPUs, with too little host memory, files come before those, activations are recomputed instead of
+/// moved, and the number of ranks stays. Without arguments: none of those tried fits, and the peak is their
+/// smallest.
+Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
+                        const estimate::MemoryAtHand& memory);
+
+/// Refuses a run that cannot fit, with the numbers and the nearest configuration that does. All its `ranks` are on this
+/// host; `described`: describe_run() of them. Errors: InputError, as estimate::why_too_large() finds.
+void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
+                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory);
+
+} // namespace trireme::train

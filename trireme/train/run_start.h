@@ -1,0 +1,30 @@
+#pragma once
+
+#include <trireme/train/commands.h>
+
+#include <trireme/comm/group.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace trireme::train {
+
+/// Key in a checkpoint's client state for the job that saved it, restarts included.
+inline constexpr const char* kJob = "job";
+
+/// The checkpoint, or the folder of checkpoints, that a training continues from.
+struct RunStart {
+  std::filesystem::path from;
+  bool elsewhere; ///< not in the run folder
+};
+
+/// The newest checkpoint in `folder` if `job` saved it, not an earlier one. Collective.
+std::optional<std::filesystem::path> saved_by(const std::string& job, const std::filesystem::path& folder,
+                                              const comm::Group& group);
+
+/// The start of `trireme train`: with `--resume` the named checkpoint; for a restart of `job` that job's last
+/// checkpoint, or where the job began. nullopt: the first step. Collective.
+std::optional<RunStart> find_start(const TrainCommand& command, const std::string& job, const comm::Group& group);
+
+} // namespace trireme::train

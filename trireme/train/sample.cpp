@@ -1,0 +1,28 @@
+#include <trireme/train/sample.h>
+
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/generate/sample.h>
+
+namespace trireme::train {
+
+std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
+                      const std::optional<std::filesystem::path>& checkpoints) {
+  if (checkpoints) {
+    models::LanguageOptions options = *task.language_options;
+    std::visit([](auto& family) { family.init_from.clear(); }, options);
+    task.language = models::LanguageModel(options);
+    const auto saved = checkpoint::Checkpoint::open(*checkpoints);
+    for (const auto& item : task.language.module()->named_parameters()) {
+      saved.read_into(item.key(), 0, item.value().detach());
+    }
+  }
+  const config::SampleConfig& wanted = *run.training.sample;
+  generate::SampleOptions options;
+  options.tokens = wanted.tokens;
+  options.temperature = wanted.temperature;
+  options.top_k = wanted.top_k;
+  options.seed = run.training.seed;
+  return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
+}
+
+} // namespace trireme::train

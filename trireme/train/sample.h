@@ -1,0 +1,20 @@
+#pragma once
+
+#include <trireme/train/task.h>
+
+#include <trireme/config/run_file.h>
+#include <trireme/data/tokenizer.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace trireme::train {
+
+/// The text that a language model generates from `training.sample`'s prompt. `checkpoints`: the folder whose last
+/// checkpoint has its weights, if no rank has all of them; then task.language becomes a separate model. Errors:
+/// InputError for a checkpoint that cannot be read.
+std::string sample_of(const config::RunConfig& run, Task& task, const data::Tokenizer& tokenizer,
+                      const std::optional<std::filesystem::path>& checkpoints);
+
+} // namespace trireme::train

@@ -1,0 +1,493 @@
+#include <trireme/train/train_run.h>
+
+#include <trireme/train/disk_report.h>
+#include <trireme/train/evaluation.h>
+#include <trireme/train/evaluator.h>
+#include <trireme/train/join_traces.h>
+#include <trireme/train/offload_check.h>
+#include <trireme/train/run_estimate.h>
+#include <trireme/train/run_start.h>
+#include <trireme/train/run_writer.h>
+#include <trireme/train/sample.h>
+#include <trireme/train/server_roles.h>
+#include <trireme/train/task.h>
+#include <trireme/train/traffic_meter.h>
+
+#include <trireme/base/env.h>
+#include <trireme/base/fault.h>
+#include <trireme/base/file.h>
+#include <trireme/base/log.h>
+#include <trireme/base/units.h>
+#include <trireme/checkpoint/checkpoint.h>
+#include <trireme/comm/world.h>
+#include <trireme/config/run_file.h>
+#include <trireme/data/make_dataset.h>
+#include <trireme/data/tokenizer.h>
+#include <trireme/device/choose.h>
+#include <trireme/engine/initialize.h>
+#include <trireme/engine/make_store.h>
+#include <trireme/engine/peak_memory.h>
+#include <trireme/engine/preemption.h>
+#include <trireme/engine/resolve_precision.h>
+#include <trireme/engine/same_options.h>
+#include <trireme/monitor/chrome_trace.h>
+#include <trireme/shards/zero/init.h>
+
+#include <torch/nn/module.h>
+#include <torch/utils.h>
+#include <nlohmann/json.hpp>
+
+#include <malloc.h>
+
+#include <cmath>
+#include <optional>
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// malloc threshold while modules are built and sharded or put into files one by one: memory freed by one goes back to
+// the system. malloc cannot reuse the place of an aligned block for another size, so a model of many layers left as
+// much as its parameters.
+constexpr int64_t kBlocksOfModules = 128 << 10;
+
+class TrainRun {
+ public:
+  TrainRun(const TrainCommand& command, comm::World& world, std::optional<at::Device> device)
+      : command_(command),
+        world_(world),
+        run_(config::read_run_file(command.run_file, command.overrides)),
+        device_(device ? *device : choose_device()),
+        mesh_(make_mesh()),
+        writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
+        start_(begin()),
+        datasets_(open_data(run_, world_)),
+        task_(build_task()) {
+    engine::InitializeOptions options;
+    options.model = task_.model;
+    options.loss = task_.loss;
+    options.pipeline = task_.pipeline;
+    options.config = run_.engine;
+    options.config.notes = run_.notes; // with the engine's
+    options.device = device_;
+    options.config.dataloader_drop_last = run_.data.drop_last;
+    options.config.seed = run_.data.seed;
+    options.training_data = datasets_.train;
+    options.shuffle = run_.data.shuffle;
+    options.prefetch = run_.data.prefetch;
+    options.stored_config = run_.resolved;
+    options.mesh = mesh_;
+    options.sequence_parallel = run_.parallel.sequence_parallel;
+    if (worker_) {
+      options.sync = worker_sync(run_.engine, *worker_);
+    }
+    options.run_token = writer_.token();
+    engine_ = engine::initialize(world, options).engine;
+    resume();
+    if (returned_blocks_ > 0) {
+      return_blocks_of(returned_blocks_);
+    }
+    if (datasets_.validation) { // a silent worker may have to report later
+      validation_.emplace(data::make_loader(datasets_.validation, run_.data, data::Split::validation,
+                                            engine_->train_micro_batch_size_per_gpu(), engine_->group().rank(),
+                                            engine_->group().size()));
+    }
+    others_are_done_ = is_done_by_others();
+    if (is_first()) {
+      writer_.begin(run_, *engine_, datasets_, resumed_step_);
+    }
+  }
+
+  int train();
+
+ private:
+  /// True for all but one worker. Workers of parameter servers are separate worlds, and only the first of them
+  /// evaluates, saves and writes: the present one with the lowest number; for replicas that join and leave the longest
+  /// present one.
+  bool is_silent() const {
+    return worker_ && (!engine_->workers()->is_first() || others_are_done_ || writer_.handed_over());
+  }
+  /// True for the rank that writes.
+  bool is_first() const {
+    return world_.rank() == 0 && !is_silent();
+  }
+  /// True for one of several replicas that may be lost and join.
+  bool comes_and_goes() const {
+    return worker_ && run_.engine.averaging.elastic;
+  }
+  bool is_done_by_others() const;
+  void share_duties(bool at_the_end = false);
+  /// Number of all ranks, including those of other workers and replicas: they divide the samples of a step.
+  int64_t ranks_of_run() const {
+    return worker_ ? worker_->workers * run_.parallel.ranks_of_replica() : world_.size();
+  }
+  bool shards_parameters() const {
+    const int ranks = mesh_.group({mesh::Axis::data, mesh::Axis::context}).size();
+    return engine::sharding_of(run_.engine, ranks, device_).parameters;
+  }
+  at::Device choose_device();
+  mesh::Mesh make_mesh();
+  void prepare_room();
+  static void return_blocks_of(int64_t bytes) {
+    ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
+  }
+  Task build_task();
+  std::optional<RunStart> begin() const;
+  void resume();
+  void save();
+  monitor::StepMetrics metrics();
+  void evaluate(monitor::StepMetrics& metrics);
+  void measure_memory();
+  std::string write_sample();
+  std::string next_run() const;
+  int leave();
+  // True if `every` divides one of the steps (before, step].
+  static bool due(int64_t before, int64_t step, int64_t every) {
+    return every > 0 && step / every > before / every;
+  }
+
+  const TrainCommand& command_;
+  comm::World& world_;
+  const std::optional<WorkerPlace> worker_ = worker_of_environment();
+  const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
+  config::RunConfig run_;
+  at::Device device_;
+  int64_t returned_blocks_ = 0; // while it trains; 0: malloc's default
+  mesh::Mesh mesh_;
+  RunWriter writer_;
+  std::optional<RunStart> start_; // absent: from the beginning
+  data::Datasets datasets_;
+  Task task_;
+  std::shared_ptr<engine::Engine> engine_;
+  std::optional<data::DataLoader> validation_;
+  std::optional<int64_t> resumed_step_;
+  int64_t last_saved_ = -1;
+  bool others_are_done_ = false; // the previous worker has reported and saved the last step, and left
+  TrafficMeter traffic_;
+  int64_t peak_rss_ = 0;
+  std::optional<int64_t> device_peak_;
+  std::optional<std::string> failed_save_;
+};
+
+// If the host of one rank lacks a GPU, all ranks end.
+at::Device TrainRun::choose_device() {
+  at::Device device = at::kCPU;
+  engine::check_together(
+      world_.group(), [&] { device = device::choose(run_.training.device, world_.local_rank(), world_.local_size()); });
+  device::make_current(device); // zero::Init communicates before initialize()
+  return device;
+}
+
+mesh::Mesh TrainRun::make_mesh() {
+  const config::ParallelConfig& parallel = run_.parallel;
+  return mesh::training_mesh(world_.group(),
+                             {.pipe = static_cast<int>(parallel.pipe),
+                              .data = parallel.data && !worker_ ? static_cast<int>(*parallel.data) : mesh::kRest,
+                              .context = static_cast<int>(parallel.context),
+                              .tensor = static_cast<int>(parallel.tensor)});
+}
+
+// Called before modules are built, perhaps into files.
+void TrainRun::prepare_room() {
+  if (!run_.engine.uses_files() && !shards_parameters()) {
+    return;
+  }
+  estimate::Run described = describe_run(run_, ranks_of_run()).run;
+  described.on_device = !device_.is_cpu();
+  const bool files = run_.engine.offload.uses_files();
+  if ((files || shards_parameters()) && ::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) {
+    returned_blocks_ = returned_block_bytes(described.model.parameters(), files);
+    return_blocks_of(kBlocksOfModules);
+  }
+  report_disks(described, world_);
+}
+
+Task TrainRun::build_task() {
+  engine::resolve_precision(run_.engine.precision, world_.group(), device_,
+                            start_ ? std::optional(start_->from) : std::nullopt);
+  torch::manual_seed(run_.training.seed + (worker_ ? worker_->worker : 0) +
+                     world_.rank() / mesh_.shape().size(mesh::Axis::tensor)); // tensor ranks draw the same numbers
+  prepare_room();
+  std::optional<zero::Init> init;
+  if (shards_parameters() && !run_.builds_layers()) { // initialize() shards a list of layers as it builds it
+    std::shared_ptr<bucket::StateStore> store;
+    engine::check_together(world_.group(), [&] { store = engine::make_building_store(run_.engine, world_.rank()); });
+    init.emplace(mesh_.group({mesh::Axis::data, mesh::Axis::context}), run_.engine.precision.compute, device_, store);
+  }
+  if (fs::path& from = run_.model.init_from(); !from.empty() && checkpoint::find_newest(from, world_.group())) {
+    from = checkpoint::Checkpoint::open(from, "", world_.group())
+               .folder(); // a run may be saving there: use the same for all
+  }
+  check_samples(run_, datasets_);
+  models::ModelRanks ranks;
+  ranks.tensor = {mesh_.group(mesh::Axis::tensor), run_.parallel.sequence_parallel};
+  ranks.context = mesh_.group(mesh::Axis::context);
+  ranks.context_kind = run_.parallel.context_kind;
+  return make_task(run_, datasets_, ranks);
+}
+
+// Claims the run folder before reading anything, so that a training still running elsewhere stops saving.
+std::optional<RunStart> TrainRun::begin() const {
+  engine::check_together(world_.group(), [&] {
+    if (!worker_ && world_.rank() == 0) { // a worker claims it when it becomes the first
+      writer_.token()->claim();
+    }
+  });
+  return find_start(command_, job_, world_.group());
+}
+
+void TrainRun::resume() {
+  if (comes_and_goes() && engine_->workers()->join()) {
+    resumed_step_ = engine_->global_steps();
+    log::info("replica ", worker_->worker, " goes on at step ", *resumed_step_, ", where the others are");
+    return;
+  }
+  const int64_t step = worker_ ? engine_->workers()->step() : 0;
+  if (worker_ && (env::flag("TRIREME_RESTART") || !start_) && step > 0) {
+    // The others have continued; so does a worker that is restarted or joins late.
+    engine_->workers()->begin_at(step);
+    resumed_step_ = step;
+    log::info("worker ", worker_->worker, " goes on at step ", step, ", where its servers are");
+    return;
+  }
+  if (!start_) {
+    return;
+  }
+  if (engine_->load_checkpoint(start_->from)) {
+    resumed_step_ = engine_->global_steps();
+    last_saved_ =
+        start_->elsewhere ? -1 : *resumed_step_; // the newest checkpoint of the run folder is another one, or missing
+    if (*resumed_step_ >= run_.training.steps) {
+      log::info("all ", run_.training.steps, " steps are done already; raise training.steps to continue");
+    }
+  } else if (start_->elsewhere) {
+    throw InputError("train", concat("there is no checkpoint in ", start_->from.string()),
+                     "Name a checkpoint, or the folder that holds them.");
+  } else {
+    log::info("no checkpoint in ", start_->from.string(), ": starting at step 1");
+  }
+}
+
+// A full disk does not end the training: warns, continues, and fails at the end if the disk is still full.
+void TrainRun::save() {
+  if (last_saved_ == engine_->global_steps() || is_silent()) {
+    return;
+  }
+  writer_.status("saving checkpoint");
+  try {
+    writer_.write([&] {
+      engine_->save_checkpoint(command_.out / "checkpoints", "", {{kJob, job_}}, run_.training.keep_checkpoints);
+      last_saved_ = engine_->global_steps();
+      failed_save_.reset();
+    });
+    writer_.with_log([&](RunLog& log) { log.running(last_saved_); });
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    failed_save_ = error.what();
+    if (world_.rank() == 0) {
+      const bool goes_on = engine_->global_steps() < run_.training.steps && !engine_->stop_agreed();
+      log::error("checkpoint at step ", engine_->global_steps(), " failed", goes_on ? ", training goes on: " : ": ",
+                 error.what());
+    }
+  }
+  traffic_.skip_files(*engine_);
+  writer_.status("");
+}
+
+void TrainRun::measure_memory() {
+  constexpr int64_t kUnknown = -1;
+  const auto device = engine_->device_memory();
+  at::Tensor peak = torch::tensor({engine::peak_memory_bytes(), device ? device->peak : kUnknown}, torch::kInt64);
+  world_.group().all_reduce(peak, comm::ReduceOp::max, "peak memory").wait();
+  peak_rss_ = peak[0].item<int64_t>();
+  device_peak_ = peak[1].item<int64_t>() == kUnknown ? std::nullopt : std::optional(peak[1].item<int64_t>());
+}
+
+monitor::StepMetrics TrainRun::metrics() {
+  const double seconds = engine_->times().total;
+  const auto samples = static_cast<double>(engine_->train_batch_size());
+  monitor::StepMetrics m;
+  m.step = engine_->global_steps();
+  m.loss = engine_->loss() / task_.loss_divisor;
+  m.lr = engine_->get_lr();
+  m.grad_norm = engine_->get_global_grad_norm();
+  m.loss_scale = engine_->loss_scale();
+  m.step_ms = seconds * 1e3;
+  m.comm_wait_ms = engine_->times().exposed_communication * 1e3;
+  if (task_.tokens_per_sample > 0) {
+    m.tokens_per_s = samples * static_cast<double>(task_.tokens_per_sample) / seconds;
+  } else {
+    m.samples_per_s = samples / seconds;
+  }
+  m.peak_rss_bytes = peak_rss_;
+  m.device_peak_bytes = device_peak_;
+  if (!engine_->device().is_cpu()) {
+    m.host_syncs = engine_->host_syncs();
+  }
+  if (engine_->activations() != nullptr) {
+    m.activation_bytes = engine_->activations()->peak_bytes();
+  }
+  traffic_.measure(*engine_, m);
+  return m;
+}
+
+void TrainRun::evaluate(monitor::StepMetrics& metrics) {
+  if (!validation_ || is_silent()) {
+    return;
+  }
+  writer_.status("evaluating");
+  const Evaluated evaluated =
+      train::evaluate(*engine_, task_, *validation_, run_.training.eval_batches, world_.group());
+  metrics.val_loss = evaluated.loss;
+  metrics.val_accuracy = evaluated.accuracy;
+  if (world_.rank() == 0 && !std::isfinite(*metrics.val_loss)) {
+    log::warning("the validation loss at step ", engine_->global_steps(),
+                 " is not finite: lower the learning rate, or go back to an earlier checkpoint");
+  }
+  traffic_.skip(*engine_);
+  writer_.status("");
+}
+
+std::string TrainRun::write_sample() {
+  const bool has_all = task_.language && !shards_parameters() && run_.parallel.tensor <= 1 &&
+                       run_.parallel.context <= 1; // otherwise the last checkpoint has them
+  if (!run_.training.sample || !task_.language_options || !datasets_.tokenizer || (!has_all && failed_save_)) {
+    return "";
+  }
+  return sample_of(run_, task_, *datasets_.tokenizer,
+                   has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
+}
+
+// Retries a failed save.
+std::string TrainRun::next_run() const {
+  return last_saved_ < 0 ? "Fix that and run again."
+                         : concat("Fix that and continue from step ", last_saved_, " with --resume.");
+}
+
+// The ranks were asked to stop and agree on the step. Saves the checkpoint; other work due at this step waits for the
+// next run.
+int TrainRun::leave() {
+  save(); // first, because there is little time
+  if (monitor::tracer().on()) {
+    join_traces(world_, command_.out);
+  }
+  const int64_t step = engine_->global_steps();
+  writer_.with_log([&](RunLog& log) { log.interrupted(concat("preempted at step ", step)); });
+  if (failed_save_) {
+    throw Error("train",
+                concat("stopped by ", engine::Preemption::reason(), " at step ", step,
+                       ", which could not be saved: ", *failed_save_),
+                next_run());
+  }
+  log::info("stopped by ", engine::Preemption::reason(), " at step ", step, "; continue with --resume");
+  return static_cast<int>(command_.stopped_status);
+}
+
+// Workers that do not wait for each other may become first because the previous one has finished.
+bool TrainRun::is_done_by_others() const {
+  if (!worker_ || comes_and_goes() || worker_->worker == 0 || !engine_->workers()->is_first()) {
+    return false;
+  }
+  const auto saved = saved_by(job_, command_.out / "checkpoints", world_.group());
+  return saved && checkpoint::Checkpoint::open(*saved, "", world_.group()).step() >= run_.training.steps;
+}
+
+// Another worker may have become first: at an averaging step of replicas, or because a worker with a lower number has
+// left or joined.
+void TrainRun::share_duties(bool at_the_end) {
+  // Servers name the first worker in every step; replicas agree on theirs at averaging steps, the last of which
+  // decides.
+  writer_.note_first(!worker_ || engine_->workers()->is_first(), at_the_end || !comes_and_goes());
+  if (!worker_ || is_first() == writer_.writes()) {
+    return;
+  }
+  if (!writer_.writes() && (others_are_done_ = is_done_by_others())) {
+    return;
+  }
+  // A worker with a lower number has joined again, or this one was so late that the others continued without it.
+  if (writer_.writes()) {
+    writer_.stop();
+    return;
+  }
+  log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ",
+            engine_->global_steps(), " on");
+  writer_.begin(run_, *engine_, datasets_, engine_->global_steps() - 1);
+}
+
+int TrainRun::train() {
+  const int64_t steps = run_.training.steps;
+  measure_memory();
+  traffic_.skip(*engine_);
+  if (command_.trace_steps > 0 && !is_silent()) {
+    monitor::tracer().start(world_.rank());
+  }
+  for (const int64_t first = engine_->global_steps(); engine_->global_steps() < steps;) {
+    const int64_t before = engine_->global_steps();
+    engine_->train_batch();
+    share_duties();
+    const int64_t step = engine_->global_steps();
+    monitor::StepMetrics m = metrics();
+    if (engine_->stop_agreed() && step < steps) {
+      writer_.with_log([&](RunLog& log) { log.step(m); });
+      return leave();
+    }
+    if (due(before, step, run_.training.eval_every) || step >= steps) {
+      evaluate(m);
+      measure_memory();
+      m.peak_rss_bytes = peak_rss_;
+      m.device_peak_bytes = device_peak_;
+    }
+    writer_.with_log([&](RunLog& log) { log.step(m); });
+    if (due(before, step, run_.training.checkpoint_every) && step < steps) { // the last one follows the loop
+      save();
+    }
+    if (monitor::tracer().on() && step >= first + command_.trace_steps && step < steps) {
+      writer_.token()->check();
+      join_traces(world_, command_.out);
+    }
+  }
+  share_duties(true);
+  while (true) {
+    if (!is_silent()) {
+      save(); // before anything can fail
+      if (monitor::tracer().on()) {
+        writer_.token()->check();
+        join_traces(world_, command_.out);
+      }
+      writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
+      if (failed_save_) {
+        throw NotSavedError(*failed_save_, next_run(), worker_.has_value());
+      }
+    }
+    if (!worker_ || engine_->workers()->finish(!writer_.handed_over())) { // all is saved: joining replicas may end
+      return 0;
+    }
+    share_duties(true); // the writer was lost since the last averaging step; this one has the same model
+    monitor::StepMetrics m = metrics();
+    evaluate(m);
+    writer_.with_log([&](RunLog& log) { log.step(m); });
+  }
+}
+
+} // namespace
+
+int train(const TrainCommand& command) {
+  if (is_server()) {
+    return serve_parameters(command);
+  }
+  if (is_evaluator()) {
+    return evaluate_checkpoints(command);
+  }
+  const engine::Preemption preemption; // early: a signal while ranks connect is handled after the first step
+  comm::World world = comm::World::connect();
+  return train(command, world);
+}
+
+int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
+  fault::set_step(0); // exchanges before the first step do not belong to it
+  return TrainRun(command, world, device).train();
+}
+
+} // namespace trireme::train
