@@ -38,6 +38,7 @@ struct Parser {
   DoctorCommand doctor;
   ScheduleCommand schedule;
   StoreCommand store;
+  ExportCommand exported;
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
@@ -54,6 +55,7 @@ struct Parser {
     train::add_plan(app, plan, [this] { result = plan; });
     add_launch();
     add_generate();
+    add_export();
     add_schedule();
     add_store();
     add_rest();
@@ -87,7 +89,7 @@ struct Parser {
   }
 
   void add_generate() {
-    CLI::App* c = add(app, result, generate, "generate", "Generate text with a trained GPT",
+    CLI::App* c = add(app, result, generate, "generate", "Generate text with a trained language model",
                       "trireme generate runs/austen --prompt \"It is a truth\" --tokens 300");
     c->add_option("checkpoint", generate.checkpoint, "A run folder, a checkpoint folder or one checkpoint")->required();
     c->add_option("--prompt", generate.prompt, "The beginning of the text")->type_name("TEXT");
@@ -100,6 +102,17 @@ struct Parser {
         ->capture_default_str();
     c->add_option("--seed", generate.seed, "Seed of the choice")->capture_default_str();
     c->add_flag("--json", generate.json, "One JSON object instead of text");
+  }
+
+  void add_export() {
+    CLI::App* c = add(app, result, exported, "export", "Write a trained language model as a Hugging Face folder",
+                      "trireme export runs/austen austen-hf --dtype bf16");
+    c->add_option("from", exported.from, "A run folder, a checkpoint folder or one checkpoint")->required();
+    c->add_option("folder", exported.folder, "The folder to write: new, empty, or an earlier export")->required();
+    c->add_option("--dtype", exported.dtype,
+                  "Type of the weights: fp32, bf16 or fp16 (default: that of the folder the run began with, else fp32)")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+    c->add_flag("--json", exported.json, "One JSON object instead of text");
   }
 
   void add_store() {

@@ -37,6 +37,13 @@ struct GenerateCommand {
   bool json = false;
 };
 
+struct ExportCommand {
+  std::filesystem::path from;
+  std::filesystem::path folder;
+  std::string dtype; ///< "fp32", "bf16" or "fp16"; empty: that of the folder the run began with
+  bool json = false;
+};
+
 struct InspectCommand {
   std::filesystem::path path;
   bool json = false;
@@ -97,9 +104,9 @@ struct BenchCommCommand {
   bool json = false;
 };
 
-using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand,
-                             DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
-                             ScheduleCommand, PlanCommand, StoreCommand>;
+using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
+                             InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
+                             BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -7,6 +7,7 @@
 #include "collective_check.h"
 #include "commands.h"
 #include "doctor.h"
+#include "export_folder.h"
 #include "generate_text.h"
 #include "measure_machine.h"
 
@@ -70,6 +71,9 @@ struct Run {
   }
   int operator()(const GenerateCommand& command) const {
     return generate_text(command);
+  }
+  int operator()(const ExportCommand& command) const {
+    return export_folder(command);
   }
   int operator()(const InspectCommand& command) const {
     return inspect(command);

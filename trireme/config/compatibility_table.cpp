@@ -219,6 +219,9 @@ constexpr Feature kLayerKeys{"seed_layers or activation_checkpoint_interval", "e
 constexpr Feature kSample{"training.sample", "training.sample",
                           [](const Setting& s) { return s.run != nullptr && s.run->training.sample; },
                           [](const Setting&) -> std::string { return "a sample"; }};
+constexpr Feature kExport{"training.export", "training.export",
+                          [](const Setting& s) { return s.run != nullptr && !s.run->training.export_to.empty(); },
+                          [](const Setting&) -> std::string { return "an export"; }};
 constexpr Feature kNoTokenizer{"no data.tokenizer", "data",
                                [](const Setting& s) { return is_data(s, false) && s.run->data.tokenizer.empty(); },
                                [](const Setting&) -> std::string { return "no tokenizer"; }};
@@ -263,6 +266,7 @@ const std::vector<Incompatible>& incompatible_features() {
        "it is a model in one piece, without layers to seed or recompute one by one",
        "Leave seed_layers and activation_checkpoint_interval out, or use a gpt."},
       {{kSample}, {kCnn}, "it writes no text", "Leave the sample out."},
+      {{kExport}, {kCnn}, "transformers has no such model", "Leave the export out."},
       {{kSample}, {kNoTokenizer}, "the model's tokens cannot become text", "Write \"tokenizer\" in \"data\"."},
       {{kEvaluation},
        {kNoValidation},

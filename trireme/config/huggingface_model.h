@@ -34,9 +34,9 @@ models::RopeScaling read_rope_scaling(const JsonNode& object);
 /// The same as config.json has it; null for none.
 nlohmann::ordered_json write_rope_scaling(const models::RopeScaling& scaling);
 
-/// Writes a model as config.json: that of the folder it came from (`base`, or an empty object) with this model's values.
-/// The llama's architecture is the first of llama, mistral, qwen2 and qwen3 that computes it. Errors: InputError if none
-/// does, naming the keys.
+/// Writes a model as config.json: that of the folder it came from (`base`, or an empty object) with this model's
+/// values. The llama's architecture is the first of llama, mistral, qwen2 and qwen3 that computes it. Errors:
+/// InputError if none does, naming the keys.
 nlohmann::ordered_json write_huggingface_model(const models::LanguageOptions& options,
                                                const nlohmann::ordered_json& base);
 

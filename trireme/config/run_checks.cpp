@@ -328,7 +328,8 @@ ordered_json write_training(const TrainingConfig& training) {
                       {"eval_every", training.eval_every},
                       {"eval_batches", training.eval_batches},
                       {"checkpoint_every", training.checkpoint_every},
-                      {"keep_checkpoints", training.keep_checkpoints}};
+                      {"keep_checkpoints", training.keep_checkpoints},
+                      {"export", path_or_null(training.export_to)}};
   if (const auto& sample = training.sample) {
     out["sample"] = {{"prompt", sample->prompt},
                      {"tokens", sample->tokens},

@@ -292,6 +292,9 @@ TrainingConfig read_training(const Values& values) {
   out.eval_batches = values.get("eval_batches", out.eval_batches);
   out.checkpoint_every = values.get("checkpoint_every", out.checkpoint_every);
   out.keep_checkpoints = values.get("keep_checkpoints", out.keep_checkpoints);
+  if (const JsonNode* folder = values.find("export")) { // relative to the working directory, as --out
+    out.export_to = fs::absolute(folder->as_string()).lexically_normal();
+  }
   if (const Values sample = values.section("sample"); sample.present()) {
     out.sample.emplace();
     out.sample->prompt = sample.get("prompt", out.sample->prompt);

@@ -99,6 +99,8 @@ struct TrainingConfig {
   /// How many checkpoints are kept; 0: all.
   int64_t keep_checkpoints = 3;
   std::optional<SampleConfig> sample;
+  /// Hugging Face folder written at the end; empty: none.
+  std::filesystem::path export_to;
 };
 
 /// A run file: what `trireme train RUN.json` does.

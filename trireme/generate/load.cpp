@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/json.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/generate/model_files.h>
 
 #include <torch/utils.h>
 
@@ -19,7 +20,7 @@ Trained load(const std::filesystem::path& path) {
                      "A \"gpt\" or \"llama\" does.");
   }
   if (!trained.run.data.tokenizer.empty()) {
-    trained.tokenizer = data::make_tokenizer(trained.run.data.tokenizer);
+    trained.tokenizer = data::make_tokenizer(kept_tokenizer(trained.run, saved.folder()).string());
   }
   if (model.shape().vocab_size == 0 && trained.tokenizer) { // the tokenizer's size
     model.set_vocab_size(trained.tokenizer->vocab_size());

@@ -4,6 +4,7 @@
 #include <trireme/base/file.h>
 #include <trireme/base/log.h>
 #include <trireme/base/units.h>
+#include <trireme/generate/model_files.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/report.h>
 #include <trireme/monitor/report_cards.h>
@@ -103,6 +104,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     remove_unfinished(folder / file, served || elastic ? kLongestWrite : std::chrono::seconds(0));
   }
   write_file_atomically(folder / "run.json", run.resolved.dump(2) + "\n");
+  generate::keep_model_files(run, folder);
   const comm::Group& group = engine.group();
   if (engine.pipe_group().size() > 1) {
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",

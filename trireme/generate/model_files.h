@@ -5,7 +5,9 @@
 #include <filesystem>
 
 // A run keeps what a Hugging Face folder has beside its weights in RUN/model: tokenizer, chat template, config.json.
-namespace trireme::tools {
+namespace trireme::generate {
+
+inline constexpr const char* kKept = "model";
 
 /// Copies them from the model's folder and the tokenizer's into `run_folder`/model, if there are any. Errors: Error for
 /// a file that cannot be written.
@@ -17,4 +19,4 @@ void copy_kept_files(const std::filesystem::path& checkpoint, const std::filesys
 /// The tokenizer's path in `run`, or the run's own copy where there is no such file any more.
 std::filesystem::path kept_tokenizer(const config::RunConfig& run, const std::filesystem::path& checkpoint);
 
-} // namespace trireme::tools
+} // namespace trireme::generate
