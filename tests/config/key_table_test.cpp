@@ -61,6 +61,14 @@ json base_for(const Section& section, std::string_view key = "") {
                                {"mode", key == "staleness"   ? "stale"
                                         : key == "timeout_s" ? "hybrid"
                                                              : "sync"}};
+  } else if (section.path.starts_with("model") && (type == "llama" || section.path == "model.rope_scaling")) {
+    run["model"] = {{"type", "llama"}, {"heads", 8}, {"kv_heads", 4}};
+    if (section.path == "model.rope_scaling" && key != "type") {
+      run["model"]["rope_scaling"] = {
+          {"rope_type", key == "low_freq_factor" || key == "high_freq_factor" ? "llama3" : "yarn"}, {"factor", 2}};
+    } else if (section.path == "model.rope_scaling") {
+      run["model"]["rope_scaling"] = {{"type", "yarn"}, {"factor", 2}};
+    }
   } else if (key == "step_in_backward") { // not with clipping, which is the default
     run["engine"]["gradient_clipping"] = 0;
   } else if (section.path == "engine.gradient_compression") {
@@ -203,7 +211,8 @@ int for_each_key(Visit visit) {
     for (const Key& key : section.keys) {
       // An own "type" selects the section; data.sequence_length may have one value only; images and
       // labels for the validation come together (run_file_test.cpp has these).
-      const bool selects = key.name == "type" && !section.when.empty();
+      // A folder is read at once (huggingface_model_test.cpp).
+      const bool selects = (key.name == "type" && !section.when.empty()) || key.name == "from";
       const bool fixed = section.path == "data" && (key.name == "sequence_length" ||
                                                     (section.when == "images" && key.name.starts_with("validation")));
       if (!key.type.empty() && !selects && !fixed && !is_object_with_section(section, key)) {

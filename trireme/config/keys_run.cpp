@@ -60,7 +60,7 @@ Section model_rope_scaling() {
   return {"model.rope_scaling", "", "Stretches rotary positions beyond the context of the original training. Names and formulas are those of config.json.", false, {
     {"rope_type", H, "word default|dynamic|linear|llama3|yarn", "\"default\"", "linear: positions divided by factor. dynamic: NTK-aware, for sequences beyond max_positions. llama3: as Llama 3.1. yarn: Peng et al. 2023, arXiv:2309.00071."},
     {"type", H, "word default|dynamic|linear|llama3|yarn", "null", "The older name of rope_type."},
-    {"factor", H, "real >= 1", "null", "How many times as many positions; needed by every type but default."},
+    {"factor", H, "real >= 1", "", "How many times as many positions; needed by every type but default."},
     {"original_max_position_embeddings", H, "int >= 1", "null", "Positions of the original training; without it max_positions."},
     {"low_freq_factor", H, "real > 0", "1", "llama3: longer wavelengths are stretched by factor."},
     {"high_freq_factor", H, "real > 0", "4", "llama3: shorter wavelengths stay."},

@@ -111,7 +111,13 @@ std::optional<HuggingFaceModel> read_from(JsonNode& root, const Paths& paths) {
   if (from == nullptr || from->is_null()) {
     return std::nullopt;
   }
-  const fs::path folder = paths.find(*from, from->as_string());
+  fs::path folder = paths.find(*from, from->as_string());
+  folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
+  std::error_code ignored;
+  if (!fs::exists(folder / "config.json", ignored)) {
+    from->fail(concat("there is no ", (folder / "config.json").string(), ", which a Hugging Face folder has"),
+               "Name the folder that holds config.json, the weights and tokenizer.json.");
+  }
   HuggingFaceModel out = read_huggingface_model(folder);
   const std::string type = out.family == models::TransformerShape::Family::llama ? "llama" : "gpt";
   if (const JsonNode* said = model->find("type"); said != nullptr && said->as_string() != type) {
@@ -122,7 +128,6 @@ std::optional<HuggingFaceModel> read_from(JsonNode& root, const Paths& paths) {
   root.set("model.type", type);
   JsonNode* data = root.at("data");
   const fs::path tokenizer = folder / "tokenizer.json";
-  std::error_code ignored;
   if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
       data->find("type") != nullptr &&
       (has_text(*data->find("type"), "text") || has_text(*data->find("type"), "tokens"))) {
@@ -293,6 +298,9 @@ TrainingConfig read_training(const Values& values) {
   out.checkpoint_every = values.get("checkpoint_every", out.checkpoint_every);
   out.keep_checkpoints = values.get("keep_checkpoints", out.keep_checkpoints);
   if (const JsonNode* folder = values.find("export")) { // relative to the working directory, as --out
+    if (folder->as_string().empty()) {
+      folder->fail("the path is empty");
+    }
     out.export_to = fs::absolute(folder->as_string()).lexically_normal();
   }
   if (const Values sample = values.section("sample"); sample.present()) {

@@ -1,4 +1,3 @@
-#include <trireme/generate/export_model.h>
 #include <trireme/train/train_run.h>
 
 #include <trireme/train/disk_report.h>
@@ -31,6 +30,7 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
+#include <trireme/generate/export_model.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/shards/zero/init.h>
 
