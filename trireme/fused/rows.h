@@ -47,6 +47,9 @@ void refuse_create_graph(const char* operation,
 /// Throws unless the parameter's shape is [columns].
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);
 
+/// Throws unless x and the residual have one shape.
+void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual);
+
 /// Calls f(begin, end) for ranges of rows on all threads.
 template <class F>
 void parallel_rows(int64_t rows, int64_t columns, const F& f) {

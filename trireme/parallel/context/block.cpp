@@ -31,7 +31,7 @@ enum class Form {
 };
 
 Form form_of(const Block& block) {
-  if (block.dropout > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
+  if (block.dropout > 0 || block.window > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
     return Form::plain;
   }
   if (!block.key_padding.defined() && fused::usable(fused::AttentionBlock{block.q, block.k, block.v, block.causal})) {
@@ -135,7 +135,11 @@ class Plain {
       piece.scores = at::matmul(piece.q, piece.k.transpose(2, 3)).mul_(scale_);
       if (block_.causal) {
         const at::TensorOptions places = block_.q.options().dtype(at::kLong);
-        piece.scores.masked_fill_(at::arange(piece.seen, places) > at::arange(begin, end, places).unsqueeze(1), kNever);
+        const at::Tensor keys = at::arange(piece.seen, places), queries = at::arange(begin, end, places).unsqueeze(1);
+        piece.scores.masked_fill_(keys > queries, kNever);
+        if (block_.window > 0) {
+          piece.scores.masked_fill_(keys <= queries - block_.window, kNever);
+        }
       }
       if (block_.key_padding.defined()) {
         piece.scores.masked_fill_(block_.key_padding.logical_not().view({block_.k.size(0), 1, 1, -1}), kNever);
