@@ -71,11 +71,13 @@ at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
 /// not fit. Source: Dao 2023, arXiv:2307.08691.
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout = 0);
 
-/// A block of queries against a block of keys (ring attention): q [B, A, t, D], k and v [B, A, s, D]. Only the last
-/// stride must be 1. causal: query i sees keys 0 to i, t == s.
+/// A block of queries against a block of keys (ring attention, grouped queries): q [B, A, t, D], k and v [B, K, s, D],
+/// where K divides A. Only the last stride must be 1. causal: query i sees keys 0 to i, t == s; with a window, the last
+/// `window` of them.
 struct AttentionBlock {
   at::Tensor q, k, v;
   bool causal = false;
+  int64_t window = 0;
 };
 /// True if the two functions below support the block. They have no ATen fallback, and no gradient.
 bool usable(const AttentionBlock& block);

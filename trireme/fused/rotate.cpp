@@ -10,10 +10,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
-  return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
-}
-
 kernels::RotaryArgs args_of(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, const at::Tensor& sin,
                             double sign) {
   kernels::RotaryArgs args;

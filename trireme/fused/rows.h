@@ -28,6 +28,10 @@ inline kernels::Element element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32;
 }
 
+inline kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
+  return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
+}
+
 /// Converts a weight or bias for the kernels; undefined stays undefined.
 at::Tensor as_floats(const at::Tensor& parameter);
 const float* floats_or_null(const at::Tensor& parameter);

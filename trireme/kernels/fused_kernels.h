@@ -144,11 +144,13 @@ struct RotaryArgs {
 /// head_size].
 ///
 /// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above
-/// the diagonal are skipped (then keys == queries). Backward recomputes the probabilities from lse. For attention to
-/// these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
-/// these keys' part of the gradients. A task is one head of one sample, batch-major. All in fp32. Cost per task: about
-/// 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that backward. Source: Dao 2023,
-/// "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
+/// the diagonal are skipped (then keys == queries); with a `window` it sees keys i - window + 1 to i, and panels of
+/// keys that none of its neighbours sees are skipped too. Backward recomputes the probabilities from lse. For attention
+/// to these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
+/// these keys' part of the gradients. A task is one head of one sample, batch-major: of the queries forward, of keys
+/// and values (with all heads of queries that use it) backward. All in fp32. Cost per task: about 2 queries keys
+/// head_size multiply-adds forward (causal half of it), 2.5 times that backward. Source: Dao 2023, "FlashAttention-2",
+/// arXiv:2307.08691 (recomputation from lse).
 struct AttentionArgs {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   HeadStrides q_at, k_at, v_at;
@@ -167,8 +169,10 @@ struct AttentionArgs {
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t heads = 0;
+  int64_t kv_heads = 0; ///< of k and v, divides heads; 0: heads. Without bias if they differ.
   int64_t head_size = 0;
   bool causal = true;
+  int64_t window = 0;             ///< 0: none; only if causal
   Element element = Element::f32; ///< of q, k, v and dout
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
