@@ -1,89 +1,14 @@
-#include <trireme/kernels/fused_kernels.h>
+#include "fused_arrays.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <random>
 #include <tuple>
 #include <vector>
 
 namespace trireme::kernels {
 namespace {
-
-using Bytes = std::vector<unsigned char>;
-
-uint16_t to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-float from_bf16(uint16_t x) {
-  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
-}
-
-/// An array of fp32 or bf16 that starts off any alignment.
-class Array {
- public:
-  Array(Element element, int64_t n) : element_(element), bytes_(static_cast<size_t>(n) * width() + 4) {}
-  Array(Element element, const std::vector<float>& values) : Array(element, static_cast<int64_t>(values.size())) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      const uint16_t half = to_bf16(values[i]);
-      std::memcpy(data() + i * width(), element_ == Element::bf16 ? static_cast<const void*>(&half) : &values[i],
-                  width());
-    }
-  }
-  unsigned char* data() {
-    return bytes_.data() + 4;
-  }
-  float at(size_t i) {
-    uint16_t half = 0;
-    float x = 0;
-    if (element_ == Element::bf16) {
-      std::memcpy(&half, data() + i * 2, 2);
-      return from_bf16(half);
-    }
-    std::memcpy(&x, data() + i * 4, 4);
-    return x;
-  }
-  const Bytes& bytes() const {
-    return bytes_;
-  }
-
- private:
-  size_t width() const {
-    return element_ == Element::bf16 ? 2 : 4;
-  }
-  Element element_;
-  Bytes bytes_;
-};
-
-std::vector<float> random_values(int64_t n, unsigned seed, float spread = 2) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& value : values) {
-    value = normal(random);
-  }
-  return values;
-}
-
-void append(Bytes& to, const Bytes& more) {
-  to.insert(to.end(), more.begin(), more.end());
-}
-
-void append(Bytes& to, const std::vector<float>& more) {
-  const auto* first = reinterpret_cast<const unsigned char*>(more.data());
-  to.insert(to.end(), first, first + more.size() * sizeof(float));
-}
-
-struct Shape {
-  Element element;
-  int64_t rows, columns;
-};
 
 Bytes run_gelu(const FusedKernelSet& set, const Shape& s, Gelu form) {
   Array x(s.element, random_values(s.rows * s.columns, 1, 4)), dy(s.element, random_values(s.rows * s.columns, 2)),
@@ -172,88 +97,6 @@ Bytes run_cross_entropy(const FusedKernelSet& set, const Shape& s) {
   return all;
 }
 
-Bytes run_rms_norm(const FusedKernelSet& set, const Shape& s) {
-  const int64_t n = s.rows * s.columns;
-  Array x(s.element, random_values(n, 1)), residual(s.element, random_values(n, 2)), h(s.element, n), y(s.element, n),
-      dy(s.element, random_values(n, 3)), dh_in(s.element, random_values(n, 4)), dh(s.element, n);
-  const std::vector<float> weight = random_values(s.columns, 6);
-  std::vector<float> rstd(static_cast<size_t>(s.rows)), dweight(static_cast<size_t>(s.columns));
-  RmsNormArgs args;
-  args.x = x.data();
-  args.residual = residual.data();
-  args.h = h.data();
-  args.y = y.data();
-  args.weight = weight.data();
-  args.rstd = rstd.data();
-  args.dy = dy.data();
-  args.dh_in = dh_in.data();
-  args.dh = dh.data();
-  args.dweight = dweight.data();
-  args.columns = s.columns;
-  args.element = s.element;
-  set.rms_norm(args, 0, s.rows);
-  set.rms_norm_backward(args, 0, s.rows);
-  Bytes all = h.bytes();
-  append(all, y.bytes());
-  append(all, dh.bytes());
-  append(all, rstd);
-  append(all, dweight);
-  return all;
-}
-
-Bytes run_gated_silu(const FusedKernelSet& set, const Shape& s) {
-  const int64_t n = s.rows * s.columns;
-  Array gate(s.element, random_values(n, 1, 30)), up(s.element, random_values(n, 2)), y(s.element, n),
-      dy(s.element, random_values(n, 3)), dgate(s.element, n), dup(s.element, n);
-  const GatedSiluArgs args{.gate = gate.data(),
-                           .up = up.data(),
-                           .y = y.data(),
-                           .dy = dy.data(),
-                           .dgate = dgate.data(),
-                           .dup = dup.data(),
-                           .element = s.element};
-  set.gated_silu(args, 0, n);
-  set.gated_silu_backward(args, 0, n);
-  Bytes all = y.bytes();
-  append(all, dgate.bytes());
-  append(all, dup.bytes());
-  return all;
-}
-
-/// Two samples, three heads; columns is half the size of a head.
-Bytes run_rotary(const FusedKernelSet& set, const Shape& s) {
-  constexpr int64_t kBatch = 2, kHeads = 3;
-  const int64_t size = 2 * s.columns, n = kBatch * s.rows * kHeads * size;
-  Array x(s.element, random_values(n, 1)), y(s.element, n);
-  const std::vector<float> cos = random_values(s.rows * s.columns, 2), sin = random_values(s.rows * s.columns, 3);
-  RotaryArgs args;
-  args.x = x.data();
-  args.y = y.data();
-  args.x_at = {s.rows * kHeads * size, size, kHeads * size};
-  args.y_at = {s.rows * kHeads * size, s.rows * size, size}; // heads outside
-  args.cos = cos.data();
-  args.sin = sin.data();
-  args.sign = -1;
-  args.tokens = s.rows;
-  args.heads = kHeads;
-  args.head_size = size;
-  args.element = s.element;
-  set.rotary(args, 0, kBatch * s.rows);
-  return y.bytes();
-}
-
-/// What an earlier call left there must not matter.
-std::vector<float> workspace(const FusedKernelSet& set, const AttentionArgs& args, bool backward) {
-  return std::vector<float>(static_cast<size_t>(set.attention_workspace(args, backward)),
-                            std::numeric_limits<float>::quiet_NaN());
-}
-void run_forward(const FusedKernelSet& set, const AttentionArgs& args, int64_t tasks) {
-  set.attention(args, 0, tasks, workspace(set, args, false).data());
-}
-void run_backward(const FusedKernelSet& set, const AttentionArgs& args, int64_t tasks) {
-  set.attention_backward(args, 0, tasks, workspace(set, args, true).data());
-}
-
 Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, int64_t head_size) {
   constexpr int64_t kBatch = 2, kHeads = 2;
   const int64_t hidden = kHeads * head_size;
@@ -290,46 +133,6 @@ Bytes run_attention(const FusedKernelSet& set, Element element, int64_t length, 
   }
   append(all, lse);
   append(all, dbias);
-  return all;
-}
-
-/// Grouped queries with a window; results in fp32.
-Bytes run_grouped_attention(const FusedKernelSet& set, Element element, int64_t length, int64_t head_size,
-                            int64_t window) {
-  constexpr int64_t kBatch = 2, kHeads = 6, kKvHeads = 2;
-  const int64_t hidden = kHeads * head_size, kv_hidden = kKvHeads * head_size;
-  const int64_t n = kBatch * length * hidden, m = kBatch * length * kv_hidden, rows = kBatch * kHeads * length;
-  Array q(element, random_values(n, 1, 1)), k(element, random_values(m, 4, 1)), v(element, random_values(m, 5, 1)),
-      dout(element, random_values(n, 2));
-  std::vector<float> out(static_cast<size_t>(n)), dq(out), dk(static_cast<size_t>(m)), dv(dk),
-      lse(static_cast<size_t>(rows));
-  const std::vector<float> delta = random_values(rows, 6);
-  AttentionArgs args;
-  args.q = q.data();
-  args.k = k.data();
-  args.v = v.data();
-  args.out = out.data();
-  args.lse = lse.data();
-  args.dout = dout.data();
-  args.delta = delta.data();
-  args.dq = dq.data();
-  args.dk = dk.data();
-  args.dv = dv.data();
-  args.q_at = args.out_at = args.dout_at = args.dq_at = {length * hidden, head_size, hidden};
-  args.k_at = args.v_at = args.dk_at = args.dv_at = {length * kv_hidden, head_size, kv_hidden};
-  args.scale = 0.3f;
-  args.queries = args.keys = length;
-  args.heads = kHeads;
-  args.kv_heads = kKvHeads;
-  args.head_size = head_size;
-  args.window = window;
-  args.element = element;
-  run_forward(set, args, kBatch * kHeads);
-  run_backward(set, args, kBatch * kKvHeads);
-  Bytes all;
-  for (const std::vector<float>* result : {&out, &dq, &dk, &dv, &lse}) {
-    append(all, *result);
-  }
   return all;
 }
 
@@ -376,19 +179,6 @@ Bytes run_attention_block(const FusedKernelSet& set, Element element, int64_t qu
   return all;
 }
 
-class FusedKernelsTest : public testing::TestWithParam<Element> {
- protected:
-  template <class F>
-  void expect_same_bits(const F& run) {
-    const Bytes expected = run(fused_kernel_set(Simd::scalar));
-    for (Simd simd : {Simd::avx2, Simd::avx512}) {
-      if (supported(simd)) {
-        EXPECT_TRUE(run(fused_kernel_set(simd)) == expected) << name(simd);
-      }
-    }
-  }
-};
-
 INSTANTIATE_TEST_SUITE_P(Elements, FusedKernelsTest, testing::Values(Element::f32, Element::bf16),
                          [](const auto& info) { return info.param == Element::bf16 ? "bf16" : "f32"; });
 
@@ -401,9 +191,6 @@ TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameBits) {
     expect_same_bits([&](const FusedKernelSet& set) { return run_gelu(set, shape, Gelu::erf); });
     expect_same_bits([&](const FusedKernelSet& set) { return run_layer_norm(set, shape); });
     expect_same_bits([&](const FusedKernelSet& set) { return run_cross_entropy(set, shape); });
-    expect_same_bits([&](const FusedKernelSet& set) { return run_rms_norm(set, shape); });
-    expect_same_bits([&](const FusedKernelSet& set) { return run_gated_silu(set, shape); });
-    expect_same_bits([&](const FusedKernelSet& set) { return run_rotary(set, shape); });
   }
 }
 
@@ -424,20 +211,6 @@ TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameAttention) {
     SCOPED_TRACE(testing::Message() << queries << " x " << keys << " x " << size);
     expect_same_bits([&, queries = queries, keys = keys, size = size](const FusedKernelSet& set) {
       return run_attention_block(set, GetParam(), queries, keys, size);
-    });
-  }
-}
-
-TEST_P(FusedKernelsTest, EveryInstructionSetGivesTheSameGroupedAttention) {
-  for (const auto& [length, size, window] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 0},
-                                             {50, 5, 0},
-                                             {131, 16, 1},
-                                             {200, 33, 70},
-                                             {1200, 2, 0},
-                                             {2300, 2, 30}}) {
-    SCOPED_TRACE(testing::Message() << length << " x " << size << ", window " << window);
-    expect_same_bits([&, length = length, size = size, window = window](const FusedKernelSet& set) {
-      return run_grouped_attention(set, GetParam(), length, size, window);
     });
   }
 }
