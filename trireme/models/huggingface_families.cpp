@@ -16,7 +16,7 @@ const HuggingFaceFamily& gpt2_family() {
                                                  {".weight", {}, {hidden, hidden}}, // of blocks: multiples of it
                                                  {".bias", {}, {hidden}}},
                                         .layers = layers,
-                                        .constants = {".attn.bias", ".attn.masked_bias"},
+                                        .optional = {".attn.bias", ".attn.masked_bias"},
                                         .transposes_blocks = true};
   return family;
 }
@@ -53,7 +53,46 @@ const HuggingFaceFamily& llama_family() {
                                                  {"down_proj.bias", mlp_bias, {hidden}},
                                                  {"norm.weight", {}, {hidden}}},
                                         .layers = layers,
-                                        .constants = {".rotary_emb.inv_freq"}};
+                                        .optional = {".rotary_emb.inv_freq"}};
+  return family;
+}
+
+const HuggingFaceFamily& bert_family() {
+  constexpr ConfigKey layers{"num_hidden_layers", "layers"}, hidden{"hidden_size", "hidden"},
+      vocabulary{"vocab_size", "vocab_size"}, width{"intermediate_size", "intermediate"},
+      positions{"max_position_embeddings", "sequence_length"}, segments{"type_vocab_size", "segments"},
+      classes{"num_labels", "classes"}, architecture{"architectures", "head"};
+  static const HuggingFaceFamily family{
+      .where = "bert",
+      .prefix = "bert.",
+      .embedding = "bert.embeddings.word_embeddings.weight",
+      .head = "cls.predictions.decoder.weight",
+      .blocks = "encoder.layer.",
+      .rows = {{"word_embeddings.weight", {}, {vocabulary, hidden}},
+               {"position_embeddings.weight", {}, {positions, hidden}},
+               {"token_type_embeddings.weight", {}, {segments, hidden}},
+               {"intermediate.dense.weight", {}, {width, hidden}},
+               {"intermediate.dense.bias", {}, {width}},
+               {"attention.output.dense.weight", {}, {hidden, hidden}},
+               {"output.dense.weight", {}, {hidden, width}},
+               {"cls.predictions.bias", architecture, {vocabulary}},
+               {"pooler.dense.weight", architecture, {hidden, hidden}},
+               {"pooler.dense.bias", architecture, {hidden}},
+               {"transform.dense.weight", architecture, {hidden, hidden}},
+               {"transform.dense.bias", architecture, {hidden}},
+               {"transform.LayerNorm.weight", architecture, {hidden}},
+               {"transform.LayerNorm.bias", architecture, {hidden}},
+               {"classifier.weight", architecture, {classes, hidden}},
+               {"classifier.bias", architecture, {classes}},
+               {".weight", {}, {hidden, hidden}},
+               {".bias", {}, {hidden}}},
+      .layers = layers,
+      .optional = {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias", "cls.predictions.bias",
+                   "cls.predictions.decoder.bias", "transform.dense.weight", "transform.dense.bias",
+                   "transform.LayerNorm.weight", "transform.LayerNorm.bias", "transform.LayerNorm.gamma",
+                   "transform.LayerNorm.beta", "cls.seq_relationship.weight", "cls.seq_relationship.bias"},
+      .may_be_new = {"classifier."},
+      .old_endings = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
   return family;
 }
 

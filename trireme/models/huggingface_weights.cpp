@@ -23,14 +23,26 @@ bool is_transposed(const HuggingFaceFamily& family, const std::string& name, int
   return family.transposes_blocks && dims == 2 && name.find(concat('.', family.blocks)) != std::string::npos;
 }
 
-bool is_constant(const HuggingFaceFamily& family, std::string_view name) {
-  return std::any_of(family.constants.begin(), family.constants.end(),
+bool is_optional(const HuggingFaceFamily& family, std::string_view name) {
+  return std::any_of(family.optional.begin(), family.optional.end(),
                      [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-// Some files leave out the prefix.
+// Some files leave out the prefix, or have old endings.
 std::string name_in(const HuggingFaceFamily& family, const checkpoint::WeightFiles& files, const std::string& name) {
-  return !files.has(name) && name.starts_with(family.prefix) ? name.substr(family.prefix.size()) : name;
+  if (files.has(name)) {
+    return name;
+  }
+  const std::string plain = name.starts_with(family.prefix) ? name.substr(family.prefix.size()) : name;
+  for (const auto& [ending, old] : family.old_endings) {
+    for (const std::string& one : {name, plain}) {
+      if (const std::string other = concat(one.substr(0, one.size() - ending.size()), old);
+          one.ends_with(ending) && files.has(other)) {
+        return other;
+      }
+    }
+  }
+  return plain;
 }
 
 /// Number of the block that has this parameter.
@@ -120,7 +132,7 @@ void check_names(const HuggingFaceFamily& family, const std::set<std::string>& p
     blocks = std::max(blocks, block_of(family, parameter).value_or(-1) + 1);
   }
   for (const std::string& name : files.names()) {
-    if (places.count(name) == 0 && !is_constant(family, name) && name != family.head) {
+    if (places.count(name) == 0 && !is_optional(family, name) && name != family.head) {
       const bool is_known_block = block_of(family, name).value_or(blocks) < blocks;
       throw InputError(family.where, concat(path.string(), ": the model has no tensor \"", name, '"'),
                        concat("This follows from ", described(existence_key(family, name, is_known_block)), '.'));
@@ -129,6 +141,15 @@ void check_names(const HuggingFaceFamily& family, const std::set<std::string>& p
   if (parameters.count(std::string(family.head)) == 0) {
     check_tied_head(family, files, path);
   }
+}
+
+bool has_parameter(const HuggingFaceFamily& family, const std::string& name, const checkpoint::WeightFiles& files) {
+  return files.has(name_in(family, files, name));
+}
+
+bool may_be_new(const HuggingFaceFamily& family, const std::string& name) {
+  return std::any_of(family.may_be_new.begin(), family.may_be_new.end(),
+                     [&](std::string_view beginning) { return name.starts_with(beginning); });
 }
 
 void load_parameter(const HuggingFaceFamily& family, const std::string& name, const at::Tensor& parameter,

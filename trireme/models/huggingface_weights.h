@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 // Weights in Hugging Face's folders, for any family of models. Names of parameters are Hugging Face's already.
@@ -21,7 +22,7 @@ struct ConfigKey {
   const char* run_file = nullptr;
 };
 
-/// What the files of one family of models have of their own. families: huggingface_families.h.
+/// What the files of one family of models have of their own. Families: huggingface_families.h.
 struct HuggingFaceFamily {
   /// Where errors are: "gpt".
   const char* where;
@@ -41,8 +42,12 @@ struct HuggingFaceFamily {
   };
   std::vector<Row> rows;
   ConfigKey layers;
-  /// Tensors of files that are no parameters: constant masks.
-  std::vector<std::string_view> constants;
+  /// Endings of tensors of files that a model may do without: constant masks, and heads of other tasks.
+  std::vector<std::string_view> optional = {};
+  /// Beginnings of parameters that are random if the files lack them: the head of a new task.
+  std::vector<std::string_view> may_be_new = {};
+  /// Endings of names, and other endings that old files have for them.
+  std::vector<std::pair<std::string_view, std::string_view>> old_endings = {};
   /// Whether files have matrices of blocks as [in, out].
   bool transposes_blocks = false;
 };
@@ -52,6 +57,11 @@ struct HuggingFaceFamily {
 /// one read of head and embedding in that case.
 void check_names(const HuggingFaceFamily& family, const std::set<std::string>& parameters,
                  const checkpoint::WeightFiles& files, const std::filesystem::path& path);
+
+/// Whether the files have this parameter, under whatever name.
+bool has_parameter(const HuggingFaceFamily& family, const std::string& name, const checkpoint::WeightFiles& files);
+/// Whether a model may begin with random values of it.
+bool may_be_new(const HuggingFaceFamily& family, const std::string& name);
 
 /// Fills one full parameter from the files, in its own type. Errors: InputError when it is missing or has another
 /// shape, with the key of config.json that this follows from.

@@ -71,8 +71,8 @@ TORCH_MODULE(LlamaTrunk);
 /// files need no conversion. Initial values: llama_values(). Embedding, blocks and head are units of ZeRO stage 3
 /// (zero::Sharded). Tensor-parallel ranks split heads, MLPs and vocabulary; several may share a head of keys
 /// (tensor/attention.h). Context-parallel ranks split the tokens. Every rank gets the same batch and the same logits.
-/// loss() is the same on all tensor ranks; its mean over the context ranks is that of all tokens. Source: Touvron et al.
-/// 2023, arXiv:2307.09288.
+/// loss() is the same on all tensor ranks; its mean over the context ranks is that of all tokens. Source: Touvron et
+/// al. 2023, arXiv:2307.09288.
 class LlamaImpl : public torch::nn::Module {
  public:
   /// Errors: InputError for sizes that do not fit each other or the ranks, and for a window among ranks of ring

@@ -31,8 +31,12 @@ ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<Laye
   }
   const auto files = std::make_shared<const checkpoint::WeightFiles>(plain_weights(init_from));
   check_names(family, parameter_names(shapes), *files, init_from);
-  fill_ = [&family, files, init_from](const std::string& name, const at::Tensor& parameter) {
-    load_parameter(family, name, parameter, *files, init_from);
+  fill_ = [&family, files, init_from, random = std::move(fill_)](const std::string& name, const at::Tensor& parameter) {
+    if (may_be_new(family, name) && !has_parameter(family, name, *files)) {
+      random(name, parameter);
+    } else {
+      load_parameter(family, name, parameter, *files, init_from);
+    }
   };
 }
 
