@@ -93,7 +93,7 @@ inline SplitBuild split_gpt_build(const SplitChanges& changes) {
     };
     if (layout.pipe > 1) {
       std::vector<pipeline::Layer> layers;
-      const auto values = std::make_shared<const models::GptValues>(shape);
+      const auto values = std::make_shared<const models::ModelValues>(models::gpt_values(shape));
       for (pipeline::Layer layer : models::gpt_layers(shape, ranks)) {
         const std::string prefix = layer.name().value();
         layers.push_back(layer.initialise([=](torch::nn::Module& module) {

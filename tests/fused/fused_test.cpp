@@ -120,6 +120,63 @@ Case entropy_case(int64_t rows, int64_t classes, int64_t reduction, Logits after
           }};
 }
 
+at::Tensor reference_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + eps) * weight;
+}
+
+Case rms_case(int64_t rows, int64_t columns) {
+  return {"rms_norm", [](const Tensors& in) -> Tensors { return {rms_norm(in[0], in[1], 1e-5)}; },
+          [](const Tensors& in) -> Tensors { return {reference_rms_norm(in[0], in[1], 1e-5)}; },
+          [=](const at::TensorOptions& options) { return made({{2, rows, columns}, {columns}}, options); }};
+}
+
+Case add_rms_case(int64_t rows, int64_t columns) {
+  return {
+      "add_rms_norm",
+      [](const Tensors& in) -> Tensors {
+        const auto [h, y] = add_rms_norm(in[0], in[1], in[2], 1e-5);
+        return {h, y};
+      },
+      [](const Tensors& in) -> Tensors {
+        const at::Tensor h = in[0] + in[1];
+        return {h, reference_rms_norm(h, in[2], 1e-5)};
+      },
+      [=](const at::TensorOptions& options) { return made({{rows, columns}, {rows, columns}, {columns}}, options); }};
+}
+
+Case silu_case(int64_t rows, int64_t columns) {
+  return {"gated_silu", [](const Tensors& in) -> Tensors { return {gated_silu(in[0], in[1])}; },
+          [](const Tensors& in) -> Tensors { return {at::silu(in[0]) * in[1]}; },
+          [=](const at::TensorOptions& options) { return made({{rows, columns}, {rows, columns}}, options); }};
+}
+
+/// Angles of tokens, the same in every type.
+at::Tensor angles(int64_t tokens, int64_t half) {
+  return torch::arange(tokens, at::kFloat).unsqueeze(1) * torch::pow(50.0, -torch::arange(half, at::kFloat) / half);
+}
+
+at::Tensor reference_rotation(const at::Tensor& x) {
+  const at::Tensor angle = angles(x.size(2), x.size(3) / 2).to(at::kDouble);
+  const at::Tensor both = at::cat({angle, angle}, 1);
+  const auto halves = x.chunk(2, -1);
+  return x * both.cos() + at::cat({-halves[1], halves[0]}, -1) * both.sin();
+}
+
+Case rotary_case(int64_t batch, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size) {
+  return {"rotate",
+          [=](const Tensors& in) -> Tensors {
+            const at::Tensor angle = angles(tokens, size / 2);
+            const auto [q, k] = rotate(in[0].transpose(1, 2), in[1].transpose(1, 2), angle.cos(), angle.sin());
+            return {q, k};
+          },
+          [](const Tensors& in) -> Tensors {
+            return {reference_rotation(in[0].transpose(1, 2)), reference_rotation(in[1].transpose(1, 2))};
+          },
+          [=](const at::TensorOptions& options) {
+            return made({{batch, tokens, heads, size}, {batch, tokens, kv_heads, size}}, options);
+          }};
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {1, 40}, {33, 16}, {70, 77}}) {
@@ -130,6 +187,10 @@ std::vector<Case> cases() {
       all.push_back(add_norm_case(rows, columns));
     }
     all.push_back(add_case(rows, columns));
+    all.push_back(rms_case(rows, columns));
+    all.push_back(add_rms_case(rows, columns));
+    all.push_back(silu_case(rows, columns));
+    all.push_back(rotary_case(2, rows, 3, 1, 2 * columns));
   }
   for (Logits after : {Logits::keep, Logits::overwrite}) {
     all.push_back(entropy_case(1, 5, at::Reduction::Mean, after));
@@ -178,6 +239,7 @@ TEST(FusedTest, ThreadsDoNotChangeABit) {
   const int before = at::get_num_threads();
   for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const Case& c : {gelu_case(300, 70, Gelu::tanh), norm_case(150, 48), add_norm_case(301, 48), add_case(301, 48),
+                          rms_case(150, 48), add_rms_case(301, 48), silu_case(301, 70), rotary_case(3, 200, 3, 1, 16),
                           attention_case(3, 60, 3, 16), entropy_case(150, 300, at::Reduction::Mean, Logits::keep)}) {
       torch::manual_seed(7);
       const Tensors inputs = as_leaves(c.inputs(at::TensorOptions().dtype(type)), type);
@@ -195,7 +257,8 @@ TEST(FusedTest, ThreadsDoNotChangeABit) {
 
 TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
   for (const Case& c : {gelu_case(0, 16, Gelu::tanh), norm_case(0, 16), add_norm_case(0, 16), add_case(0, 16),
-                        attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
+                        rms_case(0, 16), add_rms_case(0, 16), silu_case(0, 16), rotary_case(0, 4, 2, 1, 8),
+                        rotary_case(2, 0, 2, 1, 8), attention_case(0, 8, 2, 4), attention_case(2, 0, 2, 4)}) {
     const Tensors got = results(c.ours, as_leaves(c.inputs(at::kFloat), at::kFloat));
     EXPECT_EQ(got.back().abs().sum().item<double>(), 0) << c.name << ": the gradient of a parameter";
   }
@@ -209,6 +272,41 @@ TEST(FusedTest, EmptyAndStridedInputsAndParametersOfAnotherType) {
   const auto [h, y] = add_layer_norm(x, strided, {}, bias, bias, 1e-5);
   EXPECT_EQ(h.scalar_type(), at::kFloat) << "a bf16 branch and an fp32 residual";
   EXPECT_EQ(y.scalar_type(), at::kFloat);
+}
+
+// The same functions where there are no passes: double precision, and types that have none.
+TEST(FusedTest, AtensOperationsOfLlamaMeanTheSame) {
+  for (const Case& c : {rms_case(7, 20), add_rms_case(7, 20), silu_case(7, 20), rotary_case(2, 7, 4, 2, 10)}) {
+    torch::manual_seed(7);
+    const Tensors inputs = c.inputs(at::kDouble);
+    const Tensors got = results(c.ours, as_leaves(inputs, at::kDouble));
+    const Tensors expected = results(c.reference, as_leaves(inputs, at::kDouble));
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_LE((got[i] - expected[i]).abs().max().item<double>(), 1e-6) << c.name << " result " << i;
+    }
+  }
+}
+
+// The weight multiplies what is rounded already, and keeps the result's type.
+TEST(FusedTest, RmsNormRoundsAsTransformersDoes) {
+  torch::manual_seed(2);
+  const at::Tensor x = torch::randn({30, 77}).to(at::kBFloat16), weight = torch::randn({77}).to(at::kBFloat16);
+  const at::Tensor floats = x.to(at::kFloat);
+  const at::Tensor normal = (floats * at::rsqrt(floats.square().mean(-1, /*keepdim=*/true) + 1e-5)).to(at::kBFloat16);
+  const at::Tensor y = rms_norm(x, weight, 1e-5);
+  EXPECT_LT(y.ne(weight * normal).sum().item<int64_t>(), 5) << "but for the order of a sum";
+  EXPECT_EQ(rms_norm(x, weight.to(at::kFloat), 1e-5).scalar_type(), at::kBFloat16);
+}
+
+TEST(FusedTest, ARotationCanBeDifferentiatedTwice) {
+  torch::manual_seed(2);
+  const at::Tensor x = torch::randn({1, 2, 3, 8}).requires_grad_();
+  const at::Tensor angle = angles(3, 4);
+  const auto [q, k] = rotate(x, x, angle.cos(), angle.sin());
+  const at::Tensor first = torch::autograd::grad({(q * q + k).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+  const at::Tensor second = torch::autograd::grad({first.square().sum()}, {x})[0];
+  EXPECT_TRUE(second.allclose(8 * x + 4 * torch::autograd::grad({k.sum()}, {x})[0], 1e-5, 1e-5))
+      << "the square of a rotation is that of x";
 }
 
 TEST(FusedTest, FrozenParametersGetNothingAndDoubleTakesAten) {
@@ -290,6 +388,13 @@ TEST(FusedTest, WrongShapesAreNamed) {
   EXPECT_THAT(message([&] { bias_gelu(x, torch::zeros({9}), Gelu::tanh); }), testing::HasSubstr("[9]"));
   EXPECT_THAT(message([&] { add_bias(x, torch::zeros({4, 9}), torch::zeros({10})); }), testing::HasSubstr("[4, 9]"));
   EXPECT_THAT(message([&] { causal_attention(torch::zeros({1, 2, 10}), {}, 2); }), testing::HasSubstr("2 heads"));
+  EXPECT_THAT(message([&] { rms_norm(x, torch::zeros({9}), 1e-5); }), testing::HasSubstr("[9]"));
+  EXPECT_THAT(message([&] { add_rms_norm(x, torch::zeros({4, 9}), torch::zeros({10}), 1e-5); }),
+              testing::HasSubstr("[4, 9]"));
+  EXPECT_THAT(message([&] { gated_silu(x, torch::zeros({4, 9})); }), testing::HasSubstr("[4, 9]"));
+  const at::Tensor heads = torch::zeros({1, 2, 4, 6});
+  EXPECT_THAT(message([&] { rotate(heads, heads, torch::zeros({5, 3}), torch::zeros({5, 3})); }),
+              testing::HasSubstr("[5, 3]"));
   const at::Tensor target = torch::tensor({0, 1, 10, 2}, at::kLong);
   EXPECT_THAT(message([&] { cross_entropy(x, target, at::Reduction::Mean); }),
               testing::HasSubstr("target 10 of row 2 is outside [0, 10)"));

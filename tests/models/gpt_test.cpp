@@ -191,7 +191,7 @@ TEST(GptTest, NamesAreHuggingFaces) {
     for (const auto& item : Gpt(small_gpt(tied))->named_parameters()) {
       names.insert(item.key());
     }
-    EXPECT_EQ(gpt_parameter_names(small_gpt(tied)), names);
+    EXPECT_EQ(parameter_names(layer_shapes(small_gpt(tied))), names);
   }
 }
 

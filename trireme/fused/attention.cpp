@@ -37,10 +37,6 @@ float* workspace(int64_t floats) {
   return area.get();
 }
 
-kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
-  return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
-}
-
 /// Self-attention of a projection's result, [batch, length, 3 * heads * head_size].
 kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
   kernels::AttentionArgs args;
@@ -64,7 +60,8 @@ kernels::AttentionArgs shape_of(const at::Tensor& qkv, int64_t heads) {
 template <class F>
 void parallel_heads(int64_t batch, const kernels::AttentionArgs& args, bool backward, const F& f) {
   const int64_t floats = kernels::active_fused_kernels().attention_workspace(args, backward);
-  at::parallel_for(0, args.queries == 0 ? 0 : batch * args.heads, 1,
+  const int64_t heads = backward && args.kv_heads > 0 ? args.kv_heads : args.heads;
+  at::parallel_for(0, args.queries == 0 ? 0 : batch * heads, 1,
                    [&](int64_t begin, int64_t end) { f(begin, end, workspace(floats)); });
 }
 void run_forward(int64_t batch, const kernels::AttentionArgs& args) {
@@ -126,6 +123,7 @@ kernels::AttentionArgs shape_of(const AttentionBlock& block) {
   args.queries = block.q.size(2);
   args.keys = block.k.size(2);
   args.heads = block.q.size(1);
+  args.kv_heads = block.k.size(1);
   args.head_size = block.q.size(3);
   args.q = block.q.const_data_ptr();
   args.k = block.k.const_data_ptr();
@@ -135,6 +133,7 @@ kernels::AttentionArgs shape_of(const AttentionBlock& block) {
   args.v_at = strides_of(block.v);
   args.scale = 1.0f / std::sqrt(static_cast<float>(args.head_size));
   args.causal = block.causal;
+  args.window = block.window;
   args.element = element_of(block.q);
   return args;
 }
@@ -148,7 +147,8 @@ at::Tensor rows_like(const at::Tensor& x) {
 
 bool usable(const AttentionBlock& block) {
   const auto rows = [](const at::Tensor& x) { return x.dim() == 4 && x.stride(3) == 1; };
-  return usable({block.q, block.k, block.v}) && rows(block.q) && rows(block.k) && rows(block.v) && block.k.size(2) > 0;
+  return usable({block.q, block.k, block.v}) && rows(block.q) && rows(block.k) && rows(block.v) &&
+         block.k.size(2) > 0 && block.k.size(1) > 0 && block.q.size(1) % block.k.size(1) == 0;
 }
 
 std::pair<at::Tensor, at::Tensor> attention_block(const AttentionBlock& block) {

@@ -42,6 +42,25 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 /// x + residual + bias [C]; nothing is kept. x, residual as above.
 at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& bias);
 
+/// x / sqrt(mean(x^2) + eps) * weight over the last dim of x [..., C], weight [C]; the quotient is rounded to the type
+/// of x before the weight multiplies it. Kept for backward: x and one float per row.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// h = x + residual and y = rms_norm(h), in one pass; otherwise as add_layer_norm(). Returns {h, y}.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps);
+
+/// Rotary positions, of queries and keys in one pass: turns the pairs (j, j + D/2) of q [B, A, T, D] and k [B, K, T, D]
+/// by the angles of their token, cos and sin [T, D/2] in fp32 (Su et al. 2021, arXiv:2104.09864). Returns both, in
+/// memory [B, T, heads, D]. Kept for backward: the table alone. Differentiable twice, whatever the device. Errors:
+/// InputError for sizes that do not fit.
+std::pair<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
+                                         const at::Tensor& sin);
+
+/// silu(gate) * up, of equal shapes (SwiGLU: Shazeer 2020, arXiv:2002.05202). Kept for backward: only these two, on any
+/// device.
+at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
+
 /// softmax(causal mask(Q K^T / sqrt(D))) V of all heads. Input qkv [B, T, 3 A D] is the output of one projection:
 /// queries, keys, values side by side, A heads in each. The bias [3 A D] is added to it, or undefined. Returns [B, T, A
 /// D].
@@ -52,11 +71,13 @@ at::Tensor add_bias(const at::Tensor& x, const at::Tensor& residual, const at::T
 /// not fit. Source: Dao 2023, arXiv:2307.08691.
 at::Tensor causal_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads, double dropout = 0);
 
-/// A block of queries against a block of keys (ring attention): q [B, A, t, D], k and v [B, A, s, D]. Only the last
-/// stride must be 1. causal: query i sees keys 0 to i, t == s.
+/// A block of queries against a block of keys (ring attention, grouped queries): q [B, A, t, D], k and v [B, K, s, D],
+/// where K divides A. Only the last stride must be 1. causal: query i sees keys 0 to i, t == s; with a window, the last
+/// `window` of them.
 struct AttentionBlock {
   at::Tensor q, k, v;
   bool causal = false;
+  int64_t window = 0;
 };
 /// True if the two functions below support the block. They have no ATen fallback, and no gradient.
 bool usable(const AttentionBlock& block);

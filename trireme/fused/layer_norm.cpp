@@ -131,13 +131,6 @@ struct AddBias : torch::autograd::Function<AddBias> {
   }
 };
 
-void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual) {
-  if (x.sizes() != residual.sizes()) {
-    throw InputError("fused",
-                     concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
-  }
-}
-
 } // namespace
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& shift, double eps) {

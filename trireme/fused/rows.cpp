@@ -37,6 +37,13 @@ void check_parameter(const char* operation, const char* name, const at::Tensor& 
   }
 }
 
+void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual) {
+  if (x.sizes() != residual.sizes()) {
+    throw InputError("fused",
+                     concat(operation, ": x has the shape ", x.sizes(), ", the residual ", residual.sizes(), '.'));
+  }
+}
+
 at::Tensor partial_sums(int64_t blocks, int64_t columns) {
   return at::zeros({blocks, columns}, at::kFloat);
 }

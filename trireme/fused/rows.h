@@ -28,6 +28,10 @@ inline kernels::Element element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? kernels::Element::bf16 : kernels::Element::f32;
 }
 
+inline kernels::HeadStrides strides_of(const at::Tensor& x_BATD) {
+  return {x_BATD.stride(0), x_BATD.stride(1), x_BATD.stride(2)};
+}
+
 /// Converts a weight or bias for the kernels; undefined stays undefined.
 at::Tensor as_floats(const at::Tensor& parameter);
 const float* floats_or_null(const at::Tensor& parameter);
@@ -46,6 +50,9 @@ void refuse_create_graph(const char* operation,
 
 /// Throws unless the parameter's shape is [columns].
 void check_parameter(const char* operation, const char* name, const at::Tensor& parameter, int64_t columns);
+
+/// Throws unless x and the residual have one shape.
+void check_residual(const char* operation, const at::Tensor& x, const at::Tensor& residual);
 
 /// Calls f(begin, end) for ranges of rows on all threads.
 template <class F>

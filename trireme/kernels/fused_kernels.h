@@ -53,6 +53,34 @@ struct LayerNormArgs {
   Element element = Element::f32;
 };
 
+/// h = x + residual (may be absent; then h is not written), y = (h * rstd, rounded to `element`) * weight, over rows of
+/// `columns`. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+struct RmsNormArgs {
+  const void* x = nullptr;
+  const void* residual = nullptr; ///< nullptr: h is x
+  void* h = nullptr;              ///< written forward with a residual, read backward
+  void* y = nullptr;
+  const float* weight = nullptr; ///< [columns]
+  float* rstd = nullptr;         ///< [rows]; 1 / sqrt(mean of squares + eps)
+  float eps = 1e-5f;
+  // Backward: dh is the sum of y's gradient and, if given, of h's own.
+  const void* dy = nullptr;
+  const void* dh_in = nullptr; ///< or nullptr
+  void* dh = nullptr;
+  float* dweight = nullptr; ///< the rows' sum is added; nullptr leaves it out
+  int64_t columns = 0;
+  Element element = Element::f32;
+};
+
+/// y = silu(gate) * up of single elements, and its derivatives. Source: Shazeer 2020, arXiv:2002.05202.
+struct GatedSiluArgs {
+  const void *gate = nullptr, *up = nullptr;
+  void* y = nullptr;        ///< forward
+  const void* dy = nullptr; ///< backward, with the two below
+  void *dgate = nullptr, *dup = nullptr;
+  Element element = Element::f32;
+};
+
 /// Cross-entropy of logits [rows, columns] against class numbers.
 ///
 /// Forward: lse = log sum exp(logits), loss = lse - logits[target], 0 where target == ignore. Backward: dlogits =
@@ -96,15 +124,33 @@ struct HeadStrides {
   int64_t sample = 0, head = 0, row = 0;
 };
 
+/// Turns the pairs (j, j + head_size / 2) of the features of each head by the angles of its token: with c = cos, s =
+/// sign * sin of row `token`, y_j = x_j c - x_(j+half) s and y_(j+half) = x_(j+half) c + x_j s. A sign of -1 turns
+/// back: the gradient. Source: Su et al. 2021, arXiv:2104.09864. A row is a token of a sample, with all its heads.
+struct RotaryArgs {
+  const void* x = nullptr;
+  HeadStrides x_at;
+  void* y = nullptr;
+  HeadStrides y_at;
+  const float *cos = nullptr, *sin = nullptr; ///< [tokens, head_size / 2]
+  float sign = 1;
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t head_size = 0; ///< even
+  Element element = Element::f32;
+};
+
 /// Attention of all heads, whose rows may have any strides, as in a projection's [batch, length, 3 * heads *
 /// head_size].
 ///
 /// out = softmax(Q K^T * scale) V with Q, K, V with bias added; `causal`: query i sees keys 0 to i, and products above
-/// the diagonal are skipped (then keys == queries). Backward recomputes the probabilities from lse. For attention to
-/// these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
-/// these keys' part of the gradients. A task is one head of one sample, batch-major. All in fp32. Cost per task: about
-/// 2 queries keys head_size multiply-adds forward (causal half of it), 2.5 times that backward. Source: Dao 2023,
-/// "FlashAttention-2", arXiv:2307.08691 (recomputation from lse).
+/// the diagonal are skipped (then keys == queries); with a `window` it sees keys i - window + 1 to i, and panels of
+/// keys that none of its neighbours sees are skipped too. Backward recomputes the probabilities from lse. For attention
+/// to these keys alone lse is forward's. If they are some of all keys, lse and `delta` are those of all, and dq, dk, dv
+/// these keys' part of the gradients. A task is one head of one sample, batch-major: of the queries forward, of keys
+/// and values (with all heads of queries that use it) backward. All in fp32. Cost per task: about 2 queries keys
+/// head_size multiply-adds forward (causal half of it), 2.5 times that backward. Source: Dao 2023, "FlashAttention-2",
+/// arXiv:2307.08691 (recomputation from lse).
 struct AttentionArgs {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   HeadStrides q_at, k_at, v_at;
@@ -123,13 +169,15 @@ struct AttentionArgs {
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t heads = 0;
+  int64_t kv_heads = 0; ///< of k and v, divides heads; 0: heads. Without bias if they differ.
   int64_t head_size = 0;
   bool causal = true;
+  int64_t window = 0;             ///< 0: none; only if causal
   Element element = Element::f32; ///< of q, k, v and dout
   Element result = Element::f32;  ///< of out, dq, dk and dv; f32 or `element`
 };
 
-/// The kernels of one instruction set. Ranges are rows, or tasks for attention.
+/// The kernels of one instruction set. Ranges are rows; elements for gated_silu; tasks for attention.
 struct FusedKernelSet {
   void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
   void (*gelu_backward)(const GeluArgs& args, int64_t begin, int64_t end);
@@ -139,6 +187,11 @@ struct FusedKernelSet {
   void (*cross_entropy_backward)(const CrossEntropyArgs& args, int64_t begin, int64_t end);
   void (*column_sum)(const ColumnSumArgs& args, int64_t begin, int64_t end);
   void (*add_bias)(const AddBiasArgs& args, int64_t begin, int64_t end);
+  void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);
+  void (*rms_norm_backward)(const RmsNormArgs& args, int64_t begin, int64_t end);
+  void (*gated_silu)(const GatedSiluArgs& args, int64_t begin, int64_t end);
+  void (*gated_silu_backward)(const GatedSiluArgs& args, int64_t begin, int64_t end);
+  void (*rotary)(const RotaryArgs& args, int64_t begin, int64_t end);
   /// Number of floats in the workspace, the last argument of the two functions below, for these sizes. Each thread
   /// needs its own, best 64-byte aligned.
   int64_t (*attention_workspace)(const AttentionArgs& args, bool backward);

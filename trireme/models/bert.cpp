@@ -2,7 +2,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/dropout.h>
-#include <trireme/models/initialize.h>
 #include <trireme/parallel/context/attention.h>
 #include <trireme/parallel/tensor/exchange.h>
 #include <trireme/parallel/tensor/own_random.h>
@@ -17,12 +16,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-nn::LayerNorm bert_norm(int64_t hidden) {
-  return nn::LayerNorm(nn::LayerNormOptions({hidden}).eps(1e-12));
-}
-
-int64_t width_of_mlp(const BertOptions& options) {
-  return options.intermediate > 0 ? options.intermediate : 4 * options.hidden;
+nn::LayerNorm bert_norm(const BertOptions& options) {
+  return nn::LayerNorm(nn::LayerNormOptions({options.hidden}).eps(options.layer_norm_eps));
 }
 
 // Makes a module that only adds its name to those inside: Hugging Face's "attention.self.query".
@@ -36,7 +31,7 @@ BertEmbeddingsImpl::BertEmbeddingsImpl(const BertOptions& options, const ModelRa
     : position_embeddings(
           register_module("position_embeddings", nn::Embedding(options.sequence_length, options.hidden))),
       token_type_embeddings(register_module("token_type_embeddings", nn::Embedding(options.segments, options.hidden))),
-      LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))),
+      LayerNorm(register_module("LayerNorm", bert_norm(options))),
       dropout_(options.dropout),
       ranks_(ranks) {}
 
@@ -89,10 +84,10 @@ at::Tensor BertSelfAttentionImpl::forward(const at::Tensor& x_BTH, const at::Ten
   return y.transpose(1, 2).reshape({B, T, H});
 }
 
-BertOutputImpl::BertOutputImpl(int64_t in, int64_t out, double dropout, const ModelRanks& ranks)
-    : dense(register_module("dense", tensor::RowParallelLinear(in, out, ranks.tensor))),
-      LayerNorm(register_module("LayerNorm", bert_norm(out))),
-      dropout_(dropout),
+BertOutputImpl::BertOutputImpl(int64_t in, const BertOptions& options, const ModelRanks& ranks)
+    : dense(register_module("dense", tensor::RowParallelLinear(in, options.hidden, ranks.tensor))),
+      LayerNorm(register_module("LayerNorm", bert_norm(options))),
+      dropout_(options.dropout),
       ranks_(ranks) {}
 
 at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residual) {
@@ -102,12 +97,11 @@ at::Tensor BertOutputImpl::forward(const at::Tensor& x, const at::Tensor& residu
 BertBlockImpl::BertBlockImpl(const BertOptions& options, const ModelRanks& ranks) {
   nn::Module& attention = name_only(*this, "attention");
   self_attention = attention.register_module("self", BertSelfAttention(options, ranks));
-  attention_output =
-      attention.register_module("output", BertOutput(options.hidden, options.hidden, options.dropout, ranks));
+  attention_output = attention.register_module("output", BertOutput(options.hidden, options, ranks));
   intermediate =
       name_only(*this, "intermediate")
-          .register_module("dense", tensor::ColumnParallelLinear(options.hidden, width_of_mlp(options), ranks.tensor));
-  output = register_module("output", BertOutput(width_of_mlp(options), options.hidden, options.dropout, ranks));
+          .register_module("dense", tensor::ColumnParallelLinear(options.hidden, options.width_of_mlp(), ranks.tensor));
+  output = register_module("output", BertOutput(options.width_of_mlp(), options, ranks));
 }
 
 std::pair<at::Tensor, at::Tensor> BertBlockImpl::forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
@@ -117,7 +111,7 @@ std::pair<at::Tensor, at::Tensor> BertBlockImpl::forward(const at::Tensor& x_BTH
 
 BertHeadTransformImpl::BertHeadTransformImpl(const BertOptions& options)
     : dense(register_module("dense", nn::Linear(options.hidden, options.hidden))),
-      LayerNorm(register_module("LayerNorm", bert_norm(options.hidden))) {}
+      LayerNorm(register_module("LayerNorm", bert_norm(options))) {}
 
 at::Tensor BertHeadTransformImpl::forward(const at::Tensor& x_BTH, const at::Tensor&) {
   return LayerNorm->forward(at::gelu(at::linear(x_BTH, dense->weight, dense->bias)));
@@ -139,14 +133,24 @@ at::Tensor BertDecoderBiasImpl::forward(const at::Tensor& logits_BTV) {
   return logits_BTV + bias;
 }
 
-void initialise_bert(const std::string& name, const at::Tensor& parameter, const BertOptions& options) {
-  if (parameter.dim() == 1) {
-    const std::string scale = "LayerNorm.weight";
-    fill(parameter,
-         name.size() >= scale.size() && name.compare(name.size() - scale.size(), scale.size(), scale) == 0 ? 1.0 : 0.0);
-  } else {
-    fill_normal(parameter, 0.02, options.seed, name);
-  }
+BertPoolerImpl::BertPoolerImpl(const BertOptions& options)
+    : dense(register_module("dense", nn::Linear(options.hidden, options.hidden))) {}
+
+at::Tensor BertPoolerImpl::forward(const at::Tensor& x_BTH, const at::Tensor&) {
+  return at::tanh(at::linear(x_BTH.select(1, 0), dense->weight, dense->bias));
+}
+
+BertClassifierImpl::BertClassifierImpl(const BertOptions& options)
+    : LinearImpl(options.hidden, options.classes), dropout_(options.dropout) {}
+
+at::Tensor BertClassifierImpl::forward(const at::Tensor& x_BH) {
+  return LinearImpl::forward(drop(x_BH, dropout_, is_training()));
+}
+
+at::Tensor sentence_vectors(const at::Tensor& x_BTH, const at::Tensor& mask_BT) {
+  const at::Tensor weight = mask_BT.to(x_BTH.scalar_type()).unsqueeze(-1);
+  const at::Tensor mean = (x_BTH * weight).sum(1) / weight.sum(1).clamp_min(1e-9);
+  return mean / mean.norm(2, {1}, /*keepdim=*/true).clamp_min(1e-12);
 }
 
 } // namespace trireme::models

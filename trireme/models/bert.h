@@ -63,7 +63,7 @@ TORCH_MODULE(BertSelfAttention);
 /// LayerNorm(residual + dropout(dense(x))): the end of each half of a block.
 class BertOutputImpl : public torch::nn::Module {
  public:
-  BertOutputImpl(int64_t in, int64_t out, double dropout, const ModelRanks& ranks);
+  BertOutputImpl(int64_t in, const BertOptions& options, const ModelRanks& ranks);
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual);
 
   tensor::RowParallelLinear dense{nullptr};
@@ -116,7 +116,28 @@ class BertDecoderBiasImpl : public torch::nn::Module, public tensor::SplitModule
 };
 TORCH_MODULE(BertDecoderBias);
 
-/// Initialises a parameter of a BERT, in whatever part of the model it is built: Normal(0, 0.02), biases 0.
-void initialise_bert(const std::string& name, const at::Tensor& parameter, const BertOptions& options);
+/// The first token's values through a dense layer and tanh: hidden [B, T, H] and mask -> [B, H].
+class BertPoolerImpl : public torch::nn::Module {
+ public:
+  explicit BertPoolerImpl(const BertOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
+
+  torch::nn::Linear dense{nullptr};
+};
+TORCH_MODULE(BertPooler);
+
+/// Dropout and a linear layer: [B, H] -> logits [B, classes].
+class BertClassifierImpl : public torch::nn::LinearImpl {
+ public:
+  explicit BertClassifierImpl(const BertOptions& options);
+  at::Tensor forward(const at::Tensor& x_BH);
+
+ private:
+  double dropout_;
+};
+TORCH_MODULE(BertClassifier);
+
+/// The mean over the real tokens of x [B, T, H], divided by its norm (at least 1e-12): [B, H].
+at::Tensor sentence_vectors(const at::Tensor& x_BTH, const at::Tensor& mask_BT);
 
 } // namespace trireme::models

@@ -2,10 +2,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/bert.h>
-#include <trireme/models/split_values.h>
+#include <trireme/models/bert_values.h>
 #include <trireme/parallel/tensor/cross_entropy.h>
 #include <trireme/parallel/tensor/layers.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -17,16 +18,16 @@ using pipeline::Tensors;
 using pipeline::TiedLayerSpec;
 
 pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ranks) {
-  if (options.heads < 1 || options.hidden % options.heads != 0) {
-    throw InputError("bert", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
+  using Head = BertOptions::Head;
+  const bool splits_tokens = ranks.shares_tokens() || ranks.tensor.splits_sequence();
+  if (splits_tokens && options.head != Head::masked_lm) {
+    throw InputError("bert", "this head needs all tokens of a sample, but ranks split them",
+                     "Use one context rank and no sequence_parallel.");
   }
+  const auto values = std::make_shared<const ModelValues>(bert_values(options));
   const auto named = [&](Layer layer, const std::string& prefix) {
     layer.name(prefix);
-    layer.initialise([prefix, options](torch::nn::Module& module) {
-      fill_values(prefix, module, [&](const std::string& name, const at::Tensor& parameter) {
-        initialise_bert(name, parameter, options);
-      });
-    });
+    layer.initialise([prefix, values](torch::nn::Module& module) { values->fill(prefix, module); });
     return layer;
   };
   TiedLayerSpec<tensor::VocabParallelEmbedding> words("word_embeddings", options.vocab_size, options.hidden,
@@ -47,9 +48,23 @@ pipeline::LayerList bert_layers(const BertOptions& options, const ModelRanks& ra
   for (int64_t i = 0; i < options.layers; ++i) {
     layers.push_back(named(LayerSpec<BertBlock>(options, ranks), concat("bert.encoder.layer.", i)));
   }
-  layers.push_back(named(LayerSpec<BertHeadTransform>(options), "cls.predictions.transform"));
-  layers.push_back(named(decoder, words_name));
-  layers.push_back(named(LayerSpec<BertDecoderBias>(options, ranks), "cls.predictions"));
+  switch (options.head) {
+    case Head::masked_lm:
+      layers.push_back(named(LayerSpec<BertHeadTransform>(options), "cls.predictions.transform"));
+      layers.push_back(named(decoder, words_name));
+      layers.push_back(named(LayerSpec<BertDecoderBias>(options, ranks), "cls.predictions"));
+      break;
+    case Head::classes:
+      layers.push_back(named(LayerSpec<BertPooler>(options), "bert.pooler"));
+      layers.push_back(named(LayerSpec<BertClassifier>(options), "classifier"));
+      break;
+    case Head::sentence:
+      layers.emplace_back(sentence_vectors);
+      break;
+    case Head::none:
+      layers.emplace_back([](const at::Tensor& x_BTH, const at::Tensor&) { return x_BTH; });
+      break;
+  }
   return pipeline::LayerList(std::move(layers));
 }
 
@@ -61,8 +76,19 @@ at::Tensor masked_lm_loss(const Tensors& outputs, const Tensors& targets) {
   return sum / target.ne(kIgnoredTarget).sum().clamp_min(1);
 }
 
+at::Tensor class_loss(const Tensors& outputs, const Tensors& targets) {
+  return at::cross_entropy_loss(outputs.at(0), targets.at(0).reshape({-1}));
+}
+
 std::function<at::Tensor(const Tensors&, const Tensors&)> bert_loss(const BertOptions& options,
                                                                     const ModelRanks& ranks) {
+  if (options.head == BertOptions::Head::classes) {
+    return class_loss;
+  }
+  if (options.head != BertOptions::Head::masked_lm) {
+    throw InputError("bert", "only the heads masked_lm and classes have a loss",
+                     "Give the pipeline a loss of your own.");
+  }
   if (ranks.tensor.alone() && !ranks.shares_tokens()) {
     return masked_lm_loss;
   }

@@ -5,7 +5,6 @@
 #include <trireme/models/gpt_values.h>
 #include <trireme/models/projection.h>
 #include <trireme/parallel/context/attention.h>
-#include <trireme/parallel/context/sequence.h>
 #include <trireme/parallel/tensor/own_random.h>
 
 #include <torch/nn/modules/linear.h>
@@ -27,11 +26,6 @@ nn::LayerNorm gpt_norm(int64_t hidden) {
 
 at::Tensor normalise(nn::LayerNorm& norm, const at::Tensor& x) {
   return fused::layer_norm(x, norm->weight, norm->bias, norm->options.eps());
-}
-
-// Initialises a part of the model, which may be sharded right after.
-auto values_of(const GptValues& values, std::string prefix) {
-  return [&values, prefix = std::move(prefix)](const nn::Module& module) { values.fill(prefix, module); };
 }
 
 } // namespace
@@ -115,11 +109,11 @@ at::Tensor GptPositionsImpl::forward(const at::Tensor& x_BTH) {
   return drop(add_positions("gpt", x_BTH, weight, ranks), dropout, is_training(), ranks);
 }
 
-GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values) {
+GptTrunkImpl::GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values) {
   embedding->dropout = options.dropout;
   embedding->ranks = ranks;
   for (const LayerShape& part : layer_shapes(options)) {
-    const auto fill = values_of(values, part.name);
+    const auto fill = values.of(part.name);
     switch (part.kind) {
       case LayerShape::Kind::tokens:
         embedding->wte = register_module("wte", zero::Sharded<tensor::VocabParallelEmbedding>(
@@ -153,11 +147,11 @@ at::Tensor GptTrunkImpl::forward(const at::Tensor& tokens_BT) {
 }
 
 GptImpl::GptImpl(const GptOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
-  const GptValues values(options);
+  const ModelValues values = gpt_values(options);
   transformer = register_module("transformer", GptTrunk(options, ranks, values));
   if (!options.tie_embeddings) {
     lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(
-                                             values_of(values, layer_shapes(options).back().name), options.hidden,
+                                             values.of(layer_shapes(options).back().name), options.hidden,
                                              options.vocab_size, ranks.tensor, /*bias=*/false));
   }
 }
@@ -169,16 +163,7 @@ at::Tensor GptImpl::local_logits(const at::Tensor& tokens_BT) {
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
-  const at::Tensor logits = tensor::join_last_dim(local_logits(tokens_BT), options_.vocab_size, ranks_.tensor);
-  if (!ranks_.shares_tokens()) {
-    return logits;
-  }
-  const at::Tensor whole = context::join_tokens(logits, ranks_.context, ranks_.context_kind, 1);
-  if (whole.requires_grad()) { // the engine averages over the context ranks, each with
-                               // its tokens' gradient
-    whole.register_hook([ranks = ranks_.context.size()](const at::Tensor& grad) { return grad * ranks; });
-  }
-  return whole;
+  return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {

@@ -17,7 +17,7 @@
 // rank's part of the T tokens.
 namespace trireme::models {
 
-class GptValues;
+class ModelValues;
 
 /// Token plus learned position embedding: [B, T] int64 -> [B, T, H].
 class GptEmbeddingImpl : public torch::nn::Module {
@@ -92,7 +92,7 @@ TORCH_MODULE(GptPositions);
 /// All layers below the head, under Hugging Face's name "transformer".
 class GptTrunkImpl : public torch::nn::Module {
  public:
-  GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const GptValues& values);
+  GptTrunkImpl(const GptOptions& options, const ModelRanks& ranks, const ModelValues& values);
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   GptEmbedding embedding; ///< registered as wte and wpe
@@ -104,7 +104,7 @@ TORCH_MODULE(GptTrunk);
 /// GPT-2: [B, T] int64 tokens -> [B, T, V] logits.
 ///
 /// Parameters have Hugging Face's GPT-2 names ("transformer.h.0.attn.c_attn.weight") in torch's Linear layout;
-/// save_gpt2/load_gpt2 convert to GPT-2's [in, out] layout and back. Initial values: GptValues. Embeddings, blocks
+/// save_gpt2/load_gpt2 convert to GPT-2's [in, out] layout and back. Initial values: gpt_values(). Embeddings, blocks
 /// and head are units of ZeRO stage 3 (zero::Sharded); built under zero::Init, no two of them are gathered on a
 /// rank at a time. Tensor-parallel ranks split heads, MLPs and vocabulary; context-parallel ranks split the tokens.
 /// Every rank gets the same batch and the same logits. loss() is the same on all tensor ranks; its mean over the

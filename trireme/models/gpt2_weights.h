@@ -1,11 +1,8 @@
 #pragma once
 
-#include <trireme/checkpoint/weight_files.h>
 #include <trireme/models/gpt.h>
 
 #include <filesystem>
-#include <set>
-#include <string>
 
 namespace trireme::models {
 
@@ -23,15 +20,5 @@ void load_gpt2(Gpt& model, const std::filesystem::path& weights);
 /// them, otherwise absent. At ZeRO stage 3 all parameters must be gathered. Errors: InputError naming a parameter of
 /// which this tensor rank has only a part.
 void save_gpt2(const Gpt& model, const std::filesystem::path& path);
-
-/// Checks `files`, read from `weights`, against `parameters`, named as in Gpt. Errors: InputError naming a tensor that
-/// is not in `parameters`; a head that differs from the embedding if the model has none. Cost: one read of head and
-/// embedding in that case.
-void check_gpt2_names(const std::set<std::string>& parameters, const checkpoint::WeightFiles& files,
-                      const std::filesystem::path& weights);
-
-/// Fills one parameter, named as in Gpt, from the files.
-void load_gpt2_parameter(const std::string& parameter, const at::Tensor& value, const checkpoint::WeightFiles& files,
-                         const std::filesystem::path& weights);
 
 } // namespace trireme::models

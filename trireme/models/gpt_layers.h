@@ -1,5 +1,6 @@
 #pragma once
 
+#include <trireme/models/language_layers.h>
 #include <trireme/models/options.h>
 #include <trireme/models/ranks.h>
 #include <trireme/parallel/pipeline/module.h>
@@ -15,9 +16,7 @@ namespace trireme::models {
 /// tokens.
 pipeline::LayerList gpt_layers(const GptOptions& options, const ModelRanks& ranks = {});
 
-/// Mean cross-entropy of logits [B, T, V] against targets [B, T], in nats per token.
-at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
-/// The same for the outputs of gpt_layers() among these ranks.
+/// token_loss() for the outputs of gpt_layers() among these ranks.
 std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> gpt_loss(
     const GptOptions& options, const ModelRanks& ranks);
 

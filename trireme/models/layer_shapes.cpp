@@ -113,4 +113,53 @@ std::vector<LayerShape> layer_shapes(const TransformerShape& shape) {
   return layers;
 }
 
+std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {
+  using Kind = LayerShape::Kind;
+  using Parameters = std::vector<LayerShape::Parameter>;
+  const int64_t h = options.hidden, mlp = options.width_of_mlp();
+  const auto linear = [](Parameters& to, const std::string& name, int64_t out, int64_t in) {
+    to.push_back({name + ".weight", {out, in}});
+    to.push_back({name + ".bias", {out}});
+  };
+  const auto norm = [h](Parameters& to, const std::string& name) {
+    to.push_back({name + ".weight", {h}});
+    to.push_back({name + ".bias", {h}});
+  };
+  std::vector<LayerShape> shapes = {
+      {Kind::tokens, "bert.embeddings.word_embeddings", {{"weight", {options.vocab_size, h}}}},
+      {Kind::positions,
+       "bert.embeddings",
+       {{"position_embeddings.weight", {options.sequence_length, h}},
+        {"token_type_embeddings.weight", {options.segments, h}}}}};
+  norm(shapes.back().parameters, "LayerNorm");
+  for (int64_t i = 0; i < options.layers; ++i) {
+    Parameters& block = shapes.emplace_back(LayerShape{Kind::block, concat("bert.encoder.layer.", i), {}}).parameters;
+    for (const char* name : {"query", "key", "value"}) {
+      linear(block, concat("attention.self.", name), h, h);
+    }
+    linear(block, "attention.output.dense", h, h);
+    norm(block, "attention.output.LayerNorm");
+    linear(block, "intermediate.dense", mlp, h);
+    linear(block, "output.dense", h, mlp);
+    norm(block, "output.LayerNorm");
+  }
+  const auto part = [&](const std::string& name) -> Parameters& {
+    return shapes.emplace_back(LayerShape{Kind::head, name, {}}).parameters;
+  };
+  if (options.head == BertOptions::Head::masked_lm) {
+    Parameters& transform = part("cls.predictions.transform");
+    linear(transform, "dense", h, h);
+    norm(transform, "LayerNorm");
+    shapes.push_back(shapes.front());
+    shapes.back().kind = Kind::head;
+    part("cls.predictions").push_back({"bias", {options.vocab_size}});
+  } else if (options.head == BertOptions::Head::classes) {
+    linear(part("bert.pooler"), "dense", h, h);
+    Parameters& classifier = part("classifier");
+    classifier.push_back({"weight", {options.classes, h}});
+    classifier.push_back({"bias", {options.classes}});
+  }
+  return shapes;
+}
+
 } // namespace trireme::models

@@ -205,6 +205,18 @@ struct CnnOptions {
 ///
 /// Source: Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", arXiv:1810.04805.
 struct BertOptions {
+  /// What follows the blocks.
+  enum class Head {
+    /// Logits of the vocabulary for each token, [B, T, V].
+    masked_lm,
+    /// Logits of `classes` for each sample, [B, classes], from the first token.
+    classes,
+    /// A vector for each sample, [B, hidden]: the mean over its tokens, divided by its norm. Reimers & Gurevych 2019,
+    /// arXiv:1908.10084.
+    sentence,
+    /// The hidden values of each token, [B, T, hidden].
+    none,
+  };
   int64_t layers = 4;
   int64_t hidden = 128;
   /// Attention heads; divides `hidden`.
@@ -216,10 +228,25 @@ struct BertOptions {
   int64_t vocab_size = 258;
   /// Rows of the segment embedding; without given segments every token is of segment 0.
   int64_t segments = 2;
-  /// Probability of a zero after the embeddings, in the attention and after attention and MLP; in [0, 1).
+  /// Probability of a zero after the embeddings, in the attention, after attention and MLP, and before the classes; in
+  /// [0, 1).
   double dropout = 0;
+  double layer_norm_eps = 1e-12;
+  Head head = Head::masked_lm;
+  int64_t classes = 2;
+  /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
+  /// checkpoint of Trireme. Empty: random from `seed`.
+  std::filesystem::path init_from;
   int64_t seed = 1234;
+
+  int64_t width_of_mlp() const {
+    return intermediate > 0 ? intermediate : 4 * hidden;
+  }
 };
+
+/// As above. Word embedding and the rest of the embeddings are Kind::tokens and Kind::positions; what `head` adds are
+/// parts of Kind::head.
+std::vector<LayerShape> bert_layer_shapes(const BertOptions& options);
 
 /// AlexNet for images [B, channels, height, width].
 ///

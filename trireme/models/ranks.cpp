@@ -38,6 +38,18 @@ at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::T
   return x_BTH + positions.index_select(0, places.slice(0, begin, begin + tokens));
 }
 
+at::Tensor join_logits(const at::Tensor& local, int64_t vocabulary, const ModelRanks& ranks) {
+  const at::Tensor logits = tensor::join_last_dim(local, vocabulary, ranks.tensor);
+  if (!ranks.shares_tokens()) {
+    return logits;
+  }
+  const at::Tensor whole = context::join_tokens(logits, ranks.context, ranks.context_kind, 1);
+  if (whole.requires_grad()) { // the engine averages over the context ranks, each with its tokens' gradient
+    whole.register_hook([ranks = ranks.context.size()](const at::Tensor& grad) { return grad * ranks; });
+  }
+  return whole;
+}
+
 at::Tensor mean_over_tokens(const at::Tensor& sum, const at::Tensor& count, const ModelRanks& ranks) {
   if (!ranks.shares_tokens()) {
     return sum / count.clamp_min(1);

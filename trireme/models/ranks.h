@@ -33,6 +33,9 @@ int64_t heads_of_rank(const char* model, int64_t heads, const ModelRanks& ranks)
 at::Tensor add_positions(const char* model, const at::Tensor& x_BTH, const at::Tensor& positions,
                          const ModelRanks& ranks);
 
+/// All logits [B, T, vocabulary], on every rank, from this rank's [B, its tokens, its part of the vocabulary].
+at::Tensor join_logits(const at::Tensor& local, int64_t vocabulary, const ModelRanks& ranks);
+
 /// The mean of losses over all counted tokens; this rank has `count` (0-dim) of them, with the sum `sum`. If
 /// ranks split the tokens, returns this rank's addend times the number of ranks, because the engine averages over
 /// them.

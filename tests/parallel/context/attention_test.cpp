@@ -125,6 +125,38 @@ TEST(ContextFormsTest, StridesAndOddBatches) {
       IsEmpty());
 }
 
+std::vector<Case> windows() {
+  std::vector<Case> cases;
+  for (const int64_t window : {1, 7, 19, 20, 100}) {
+    for (const int64_t kv_heads : {4, 2, 1}) {
+      for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+        cases.push_back({.kind = Kind::ulysses, .heads = 4, .kv_heads = kv_heads, .type = type, .window = window});
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(ContextFormsTest, Windows) {
+  for (const Case& c : windows()) {
+    expect_the_whole(comm::Group(), c, tolerance_of(c.type));
+  }
+  EXPECT_THAT(test::run_ranks(2,
+                              [](comm::World& world) {
+                                at::set_num_threads(1);
+                                for (const Case& c : windows()) {
+                                  expect_the_whole(world.group(), c, tolerance_of(c.type));
+                                }
+                                Case ring{.heads = 4, .kv_heads = 2, .window = 20};
+                                expect_the_whole(world.group(), ring, 1e-5); // as long as the sequence: no window
+                                ring.window = 19;
+                                EXPECT_THAT([&] { expect_the_whole(world.group(), ring, 1e-5); },
+                                            testing::ThrowsMessage<InputError>(
+                                                HasSubstr("ring attention over 2 ranks has no window")));
+                              }),
+              IsEmpty());
+}
+
 /// Calls of different shapes in a row, all forwards before all backwards, while each rank is late at other places.
 void many_calls(const comm::Group& ranks) {
   at::set_num_threads(1);

@@ -1,5 +1,7 @@
 #include <trireme/parallel/context/block.h>
 
+#include <trireme/base/error.h>
+
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <torch/utils.h>
@@ -22,7 +24,9 @@ Written written_out(const Block& block, const at::Tensor& dout) {
   at::Tensor scores = at::matmul(q, repeat(k).transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
   const double never = -std::numeric_limits<double>::infinity();
   if (block.causal) {
-    scores = scores.masked_fill(at::ones({q.size(2), k.size(2)}, at::kBool).triu(1), never);
+    const at::Tensor all = at::ones({q.size(2), k.size(2)}, at::kBool);
+    scores =
+        scores.masked_fill(block.window > 0 ? all.triu(1).logical_or(all.tril(-block.window)) : all.triu(1), never);
   }
   if (block.key_padding.defined()) {
     scores = scores.masked_fill(block.key_padding.logical_not().view({k.size(0), 1, 1, k.size(2)}), never);
@@ -129,6 +133,36 @@ TEST_P(ContextBlockTest, ManyKeys) {
     EXPECT_LT(off(grads.q, written.q), 2e-5) << queries << " x " << keys;
     EXPECT_LT(off(grads.k, written.k), 1e-4) << queries << " x " << keys;
     EXPECT_LT(off(grads.v, written.v), 1e-4) << queries << " x " << keys;
+  }
+}
+
+// Windows from one token to all, across the kernel's blocks of queries, panels and pieces of keys, for heads alone and
+// grouped.
+TEST_P(ContextBlockTest, Windows) {
+  torch::manual_seed(6);
+  for (const auto& [tokens, window] :
+       {std::tuple(7, 1), std::tuple(7, 3), std::tuple(130, 64), std::tuple(130, 65), std::tuple(300, 47),
+        std::tuple(300, 299), std::tuple(2300, 5), std::tuple(2300, 700), std::tuple(2300, 1500)}) {
+    for (const int64_t kv_heads : {4, 2, 1}) {
+      Block block{.q = at::randn({1, 4, tokens, 6}),
+                  .k = at::randn({1, kv_heads, tokens, 6}),
+                  .v = at::randn({1, kv_heads, tokens, 6}),
+                  .causal = true};
+      block.window = window;
+      const at::Tensor dout = at::randn(block.q.sizes());
+      const Written written = written_out(block, dout);
+      const BlockResult result = forward(block);
+      const BlockGradients grads = backward(block, dout, result.out, result.lse);
+      const auto off = [](const at::Tensor& found, const at::Tensor& wanted) { // NaN is not less
+        return (found - wanted).abs().max().item<double>();
+      };
+      const std::string where = concat(tokens, " tokens, window ", window, ", ", kv_heads, " heads of keys");
+      EXPECT_LT(off(result.out, written.out), 1e-5) << where;
+      EXPECT_LT(off(result.lse, written.lse), 1e-5) << where;
+      EXPECT_LT(off(grads.q, written.q), 1e-4) << where;
+      EXPECT_LT(off(grads.k, written.k), 1e-4) << where;
+      EXPECT_LT(off(grads.v, written.v), 1e-4) << where;
+    }
   }
 }
 

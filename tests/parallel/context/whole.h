@@ -23,10 +23,12 @@ struct Case {
   int64_t head_size = 8;
   bool padding = false;
   at::ScalarType type = at::kFloat;
+  int64_t window = 0;
 
   std::string text() const {
     return concat(kind == Kind::ring ? "ring" : "ulysses", causal ? " causal" : "", padding ? " padding" : "", " B",
-                  batch, " A", heads, " K", kv_heads, " chunk ", chunk, " D", head_size, " ", c10::toString(type));
+                  batch, " A", heads, " K", kv_heads, " chunk ", chunk, " D", head_size, " window ", window, " ",
+                  c10::toString(type));
   }
 };
 
@@ -54,13 +56,16 @@ struct Results {
 };
 
 /// PyTorch's attention over the whole, in double.
-inline Results whole_attention(const Inputs& in, bool causal) {
+inline Results whole_attention(const Inputs& in, bool causal, int64_t window = 0) {
   const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().requires_grad_(); };
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
-  const std::optional<at::Tensor> mask =
+  std::optional<at::Tensor> mask =
       in.padding.defined() ? std::optional(in.padding.unsqueeze(1).unsqueeze(2)) : std::nullopt;
+  if (window > 0) {
+    mask = at::ones({q.size(2), q.size(2)}, at::kBool).tril().triu(1 - window);
+  }
   const at::Tensor out =
-      at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, std::nullopt, q.size(1) != k.size(1));
+      at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal && window == 0, std::nullopt, q.size(1) != k.size(1));
   out.backward(in.dout.to(at::kDouble));
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -75,7 +80,8 @@ inline Results shared_attention(const Inputs& in, const Case& c, const comm::Gro
   const at::Tensor q = part(in.q, ranks, c.kind, true), k = part(in.k, ranks, c.kind, true),
                    v = part(in.v, ranks, c.kind, true);
   const at::Tensor padding = in.padding.defined() ? part(in.padding, ranks, c.kind, false) : at::Tensor();
-  const at::Tensor out = attention(q, k, v, ranks, {.kind = c.kind, .causal = c.causal, .dropout = dropout}, padding);
+  const at::Tensor out =
+      attention(q, k, v, ranks, {.kind = c.kind, .causal = c.causal, .dropout = dropout, .window = c.window}, padding);
   out.backward(part(in.dout, ranks, c.kind, false));
   return {out.detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -92,7 +98,7 @@ inline void expect_near(const at::Tensor& found, const at::Tensor& whole, const 
 
 inline void expect_the_whole(const comm::Group& ranks, const Case& c, double tolerance) {
   const Inputs in = make_inputs(c, ranks.size());
-  const Results wanted = whole_attention(in, c.causal);
+  const Results wanted = whole_attention(in, c.causal, c.window);
   const Results found = shared_attention(in, c, ranks);
   expect_near(found.out, wanted.out, ranks, c, tolerance, "the result");
   expect_near(found.dq, wanted.dq, ranks, c, tolerance, "dq");

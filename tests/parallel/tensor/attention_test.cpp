@@ -33,13 +33,13 @@ struct WholeAttention : torch::nn::Module {
       : options(options),
         head_size(options.head_size > 0 ? options.head_size : options.hidden / options.heads),
         kv_heads(options.kv_heads > 0 ? options.kv_heads : options.heads) {
-    const auto linear = [&](const char* name, int64_t in, int64_t out) {
-      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(options.bias)));
+    const auto linear = [&](const char* name, int64_t in, int64_t out, bool bias) {
+      return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
     };
-    q = linear("q_proj", options.hidden, options.heads * head_size);
-    k = linear("k_proj", options.hidden, kv_heads * head_size);
-    v = linear("v_proj", options.hidden, kv_heads * head_size);
-    o = linear("o_proj", options.heads * head_size, options.hidden);
+    q = linear("q_proj", options.hidden, options.heads * head_size, options.bias);
+    k = linear("k_proj", options.hidden, kv_heads * head_size, options.bias);
+    v = linear("v_proj", options.hidden, kv_heads * head_size, options.bias);
+    o = linear("o_proj", options.heads * head_size, options.hidden, options.output_bias);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& key_padding) {
     const auto heads_of = [&](const at::Tensor& y) {
@@ -143,7 +143,7 @@ TEST(TensorAttentionTest, EqualsTheFormula) {
        {std::tuple(1, 6, 3), {2, 4, 4}, {2, 4, 2}, {2, 8, 4}, {3, 6, 3}, {3, 6, 6}, {4, 8, 4}}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
-        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias},
+        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias, .output_bias = bias},
                              .sequence_parallel = sequence_parallel});
       }
     }
@@ -155,7 +155,7 @@ TEST(TensorAttentionTest, RanksShareAHeadOfKeysAndValues) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
         expect_equal(ranks,
-                     {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .head_size = 12, .bias = bias},
+                     {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .head_size = 12, .bias = bias, .output_bias = bias},
                       .sequence_parallel = sequence_parallel});
       }
     }
@@ -166,7 +166,7 @@ TEST(TensorAttentionTest, OverGloo) {
   for (const bool sequence_parallel : {false, true}) {
     for (const int64_t kv_heads : {1, 3}) {
       expect_equal(3,
-                   {.options = {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true},
+                   {.options = {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true, .output_bias = true},
                     .sequence_parallel = sequence_parallel},
                    "gloo");
     }
@@ -176,7 +176,7 @@ TEST(TensorAttentionTest, OverGloo) {
 // In float the kernels of fused/ compute it where the processor has them.
 TEST(TensorAttentionTest, InFloat) {
   for (const int ranks : {1, 2, 4}) {
-    expect_equal(ranks, {.options = {.hidden = 16, .heads = 8, .kv_heads = 2, .bias = true},
+    expect_equal(ranks, {.options = {.hidden = 16, .heads = 8, .kv_heads = 2, .bias = true, .output_bias = true},
                          .sequence_parallel = true,
                          .type = at::kFloat});
     expect_equal(ranks, {.options = {.hidden = 16, .heads = 4, .kv_heads = 4}, .type = at::kFloat});
@@ -200,7 +200,7 @@ TEST(TensorAttentionTest, TokensSharedAmongContextRanks) {
     for (const bool sequence_parallel : {false, true}) {
       for (const int64_t kv_heads : {1, 4}) {
         expect_equal(4,
-                     {.options = {.hidden = 16, .heads = 8, .kv_heads = kv_heads, .bias = true, .context_kind = kind},
+                     {.options = {.hidden = 16, .heads = 8, .kv_heads = kv_heads, .bias = true, .output_bias = true, .context_kind = kind},
                       .sequence_parallel = sequence_parallel,
                       .context = 2});
       }

@@ -2,6 +2,8 @@
 // every parameter.
 #include <trireme/parallel/tensor/mlp.h>
 
+#include <trireme/fused/fused.h>
+
 #include "whole_and_parts.h"
 
 #include <tests/support/run_ranks.h>
@@ -130,7 +132,7 @@ TEST(TensorMlpTest, SizesThatDoNotFitAreRefused) {
 
 TEST(TensorMlpTest, TheDerivativeOfADerivativeIsRefused) {
   const at::Tensor x = torch::ones({3}).set_requires_grad(true);
-  const at::Tensor y = gated_silu(x, x).sum();
+  const at::Tensor y = fused::gated_silu(x, x).sum();
   EXPECT_THAT([&] { torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true); },
               ThrowsMessage<Error>(HasSubstr("create_graph")));
 }

@@ -39,6 +39,15 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   if (!(options.dropout >= 0 && options.dropout <= 1)) {
     refuse(concat("a dropout of ", options.dropout, " is not a probability."), "Choose one from 0 to 1.");
   }
+  if (options.window < 0 || (options.window > 0 && !options.causal)) {
+    refuse(concat("a window of ", options.window, " tokens", options.causal ? "." : " without the causal mask."),
+           "Choose at least 1 token, with causal attention, or 0 for no window.");
+  }
+  if (options.window > 0 && options.kind == Kind::ring && ranks.size() > 1) {
+    refuse(concat("ring attention over ", ranks.size(), " ranks has no window, and a query sees only ", options.window,
+                  " of ", q.size(2) * ranks.size(), " tokens."),
+           "Choose Ulysses (parallel.context_kind), one context rank, or sequences no longer than the window.");
+  }
   if (key_padding.defined() && options.causal) {
     refuse("causal attention does not take key_padding.",
            "Pad at the end, which causal attention does not see, and ignore the loss there.");
@@ -59,7 +68,11 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
 } // namespace
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const comm::Group& ranks,
-                     const AttentionOptions& options, const at::Tensor& key_padding) {
+                     const AttentionOptions& given, const at::Tensor& key_padding) {
+  AttentionOptions options = given;
+  if (q.dim() == 4 && options.window >= q.size(2) * ranks.size()) {
+    options.window = 0; // every query sees all tokens up to it
+  }
   check(q, k, v, ranks, options, key_padding);
   if (q.numel() == 0) {
     return q.clone();

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace trireme::context {
 
 struct AttentionOptions {
@@ -12,6 +14,8 @@ struct AttentionOptions {
   bool causal = true;
   /// Probability that a weight of the softmax is dropped.
   double dropout = 0;
+  /// Tokens that a query sees, its own included; 0: all up to it. Only if causal.
+  int64_t window = 0;
 };
 
 /// softmax(Q K^T / sqrt(D)) V over the full sequence, whose tokens are split among the ranks as in sequence.h. Inputs
@@ -22,6 +26,9 @@ struct AttentionOptions {
 ///
 /// key_padding [B, t] bool, true for real tokens, of this rank's tokens: other keys get no weight; not with `causal`. A
 /// query that sees no key gives 0.
+///
+/// A window smaller than the sequence is not available for ring attention over several ranks; computing time does not
+/// shrink with it outside of fused/.
 ///
 /// ring: keys and values are passed around the ring; the next block is sent while the present one is computed. Blocks
 /// that the causal mask empties are skipped, so every rank computes T^2 / (2N) scores per head (T^2 / N without the

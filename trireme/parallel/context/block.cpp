@@ -30,12 +30,19 @@ enum class Form {
   plain, ///< matrix products
 };
 
+fused::AttentionBlock ours(const Block& block) {
+  return {block.q, block.k, block.v, block.causal, block.window};
+}
+
 Form form_of(const Block& block) {
   if (block.dropout > 0 || !at::globalContext().userEnabledFlashSDP() || block.q.size(3) == 0) {
     return Form::plain;
   }
-  if (!block.key_padding.defined() && fused::usable(fused::AttentionBlock{block.q, block.k, block.v, block.causal})) {
+  if (!block.key_padding.defined() && fused::usable(ours(block))) {
     return Form::ours;
+  }
+  if (block.window > 0) {
+    return Form::plain;
   }
   const at::ScalarType type = block.q.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
@@ -135,7 +142,11 @@ class Plain {
       piece.scores = at::matmul(piece.q, piece.k.transpose(2, 3)).mul_(scale_);
       if (block_.causal) {
         const at::TensorOptions places = block_.q.options().dtype(at::kLong);
-        piece.scores.masked_fill_(at::arange(piece.seen, places) > at::arange(begin, end, places).unsqueeze(1), kNever);
+        const at::Tensor keys = at::arange(piece.seen, places), queries = at::arange(begin, end, places).unsqueeze(1);
+        piece.scores.masked_fill_(keys > queries, kNever);
+        if (block_.window > 0) {
+          piece.scores.masked_fill_(keys <= queries - block_.window, kNever);
+        }
       }
       if (block_.key_padding.defined()) {
         piece.scores.masked_fill_(block_.key_padding.logical_not().view({block_.k.size(0), 1, 1, -1}), kNever);
@@ -205,13 +216,12 @@ class Plain {
 };
 
 BlockResult our_forward(const Block& block) {
-  auto [out, lse] = fused::attention_block({block.q, block.k, block.v, block.causal});
+  auto [out, lse] = fused::attention_block(ours(block));
   return {out, lse};
 }
 
 BlockGradients our_backward(const Block& block, const at::Tensor& dout, const at::Tensor& out, const at::Tensor& lse) {
-  auto [q, k, v] = fused::attention_block_backward({block.q, block.k, block.v, block.causal}, dout, lse,
-                                                   (dout.to(at::kFloat) * out).sum(-1));
+  auto [q, k, v] = fused::attention_block_backward(ours(block), dout, lse, (dout.to(at::kFloat) * out).sum(-1));
   return {q, k, v};
 }
 
@@ -272,12 +282,13 @@ void merge(const at::Tensor& out, const at::Tensor& lse, const BlockResult& bloc
   lse.copy_(at::logaddexp(lse, block.lse));
 }
 
-// Grouped queries: one call per member of a group, so that keys are not repeated.
+// Grouped queries: our kernel reads each group's keys; for the other forms, one call per member of a group, so that
+// keys are not repeated.
 
 BlockResult forward(const Block& any) {
   const Block block = prepared(any);
   const int64_t count = block.q.size(1) / block.k.size(1);
-  if (count == 1) {
+  if (count == 1 || form_of(block) == Form::ours) {
     return one_forward(block);
   }
   std::vector<at::Tensor> out, lse;
@@ -293,7 +304,7 @@ BlockGradients backward(const Block& any, const at::Tensor& any_dout, const at::
   const Block block = prepared(any);
   const at::Tensor dout = unit_stride(any_dout);
   const int64_t count = block.q.size(1) / block.k.size(1);
-  if (count == 1) {
+  if (count == 1 || form_of(block) == Form::ours) {
     return one_backward(block, dout, out, lse);
   }
   std::vector<at::Tensor> dq;

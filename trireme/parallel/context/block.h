@@ -24,6 +24,8 @@ struct Block {
   double dropout = 0;
   /// Selects the weights that dropout drops.
   uint64_t seed = 0;
+  /// Causal: query i sees keys i - window + 1 to i; 0: keys 0 to i.
+  int64_t window = 0;
 };
 
 /// Softmax over this block's keys alone. Result out [B, A, t, D] is in q's type or the type of sums (fp32, fp64 for

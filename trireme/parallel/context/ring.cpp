@@ -159,7 +159,8 @@ struct Call : torch::CustomClassHolder {
             .causal = meeting.causal,
             .key_padding = padding.defined() ? padding.to(at::kBool) : at::Tensor(),
             .dropout = options.dropout,
-            .seed = static_cast<uint64_t>(seed) + (pair + 1) * 0xD1B54A32D192ED03u};
+            .seed = static_cast<uint64_t>(seed) + (pair + 1) * 0xD1B54A32D192ED03u,
+            .window = options.window};
   }
 };
 

@@ -129,10 +129,11 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 
 at::Tensor local_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, const at::Tensor& key_padding) {
-  const bool ours = !key_padding.defined() && fused::usable(fused::AttentionBlock{q, k, v, options.causal});
+  const bool ours =
+      !key_padding.defined() && fused::usable(fused::AttentionBlock{q, k, v, options.causal, options.window});
   const std::optional<at::Tensor> mask =
       key_padding.defined() ? std::optional(key_padding.view({k.size(0), 1, 1, k.size(2)})) : std::nullopt;
-  if (!ours && options.dropout == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) &&
+  if (!ours && options.dropout == 0 && options.window == 0 && q.size(1) == k.size(1) && (q.is_cpu() || q.is_cuda()) &&
       at::_fused_sdp_choice(q, k, v, mask, 0.0, options.causal) != kMatrixChosen) {
     return at::scaled_dot_product_attention(q, k, v, mask, 0.0, options.causal);
   }

@@ -62,6 +62,10 @@ ParallelAttentionOptions checked_attention(const ParallelAttentionOptions& given
   if (!(options.dropout >= 0 && options.dropout <= 1)) {
     refuse(concat("a dropout of ", options.dropout, " is not a probability"), "Choose one from 0 to 1.");
   }
+  if (options.window < 0 || (options.window > 0 && !options.causal)) {
+    refuse(concat("a window of ", options.window, " tokens", options.causal ? "" : " without causal"),
+           "Choose a window of at least 1 token for causal attention, or 0.");
+  }
   return options;
 }
 
@@ -82,7 +86,7 @@ ParallelAttentionImpl::ParallelAttentionImpl(const ParallelAttentionOptions& giv
   q_proj = register_module("q_proj", ColumnParallelLinear(options_.hidden, queries, ranks, options_.bias));
   k_proj = register_module("k_proj", ColumnParallelLinear(options_.hidden, keys, ranks, options_.bias));
   v_proj = register_module("v_proj", ColumnParallelLinear(options_.hidden, keys, ranks, options_.bias));
-  o_proj = register_module("o_proj", RowParallelLinear(queries, options_.hidden, ranks, options_.bias));
+  o_proj = register_module("o_proj", RowParallelLinear(queries, options_.hidden, ranks, options_.output_bias));
 }
 
 ParallelAttentionImpl::Heads ParallelAttentionImpl::project(const at::Tensor& x) {
@@ -105,8 +109,9 @@ at::Tensor ParallelAttentionImpl::mix(const Heads& heads, const at::Tensor& key_
   const OwnRandom own(ranks_.group.rank(), dropout > 0 ? ranks_.group.size() : 1,
                       heads.q.device()); // masks differ between heads
   const at::ScalarType type = heads.v.scalar_type();
-  const at::Tensor y = context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context,
-                                          {options_.context_kind, options_.causal, dropout}, key_padding);
+  const at::Tensor y =
+      context::attention(heads.q.to(type), heads.k.to(type), heads.v, options_.context,
+                         {options_.context_kind, options_.causal, dropout, options_.window}, key_padding);
   return y.transpose(1, 2).flatten(2);
 }
 

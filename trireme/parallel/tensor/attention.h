@@ -22,8 +22,13 @@ struct ParallelAttentionOptions {
   int64_t head_size = 0;
   /// Whether a token sees only itself and earlier ones.
   bool causal = true;
-  /// Whether the four projections have a bias.
+  /// Whether the projections of queries, keys and values have a bias.
   bool bias = false;
+  /// Whether the output projection has a bias.
+  bool output_bias = false;
+  /// Tokens that a token attends to, itself included; 0: all before it. Only if causal; not among several ranks of ring
+  /// attention.
+  int64_t window = 0;
   /// Probability that a weight of the softmax is dropped in training. Masks differ between tensor ranks, which have
   /// different heads.
   double dropout = 0;

@@ -38,8 +38,4 @@ class ParallelMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelMlp);
 
-/// silu(gate) * up, of equal shapes. Kept for backward: only these two. Errors: Error for double backward
-/// (create_graph).
-at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
-
 } // namespace trireme::tensor

@@ -1,0 +1,100 @@
+#include <trireme/fused/fused.h>
+#include <trireme/fused/rows.h>
+
+#include <ATen/ATen.h>
+#include <torch/autograd.h>
+
+namespace trireme::fused {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Without a residual only y is returned, and h is x.
+struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& any_x,
+                               const std::optional<at::Tensor>& any_residual, const at::Tensor& weight, double eps) {
+    const at::Tensor x = any_x.contiguous();
+    const bool adds = any_residual.has_value();
+    const at::Tensor residual = adds ? any_residual->contiguous() : at::Tensor();
+    const at::Tensor h = adds ? at::empty_like(x) : x;
+    const at::Tensor y = at::empty_like(x);
+    const int64_t rows = rows_of(x);
+    const at::Tensor rstd = at::empty({rows}, at::kFloat);
+    const at::Tensor weight_floats = as_floats(weight);
+    kernels::RmsNormArgs args;
+    args.x = x.const_data_ptr();
+    args.residual = adds ? residual.const_data_ptr() : nullptr;
+    args.h = adds ? h.mutable_data_ptr() : nullptr;
+    args.y = y.mutable_data_ptr();
+    args.weight = weight_floats.const_data_ptr<float>();
+    args.rstd = rstd.mutable_data_ptr<float>();
+    args.eps = static_cast<float>(eps);
+    args.columns = columns_of(x);
+    args.element = element_of(x);
+    parallel_rows(rows, args.columns,
+                  [&](int64_t begin, int64_t end) { kernels::active_fused_kernels().rms_norm(args, begin, end); });
+    context->save_for_backward({h, weight, rstd});
+    context->saved_data["adds"] = adds;
+    context->set_materialize_grads(false);
+    return adds ? variable_list{h, y} : variable_list{y};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_create_graph("rms_norm");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& h = saved[0];
+    const at::Tensor& weight = saved[1];
+    const bool adds = context->saved_data["adds"].toBool();
+    const auto contiguous = [&](const at::Tensor& t) { return t.defined() ? t.to(h.scalar_type()).contiguous() : t; };
+    const at::Tensor dh_in = adds ? contiguous(grads[0]) : at::Tensor();
+    const at::Tensor dy_given = contiguous(grads.back());
+    const at::Tensor dy = dy_given.defined() ? dy_given : at::zeros_like(h);
+    const at::Tensor dh = at::empty_like(h);
+    const at::Tensor weight_floats = as_floats(weight);
+    kernels::RmsNormArgs args;
+    args.h = const_cast<void*>(h.const_data_ptr());
+    args.weight = weight_floats.const_data_ptr<float>();
+    args.rstd = const_cast<float*>(saved[2].const_data_ptr<float>());
+    args.dy = dy.const_data_ptr();
+    args.dh_in = dh_in.defined() ? dh_in.const_data_ptr() : nullptr;
+    args.dh = dh.mutable_data_ptr();
+    args.columns = columns_of(h);
+    args.element = element_of(h);
+    const auto sums = summed_rows<1>(rows_of(h), args.columns, [&](int64_t begin, int64_t end, const auto& partial) {
+      kernels::RmsNormArgs mine = args;
+      mine.dweight = partial[0];
+      kernels::active_fused_kernels().rms_norm_backward(mine, begin, end);
+    });
+    return {dh, adds ? dh : at::Tensor(), sums[0].to(weight.scalar_type()), {}};
+  }
+};
+
+at::Tensor aten_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return (at::rms_norm(x, {columns_of(x)}, {}, eps) * weight).to(x.scalar_type());
+}
+
+} // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  check_parameter("rms_norm", "weight", weight, columns_of(x));
+  if (!usable({x, weight})) {
+    return aten_rms_norm(x, weight, eps);
+  }
+  return AddRmsNorm::apply(x, std::optional<at::Tensor>(), weight, eps)[0];
+}
+
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+                                               const at::Tensor& weight, double eps) {
+  check_residual("add_rms_norm", x, residual);
+  check_parameter("add_rms_norm", "weight", weight, columns_of(x));
+  if (!usable({x, residual, weight})) {
+    const at::Tensor h = residual + x;
+    return {h, aten_rms_norm(h, weight, eps)};
+  }
+  const at::ScalarType type = at::result_type(x, residual);
+  const auto both = AddRmsNorm::apply(x.to(type), if_defined(residual.to(type)), weight, eps);
+  return {both[0], both[1]};
+}
+
+} // namespace trireme::fused

@@ -1,0 +1,23 @@
+#include <trireme/models/bert_values.h>
+
+#include <trireme/base/error.h>
+#include <trireme/models/huggingface_families.h>
+#include <trireme/models/initialize.h>
+
+namespace trireme::models {
+
+ModelValues bert_values(const BertOptions& options) {
+  if (options.heads < 1 || options.hidden % options.heads != 0) {
+    throw InputError("bert", concat("heads must divide hidden, got ", options.heads, " and ", options.hidden));
+  }
+  const auto random = [seed = options.seed](const std::string& name, const at::Tensor& parameter) {
+    if (parameter.dim() == 1) {
+      fill(parameter, name.ends_with("LayerNorm.weight") ? 1.0 : 0.0);
+    } else {
+      fill_normal(parameter, 0.02, seed, name);
+    }
+  };
+  return ModelValues(bert_family(), bert_layer_shapes(options), options.init_from, random);
+}
+
+} // namespace trireme::models

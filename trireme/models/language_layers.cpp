@@ -1,0 +1,59 @@
+#include <trireme/models/language_layers.h>
+
+#include <trireme/fused/fused.h>
+#include <trireme/parallel/tensor/layers.h>
+
+namespace trireme::models {
+
+using pipeline::Layer;
+using pipeline::LayerSpec;
+using pipeline::TiedLayerSpec;
+
+pipeline::LayerList language_layers(const std::vector<LayerShape>& shapes, const ModelRanks& ranks, bool tie_embeddings,
+                                    const std::function<Layer(LayerShape::Kind kind)>& make,
+                                    const std::shared_ptr<const ModelValues>& values) {
+  const std::vector<int64_t>& sizes = shapes.front().parameters.front().sizes; // [vocabulary, hidden]
+  TiedLayerSpec<tensor::VocabParallelEmbedding> tied(shapes.front().name, sizes[0], sizes[1], ranks.tensor);
+  tied.forward_fn([ranks](tensor::VocabParallelEmbedding& embedding, const at::Tensor& tokens_BT) {
+    return embedding->forward(own_tokens(tokens_BT, ranks));
+  });
+  const auto layer_of = [&](LayerShape::Kind kind) -> Layer {
+    if (kind == LayerShape::Kind::tokens) {
+      return tied; // not tied without a second one
+    }
+    if (kind != LayerShape::Kind::head) {
+      return make(kind);
+    }
+    if (!tie_embeddings) {
+      return LayerSpec<tensor::ColumnParallelLinear>(sizes[1], sizes[0], ranks.tensor, /*bias=*/false);
+    }
+    TiedLayerSpec<tensor::VocabParallelEmbedding> head = tied;
+    head.forward_fn(
+        [](tensor::VocabParallelEmbedding& embedding, const at::Tensor& x_BTH) { return embedding->logits(x_BTH); });
+    return head;
+  };
+  std::vector<Layer> layers;
+  for (const LayerShape& part : shapes) {
+    Layer& layer = layers.emplace_back(layer_of(part.kind));
+    layer.name(part.name);
+    layer.initialise([prefix = part.name, values](torch::nn::Module& module) { values->fill(prefix, module); });
+  }
+  return pipeline::LayerList(std::move(layers));
+}
+
+at::Tensor token_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+  const at::Tensor& logits = outputs.at(0);
+  return fused::cross_entropy(logits.reshape({-1, logits.size(-1)}), targets.at(0).reshape({-1}), at::Reduction::Mean);
+}
+
+std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> language_loss(int64_t vocabulary,
+                                                                                            const ModelRanks& ranks) {
+  if (ranks.tensor.alone() && !ranks.shares_tokens()) {
+    return token_loss;
+  }
+  return [vocabulary, ranks](const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+    return split_token_loss(outputs.at(0), targets.at(0), vocabulary, ranks);
+  };
+}
+
+} // namespace trireme::models

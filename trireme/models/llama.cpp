@@ -1,0 +1,132 @@
+#include <trireme/models/llama.h>
+
+#include <trireme/base/error.h>
+#include <trireme/fused/fused.h>
+#include <trireme/models/llama_values.h>
+#include <trireme/parallel/tensor/exchange.h>
+
+#include <tuple>
+#include <utility>
+
+namespace trireme::models {
+namespace {
+
+tensor::ParallelAttentionOptions attention_options(const LlamaOptions& options, const ModelRanks& ranks,
+                                                   int64_t layer) {
+  return {.hidden = options.hidden,
+          .heads = options.heads,
+          .kv_heads = options.kv_heads_or_all(),
+          .head_size = options.width_of_head(),
+          .bias = options.attention_bias,
+          .output_bias = options.attention_output_bias,
+          .window = layer >= options.first_window_layer ? options.window : 0,
+          .context = ranks.context,
+          .context_kind = ranks.context_kind};
+}
+
+} // namespace
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
+                                       std::shared_ptr<const RotaryPositions> positions)
+    : ParallelAttentionImpl(attention_options(options, ranks, layer), ranks.tensor),
+      positions_(std::move(positions)),
+      ranks_(ranks.tensor) {
+  if (options.qk_norm) {
+    q_norm = register_module("q_norm", RmsNorm(options.width_of_head(), options.rms_norm_eps));
+    k_norm = register_module("k_norm", RmsNorm(options.width_of_head(), options.rms_norm_eps));
+  }
+}
+
+at::Tensor LlamaAttentionImpl::normalise(RmsNorm& norm, const at::Tensor& x_BATD) const {
+  // Where the sequence is split, the engine sums the gradients of all parameters that are not.
+  const at::Tensor weight = ranks_.splits_sequence() ? norm->weight : tensor::copy_to_ranks(norm->weight, ranks_.group);
+  return fused::rms_norm(x_BATD.transpose(1, 2), weight, norm->eps).transpose(1, 2);
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x_BTH) {
+  Heads heads = project(x_BTH);
+  if (q_norm) {
+    heads.q = normalise(q_norm, heads.q);
+    heads.k = normalise(k_norm, heads.k);
+  }
+  const auto [cos, sin] = positions_->of(heads.q.size(2), heads.q.device());
+  std::tie(heads.q, heads.k) = fused::rotate(heads.q, heads.k, cos, sin);
+  return o_proj->forward(mix(heads));
+}
+
+LlamaBlockImpl::LlamaBlockImpl(const LlamaOptions& options, const ModelRanks& ranks, int64_t layer,
+                               const std::shared_ptr<const RotaryPositions>& positions)
+    : input_layernorm(register_module("input_layernorm", RmsNorm(options.hidden, options.rms_norm_eps))),
+      self_attn(register_module("self_attn", LlamaAttention(options, ranks, layer, positions))),
+      post_attention_layernorm(
+          register_module("post_attention_layernorm", RmsNorm(options.hidden, options.rms_norm_eps))),
+      mlp(register_module("mlp", tensor::ParallelMlp(tensor::ParallelMlpOptions{.hidden = options.hidden,
+                                                                                .intermediate = options.width_of_mlp(),
+                                                                                .bias = options.mlp_bias},
+                                                     ranks.tensor))) {}
+
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x_BTH) {
+  const at::Tensor attended = self_attn->forward(input_layernorm->forward(x_BTH));
+  const auto [x, y] =
+      fused::add_rms_norm(attended, x_BTH, post_attention_layernorm->weight, post_attention_layernorm->eps);
+  return x + mlp->forward(y);
+}
+
+LlamaTrunkImpl::LlamaTrunkImpl(const LlamaOptions& options, const ModelRanks& ranks, const ModelValues& values) {
+  const auto positions = std::make_shared<const RotaryPositions>(options, ranks);
+  int64_t layer = 0;
+  for (const LayerShape& part : layer_shapes(options)) {
+    const auto fill = values.of(part.name);
+    switch (part.kind) {
+      case LayerShape::Kind::tokens:
+        embed_tokens = register_module("embed_tokens", zero::Sharded<tensor::VocabParallelEmbedding>(
+                                                           fill, options.vocab_size, options.hidden, ranks.tensor));
+        break;
+      case LayerShape::Kind::block:
+        layers->emplace_back(fill, options, ranks, layer++, positions);
+        break;
+      case LayerShape::Kind::norm:
+        register_module("layers", layers);
+        norm = register_module("norm", RmsNorm(options.hidden, options.rms_norm_eps));
+        fill(*norm);
+        break;
+      case LayerShape::Kind::positions: // rotary
+      case LayerShape::Kind::head:      // done by the model
+        break;
+    }
+  }
+}
+
+at::Tensor LlamaTrunkImpl::forward(const at::Tensor& tokens_BT) {
+  at::Tensor x = embed_tokens->forward(tokens_BT);
+  for (auto& layer : *layers) {
+    x = layer->forward(x);
+  }
+  return norm->forward(x);
+}
+
+LlamaImpl::LlamaImpl(const LlamaOptions& options, const ModelRanks& ranks) : options_(options), ranks_(ranks) {
+  const ModelValues values = llama_values(options);
+  model = register_module("model", LlamaTrunk(options, ranks, values));
+  if (!options.tie_embeddings) {
+    lm_head = register_module("lm_head", zero::Sharded<tensor::ColumnParallelLinear>(
+                                             values.of(layer_shapes(options).back().name), options.hidden,
+                                             options.vocab_size, ranks.tensor, /*bias=*/false));
+  }
+}
+
+at::Tensor LlamaImpl::local_logits(const at::Tensor& tokens_BT) {
+  const at::Tensor x = model->forward(own_tokens(tokens_BT, ranks_));
+  auto& embedding = model->embed_tokens;
+  return options_.tie_embeddings ? embedding->use([&] { return embedding->logits(x); }) : lm_head->forward(x);
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens_BT) {
+  return join_logits(local_logits(tokens_BT), options_.vocab_size, ranks_);
+}
+
+at::Tensor LlamaImpl::loss(const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
+  return split_token_loss(local_logits(tokens_BT), targets_BT, options_.vocab_size, ranks_);
+}
+
+} // namespace trireme::models

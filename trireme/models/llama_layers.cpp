@@ -1,0 +1,27 @@
+#include <trireme/models/llama_layers.h>
+
+#include <trireme/models/language_layers.h>
+#include <trireme/models/llama.h>
+#include <trireme/models/llama_values.h>
+
+namespace trireme::models {
+
+pipeline::LayerList llama_layers(const LlamaOptions& options, const ModelRanks& ranks) {
+  const auto positions = std::make_shared<const RotaryPositions>(options, ranks);
+  return language_layers(
+      layer_shapes(options), ranks, options.tie_embeddings,
+      [&, block = int64_t{0}](LayerShape::Kind kind) mutable -> pipeline::Layer {
+        if (kind == LayerShape::Kind::block) {
+          return pipeline::LayerSpec<LlamaBlock>(options, ranks, block++, positions);
+        }
+        return pipeline::LayerSpec<RmsNorm>(options.hidden, options.rms_norm_eps);
+      },
+      std::make_shared<const ModelValues>(llama_values(options)));
+}
+
+std::function<at::Tensor(const pipeline::Tensors&, const pipeline::Tensors&)> llama_loss(const LlamaOptions& options,
+                                                                                         const ModelRanks& ranks) {
+  return language_loss(options.vocab_size, ranks);
+}
+
+} // namespace trireme::models

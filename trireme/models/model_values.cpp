@@ -1,0 +1,47 @@
+#include <trireme/models/model_values.h>
+
+#include <trireme/base/error.h>
+#include <trireme/models/checkpoint_weights.h>
+#include <trireme/models/huggingface_weights.h>
+#include <trireme/models/split_values.h>
+
+namespace trireme::models {
+
+std::set<std::string> parameter_names(const std::vector<LayerShape>& shapes) {
+  std::set<std::string> names;
+  for (const LayerShape& part : shapes) {
+    for (const LayerShape::Parameter& parameter : part.parameters) {
+      names.insert(concat(part.name, '.', parameter.name));
+    }
+  }
+  return names;
+}
+
+ModelValues::ModelValues(const HuggingFaceFamily& family, const std::vector<LayerShape>& shapes,
+                         const std::filesystem::path& init_from, Fill random)
+    : fill_(std::move(random)) {
+  if (init_from.empty()) {
+    return;
+  }
+  if (auto saved = checkpoint_in(init_from)) {
+    check_parameter_names(*saved, parameter_names(shapes));
+    fill_ = [saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved))](
+                const std::string& name, const at::Tensor& parameter) { load_parameter(*saved, name, parameter); };
+    return;
+  }
+  const auto files = std::make_shared<const checkpoint::WeightFiles>(plain_weights(init_from));
+  check_names(family, parameter_names(shapes), *files, init_from);
+  fill_ = [&family, files, init_from, random = std::move(fill_)](const std::string& name, const at::Tensor& parameter) {
+    if (may_be_new(family, name) && !has_parameter(family, name, *files)) {
+      random(name, parameter);
+    } else {
+      load_parameter(family, name, parameter, *files, init_from);
+    }
+  };
+}
+
+void ModelValues::fill(const std::string& prefix, const torch::nn::Module& module) const {
+  fill_values(prefix, module, fill_);
+}
+
+} // namespace trireme::models
