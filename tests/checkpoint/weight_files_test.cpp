@@ -35,7 +35,7 @@ TEST_F(WeightFilesTest, ReadsAnIndexOverTwoFiles) {
     EXPECT_THAT(weights.names(), ElementsAre("a", "b", "c"));
     EXPECT_TRUE(at::equal(weights.tensor("b"), at::full({3}, 2.0)));
     EXPECT_TRUE(at::equal(weights.tensor("c"), at::full({4}, 3.0)));
-    EXPECT_EQ(weights.info("c").dtype, "F32");
+    EXPECT_EQ(weights.tensor("c").scalar_type(), at::kFloat);
     EXPECT_FALSE(weights.has("d"));
     EXPECT_THAT(message_of<InputError>([&] { weights.tensor("d"); }), HasSubstr("no tensor \"d\""));
   }

@@ -18,10 +18,7 @@ TEST(CostTest, ClosedForms) {
     const Cost ring = cost(Algorithm::ring, ranks, 6400);
     EXPECT_EQ(ring.steps, 2 * (ranks - 1));
     EXPECT_LT(ring.bytes_busiest, 2 * 6400);
-    EXPECT_DOUBLE_EQ(ring.bytes_busiest * ranks, ring.bytes_total);
-    for (const Algorithm algorithm : all_algorithms()) {
-      EXPECT_DOUBLE_EQ(cost(algorithm, ranks, 6400).bytes_total, 2.0 * 6400 * (ranks - 1)) << name(algorithm);
-    }
+    EXPECT_DOUBLE_EQ(ring.bytes_busiest * ranks, 2.0 * 6400 * (ranks - 1));
   }
   EXPECT_EQ(cost(Algorithm::tree, 5, 100).steps, 6);
   EXPECT_EQ(cost(Algorithm::tree, 8, 100).bytes_busiest, 300);
@@ -96,7 +93,7 @@ TEST_P(AlgorithmsTest, TakeTheStepsAndBytesOfTheirFormula) {
                   const Cost formula = cost(algorithm, group.size(), numel * 4);
                   EXPECT_EQ(busiest[0].item<int64_t>(), formula.steps) << name(algorithm);
                   EXPECT_EQ(busiest[1].item<int64_t>(), formula.bytes_busiest) << name(algorithm);
-                  EXPECT_EQ(total[1].item<int64_t>(), formula.bytes_total) << name(algorithm);
+                  EXPECT_EQ(total[1].item<int64_t>(), 2 * numel * 4 * (group.size() - 1)) << name(algorithm);
                 }
               }),
               IsEmpty());

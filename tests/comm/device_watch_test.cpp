@@ -131,7 +131,7 @@ TEST(DeviceOperationsTest, TheListDoesNotGrowForEver) {
 /// Moves tensors of the device "meta": wait() returns at once, and the mark says what the test wants.
 class FakeBackend : public Backend {
  public:
-  FakeBackend(int rank, int size) : rank_(rank), size_(size) {}
+  using Backend::Backend;
   class Enqueued : public Pending {
    public:
     explicit Enqueued(std::shared_ptr<FakeMark> mark) : mark_(std::move(mark)) {}
@@ -149,12 +149,6 @@ class FakeBackend : public Backend {
 
   const char* name() const override {
     return "fake";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
   bool moves(at::DeviceType type) const override {
     return type == at::kMeta;
@@ -200,8 +194,6 @@ class FakeBackend : public Backend {
     marks.push_back(std::make_shared<FakeMark>(before_answers));
     return std::make_shared<Enqueued>(marks.back());
   }
-  const int rank_;
-  const int size_;
 };
 
 /// One rank with a watch and groups whose tensors on "meta" go over a FakeBackend.

@@ -65,7 +65,7 @@ TEST(JudgeTest, AnOperationIsFoundHoweverManyWereBegunAfterIt) {
   waits.groups[kKey].progress = progress;
   EXPECT_THAT(judged({{0, at(0)}, {1, waits}, {2, waits}}).late, ElementsAre(0));
   for (int64_t number = 1; number <= 40; ++number) {
-    progress.mark_done({number, "all_reduce"});
+    progress.mark_done({number, "all_reduce", 4, "Float", ""});
     progress.note({40 + number, "all_reduce", 4, "Float", "", -1, true});
   }
   EXPECT_EQ(progress.recent.size(), GroupProgress::kRecent);

@@ -22,16 +22,10 @@ class NotingBackend : public Backend {
  public:
   NotingBackend(const char* name, at::DeviceType type, std::vector<std::string>& notes,
                 std::shared_ptr<Pending> pending = nullptr)
-      : name_(name), type_(type), notes_(notes), pending_(std::move(pending)) {}
+      : Backend(0, 2), name_(name), type_(type), notes_(notes), pending_(std::move(pending)) {}
 
   const char* name() const override {
     return name_;
-  }
-  int rank() const override {
-    return 0;
-  }
-  int size() const override {
-    return 2;
   }
   bool moves(at::DeviceType type) const override {
     return type == type_;

@@ -22,15 +22,15 @@ std::string error_of(const BatchKeys& keys, int64_t ranks) {
 }
 
 TEST(BatchSizeTest, TwoGiveTheThird) {
-  EXPECT_EQ(solve(32, 4, std::nullopt, 2), (BatchTriple{32, 4, 4}));
-  EXPECT_EQ(solve(32, std::nullopt, 4, 2), (BatchTriple{32, 4, 4}));
-  EXPECT_EQ(solve(std::nullopt, 4, 4, 2), (BatchTriple{32, 4, 4}));
-  EXPECT_EQ(solve(32, 4, 4, 2), (BatchTriple{32, 4, 4}));
+  EXPECT_EQ(solve({32, 4, std::nullopt, ""}, 2), (BatchTriple{32, 4, 4}));
+  EXPECT_EQ(solve({32, std::nullopt, 4, ""}, 2), (BatchTriple{32, 4, 4}));
+  EXPECT_EQ(solve({std::nullopt, 4, 4, ""}, 2), (BatchTriple{32, 4, 4}));
+  EXPECT_EQ(solve({32, 4, 4, ""}, 2), (BatchTriple{32, 4, 4}));
 }
 
 TEST(BatchSizeTest, OneAloneHasAccumulationOne) {
-  EXPECT_EQ(solve(32, std::nullopt, std::nullopt, 4), (BatchTriple{32, 8, 1}));
-  EXPECT_EQ(solve(std::nullopt, 8, std::nullopt, 4), (BatchTriple{32, 8, 1}));
+  EXPECT_EQ(solve({32, std::nullopt, std::nullopt, ""}, 4), (BatchTriple{32, 8, 1}));
+  EXPECT_EQ(solve({std::nullopt, 8, std::nullopt, ""}, 4), (BatchTriple{32, 8, 1}));
 }
 
 TEST(BatchSizeTest, AccumulationAloneIsNotEnough) {
@@ -101,7 +101,7 @@ TEST(BatchSizeTest, SolutionsAndProposalsFulfilTheEquation) {
       const BatchTriple t{std::stoll((*it)[1]), std::stoll((*it)[2]), std::stoll((*it)[3])};
       ASSERT_EQ(std::stoll((*it)[4]), ranks);
       ASSERT_EQ(t.train, t.micro * t.accumulation * ranks) << error;
-      ASSERT_EQ(solve(t.train, t.micro, t.accumulation, ranks), t);
+      ASSERT_EQ(solve({t.train, t.micro, t.accumulation, ""}, ranks), t);
     }
     ASSERT_GE(count, 2) << error;
     ASSERT_LE(count, 3) << error;

@@ -242,6 +242,24 @@ TEST(KeyTableTest, IsWellFormed) {
   }
 }
 
+Verdict verdict_of_section(std::string_view path) {
+  const Section* first = nullptr;
+  for (const Section& section : all_sections()) {
+    if (section.path != path) {
+      continue;
+    }
+    first = first == nullptr ? &section : first;
+    if (std::any_of(section.keys.begin(), section.keys.end(),
+                    [](const Key& key) { return key.verdict == Verdict::honoured; })) {
+      return Verdict::honoured;
+    }
+  }
+  if (first == nullptr) {
+    throw std::logic_error(concat("key table: no section ", path));
+  }
+  return first->keys.front().verdict;
+}
+
 TEST(KeyTableTest, ASectionIsWhatItsKeysAre) {
   int sections = 0;
   for (const Section& section : all_sections()) {

@@ -345,13 +345,20 @@ TEST(KeyBehaviourTest, AnHonouredKeyWithoutAnObserverIsFound) {
               testing::Contains("1 observers are of keys that are not honoured"));
 }
 
+// Keys that a build without extensions refuses.
+bool is_of_extension(const KeyObserver& observer) {
+  return observer.section == "engine.parameter_averaging" || observer.section == "engine.gradient_compression" ||
+         observer.when.starts_with("OneBit") || observer.when.starts_with("ZeroOne");
+}
+
 class EveryHonouredKeyHasAnEffect : public testing::TestWithParam<int> {};
 
 TEST_P(EveryHonouredKeyHasAnEffect, OnWhatAnEngineDoesOrHolds) {
+  std::vector<KeyObserver> observers = all_observers();
   if (!has_extensions()) {
-    GTEST_SKIP() << "some keys are of extensions, which this build has not";
+    std::erase_if(observers, is_of_extension);
   }
-  EXPECT_THAT(test::without_effect(all_observers(), GetParam(), kCommon), IsEmpty());
+  EXPECT_THAT(test::without_effect(observers, GetParam(), kCommon), IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryHonouredKeyHasAnEffect, testing::Values(1, 2, 3),

@@ -12,6 +12,16 @@
 /// Runs that were published, and the machine that they ran on.
 namespace trireme::plan {
 
+/// Operations per step by Narayanan et al. 2021, arXiv:2104.04473. 96 B l L h^2 (1 + L / 6h + V / 16 l h) includes
+/// recomputation. Their "model" operations do not: three quarters of it, except for the head.
+inline double published_flops(const models::GptOptions& gpt, int64_t batch) {
+  const auto l = static_cast<double>(gpt.layers);
+  const auto h = static_cast<double>(gpt.hidden);
+  const auto length = static_cast<double>(gpt.sequence_length);
+  return 96 * static_cast<double>(batch) * length * l * h * h *
+         (1 + length / (6 * h) + static_cast<double>(gpt.vocab_size) / (16 * l * h));
+}
+
 /// A row of Narayanan et al. 2021, arXiv:2104.04473, table 1 (weak scaling) or 2: GPT with a vocabulary of 51,200,
 /// sequences of 2,048, mixed precision, all activations recomputed.
 struct Row {

@@ -61,9 +61,13 @@ std::string read_file(const fs::path& path) {
   return content;
 }
 
+bool is_disk_full(int code) {
+  return code == ENOSPC || code == EDQUOT || code == EFBIG;
+}
+
 std::string describe_write_failure(int code, const fs::path& path, uint64_t needed_bytes) {
   std::string text = std::strerror(code);
-  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+  if (is_disk_full(code)) {
     std::error_code error;
     const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const auto space = fs::space(folder, error);

@@ -75,6 +75,9 @@ InputError in_words(const std::filesystem::filesystem_error& error);
 /// Flushes `folder`, so that a rename or a new entry survives a power failure.
 void sync_folder(const std::filesystem::path& folder);
 
+/// Whether `code`, an errno, says that a disk, a quota or the limit on a file's size is used up.
+bool is_disk_full(int code);
+
 /// Text for `code`, the current errno, such as "No space left on device (needs 12 MB, 3 MB free)". With `needed_bytes`
 /// 0 the first number is left out.
 std::string describe_write_failure(int code, const std::filesystem::path& path, uint64_t needed_bytes);

@@ -35,8 +35,7 @@ bool NewFile::has_room() const {
 }
 
 void NewFile::reserve() {
-  if (total_bytes_ > 0 && ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(total_bytes_)) != 0 &&
-      (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+  if (total_bytes_ > 0 && ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(total_bytes_)) != 0 && is_disk_full(errno)) {
     fail("write");
   }
 }

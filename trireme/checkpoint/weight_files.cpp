@@ -103,10 +103,6 @@ const Safetensors& WeightFiles::file_of(std::string_view name) const {
   return files_[found->second];
 }
 
-const TensorInfo& WeightFiles::info(std::string_view name) const {
-  return file_of(name).info(name);
-}
-
 at::Tensor WeightFiles::tensor(std::string_view name) const {
   return file_of(name).tensor(name);
 }

@@ -24,7 +24,6 @@ class WeightFiles {
   /// Sorted.
   std::vector<std::string> names() const;
   bool has(std::string_view name) const;
-  const TensorInfo& info(std::string_view name) const;
   /// Zero-copy view, see Safetensors::tensor().
   at::Tensor tensor(std::string_view name) const;
   const std::vector<Safetensors>& files() const {

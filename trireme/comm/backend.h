@@ -1,11 +1,13 @@
 #pragma once
 
 #include <trireme/base/error.h>
+#include <trireme/comm/closed_forms.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/comm/work.h>
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,11 +43,16 @@ class Trouble : public PeerError {
 /// means that the operation is already done.
 class Backend {
  public:
+  Backend(int rank, int size) : rank_(rank), size_(size) {}
   virtual ~Backend() = default;
   /// "null", "gloo", "shm", "mpi", "nccl", "staged".
   virtual const char* name() const = 0;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  int rank() const {
+    return rank_;
+  }
+  int size() const {
+    return size_;
+  }
   /// True if it moves tensors on such a device.
   virtual bool moves(at::DeviceType type) const {
     return type == at::kCPU;
@@ -73,13 +80,28 @@ class Backend {
   }
 
   /// Bytes of tensors that this rank has sent, by the closed form of the algorithms in use.
-  virtual int64_t bytes_sent() const = 0;
+  virtual int64_t bytes_sent() const {
+    return bytes_sent_;
+  }
 
   /// Makes every current and later wait() throw Trouble. Thread-safe.
   virtual void interrupt() = 0;
 
   /// Ends outstanding operations with an error and joins every thread. Idempotent.
   virtual void close() = 0;
+
+ protected:
+  static at::Tensor flat(const at::Tensor& tensor) {
+    return tensor.detach().view(-1);
+  }
+  /// Bytes of all slices of `whole` but one.
+  int64_t share(const at::Tensor& whole) const {
+    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
+  }
+
+  const int rank_;
+  const int size_;
+  std::atomic<int64_t> bytes_sent_{0};
 };
 
 } // namespace trireme::comm

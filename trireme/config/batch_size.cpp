@@ -126,9 +126,4 @@ BatchTriple solve(const BatchKeys& keys, int64_t data_ranks) {
   return out;
 }
 
-BatchTriple solve(std::optional<int64_t> train, std::optional<int64_t> micro, std::optional<int64_t> accumulation,
-                  int64_t data_ranks) {
-  return solve(BatchKeys{train, micro, accumulation, ""}, data_ranks);
-}
-
 } // namespace trireme::config

@@ -32,8 +32,4 @@ struct BatchTriple {
 /// micro is given, or a number is not positive.
 BatchTriple solve(const BatchKeys& keys, int64_t data_ranks);
 
-/// The same without a position.
-BatchTriple solve(std::optional<int64_t> train, std::optional<int64_t> micro, std::optional<int64_t> accumulation,
-                  int64_t data_ranks);
-
 } // namespace trireme::config

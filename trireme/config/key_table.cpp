@@ -160,24 +160,6 @@ bool ValueType::in_range(double value) const {
   return high_enough && low_enough;
 }
 
-Verdict verdict_of_section(std::string_view path) {
-  const Section* first = nullptr;
-  for (const Section& section : all_sections()) {
-    if (section.path != path) {
-      continue;
-    }
-    first = first == nullptr ? &section : first;
-    if (std::any_of(section.keys.begin(), section.keys.end(),
-                    [](const Key& key) { return key.verdict == Verdict::honoured; })) {
-      return Verdict::honoured;
-    }
-  }
-  if (first == nullptr) {
-    throw std::logic_error(concat("key table: no section ", path));
-  }
-  return first->keys.front().verdict;
-}
-
 std::vector<nlohmann::json> no_op_values(const Key& key) {
   std::vector<nlohmann::json> out;
   if (!key.default_value.empty() && key.default_value != "required") {

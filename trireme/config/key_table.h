@@ -110,10 +110,6 @@ struct ValueType {
   bool in_range(double value) const;
 };
 
-/// The verdict of a key whose value is an object with a section at `path`: honoured if any key in it
-/// is, else the verdict of its first key.
-Verdict verdict_of_section(std::string_view path);
-
 /// The default and the other values of a key that have no effect.
 std::vector<nlohmann::json> no_op_values(const Key& key);
 

@@ -216,14 +216,6 @@ void install(const std::vector<FileContent>& contents, const fs::path& made, con
 
 } // namespace
 
-std::vector<FetchableData> fetchable_data() {
-  std::vector<FetchableData> all;
-  for (const FetchSet& set : fetch_sets()) {
-    all.push_back(set.data);
-  }
-  return all;
-}
-
 FetchResult fetch(const std::string& name, const fs::path& destination, const FetchOptions& options) {
   const auto& sets = fetch_sets();
   const auto found = std::find_if(sets.begin(), sets.end(), [&](const FetchSet& set) { return set.data.name == name; });

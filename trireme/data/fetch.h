@@ -41,9 +41,6 @@ struct FetchResult {
   std::vector<FetchedFile> files;
 };
 
-/// The data sets, by name.
-std::vector<FetchableData> fetchable_data();
-
 /// Puts data set `name` into the folder `destination`/`name` and verifies it.
 ///
 /// austen: the six novels of Jane Austen, one UTF-8 file each (lines end in "\n").

@@ -28,9 +28,6 @@ class MappedTokens {
   int64_t num_tokens() const {
     return static_cast<int64_t>(bytes_) / token_bytes_;
   }
-  int64_t num_bytes() const {
-    return static_cast<int64_t>(bytes_);
-  }
   void read(int64_t start, std::span<int64_t> out) const;
 
   /// Tokens per block of largest_in(); the last block has the remainder.

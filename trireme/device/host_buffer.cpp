@@ -67,8 +67,8 @@ int64_t HostBuffer::size() const {
 
 at::Tensor HostBuffer::tensor(int64_t numel, at::ScalarType type, int64_t begin) const {
   memory_->tensors.fetch_add(1, std::memory_order_relaxed);
-  const auto let_go = [memory = memory_](void*) { memory->tensors.fetch_sub(1, std::memory_order_release); };
-  return at::from_blob(data() + begin, {numel}, let_go, at::TensorOptions(type));
+  const auto count_down = [memory = memory_](void*) { memory->tensors.fetch_sub(1, std::memory_order_release); };
+  return at::from_blob(data() + begin, {numel}, count_down, at::TensorOptions(type));
 }
 
 // What the last tensor's thread has read of it has been read.
@@ -85,6 +85,7 @@ void HostBuffer::wait_until_idle() {
 std::shared_ptr<HostBuffer> HostPool::take(int64_t bytes) {
   const int64_t size = aio::round_up(bytes);
   std::unique_ptr<HostBuffer> buffer;
+  Buffers surplus;
   {
     const std::lock_guard lock(mutex_);
     used_bytes_ += size;
@@ -95,10 +96,11 @@ std::shared_ptr<HostBuffer> HostPool::take(int64_t bytes) {
       spare_.erase(found);
       spare_bytes_ -= size;
     } else {
-      free_spare(most_ - used_bytes_);
+      surplus = take_surplus(most_ - used_bytes_);
     }
   }
   if (!buffer) {
+    surplus.clear();
     buffer = std::make_unique<HostBuffer>(size, pinned_for_);
     if (count_) {
       count_(size);
@@ -106,33 +108,38 @@ std::shared_ptr<HostBuffer> HostPool::take(int64_t bytes) {
   }
   buffer->used_until(nullptr);
   return {buffer.release(),
-          [pool = shared_from_this()](HostBuffer* back) { pool->come_back(std::unique_ptr<HostBuffer>(back)); }};
+          [pool = shared_from_this()](HostBuffer* back) { pool->give_back(std::unique_ptr<HostBuffer>(back)); }};
 }
 
 void HostPool::set_most(int64_t bytes) {
+  Buffers surplus;
   const std::lock_guard lock(mutex_);
   most_ = bytes;
-  free_spare(most_ - used_bytes_);
+  surplus = take_surplus(most_ - used_bytes_);
 }
 
-void HostPool::come_back(std::unique_ptr<HostBuffer> buffer) {
+void HostPool::give_back(std::unique_ptr<HostBuffer> buffer) {
+  Buffers surplus;
   const std::lock_guard lock(mutex_);
   const int64_t size = buffer->size();
   used_bytes_ -= size;
   spare_bytes_ += size;
   spare_.emplace(size, std::move(buffer));
-  free_spare(most_ - used_bytes_);
+  surplus = take_surplus(most_ - used_bytes_);
 }
 
-void HostPool::free_spare(int64_t down_to) {
-  while (!spare_.empty() && spare_bytes_ > down_to) {
+HostPool::Buffers HostPool::take_surplus(int64_t most) {
+  Buffers surplus;
+  while (!spare_.empty() && spare_bytes_ > most) {
     const int64_t size = spare_.begin()->first;
+    surplus.push_back(std::move(spare_.begin()->second));
     spare_.erase(spare_.begin());
     spare_bytes_ -= size;
     if (count_) {
       count_(-size);
     }
   }
+  return surplus;
 }
 
 } // namespace trireme::device

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace trireme::device {
 
@@ -63,7 +64,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   explicit HostPool(at::DeviceType pinned_for, std::function<void(int64_t bytes)> count = nullptr)
       : pinned_for_(pinned_for), count_(std::move(count)) {}
   ~HostPool() {
-    free_spare(0);
+    take_surplus(0);
   }
 
   /// At least `bytes`. It is returned with the last copy of the pointer.
@@ -72,8 +73,11 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   void set_most(int64_t bytes);
 
  private:
-  void come_back(std::unique_ptr<HostBuffer> buffer);
-  void free_spare(int64_t down_to);
+  using Buffers = std::vector<std::unique_ptr<HostBuffer>>;
+
+  void give_back(std::unique_ptr<HostBuffer> buffer);
+  // Spare buffers beyond `most` bytes. To be freed without the mutex: that may wait for a device.
+  Buffers take_surplus(int64_t most);
 
   const at::DeviceType pinned_for_;
   const std::function<void(int64_t)> count_;

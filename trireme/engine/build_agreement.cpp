@@ -31,9 +31,9 @@ void shard_within(parallel::ReduceGroups& groups, const zero::ZeroOptions& optio
 
 // In a process with a world of its own, InitializeOptions::sync must be of the kind that the configuration asks for.
 void check_kind(const InitializeOptions& options, const SyncKind* kind) {
-  const std::string asked = kind != nullptr && kind->is_brought ? kind->name : "";
   const std::string given = options.sync ? options.sync->kind : "";
-  if (given != asked && !given.empty()) {
+  const bool is_asked = kind != nullptr && kind->is_brought && kind->name == given;
+  if (!given.empty() && !is_asked) {
     throw InputError(
         "engine",
         concat("InitializeOptions::sync is of kind \"", given, "\", but the configuration does not ask for it"),

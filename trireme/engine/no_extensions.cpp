@@ -4,9 +4,7 @@
 namespace trireme::engine {
 
 std::unique_ptr<parallel::GradientSync> make_sync(const SyncKind& kind, SyncInputs) {
-  throw InputError(
-      "engine", concat("the configuration asks for ", kind.name, ", an extension"),
-      "This Trireme was built without extensions. Build it with -DTRIREME_EXTENSIONS=ON, or leave it out.");
+  refuse_extension("engine", concat("the configuration asks for ", kind.name, ", an extension"));
 }
 
 bool has_extensions() {

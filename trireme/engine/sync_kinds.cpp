@@ -1,8 +1,10 @@
 #include <trireme/engine/sync_kinds.h>
 
+#include <trireme/base/error.h>
+
 #include <algorithm>
 #include <array>
-#include <variant>
+#include <utility>
 
 namespace trireme::engine {
 namespace {
@@ -11,7 +13,7 @@ using config::EngineConfig;
 
 template <class Rule>
 bool steps_by(const EngineConfig& config) {
-  return config.optimizer && std::holds_alternative<Rule>(config.optimizer->rule);
+  return rule_of<Rule>(config) != nullptr;
 }
 
 constexpr std::array kKinds = {
@@ -30,6 +32,12 @@ const SyncKind* kind_of(const EngineConfig& config) {
   const auto* const found =
       std::find_if(kKinds.begin(), kKinds.end(), [&](const SyncKind& kind) { return kind.is_on(config); });
   return found == kKinds.end() ? nullptr : found;
+}
+
+void refuse_extension(std::string where, std::string what) {
+  throw InputError(
+      std::move(where), std::move(what),
+      "This Trireme was built without extensions. Build it with -DTRIREME_EXTENSIONS=ON, or leave it out.");
 }
 
 } // namespace trireme::engine

@@ -5,6 +5,9 @@
 #include <trireme/shards/data_parallel/gradient_sync.h>
 
 #include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
 
 namespace trireme::engine {
 
@@ -19,9 +22,15 @@ struct SyncInputs {
   std::unique_ptr<parallel::AllReduceSync> plain;
 };
 
+/// The options of the optimizer; null if the configuration names another one or none.
+template <class Rule>
+const Rule* rule_of(const config::EngineConfig& config) {
+  return config.optimizer ? std::get_if<Rule>(&config.optimizer->rule) : nullptr;
+}
+
 /// A way to agree that a configuration can ask for, beside all-reduced and sharded gradients.
 struct SyncKind {
-  const char* name;
+  std::string_view name;
   bool (*is_on)(const config::EngineConfig& config);
   /// Its processes are in worlds of their own: they bring it by InitializeOptions::sync.
   bool is_brought = false;
@@ -37,5 +46,8 @@ std::unique_ptr<parallel::GradientSync> make_sync(const SyncKind& kind, SyncInpu
 
 /// False in a build without extensions.
 bool has_extensions();
+
+/// Throws the InputError of a build without extensions. `what`: what asks for which extension.
+[[noreturn]] void refuse_extension(std::string where, std::string what);
 
 } // namespace trireme::engine

@@ -12,18 +12,11 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <variant>
 
 namespace trireme::engine {
 namespace {
 
-using config::EngineConfig;
 using Made = std::unique_ptr<parallel::GradientSync>;
-
-template <class Rule>
-const Rule* rule_of(const EngineConfig& config) {
-  return config.optimizer ? std::get_if<Rule>(&config.optimizer->rule) : nullptr;
-}
 
 // The keys of a file are checked when it is read; options can be made in C++.
 void at_least_one(const char* optimizer, const char* key, std::optional<int64_t> steps) {

@@ -7,14 +7,10 @@ namespace trireme::optim {
 
 Adagrad::Adagrad(const AdagradOptions& options, StateType state_type)
     : Optimizer(state_type), options_(options), states_(states_of(options)) {
-  const auto check = [this](const char* option, double value) {
-    check_option(value >= 0, name(), option, "at least 0", value);
-  };
-  check("lr", options.lr);
-  check("lr_decay", options.lr_decay);
-  check("eps", options.eps);
-  check("weight_decay", options.weight_decay);
-  check("initial_accumulator_value", options.initial_accumulator_value);
+  check_common_options(name(), options);
+  check_option(options.lr_decay >= 0, name(), "lr_decay", "at least 0", options.lr_decay);
+  check_option(options.initial_accumulator_value >= 0, name(), "initial_accumulator_value", "at least 0",
+               options.initial_accumulator_value);
 }
 
 const char* Adagrad::name() const {

@@ -8,14 +8,7 @@
 namespace trireme::optim {
 
 Adam::Adam(const AdamOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
-  const auto check = [this](bool holds, const char* option, const char* range, double value) {
-    check_option(holds, name(), option, range, value);
-  };
-  check(options.lr >= 0, "lr", "at least 0", options.lr);
-  check(options.beta1 >= 0 && options.beta1 < 1, "betas[0]", "in [0, 1)", options.beta1);
-  check(options.beta2 >= 0 && options.beta2 < 1, "betas[1]", "in [0, 1)", options.beta2);
-  check(options.eps >= 0, "eps", "at least 0", options.eps);
-  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
+  check_common_options(name(), options);
 }
 
 const char* Adam::name() const {

@@ -30,16 +30,9 @@ void check_norms(const ShardStep& shard, const at::Tensor& norms) {
 } // namespace
 
 Lamb::Lamb(const LambOptions& options, StateType state_type) : Optimizer(state_type), options_(options) {
-  const auto check = [this](bool holds, const char* option, const char* range, double value) {
-    check_option(holds, name(), option, range, value);
-  };
-  check(options.lr >= 0, "lr", "at least 0", options.lr);
-  check(options.beta1 >= 0 && options.beta1 < 1, "betas[0]", "in [0, 1)", options.beta1);
-  check(options.beta2 >= 0 && options.beta2 < 1, "betas[1]", "in [0, 1)", options.beta2);
-  check(options.eps >= 0, "eps", "at least 0", options.eps);
-  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
-  check(options.min_coeff >= 0, "min_coeff", "at least 0", options.min_coeff);
-  check(options.max_coeff >= options.min_coeff, "max_coeff", "at least min_coeff", options.max_coeff);
+  check_common_options(name(), options);
+  check_option(options.min_coeff >= 0, name(), "min_coeff", "at least 0", options.min_coeff);
+  check_option(options.max_coeff >= options.min_coeff, name(), "max_coeff", "at least min_coeff", options.max_coeff);
   if (state_type == StateType::int8) {
     throw InputError(
         "optim",

@@ -8,14 +8,9 @@ namespace trireme::optim {
 
 Rmsprop::Rmsprop(const RmspropOptions& options, StateType state_type)
     : Optimizer(state_type), options_(options), states_(states_of(options)) {
-  const auto check = [this](bool holds, const char* option, const char* range, double value) {
-    check_option(holds, name(), option, range, value);
-  };
-  check(options.lr >= 0, "lr", "at least 0", options.lr);
-  check(options.alpha >= 0 && options.alpha <= 1, "alpha", "in [0, 1]", options.alpha);
-  check(options.eps >= 0, "eps", "at least 0", options.eps);
-  check(options.weight_decay >= 0, "weight_decay", "at least 0", options.weight_decay);
-  check(options.momentum >= 0, "momentum", "at least 0", options.momentum);
+  check_common_options(name(), options);
+  check_option(options.alpha >= 0 && options.alpha <= 1, name(), "alpha", "in [0, 1]", options.alpha);
+  check_option(options.momentum >= 0, name(), "momentum", "at least 0", options.momentum);
   if (options.centered && state_type != StateType::fp32) {
     throw InputError(
         "optim",

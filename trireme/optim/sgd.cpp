@@ -8,12 +8,8 @@ namespace trireme::optim {
 
 Sgd::Sgd(const SgdOptions& options, StateType state_type)
     : Optimizer(state_type), options_(options), states_(states_of(options)) {
-  const auto check = [this](const char* option, double value) {
-    check_option(value >= 0, name(), option, "at least 0", value);
-  };
-  check("lr", options.lr);
-  check("momentum", options.momentum);
-  check("weight_decay", options.weight_decay);
+  check_common_options(name(), options);
+  check_option(options.momentum >= 0, name(), "momentum", "at least 0", options.momentum);
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
     throw InputError("optim", concat("sgd: nesterov needs momentum above 0 and dampening 0, got ", options.momentum,
                                      " and ", options.dampening, '.'));

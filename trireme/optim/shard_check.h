@@ -19,6 +19,20 @@ void check_flat(const at::Tensor& tensor, const std::string& what, std::initiali
 /// Throws InputError("optim", "<optimizer>: <option> must be <range>, got <value>") unless `holds`.
 void check_option(bool holds, const char* optimizer, const char* option, const char* range, double value);
 
+/// Checks lr and weight_decay, and betas and eps of an optimizer that has them. Errors: as check_option().
+template <class Options>
+void check_common_options(const char* optimizer, const Options& options) {
+  check_option(options.lr >= 0, optimizer, "lr", "at least 0", options.lr);
+  if constexpr (requires { options.beta1; }) {
+    check_option(options.beta1 >= 0 && options.beta1 < 1, optimizer, "betas[0]", "in [0, 1)", options.beta1);
+    check_option(options.beta2 >= 0 && options.beta2 < 1, optimizer, "betas[1]", "in [0, 1)", options.beta2);
+  }
+  if constexpr (requires { options.eps; }) {
+    check_option(options.eps >= 0, optimizer, "eps", "at least 0", options.eps);
+  }
+  check_option(options.weight_decay >= 0, optimizer, "weight_decay", "at least 0", options.weight_decay);
+}
+
 /// The kernels' name for f32, bf16, f16 or uint8 tensors.
 kernels::Element element_of(at::ScalarType type);
 

@@ -240,12 +240,4 @@ std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const
   return out;
 }
 
-double published_flops(const models::TransformerShape& gpt, int64_t batch) {
-  const auto l = static_cast<double>(gpt.layers);
-  const auto h = static_cast<double>(gpt.hidden);
-  const auto length = static_cast<double>(gpt.sequence_length);
-  return 96 * static_cast<double>(batch) * length * l * h * h *
-         (1 + length / (6 * h) + static_cast<double>(gpt.vocab_size) / (16 * l * h));
-}
-
 } // namespace trireme::plan

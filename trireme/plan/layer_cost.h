@@ -41,8 +41,4 @@ struct LayerCost {
 /// Context ranks make 13 and 24 more. Each of a block's 4 and 6 collectives of shared tokens makes 2.5 over all tokens.
 std::vector<LayerCost> layer_costs(const Cluster& cluster, const Job& job, const Layout& layout);
 
-/// Operations per step by Narayanan et al. 2021, arXiv:2104.04473. 96 B l L h^2 (1 + L / 6h + V / 16 l h) includes
-/// recomputation. Their "model" operations do not: three quarters of it, except for the head.
-double published_flops(const models::TransformerShape& gpt, int64_t batch);
-
 } // namespace trireme::plan

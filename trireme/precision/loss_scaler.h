@@ -23,7 +23,7 @@ namespace trireme::precision {
 /// halved whenever the scale doubles.
 ///
 ///   (scaler.scale() * loss).backward();
-///   bool overflow = ...;                            // the same on all ranks: FoundInf
+///   bool overflow = ...;                            // the same on all ranks
 ///   const LossScaler::Update update = scaler.update(overflow);
 ///   if (!update.skipped) step(1 / update.used);
 ///

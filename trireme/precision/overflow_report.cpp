@@ -2,12 +2,13 @@
 
 #include <trireme/base/text.h>
 #include <trireme/device/absent_memory.h>
-#include <trireme/precision/found_inf.h>
 
+#include <ATen/ops/aminmax.h>
 #include <torch/nn/module.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -59,6 +60,19 @@ std::vector<json> gather(const comm::Group& group, const json& here) {
 
 } // namespace
 
+// Checks the minimum and the maximum only: a NaN replaces both.
+bool all_finite(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0 || !tensor.is_floating_point()) {
+    return true;
+  }
+  const at::Tensor values = tensor.is_sparse() ? tensor._values().detach() : tensor.detach();
+  if (values.numel() == 0) {
+    return true;
+  }
+  const auto [least, most] = at::aminmax(values);
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
+}
+
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most) {
   std::vector<NonFinite> out;
   for (const auto& [name, tensor] : tensors) {
@@ -68,16 +82,6 @@ std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, in
     if (tensor.defined() && tensor.numel() > 0 && device::has_memory(tensor) && !all_finite(tensor)) {
       out.push_back(count(name, tensor, rank));
     }
-  }
-  return out;
-}
-
-std::vector<NonFinite> gather_non_finite(const comm::Group& group, const std::vector<NonFinite>& here) {
-  std::vector<NonFinite> out;
-  const std::vector<json> all = gather(group, to_json(here));
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const std::vector<NonFinite> there = from_json(all[rank], group.members()[rank]);
-    out.insert(out.end(), there.begin(), there.end());
   }
   return out;
 }
@@ -152,10 +156,6 @@ OverflowWatch::~OverflowWatch() {
   for (size_t i = 0; i < state_->hooks.size(); ++i) {
     state_->parameters[i].second.remove_hook(state_->hooks[i]);
   }
-}
-
-const std::vector<NonFinite>& OverflowWatch::seen() const {
-  return state_->seen;
 }
 
 std::string OverflowWatch::report(const comm::Group& group) {

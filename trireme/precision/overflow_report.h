@@ -15,6 +15,9 @@ namespace trireme::precision {
 /// The same type as bucket::NamedTensors.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+/// True if every element is finite. Cost: reads the tensor once, on all threads, without allocation.
+bool all_finite(const at::Tensor& tensor);
+
 /// A tensor with elements that are not finite.
 struct NonFinite {
   std::string name;
@@ -27,9 +30,6 @@ struct NonFinite {
 /// Finds the first `most` tensors that hold NaN or Inf, in the given order. Skips undefined and empty tensors (sharded
 /// parameters). Cost: reads the tensors once.
 std::vector<NonFinite> find_non_finite(const NamedTensors& tensors, int rank, int64_t most = 3);
-
-/// Gathers the findings of all ranks of `group`, in order of ranks. Collective.
-std::vector<NonFinite> gather_non_finite(const comm::Group& group, const std::vector<NonFinite>& here);
 
 /// Writes "rank 1: h.3.mlp.c_fc.weight (12 NaN, 1 Inf of 4096), h.3.mlp.c_fc.bias (...); rank 2: ...", or "" for none.
 std::string describe_non_finite(const std::vector<NonFinite>& found);
@@ -53,8 +53,6 @@ class OverflowWatch {
   OverflowWatch(const OverflowWatch&) = delete;
   OverflowWatch& operator=(const OverflowWatch&) = delete;
 
-  /// The findings on this rank since construction or the last report.
-  const std::vector<NonFinite>& seen() const;
   /// Returns one or two sentences on what all ranks of `group` found and the likely cause: weights or a loss that are
   /// not finite, or a layer's backward. Clears the findings. Collective. "" if all was finite.
   std::string report(const comm::Group& group);

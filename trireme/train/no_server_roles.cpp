@@ -1,14 +1,13 @@
 #include <trireme/train/server_roles.h>
 
-#include <trireme/base/error.h>
+#include <trireme/engine/sync_kinds.h>
 
 namespace trireme::train {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw InputError(
-      "train", "parallel.sync asks for parameter servers or elastic replicas, which are extensions",
-      "This Trireme was built without extensions. Build it with -DTRIREME_EXTENSIONS=ON, or leave it out.");
+  engine::refuse_extension("train",
+                           "parallel.sync asks for parameter servers or elastic replicas, which are extensions");
 }
 
 } // namespace

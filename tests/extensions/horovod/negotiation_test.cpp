@@ -98,7 +98,6 @@ TEST(NegotiationTest, GoesOnWithoutRanksThatHaveJoined) {
   const std::vector<Response> last = negotiation.take_ready();
   ASSERT_THAT(names(last), ElementsAre("join"));
   EXPECT_EQ(last[0].any().root, 2);
-  EXPECT_FALSE(negotiation.has_joined(1)) << "a new round";
   for (const int rank : {0, 1, 2}) { // rank 0 joins after it has asked
     negotiation.add(rank, largest);
     if (rank == 0) {

@@ -2,11 +2,14 @@
 
 #include "server_job.h"
 
+#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 /// Requests to a server that are made by hand, so that their order is known.
@@ -23,8 +26,8 @@ inline rpc::Clock::time_point soon() {
 /// One connection of a worker of a model with one parameter of two elements.
 class Hand {
  public:
-  explicit Hand(const std::string& address, int worker = 0, int workers = 2, const json& more = json::object())
-      : client_(rpc::connect(address, {}, soon())), worker_(worker) {
+  explicit Hand(const std::string& of, int worker = 0, int workers = 2, const json& more = json::object())
+      : address(of), client_(rpc::connect(of, {}, soon())), worker_(worker) {
     json header = {{"op", "join"},
                    {"worker", worker},
                    {"workers", workers},
@@ -97,6 +100,8 @@ class Hand {
     ask({{"op", "init"}}, &first);
   }
 
+  /// The server's.
+  const std::string address;
   json joined;
 
  private:
@@ -110,6 +115,30 @@ inline ServerOptions mode(ServerOptions::Mode mode, int64_t staleness = 0, doubl
   options.staleness = staleness;
   options.timeout_s = timeout_s;
   return options;
+}
+
+/// Expects that `body` meets no error, in a process with the server `place` of place + 1.
+inline void by_hand(const ServerOptions& options, int place,
+                    const std::function<void(const std::string& address)>& body) {
+  EXPECT_THAT(test::with_server(options, body, {}, place), testing::IsEmpty());
+}
+inline void by_hand(const ServerOptions& options, const std::function<void(const std::string& address)>& body) {
+  by_hand(options, 0, body);
+}
+
+/// The same with workers 0 and 1 of two; `first` are the values before the first step.
+inline void with_two(const ServerOptions& options, const Values& first, int place,
+                     const std::function<void(Hand& one, Hand& two)>& body) {
+  by_hand(options, place, [&](const std::string& address) {
+    Hand one(address, 0);
+    Hand two(address, 1);
+    one.init(first);
+    body(one, two);
+  });
+}
+inline void with_two(const ServerOptions& options, const Values& first,
+                     const std::function<void(Hand& one, Hand& two)>& body) {
+  with_two(options, first, 0, body);
 }
 
 } // namespace trireme::parallel::server

@@ -44,19 +44,16 @@ TEST(QueueAtEndTest, WaitsForTheOutermostBackward) {
     int hooks = 0;
     int ends = 0;
     on_gradient(chain.second, [&] {
-      EXPECT_EQ(in_backward(), depth > 0);
       EXPECT_FALSE(chain.first.grad().defined());
       ++hooks;
       queue_at_end([&] {
         EXPECT_TRUE(chain.first.grad().defined()) << "ended too early, depth " << depth;
-        EXPECT_FALSE(in_backward());
         ++ends;
       });
     });
     chain.forward(depth).backward();
     EXPECT_EQ(hooks, 1);
     EXPECT_EQ(ends, 1);
-    EXPECT_FALSE(in_backward());
   }
 }
 
@@ -89,7 +86,11 @@ TEST(QueueAtEndTest, AnErrorInsideLeavesNothingBehind) {
   Chain chain;
   on_gradient(chain.second, [] { throw std::runtime_error("boom"); });
   EXPECT_THROW(chain.forward(2).backward(), std::runtime_error);
-  EXPECT_FALSE(in_backward());
+  Chain next;
+  bool ended = false;
+  on_gradient(next.second, [&] { queue_at_end([&] { ended = true; }); });
+  next.forward(0).backward(); // autograd itself calls it: a frame that was left would keep it
+  EXPECT_TRUE(ended);
 }
 
 } // namespace

@@ -135,15 +135,9 @@ class Arriving : public comm::Pending {
 
 class QueueBackend : public comm::Backend {
  public:
-  QueueBackend(at::DeviceType type, int rank, Queues& queues) : type_(type), rank_(rank), queues_(queues) {}
+  QueueBackend(at::DeviceType type, int rank, Queues& queues) : Backend(rank, 2), type_(type), queues_(queues) {}
   const char* name() const override {
     return "queue";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return 2;
   }
   bool moves(at::DeviceType type) const override {
     return type == type_;
@@ -191,7 +185,6 @@ class QueueBackend : public comm::Backend {
 
  private:
   at::DeviceType type_;
-  int rank_;
   Queues& queues_;
 };
 

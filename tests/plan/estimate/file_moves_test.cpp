@@ -112,7 +112,7 @@ TEST(FileMovesTest, ParametersInFilesLeaveBuffers) {
     EXPECT_EQ(named(moves.moved, "stepped parameters", "to_files"), parameters);
     EXPECT_EQ(named(moves.moved, "gradients", "to_files"), 2 * gradients);
     EXPECT_EQ(named(moves.moved, "gradients", "from_files"), 3 * gradients);
-    const int64_t used = gather_plan(run, 0).elements(layout) / ranks;
+    const int64_t used = gather_plan(run, 0, layout).elements(layout) / ranks;
     EXPECT_LE(used, 4 * sharded) << "for each forward and backward of two micro-batches";
     EXPECT_GT(used, 2 * sharded);
     EXPECT_EQ(named(moves.moved, kUnits, "from_files"), 2 * used);

@@ -167,7 +167,7 @@ TEST(MovesTest, ParametersOfADeviceComeWhenTheyAreUsed) {
   const bucket::FlatLayout layout = layout_of(run, 0);
   const int64_t each = unit_elements(layout) / 2;
   EXPECT_EQ(named(moves.on_host, "parameters"), 2 * each);
-  EXPECT_EQ(named(moves.moved, kUnits, "to_device"), 2 * gather_plan(run, 0).elements(layout) / 2)
+  EXPECT_EQ(named(moves.moved, kUnits, "to_device"), 2 * gather_plan(run, 0, layout).elements(layout) / 2)
       << "forward and backward";
   EXPECT_EQ(named(moves.moved, "stepped parameters", "to_device"), 2 * (layout.numel() / 2 - each))
       << "units are stepped where they stay";

@@ -47,21 +47,20 @@ Cost cost(Algorithm algorithm, int ranks, int64_t bytes) {
   const auto whole = static_cast<double>(bytes);
   switch (algorithm) {
     case Algorithm::ring:
-      return {2 * (ranks - 1), 2 * whole * (n - 1) / n, 2 * whole * (n - 1)};
+      return {2 * (ranks - 1), 2 * whole * (n - 1) / n};
     case Algorithm::tree: {
       const int rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
-      return {2 * rounds, whole * rounds, 2 * whole * (n - 1)};
+      return {2 * rounds, whole * rounds};
     }
     case Algorithm::halving_doubling: {
       const auto power = std::bit_floor(static_cast<unsigned>(ranks));
       const bool folds = power != static_cast<unsigned>(ranks);
       const int rounds = std::bit_width(power) - 1;
       const double p = power;
-      return {2 * rounds + (folds ? 2 : 0), 2 * whole * (p - 1) / p + (folds ? whole : 0),
-              2 * whole * (p - 1) + 2 * whole * (n - p)};
+      return {2 * rounds + (folds ? 2 : 0), 2 * whole * (p - 1) / p + (folds ? whole : 0)};
     }
     case Algorithm::naive:
-      return {2 * (ranks - 1), whole * (n - 1), 2 * whole * (n - 1)};
+      return {2 * (ranks - 1), whole * (n - 1)};
   }
   return {};
 }

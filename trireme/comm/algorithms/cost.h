@@ -39,9 +39,8 @@ Algorithm algorithm_named(const std::string& name);
 struct Cost {
   /// Steps of the rank with the most.
   int64_t steps = 0;
-  /// Bytes of tensor that the busiest rank sends, and the sum over all ranks.
+  /// Bytes of tensor that the busiest rank sends.
   double bytes_busiest = 0;
-  double bytes_total = 0;
 };
 
 /// The row of the table above. Exact when the tensor's elements divide evenly among the ranks (halving-doubling: among

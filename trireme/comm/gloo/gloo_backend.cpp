@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <atomic>
 #include <limits>
 
 namespace trireme::comm {
@@ -73,7 +72,7 @@ void break_context(c10d::ProcessGroupGloo& gloo) {
 class GlooBackend : public Backend {
  public:
   explicit GlooBackend(const GroupSetup& setup)
-      : rank_(setup.rank), size_(setup.size), timeout_(setup.patience), shared_(std::make_shared<GlooShared>()) {
+      : Backend(setup.rank, setup.size), timeout_(setup.patience), shared_(std::make_shared<GlooShared>()) {
     auto options = c10d::ProcessGroupGloo::Options::create();
     const GlooDoor::Opening opening;
     const ProbedConnections probed;
@@ -109,12 +108,6 @@ class GlooBackend : public Backend {
 
   const char* name() const override {
     return "gloo";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -174,10 +167,6 @@ class GlooBackend : public Backend {
     return all_reduce(at::zeros({1}, at::kByte), ReduceOp::max);
   }
 
-  int64_t bytes_sent() const override {
-    return bytes_sent_;
-  }
-
   void interrupt() override {
     shared_->interrupt();
   }
@@ -199,14 +188,8 @@ class GlooBackend : public Backend {
   }
 
  private:
-  static at::Tensor flat(const at::Tensor& tensor) {
-    return tensor.detach().view(-1);
-  }
   void count(int64_t bytes) {
     bytes_sent_ += bytes;
-  }
-  int64_t share(const at::Tensor& whole) const {
-    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
   }
 
   template <typename Start>
@@ -236,13 +219,10 @@ class GlooBackend : public Backend {
     return std::make_shared<GlooMessage>(start(begin), shared_, timeout_);
   }
 
-  int rank_;
-  int size_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<GlooShared> shared_;
   std::mutex close_mutex_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
-  std::atomic<int64_t> bytes_sent_{0};
 };
 
 } // namespace

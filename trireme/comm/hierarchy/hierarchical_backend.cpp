@@ -28,10 +28,6 @@ void finish(const std::shared_ptr<Pending>& pending) {
   }
 }
 
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.detach().view(-1);
-}
-
 // On the caller's thread, because an error in a task ends the group.
 void check_type(const at::Tensor& tensor, const char* op) {
   element_of(tensor.scalar_type(), op, "shared memory");
@@ -41,8 +37,7 @@ class HierarchicalBackend : public Backend {
  public:
   HierarchicalBackend(const GroupSetup& setup, HostBlocks blocks, std::shared_ptr<Backend> inner,
                       std::shared_ptr<Backend> outer, std::shared_ptr<Backend> everyone)
-      : rank_(setup.rank),
-        size_(setup.size),
+      : Backend(setup.rank, setup.size),
         blocks_(blocks),
         inner_(std::move(inner)),
         outer_(std::move(outer)),
@@ -62,12 +57,6 @@ class HierarchicalBackend : public Backend {
 
   const char* name() const override {
     return name_.c_str();
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -207,8 +196,6 @@ class HierarchicalBackend : public Backend {
     }
   }
 
-  int rank_;
-  int size_;
   HostBlocks blocks_;
   /// The members of this host; those with this local rank on all hosts; all members.
   std::shared_ptr<Backend> inner_;

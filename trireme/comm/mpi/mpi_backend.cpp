@@ -29,8 +29,7 @@ bool fits(const GroupSetup& setup) {
 class MpiBackend : public Backend {
  public:
   MpiBackend(const GroupSetup& setup, Communicator communicator)
-      : rank_(setup.rank),
-        size_(setup.size),
+      : Backend(setup.rank, setup.size),
         core_(std::make_shared<Core>(setup.timeout, fits(setup))),
         patience_(setup.patience),
         exceptions_at_start_(std::uncaught_exceptions()) {
@@ -45,12 +44,6 @@ class MpiBackend : public Backend {
 
   const char* name() const override {
     return "mpi";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -140,10 +133,6 @@ class MpiBackend : public Backend {
     });
   }
 
-  int64_t bytes_sent() const override {
-    return bytes_sent_;
-  }
-
   void interrupt() override {
     core_->interrupted = true;
   }
@@ -169,9 +158,6 @@ class MpiBackend : public Backend {
   }
 
  private:
-  int64_t share(const at::Tensor& whole) const {
-    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
-  }
   int64_t slice(const at::Tensor& whole) const {
     return static_cast<int64_t>(whole.nbytes()) / size_;
   }
@@ -206,14 +192,11 @@ class MpiBackend : public Backend {
     return std::make_shared<MpiPending>(core_, operation, std::move(memory), std::move(after));
   }
 
-  int rank_;
-  int size_;
   std::shared_ptr<Core> core_;
   std::chrono::milliseconds patience_;
   int exceptions_at_start_;
   int64_t largest_tag_ = 0;
   bool closed_ = false;
-  std::atomic<int64_t> bytes_sent_{0};
 };
 
 /// Each member's rank in MPI_COMM_WORLD, usually but not always its world rank here.

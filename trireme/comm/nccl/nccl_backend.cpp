@@ -1,7 +1,6 @@
 #include <trireme/comm/nccl/nccl_backend.h>
 
 #include <trireme/comm/c10d_work.h>
-#include <trireme/comm/closed_forms.h>
 #include <trireme/comm/nccl/lanes.h>
 #include <trireme/comm/store_handle.h>
 
@@ -288,7 +287,7 @@ class NcclPending : public Pending {
 class NcclBackend : public Backend {
  public:
   NcclBackend(const GroupSetup& setup, std::shared_ptr<Core> core)
-      : rank_(setup.rank), size_(setup.size), core_(std::move(core)) {
+      : Backend(setup.rank, setup.size), core_(std::move(core)) {
     barrier()->wait(); // uses the communicator now: an unreachable GPU is then an error of opening the group
   }
   ~NcclBackend() override {
@@ -297,12 +296,6 @@ class NcclBackend : public Backend {
 
   const char* name() const override {
     return "nccl";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
   bool moves(at::DeviceType type) const override {
     return type == at::kCUDA;
@@ -385,9 +378,6 @@ class NcclBackend : public Backend {
     bytes_sent_ = before;
   }
 
-  int64_t bytes_sent() const override {
-    return bytes_sent_;
-  }
   void interrupt() override {
     core_->interrupt();
   }
@@ -396,15 +386,9 @@ class NcclBackend : public Backend {
   }
 
  private:
-  static at::Tensor flat(const at::Tensor& tensor) {
-    return tensor.detach().view(-1);
-  }
   /// Copied data may have any type; NCCL has no int16.
   static at::Tensor bytes_of(const at::Tensor& tensor) {
     return flat(tensor).view(at::kByte);
-  }
-  int64_t share(const at::Tensor& whole) const {
-    return share_of_others(static_cast<int64_t>(whole.nbytes()), size_);
   }
   template <typename Start>
   std::shared_ptr<Pending> start(int64_t bytes, const Start& begin, Lane lane = Lane::collectives) {
@@ -413,10 +397,7 @@ class NcclBackend : public Backend {
     return pending;
   }
 
-  int rank_;
-  int size_;
   std::shared_ptr<Core> core_;
-  std::atomic<int64_t> bytes_sent_{0};
 };
 
 } // namespace

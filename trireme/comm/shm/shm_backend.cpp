@@ -1,7 +1,6 @@
 #include <trireme/comm/shm/shm_backend.h>
 
 #include <trireme/base/text.h>
-#include <trireme/comm/closed_forms.h>
 #include <trireme/comm/host_memory.h>
 #include <trireme/comm/reduce.h>
 #include <trireme/comm/shm/collectives.h>
@@ -278,19 +277,13 @@ class ShmPending : public Pending {
 
 class ShmBackend : public Backend {
  public:
-  explicit ShmBackend(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  explicit ShmBackend(std::shared_ptr<Core> core) : Backend(core->rank(), core->size()), core_(std::move(core)) {}
   ~ShmBackend() override {
     ShmBackend::close();
   }
 
   const char* name() const override {
     return "shm";
-  }
-  int rank() const override {
-    return core_->rank();
-  }
-  int size() const override {
-    return core_->size();
   }
 
   std::shared_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -345,9 +338,6 @@ class ShmBackend : public Backend {
     return at::from_blob(memory, {numel}, [&arena](void* gone) { arena.release(gone); }, at::TensorOptions(type));
   }
 
-  int64_t bytes_sent() const override {
-    return bytes_sent_;
-  }
   void interrupt() override {
     core_->interrupt();
   }
@@ -356,9 +346,6 @@ class ShmBackend : public Backend {
   }
 
  private:
-  int64_t share(const at::Tensor& whole) const {
-    return share_of_others(static_cast<int64_t>(whole.nbytes()), size());
-  }
   std::shared_ptr<Parcel> parcel(const at::Tensor& tensor, int peer, int tag) const {
     auto parcel = std::make_shared<Parcel>();
     parcel->tensor = tensor;
@@ -389,7 +376,6 @@ class ShmBackend : public Backend {
   }
 
   std::shared_ptr<Core> core_;
-  std::atomic<int64_t> bytes_sent_{0};
 };
 
 } // namespace

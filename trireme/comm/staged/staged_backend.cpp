@@ -21,10 +21,6 @@ namespace {
 /// tensor.
 constexpr int64_t kCut = 64;
 
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.detach().view(-1);
-}
-
 /// The unfinished collectives, in order. Copies to the host run ahead of the host's operations, into the next
 /// collectives too.
 class Queue {
@@ -156,10 +152,9 @@ class SendPending : public Pending {
 class StagedBackend : public Backend {
  public:
   StagedBackend(std::shared_ptr<Backend> host, at::DeviceType type, const StagedOptions& options)
-      : type_(type),
+      : Backend(host->rank(), host->size()),
+        type_(type),
         options_(options),
-        rank_(host->rank()),
-        size_(host->size()),
         shared_(std::make_shared<Shared>(std::move(host), type)),
         queue_(std::make_shared<Queue>(options.ahead)),
         interrupt_([weak = std::weak_ptr(shared_)] {
@@ -176,12 +171,6 @@ class StagedBackend : public Backend {
 
   const char* name() const override {
     return "staged";
-  }
-  int rank() const override {
-    return rank_;
-  }
-  int size() const override {
-    return size_;
   }
   bool moves(at::DeviceType type) const override {
     return type == type_;
@@ -307,8 +296,6 @@ class StagedBackend : public Backend {
 
   const at::DeviceType type_;
   const StagedOptions options_;
-  const int rank_;
-  const int size_;
   const std::shared_ptr<Shared> shared_;
   const std::shared_ptr<Queue> queue_;
   /// Interrupts the host's backend. An operation may outlive this object.

@@ -38,9 +38,6 @@ class Negotiation {
   /// "join", its root is the rank that joined last, and no rank counts as joined any more.
   std::vector<Response> take_ready();
 
-  bool has_joined(int rank) const {
-    return joined_[static_cast<size_t>(rank)];
-  }
   /// One line per name that only some ranks requested `age` ago, with the missing ranks. Reports each name once.
   std::vector<std::string> stalled(std::chrono::duration<double> age, Clock::time_point now = Clock::now());
   /// The age of the oldest waiting name; zero if there is none.

@@ -111,9 +111,7 @@ Error failed(const char* what, int64_t bytes, const fs::path& path, int code, co
 }
 
 Error not_reserved(int64_t bytes, const fs::path& path, int code) {
-  return failed("reserve", bytes, path, code,
-                code == ENOSPC || code == EDQUOT || code == EFBIG ? "Make room there, or name a folder on another disk."
-                                                                  : "Name a folder on another disk.");
+  return failed("reserve", bytes, path, code, is_disk_full(code) ? kMakeRoom : "Name a folder on another disk.");
 }
 
 } // namespace

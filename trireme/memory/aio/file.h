@@ -57,6 +57,9 @@ class File {
 /// transfers; -1: unknown.
 int64_t direct_alignment(const std::filesystem::path& path);
 
+/// What to do about a full disk, in messages.
+inline constexpr const char* kMakeRoom = "Make room there, or name a folder on another disk.";
+
 /// ", 3.20 GB are free in /data" for messages; "" if unknown.
 std::string free_space_near(const std::filesystem::path& path);
 

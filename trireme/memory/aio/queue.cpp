@@ -1,6 +1,7 @@
 #include <trireme/memory/aio/queue.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,11 +20,10 @@ namespace {
 constexpr int kMostAttempts = 1000;
 
 std::string what_to_do(int code) {
+  if (is_disk_full(code)) {
+    return kMakeRoom;
+  }
   switch (code) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return "Make room there, or name a folder on another disk.";
     case EIO:
       return "The disk or its connection fails: check the system's log (dmesg), or name a folder on another disk.";
     case EBADF:

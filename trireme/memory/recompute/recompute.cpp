@@ -294,10 +294,6 @@ Tensors run(const Function& f, const Tensors& inputs, const Options& options) {
   return outputs;
 }
 
-bool in_backward() {
-  return frame() != nullptr;
-}
-
 void queue_at_end(std::function<void()> f) {
   if (Frame* const outermost = frame()) {
     outermost->add(std::move(f));

@@ -60,9 +60,6 @@ auto call(F f, const T&... tensors) {
   return take<Result>(run(listed, Tensors{at::Tensor(tensors)...}), position);
 }
 
-/// True if the backward on this thread is the inner one of a recomputation.
-bool in_backward();
-
 /// Calls f at the end of the outermost running backward. (autograd's queue_callback would call it at the end of a
 /// recomputation's inner backward.) Errors: c10::Error outside of a backward.
 void queue_at_end(std::function<void()> f);

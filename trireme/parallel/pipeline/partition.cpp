@@ -64,10 +64,6 @@ std::string table(const std::vector<Row>& rows) {
 
 } // namespace
 
-std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts, bool allow_empty) {
-  return balance(layer_costs(sizes_of(layers), concat("type:", regex)), parts, allow_empty);
-}
-
 Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty) {
   Partition partition{balance_by_part(costs, allow_empty), {}};
   for (size_t part = 0; part < costs.size(); ++part) {

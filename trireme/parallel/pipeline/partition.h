@@ -19,20 +19,15 @@ struct Partition {
   }
 };
 
-/// Balances the number of layers whose type() contains a match of the regular expression (ECMAScript, any case).
-/// Errors: InputError for an invalid expression, or one without a match.
-std::vector<int64_t> by_type(const LayerList& layers, const std::string& regex, int64_t parts,
-                             bool allow_empty = false);
-
 /// balance_by_part(), with each layer's cost in its part.
 Partition balance_costs_by_part(const std::vector<std::vector<double>>& costs, bool allow_empty = false);
 
 /// balance() with its costs.
 Partition balance_costs(std::vector<double> costs, int64_t parts, bool allow_empty = false);
 
-/// Partitions by "parameters", "uniform" or "type:REGEX"; or by `bounds`, unless empty. Costs are
-/// parameters, 1 per layer, or 1 per matching layer. Errors: InputError for an unknown method, and as
-/// above.
+/// Partitions by "parameters", "uniform" or "type:REGEX" (ECMAScript, any case; layers whose type() contains a match);
+/// or by `bounds`, unless empty. Costs are parameters, 1 per layer, or 1 per matching layer. Errors: InputError for an
+/// unknown method, an invalid expression, or one without a match.
 Partition make_partition(const LayerList& layers, const std::string& method, const std::vector<int64_t>& bounds,
                          int64_t parts, bool allow_empty = false);
 

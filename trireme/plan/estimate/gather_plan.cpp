@@ -156,10 +156,6 @@ int64_t GatherPlan::elements(const bucket::FlatLayout& layout) const {
   return sum;
 }
 
-GatherPlan gather_plan(const Run& run, int64_t stage) {
-  return gather_plan(run, stage, layout_of(run, stage));
-}
-
 GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout) {
   zero::GatherRule rule{.sizes = std::vector<int64_t>(run.model.layers.size(), 0), .ahead = run.zero.prefetch_elements};
   for (const bucket::TensorInfo& tensor : layout.tensors()) { // without the gaps of flat buffers

@@ -20,9 +20,8 @@ struct GatherPlan {
   int64_t elements(const bucket::FlatLayout& layout) const;
 };
 
-/// Computes the plan of a rank of `stage`. Cost: proportional to the phases of its program, not to their repetitions.
-GatherPlan gather_plan(const Run& run, int64_t stage);
-/// The same; `layout` is layout_of(run, stage).
+/// Computes the plan of a rank of `stage`, whose layout is layout_of(run, stage). Cost: proportional to the phases of
+/// its program, not to their repetitions.
 GatherPlan gather_plan(const Run& run, int64_t stage, const bucket::FlatLayout& layout);
 
 } // namespace trireme::estimate

@@ -18,8 +18,8 @@ constexpr int64_t kGradientBuckets = 3;
 constexpr int64_t kOuterBytes = 8; // averaging's outer optimizer, per parameter
 constexpr int64_t kGatheredUnits = 2;
 
-std::string divided(int64_t ranks, const char* by = " / N") {
-  return ranks > 1 ? by : "";
+std::string divided(int64_t ranks) {
+  return ranks > 1 ? " / N" : "";
 }
 
 std::string over(int64_t ranks) {

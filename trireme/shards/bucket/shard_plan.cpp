@@ -10,13 +10,12 @@ Range shard_of(const Bucket& bucket, int rank, int size) {
 }
 
 ShardPlan::ShardPlan(const FlatLayout& layout, int rank, int size, bool sharded)
-    : buckets_(layout.buckets()), rank_(rank), size_(size), sharded_(sharded && size > 1), state_offset_{0} {
+    : buckets_(layout.buckets()), rank_(rank), size_(size), sharded_(sharded && size > 1) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (sharded_ && buckets_[b].numel() % size_ != 0) {
       throw Error("bucket", concat("bucket ", b, " has ", buckets_[b].numel(), " elements, which ", size_,
                                    " ranks cannot share evenly; the layout was made for ", layout.options().shards));
     }
-    state_offset_.push_back(state_offset_.back() + mine(static_cast<int64_t>(b)).numel());
   }
 }
 

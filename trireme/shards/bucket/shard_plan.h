@@ -13,7 +13,6 @@ Range shard_of(const Bucket& bucket, int rank, int size);
 /// Which slice of which bucket each rank owns: everything on every rank (ZeRO stage 0), or rank r's equal part of each
 /// bucket (stages 1 to 3).
 ///
-/// A rank's optimizer states store its slices contiguously, bucket after bucket; bucket b starts at state_offset(b).
 /// Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 5.
 class ShardPlan {
  public:
@@ -35,20 +34,12 @@ class ShardPlan {
   Range mine(int64_t bucket) const {
     return range(bucket, rank_);
   }
-  int64_t state_offset(int64_t bucket) const {
-    return state_offset_[bucket];
-  }
-  /// Elements of one optimizer state on this rank.
-  int64_t state_numel() const {
-    return state_offset_.back();
-  }
 
  private:
   std::vector<Bucket> buckets_;
   int rank_ = 0;
   int size_ = 1;
   bool sharded_ = false;
-  std::vector<int64_t> state_offset_;
 };
 
 } // namespace trireme::bucket

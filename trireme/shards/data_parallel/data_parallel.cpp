@@ -348,9 +348,6 @@ at::Tensor DataParallel::mean(const at::Tensor& value) const {
 void DataParallel::join() {
   impl_->join();
 }
-double DataParallel::exposed_seconds() const {
-  return impl_->reducer->exposed_seconds();
-}
 
 DataParallel::NoSync::NoSync(DataParallel& parallel)
     : parallel_(parallel), before_(parallel.impl_->reducer->synchronising()) {

@@ -81,8 +81,6 @@ class DataParallel {
   /// Ends this rank's data; collective, see above. No backward() may follow.
   void join();
 
-  double exposed_seconds() const;
-
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

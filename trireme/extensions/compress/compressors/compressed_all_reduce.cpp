@@ -57,10 +57,6 @@ ErrorFeedback CompressedAllReduce::no_errors(at::Device device) const {
   return {at::zeros({numel_}, options), at::zeros({mine().count()}, options)};
 }
 
-int64_t CompressedAllReduce::bytes_a_round() const {
-  return 2 * slice_ * (group_.size() - 1);
-}
-
 void CompressedAllReduce::check(const at::Tensor& x) const {
   if (!x.defined() || !x.is_contiguous() || x.dim() != 1 || x.numel() != numel_ ||
       (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16)) {

@@ -49,8 +49,6 @@ class CompressedAllReduce {
     return ranges_[group_.rank()];
   }
   ErrorFeedback no_errors(at::Device device) const;
-  /// Bytes that this rank sends per round; the same on every rank.
-  int64_t bytes_a_round() const;
 
   /// `x` [numel], fp32 or bf16, contiguous, becomes the mean. Returns when it is done. Collective.
   /// Errors: Error for a tensor or errors of another shape, type or device; PeerError as Group's.

@@ -49,13 +49,6 @@ class PowerSgd {
 
   /// No error, and random Q from `seed`, which is the same on every rank.
   State first_state(at::Device device, uint64_t seed) const;
-  /// Numbers sent in each of the two all-reduces.
-  int64_t numbers_of_first() const {
-    return first_.total;
-  }
-  int64_t numbers_of_second() const {
-    return second_.total;
-  }
 
   /// `x` [numel], fp32, contiguous, becomes the mean. Returns when it is done. Collective.
   /// Errors: Error for a tensor or a state of another shape, type or device; PeerError as Group's.
