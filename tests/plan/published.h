@@ -14,7 +14,7 @@ namespace trireme::plan {
 
 /// Operations per step by Narayanan et al. 2021, arXiv:2104.04473. 96 B l L h^2 (1 + L / 6h + V / 16 l h) includes
 /// recomputation. Their "model" operations do not: three quarters of it, except for the head.
-inline double published_flops(const models::GptOptions& gpt, int64_t batch) {
+inline double published_flops(const models::TransformerShape& gpt, int64_t batch) {
   const auto l = static_cast<double>(gpt.layers);
   const auto h = static_cast<double>(gpt.hidden);
   const auto length = static_cast<double>(gpt.sequence_length);
