@@ -1,0 +1,172 @@
+// Folders that Hugging Face's transformers wrote, trained by `trireme train` with "model": {"from": FOLDER}: the losses
+// and gradient norms of plain PyTorch, in every layout. What is exported opens in transformers as the model that
+// PyTorch trained.
+#include "shell.h"
+
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kSteps = 20;
+
+struct Step {
+  double loss = 0;
+  double norm = 0;
+};
+
+class HuggingFaceFolderTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder = fs::path(testing::TempDir()) / concat("trireme_hf_folders_", ::getpid());
+    fs::create_directories(folder);
+    const Finished made = python(concat("make ", folder.string(), ' ', kSteps));
+    ASSERT_EQ(made.status, 0) << made.output;
+    std::istringstream lines(made.output);
+    std::string name;
+    for (Step step; lines >> name >> step.loss >> step.norm;) {
+      expected[name].push_back(step);
+    }
+  }
+  static void TearDownTestSuite() {
+    fs::remove_all(folder);
+  }
+  static Finished python(const std::string& arguments) {
+    return sh(
+        concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
+               "/tests/tools/reference_folder.py\" ",
+               arguments, " 2>", folder.string(), "/python.log || (cat ", folder.string(), "/python.log; exit 1)"),
+        300);
+  }
+  static Finished train(const std::string& name, const std::string& more) {
+    write_file_atomically(folder / (name + ".json"),
+                          concat(R"({"model": {"from": ")", name, R"(", "sequence_length": 16},
+      "data": {"type": "tokens", "train": [")",
+                                 name, R"(.tokens"], "shuffle": false}, "training": {"steps": )", kSteps,
+                                 R"(},
+      "engine": {"train_batch_size": 8, "gradient_clipping": 1.0,
+                 "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}}}})"));
+    fs::remove_all(folder / "out");
+    return sh(
+        concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, " train ", name, ".json --out out ", more));
+  }
+  static void expect_curve(const std::string& name) {
+    std::ifstream metrics(folder / "out/metrics.jsonl");
+    std::string line;
+    size_t i = 0;
+    for (; std::getline(metrics, line); ++i) {
+      ASSERT_LT(i, expected[name].size());
+      const auto step = nlohmann::json::parse(line);
+      EXPECT_NEAR(step.at("loss").get<double>(), expected[name][i].loss, 1e-4 * expected[name][i].loss)
+          << "step " << i + 1;
+      EXPECT_NEAR(step.at("grad_norm").get<double>(), expected[name][i].norm, 1e-3 * expected[name][i].norm)
+          << "step " << i + 1;
+    }
+    EXPECT_EQ(i, kSteps);
+  }
+
+  static inline fs::path folder;
+  static inline std::map<std::string, std::vector<Step>> expected;
+};
+
+TEST_F(HuggingFaceFolderTest, EveryArchitectureTrainsAndComesBack) {
+  ASSERT_GE(expected.size(), 13u);
+  for (const auto& [name, steps] : expected) {
+    SCOPED_TRACE(name);
+    const Finished run = train(name, concat("-n 1 --set training.export=", name, "-exported"));
+    ASSERT_EQ(run.status, 0) << run.output;
+    expect_curve(name);
+  }
+  const Finished opened = python(concat("open ", folder.string()));
+  ASSERT_EQ(opened.status, 0) << opened.output;
+  std::istringstream lines(opened.output);
+  std::string name;
+  size_t count = 0;
+  for (double exported = 0, trained = 0; lines >> name >> exported >> trained; ++count) {
+    EXPECT_NEAR(exported, trained, 1e-4 * trained) << name;
+  }
+  EXPECT_EQ(count, expected.size());
+}
+
+TEST_F(HuggingFaceFolderTest, EveryLayoutIsTheSameTraining) {
+  for (const char* layout :
+       {"-n 2", "-n 2 --set engine.zero_optimization.stage=3",
+        "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4", "-n 2 --set parallel.tensor=2",
+        "-n 2 --set parallel.context=2", "-n 2 --set parallel.context=2 --set parallel.context_kind=ulysses",
+        "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=2",
+        "-n 1 --set engine.pipeline.activation_checkpoint_interval=1"}) {
+    SCOPED_TRACE(layout);
+    const Finished run = train("llama_tied", layout);
+    ASSERT_EQ(run.status, 0) << run.output;
+    expect_curve("llama_tied");
+  }
+}
+
+// From a pipeline, tensor ranks and ZeRO 3: no rank has the whole model.
+TEST_F(HuggingFaceFolderTest, ARunIsExportedFromAnyLayout) {
+  const std::string text = concat("cd ", folder.string(), " && ", kTrireme);
+  for (const char* layout : {"-n 2 --set parallel.tensor=2", "-n 2 --set engine.zero_optimization.stage=3",
+                             "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4"}) {
+    SCOPED_TRACE(layout);
+    const Finished run = train("qwen3", layout);
+    ASSERT_EQ(run.status, 0) << run.output;
+    fs::remove_all(folder / "again");
+    const Finished exported = sh(concat(text, " export out again --json"));
+    ASSERT_EQ(exported.status, 0) << exported.output;
+    EXPECT_THAT(exported.output, AllOf(HasSubstr("\"step\":20"), HasSubstr("\"dtype\":\"fp32\"")));
+    fs::remove_all(folder / "qwen3-second");
+    const Finished trained = sh(concat(
+        "cd ", folder.string(), " && sed s/qwen3/again/ qwen3.json > again.json && cp qwen3.tokens again.tokens && ",
+        kTrireme, " train again.json --out second --set training.steps=1"));
+    ASSERT_EQ(trained.status, 0) << trained.output << "\nthe exported folder trains again";
+    fs::remove_all(folder / "second");
+  }
+}
+
+TEST_F(HuggingFaceFolderTest, BadFoldersAreRefusedInOneSentence) {
+  const auto refused = [&](const std::string& name) {
+    const Finished run = train(name, "-n 1 --set training.steps=1");
+    EXPECT_EQ(run.status, 2) << run.output;
+    return run.output;
+  };
+  const auto copy = [&](const char* name) {
+    fs::remove_all(folder / name);
+    fs::copy(folder / "llama_odd", folder / name);
+    fs::copy_file(folder / "llama_odd.tokens", folder / concat(name, ".tokens"), fs::copy_options::overwrite_existing);
+  };
+  const auto set = [&](const char* name, const char* key, const nlohmann::ordered_json& value) {
+    auto config = nlohmann::ordered_json::parse(read_file(folder / name / "config.json"));
+    config[key] = value;
+    write_file_atomically(folder / name / "config.json", config.dump(2));
+  };
+  copy("other");
+  set("other", "model_type", "mamba");
+  EXPECT_THAT(refused("other"), HasSubstr("model_type: the architecture \"mamba\" is not supported"));
+  copy("narrow");
+  set("narrow", "intermediate_size", 76);
+  EXPECT_THAT(refused("narrow"), AllOf(HasSubstr("intermediate_size"), HasSubstr("mlp")));
+  copy("short");
+  set("short", "num_hidden_layers", 1);
+  EXPECT_THAT(refused("short"), HasSubstr("num_hidden_layers"));
+  copy("missing");
+  for (const auto& file : fs::directory_iterator(folder / "missing")) {
+    if (file.path().filename().string().find("-00002-of-") != std::string::npos) {
+      fs::remove(file.path());
+    }
+  }
+  EXPECT_THAT(refused("missing"), HasSubstr("-00002-of-"));
+  const Finished full = sh(concat("cd ", folder.string(), " && ", kTrireme, " export out ."));
+  EXPECT_EQ(full.status, 2) << full.output;
+}
+
+} // namespace
+} // namespace trireme::tools

@@ -1,0 +1,82 @@
+"""Models of Llama's family and GPT-2 with random weights in folders of Hugging Face's transformers, trained by plain PyTorch.
+Usage: reference_folder.py make OUT STEPS      OUT/NAME (config.json, weights, tokenizer files), OUT/NAME.tokens; a line a
+                                               step: NAME loss gradient-norm
+       reference_folder.py open OUT            opens OUT/NAME-exported, a line a model: NAME loss on the first tokens;
+                                               the same of what this script trained: OUT/NAME-trained
+Runs of Trireme read the same tokens in the same order (design: shuffle false)."""
+import os
+import sys
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../models"))
+import numpy as np
+import torch
+import torch.nn.functional as F
+from reference_llama import BASE, CLASSES, MODELS
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+torch.set_num_threads(1)
+BATCH, LENGTH = 8, 16
+
+
+def made(name):
+    torch.manual_seed(len(name))
+    if name == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=LENGTH, vocab_size=61,
+                                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
+                                          eos_token_id=None))
+    kind, more = MODELS[name]
+    return CLASSES[kind](kind(**(BASE | more)))
+
+
+def rows_of(tokens, step):
+    return torch.stack([tokens[i * LENGTH:i * LENGTH + LENGTH + 1] for i in range(step * BATCH, step * BATCH + BATCH)])
+
+
+def loss_of(model, rows):
+    return F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def make(out, steps):
+    for name in ["gpt2", *MODELS]:
+        model = made(name).float()
+        model.save_pretrained(f"{out}/{name}", max_shard_size="20KB" if name == "llama_odd" else "5GB")
+        size = model.config.vocab_size
+        tokens = np.cumsum(np.arange(1, 6001) % 7 + np.arange(6000) // 997) % size
+        tokens.astype("<u2").tofile(f"{out}/{name}.tokens")
+        tokens = torch.from_numpy(tokens.astype("int64"))
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        for step in range(steps):
+            loss = loss_of(model, rows_of(tokens, step))
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            print(name, repr(loss.item()), repr(norm.item()))
+        model.save_pretrained(f"{out}/{name}-trained")
+
+
+def opened(folder, tokens):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = {key: value for key, value in info.items() if value}
+    assert not wrong, f"{folder}: transformers complains of {wrong}"
+    assert model.dtype == torch.float32, model.dtype
+    model.eval()
+    with torch.no_grad():
+        return type(model).__name__, loss_of(model, rows_of(tokens, 0)).item()
+
+
+def open_all(out):
+    for name in ["gpt2", *MODELS]:
+        tokens = torch.from_numpy(np.fromfile(f"{out}/{name}.tokens", "<u2").astype("int64"))
+        kind, loss = opened(f"{out}/{name}-exported", tokens)
+        expected_kind, expected = opened(f"{out}/{name}-trained", tokens)
+        assert kind == expected_kind, f"{name} came back as {kind}, not {expected_kind}"
+        print(name, repr(loss), repr(expected))
+
+
+if sys.argv[1] == "make":
+    make(sys.argv[2], int(sys.argv[3]))
+else:
+    open_all(sys.argv[2])
