@@ -3,11 +3,10 @@
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/weight_files.h>
 #include <trireme/data/tokenizer.h>
-#include <trireme/engine/evaluation_mode.h>
-#include <trireme/engine/same_options.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
 #include <trireme/models/gpt_layers.h>
+#include <trireme/train/registry.h>
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -16,28 +15,6 @@
 
 namespace trireme::train {
 namespace {
-
-Task gpt_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
-  Task task;
-  models::GptOptions options = run.model.gpt;
-  if (options.vocab_size == 0) { // "the tokenizer's"
-    options.vocab_size = datasets.tokenizer->vocab_size();
-  }
-  task.tokens_per_sample = run.model.gpt.sequence_length;
-  task.loss_divisor = datasets.bytes_per_token.value_or(1);
-  task.gpt_options = options;
-  if (run.builds_layers()) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks),
-                                                               models::gpt_loss(options, ranks), run.pipeline);
-    const std::vector<int64_t> one = {0}; // sample inputs, if the partition measures layers
-    task.pipeline->set_sample_inputs(datasets.train->get(one).inputs);
-    return task;
-  }
-  task.gpt = models::Gpt(options, ranks);
-  task.model = task.gpt.ptr();
-  task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
-  return task;
-}
 
 void load_weights(models::Cnn& cnn, const std::filesystem::path& path) {
   if (const auto saved = models::checkpoint_in(path)) {
@@ -55,8 +32,38 @@ void load_weights(models::Cnn& cnn, const std::filesystem::path& path) {
   }
 }
 
-Task cnn_task(const config::RunConfig& run) {
+} // namespace
+
+Task gpt_task(const ModelContext& context) {
+  const auto& [run, datasets, ranks] = context;
   Task task;
+  models::GptOptions options = run.model.gpt;
+  if (options.vocab_size == 0) { // "the tokenizer's"
+    options.vocab_size = datasets.tokenizer->vocab_size();
+  }
+  task.tokens_per_sample = run.model.gpt.sequence_length;
+  task.loss_divisor = datasets.bytes_per_token.value_or(1);
+  task.gpt_options = options;
+  task.description = concat("GPT, ", options.layers, " layers, hidden ", options.hidden, ", ", options.heads,
+                            " heads, ", options.sequence_length, " tokens");
+  task.loss_unit = datasets.bytes_per_token ? "nats/byte" : "nats/token";
+  if (run.builds_layers()) {
+    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::gpt_layers(options, ranks),
+                                                               models::gpt_loss(options, ranks), run.pipeline);
+    task.pipeline->set_sample_inputs(sample_inputs(datasets));
+    return task;
+  }
+  task.gpt = models::Gpt(options, ranks);
+  task.model = task.gpt.ptr();
+  task.loss = [gpt = task.gpt](const data::Batch& batch) mutable { return gpt->loss(batch.input(), batch.target()); };
+  return task;
+}
+
+Task cnn_task(const ModelContext& context) {
+  const config::RunConfig& run = context.run;
+  Task task;
+  task.description = "CNN";
+  task.loss_unit = "nats";
   models::Cnn cnn(run.model.cnn);
   if (!run.model.cnn.init_from.empty()) {
     load_weights(cnn, run.model.cnn.init_from);
@@ -64,21 +71,15 @@ Task cnn_task(const config::RunConfig& run) {
   task.model = cnn.ptr();
   task.loss = [cnn](const data::Batch& batch) mutable { return cnn->loss(batch.input(), batch.target()); };
   task.count_right = [cnn](const data::Batch& batch) mutable {
-    const torch::NoGradGuard no_grad;
-    const engine::EvaluationMode mode(*cnn);
     const at::Tensor chosen = cnn->forward(batch.input().narrow(0, 0, batch.samples)).argmax(1);
     return chosen.eq(batch.target().narrow(0, 0, batch.samples)).sum();
   };
   return task;
 }
 
-} // namespace
-
-data::Datasets open_data(const config::RunConfig& run, comm::World& world) {
-  data::Datasets datasets;
-  engine::check_together(world.group(),
-                         [&] { datasets = data::make_datasets(run.data, {world.local_rank(), world.local_size()}); });
-  return datasets;
+pipeline::Tensors sample_inputs(const data::Datasets& datasets) {
+  const std::vector<int64_t> one = {0};
+  return datasets.train ? datasets.train->get(one).inputs : pipeline::Tensors();
 }
 
 void check_samples(const config::RunConfig& run, const data::Datasets& datasets) {
@@ -100,10 +101,6 @@ void check_samples(const config::RunConfig& run, const data::Datasets& datasets)
                        "Set model.channels and model.side to those of the images.");
     }
   }
-}
-
-Task make_task(const config::RunConfig& run, const data::Datasets& datasets, const models::ModelRanks& ranks) {
-  return run.model.kind == config::ModelConfig::Kind::gpt ? gpt_task(run, datasets, ranks) : cnn_task(run);
 }
 
 } // namespace trireme::train
