@@ -5,9 +5,9 @@
 #include <trireme/train/memory_check.h>
 #include <trireme/train/offload_check.h>
 #include <trireme/train/run_estimate.h>
+#include <trireme/train/run_lock.h>
 #include <trireme/train/tf_config.h>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -24,8 +24,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,31 +69,6 @@ void check_out(const TrainCommand& command) {
                      "Continue it with --resume, name another folder with --out, or remove it.");
   }
 }
-
-/// Held while the launcher of a job that writes into the run folder is alive. The next one waits a little for a job
-/// that is just ending. Has no effect on file systems without locks.
-class RunLock {
- public:
-  explicit RunLock(const fs::path& folder)
-      : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
-    for (int tries = 0; file_ && ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
-      if (tries == 20) {
-        throw InputError("trireme", concat("another training writes into ", folder.string()),
-                         "Wait until it ends, or name another folder with --out.");
-      }
-      ::usleep(100'000);
-    }
-  }
-  /// Passes the lock to the program that replaces this process.
-  void keep_in_next_program() {
-    if (file_) {
-      ::fcntl(file_.release(), F_SETFD, 0);
-    }
-  }
-
- private:
-  Descriptor file_;
-};
 
 /// The reason not to restart this job's ranks: a later job has claimed the run folder. "": none.
 std::string superseded(const RunToken& token, const std::string& run_id, const fs::path& folder) {

@@ -2,7 +2,6 @@
 
 #include <trireme/train/disk_report.h>
 #include <trireme/train/evaluation.h>
-#include <trireme/train/evaluator.h>
 #include <trireme/train/join_traces.h>
 #include <trireme/train/offload_check.h>
 #include <trireme/train/registry.h>
@@ -487,18 +486,6 @@ int TrainRun::train() {
 }
 
 } // namespace
-
-int train(const TrainCommand& command, const Registry& registry) {
-  if (is_server()) {
-    return serve_parameters(command, registry.types());
-  }
-  if (is_evaluator()) {
-    return evaluate_checkpoints(command, registry);
-  }
-  const engine::Preemption preemption; // early: a signal while ranks connect is handled after the first step
-  comm::World world = comm::World::connect();
-  return train(command, registry, world);
-}
 
 int train(const TrainCommand& command, const Registry& registry, comm::World& world, std::optional<at::Device> device) {
   fault::set_step(0); // exchanges before the first step do not belong to it
