@@ -261,8 +261,9 @@ RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& ov
   return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, files, types);
 }
 
-RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides) {
-  return read(std::move(root), folder, overrides, Files::may_be_absent, built_in_types());
+RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
+                   const RunTypes& types) {
+  return read(std::move(root), folder, overrides, Files::may_be_absent, types);
 }
 
 } // namespace trireme::config

@@ -167,6 +167,7 @@ RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std
 
 /// Reads a run file's content, with paths relative to `folder`; for the `resolved`
 /// configuration of a checkpoint, whose files may be absent.
-RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {});
+RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {},
+                   const RunTypes& types = built_in_types());
 
 } // namespace trireme::config
