@@ -14,7 +14,7 @@ install(TARGETS trireme trireme-rank RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
 if(NOT TRIREME_EXTENSIONS)
   set(left_out PATTERN "extensions" EXCLUDE PATTERN "horovod.h" EXCLUDE)
 endif()
-install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE ${left_out})
+install(DIRECTORY trireme/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme FILES_MATCHING PATTERN "*.h" PATTERN "declarations" EXCLUDE PATTERN "add_commands.h" EXCLUDE ${left_out})
 install(EXPORT TriremeTargets NAMESPACE trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 # Not at the top of the build: with its bin/ on the PATH, find_package() would look there.
 configure_package_config_file(cmake/TriremeConfig.cmake.in "${PROJECT_BINARY_DIR}/package/TriremeConfig.cmake"

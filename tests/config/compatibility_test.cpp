@@ -6,6 +6,7 @@
 #include <trireme/base/text.h>
 #include <trireme/config/compatibility.h>
 #include <trireme/config/run_file.h>
+#include <trireme/config/run_types.h>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,7 @@ constexpr const char* kGpt = R"({
 constexpr const char* kCnn =
     R"({"model": {"type": "cnn", "layers": null, "hidden": null, "heads": null},
         "data": {"type": "images", "train": "images", "train_labels": "labels"}})";
+constexpr const char* kOwn = R"({"model": {"type": "own", "layers": null, "hidden": null, "heads": null}})";
 constexpr const char* kGpu = R"({"training": {"device": "cuda:0"}})";
 
 // What asks for a feature: changes of a run file, and of a program's options.
@@ -139,14 +141,32 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"no validation data", {}},
     {"data.validation_fraction", {{R"({"data": {"validation_fraction": 0.1}})"}}},
     {"data.validation", {{R"({"data": {"validation": "validation.txt"}})"}}},
+    {"a model type of a program", {{kOwn}}},
+    {"a model type of a program that gives no layers", {{kOwn}}},
+    {"a model type of a program without ModelType::tensor", {{kOwn}}},
+    {"a model type of a program without ModelType::context", {{kOwn}}},
 };
+
+// With a model type "own" of a program, which can do nothing.
+const RunTypes& types() {
+  static const RunTypes all = [] {
+    RunTypes out = built_in_types();
+    out.models.push_back({.name = "own",
+                          .read = [](const JsonNode&, const RunPaths&,
+                                     RunConfig& run) { run.model.kind = ModelConfig::Kind::of_program; },
+                          .write = [](const RunConfig&) { return ordered_json{{"type", "own"}}; },
+                          .of_program = true});
+    return out;
+  }();
+  return all;
+}
 
 RunConfig read_patched(const std::vector<std::string>& patches) {
   ordered_json run = ordered_json::parse(kGpt);
   for (const std::string& patch : patches) {
     run.merge_patch(ordered_json::parse(patch));
   }
-  return read_run(JsonNode::parse(run.dump(2), "run.json"), "/");
+  return read_run(JsonNode::parse(run.dump(2), "run.json"), "/", {}, types());
 }
 
 std::string error_of(const std::vector<std::string>& patches) {

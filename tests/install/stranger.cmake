@@ -3,3 +3,8 @@ run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${WORK}/build" -DCMAKE_BUILD_TYPE=Releas
 run(${CMAKE_COMMAND} --build "${WORK}/build")
 run("${WORK}/a prefix/bin/trireme" launch -n 2 --all-output -- "${WORK}/build/stranger")
 expect_output("rank 1 of 2")
+# A program with its own model, as examples/own_model: its CMake project, and its run file.
+run(${CMAKE_COMMAND} -S "${OWN_MODEL}" -B "${WORK}/own_model" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=${FLAGS}" "-DCMAKE_PREFIX_PATH=${WORK}/a prefix")
+run(${CMAKE_COMMAND} --build "${WORK}/own_model")
+run("${WORK}/own_model/own_model" train "${OWN_MODEL}/run.json" -n 2 --out "${WORK}/own_run" --set training.steps=5)
+expect_output("validation accuracy")

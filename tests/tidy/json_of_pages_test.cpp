@@ -4,7 +4,7 @@
 #include <trireme/base/text.h>
 #include <trireme/config/deepspeed_json.h>
 #include <trireme/config/key_table.h>
-#include <trireme/config/run_file.h>
+#include <trireme/config/run_types.h>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -90,6 +90,27 @@ std::string section_of(const json& part) {
   return found.empty() ? "none" : found.begin()->second;
 }
 
+// With the types of the program of docs/own_model.md; tests/train runs it.
+const config::RunTypes& types() {
+  static const config::RunTypes all = [] {
+    using config::RunConfig;
+    config::RunTypes out = config::built_in_types();
+    const auto write_nothing = [](const RunConfig&) { return nlohmann::ordered_json::object(); };
+    out.models.push_back({.name = "mlp",
+                          .read = [](const JsonNode&, const config::RunPaths&,
+                                     RunConfig& run) { run.model.kind = config::ModelConfig::Kind::of_program; },
+                          .write = write_nothing,
+                          .of_program = true});
+    out.data.push_back({.name = "spirals",
+                        .read = [](const JsonNode&, const config::RunPaths&,
+                                   RunConfig& run) { run.data.kind = data::DataOptions::Kind::of_program; },
+                        .write = write_nothing,
+                        .of_program = true});
+    return out;
+  }();
+  return all;
+}
+
 // Reads it as what it is: the engine's part, which a program of one's own has by itself, or a run file, of which a part
 // leaves something open.
 void read(const json& part, const std::string& where) {
@@ -108,7 +129,7 @@ void read(const json& part, const std::string& where) {
         {"engine", {{"train_batch_size", 8}}}};
     run[json::json_pointer(section.empty() ? "" : "/" + join(split(section, '.'), "/"))].merge_patch(part);
   }
-  config::read_run(JsonNode::parse(run.dump(1), where), kTop);
+  config::read_run(JsonNode::parse(run.dump(1), where), kTop, {}, types());
 }
 
 TEST(JsonOfPagesTest, IsReadByTheReader) {

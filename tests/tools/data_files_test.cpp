@@ -31,7 +31,7 @@ class DataFilesTest : public SmallTrainingTest {
       train::TrainCommand command;
       command.run_file = file(concat("run", world.rank(), ".json"), own.dump());
       command.out = out();
-      train::train(command, world);
+      train::train(command, train::Registry(), world);
     });
   }
 };

@@ -123,7 +123,8 @@ TEST_F(RunBehaviourTest, OneStageRecomputesToo) {
     EXPECT_THAT(run_ranks(ranks,
                           [&](comm::World& world) {
                             const config::RunConfig config = read(recomputing);
-                            const Task task = make_task(config, data::make_datasets(config.data));
+                            const data::Datasets datasets = data::make_datasets(config.data);
+                            const Task task = train::Registry().make_task({config, datasets});
                             ASSERT_NE(task.pipeline, nullptr);
                             EXPECT_EQ(task.pipeline->options().activation_checkpoint_interval, 1);
                             const json kept = losses(world, run);

@@ -20,7 +20,6 @@
 
 namespace trireme::tools {
 
-using train::make_task;
 using train::Task;
 
 namespace fs = std::filesystem;
@@ -97,7 +96,7 @@ inline void run_training(comm::World& world, const json& run, bool resume = fals
   command.run_file = folder() / "run.json";
   command.out = out();
   command.resume = resume;
-  EXPECT_EQ(train::train(command, world, device), 0);
+  EXPECT_EQ(train::train(command, train::Registry(), world, device), 0);
   world.group().barrier("trained").wait();
 }
 
@@ -105,7 +104,8 @@ inline void run_training(comm::World& world, const json& run, bool resume = fals
 inline json model(comm::World&, const json& run) {
   const config::RunConfig config = read(run);
   torch::manual_seed(1);
-  const Task task = make_task(config, data::make_datasets(config.data));
+  const data::Datasets datasets = data::make_datasets(config.data);
+  const Task task = train::Registry().make_task({config, datasets});
   json seen;
   for (const auto& item : task.model->named_parameters()) {
     seen[item.key()] = digest(item.value());

@@ -62,13 +62,13 @@ int run(int argc, char** argv) {
   }
   if (const auto* train_command = std::get_if<TrainCommand>(&command)) {
     train::set_failed_status(*train_command);
-    return train::train_job(*train_command);
+    return train::train_job(*train_command, {});
   }
   if (const auto* estimate_command = std::get_if<EstimateCommand>(&command)) {
-    return train::show_estimate(*estimate_command);
+    return train::show_estimate(*estimate_command, {});
   }
   if (const auto* plan_command = std::get_if<PlanCommand>(&command)) {
-    return train::show_plan(*plan_command);
+    return train::show_plan(*plan_command, {});
   }
   if (const auto* launch_command = std::get_if<LaunchCommand>(&command)) {
     return launch_program(*launch_command);

@@ -1,6 +1,5 @@
 // `trireme-rank`: the part of the command line with libtorch. `trireme` starts it as the ranks of a training, or
 // becomes it for generate, inspect, bench and doctor.
-#include <trireme/train/train_run.h>
 #include "bench_comm.h"
 #include "bench_kernels.h"
 #include "bench_optim.h"
@@ -12,19 +11,17 @@
 #include "measure_machine.h"
 
 #include <trireme/base/error.h>
-#include <trireme/base/log.h>
 #include <trireme/base/text.h>
 #include <trireme/checkpoint/describe.h>
 #include <trireme/checkpoint/folder.h>
 #include <trireme/comm/hang_report.h>
+#include <trireme/train/train_main.h>
+#include <trireme/train/train_run.h>
 
-#include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
-#include <chrono>
 #include <iostream>
 #include <string_view>
-#include <thread>
 
 namespace trireme::tools {
 namespace {
@@ -67,7 +64,7 @@ int inspect(const InspectCommand& command) {
 struct Run {
   int operator()(const TrainCommand& command) const {
     train::set_failed_status(command);
-    return train::train(command);
+    return train::train(command, train::Registry());
   }
   int operator()(const GenerateCommand& command) const {
     return generate_text(command);
@@ -139,20 +136,5 @@ int run(int argc, char** argv) {
 } // namespace trireme::tools
 
 int main(int argc, char** argv) {
-  try {
-    return trireme::train::ended_with(trireme::train::with_output_written(trireme::tools::run(argc, argv)));
-  } catch (const trireme::tools::ExitNow& done) {
-    return trireme::train::with_output_written(done.code);
-  } catch (const trireme::PeerError& error) {
-    trireme::log::error(error.what());
-    // The rank that failed first must also end first, so that the launcher names it and not one that only lost it. The
-    // launcher's SIGTERM ends this sleep.
-    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    return trireme::train::ended_with(error.exit_code());
-  } catch (const c10::Error& error) { // without what()'s C++ stack
-    trireme::log::error(error.what_without_backtrace());
-    return trireme::train::ended_with(1);
-  } catch (const std::exception& error) {
-    return trireme::train::ended_with(trireme::train::report_failure(error));
-  }
+  return trireme::train::run_program([&] { return trireme::tools::run(argc, argv); });
 }

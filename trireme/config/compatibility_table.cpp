@@ -31,7 +31,17 @@ bool is_model(const Setting& s, ModelConfig::Kind kind) {
 }
 
 bool is_data(const Setting& s, bool images) {
-  return s.run != nullptr && (s.run->data.kind == data::DataOptions::Kind::images) == images;
+  using Kind = data::DataOptions::Kind;
+  return s.run != nullptr && s.run->data.kind != Kind::of_program && (s.run->data.kind == Kind::images) == images;
+}
+
+// A program's model type that lacks a trait.
+bool lacks(const Setting& s, bool ModelTraits::* trait) {
+  return is_model(s, ModelConfig::Kind::of_program) && !(s.run->model.traits.*trait);
+}
+
+std::string type_of_program(const Setting& s) {
+  return concat("the program's model type \"", s.run->model.type, '"');
 }
 
 // How ranks synchronize one model.
@@ -206,16 +216,27 @@ constexpr Feature kPipelineKeys{"pipeline.stages, activation_checkpoint_interval
 // A run file's model and data.
 constexpr Feature kLanguage{"a run file's gpt or llama", "model.type",
                             [](const Setting& s) { return s.run != nullptr && s.run->model.is_language(); },
-                            [](const Setting& s) -> std::string { return concat("a ", s.run->model.type()); }};
+                            [](const Setting& s) -> std::string { return concat("a ", s.run->model.type); }};
 constexpr Feature kCnn{"a run file's cnn", "model.type",
                        [](const Setting& s) { return is_model(s, ModelConfig::Kind::cnn); },
                        [](const Setting&) -> std::string { return "a cnn"; }};
+constexpr Feature kOfProgram{"a model type of a program", "model.type",
+                             [](const Setting& s) { return is_model(s, ModelConfig::Kind::of_program); },
+                             type_of_program};
+constexpr Feature kOnePieceType{"a model type of a program that gives no layers", "model.type",
+                                [](const Setting& s) { return lacks(s, &ModelTraits::layers); }, type_of_program};
+constexpr Feature kNoTensorType{"a model type of a program without ModelType::tensor", "model.type",
+                                [](const Setting& s) { return lacks(s, &ModelTraits::tensor); }, type_of_program};
+constexpr Feature kNoContextType{"a model type of a program without ModelType::context", "model.type",
+                                 [](const Setting& s) { return lacks(s, &ModelTraits::context); }, type_of_program};
 constexpr Feature kImages{"data of type images", "data.type", [](const Setting& s) { return is_data(s, true); }};
 constexpr Feature kTokens{"data of type tokens or text", "data.type",
                           [](const Setting& s) { return is_data(s, false); }};
-constexpr Feature kLayerKeys{"seed_layers or activation_checkpoint_interval", "engine.pipeline", [](const Setting& s) {
-                               return s.run != nullptr && s.run->builds_layers() && s.pipe == 1;
-                             }};
+constexpr Feature kLayerKeys{
+    "seed_layers or activation_checkpoint_interval", "engine.pipeline", [](const Setting& s) {
+      return s.run != nullptr && s.pipe == 1 &&
+             (s.run->pipeline.activation_checkpoint_interval > 0 || s.run->pipeline.seed_layers);
+    }};
 constexpr Feature kSample{"training.sample", "training.sample",
                           [](const Setting& s) { return s.run != nullptr && s.run->training.sample; },
                           [](const Setting&) -> std::string { return "a sample"; }};
@@ -230,7 +251,8 @@ constexpr Feature kEvaluation{"training.eval_every", "training.eval_every",
                               [](const Setting&) -> std::string { return "evaluation"; }};
 constexpr Feature kNoValidation{"no validation data", "data", [](const Setting& s) {
                                   return s.run != nullptr && s.run->data.validation.empty() &&
-                                         s.run->data.validation_fraction == 0;
+                                         s.run->data.validation_fraction == 0 &&
+                                         s.run->data.kind != data::DataOptions::Kind::of_program;
                                 }};
 constexpr Feature kValidationFraction{
     "data.validation_fraction", "data.validation_fraction",
@@ -257,6 +279,25 @@ const std::vector<Incompatible>& incompatible_features() {
        "Leave engine.tensor_parallel out, and set parallel.tensor to the number of ranks that share each layer."},
       {{kTensorParallel}, {kCnn}, "it splits a C++ program's own model", "Leave engine.tensor_parallel out."},
       {{kTensor, kContext}, {kCnn}, "its layers cannot be split", "Use a gpt, or leave the key out."},
+      {{kTensorParallel},
+       {kOfProgram},
+       "a type of a program splits its layers itself",
+       "Leave engine.tensor_parallel out, and set parallel.tensor (docs/own_model.md)."},
+      {{kTensor},
+       {kNoTensorType},
+       "the program does not say that tensor ranks can share its layers",
+       "Leave parallel.tensor out, or split its layers over ModelContext::ranks and set ModelType::tensor "
+       "(docs/own_model.md)."},
+      {{kContext},
+       {kNoContextType},
+       "the program does not say that context ranks can share its sequences",
+       "Leave parallel.context out, or split them over ModelContext::ranks and set ModelType::context "
+       "(docs/own_model.md)."},
+      {{kStages, kLayerKeys},
+       {kOnePieceType},
+       "it is a model in one piece, without layers to spread over stages, seed or recompute one by one",
+       "Leave the key out, or return train::Layers instead of train::Model (docs/own_model.md)."},
+      {{kSample}, {kOfProgram}, "it writes no text", "Leave the sample out."},
       {{kCnn},
        {kStages},
        "a run file cannot cut it into stages",

@@ -156,11 +156,12 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
 }
 
 // An object whose keys depend on its "type".
-void check_type(const JsonNode& object, const std::string& type, const std::string& path) {
+void check_type(const JsonNode& object, const std::string& type, const std::string& path,
+                const std::vector<std::string>& of_program) {
   if (type.empty() || find_section(path, type) != nullptr) {
     return;
   }
-  std::vector<std::string> types;
+  std::vector<std::string> types = of_program;
   for (const Section& section : all_sections()) {
     if (section.path == path) {
       types.emplace_back(section.when);
@@ -227,14 +228,19 @@ void apply_verdict(const JsonNode& node, const Key& key, std::vector<std::string
 }
 
 void check_key(const JsonNode& object, const JsonNode& value, const Key& key, std::string_view path,
-               bool verdict_counts, std::vector<std::string>& notes) {
+               bool verdict_counts, std::vector<std::string>& notes, const ProgramTypes& of_program) {
   const ValueType type = ValueType::parse(key.type);
   const std::string below = child(path, key.name);
   check_value(value, type, below, key.verdict);
   if (type.kind == ValueType::Kind::object && find_section(below, "") != nullptr) {
     const std::string own = type_of(value);
-    check_type(value, own, below);
-    check_keys(value, below, own.empty() ? type_of(object) : own, notes);
+    const auto found = of_program.find(below);
+    const std::vector<std::string> registered = found == of_program.end() ? std::vector<std::string>() : found->second;
+    if (std::ranges::find(registered, own) != registered.end()) {
+      return;
+    }
+    check_type(value, own, below, registered);
+    check_keys(value, below, own.empty() ? type_of(object) : own, notes, of_program);
   } else if (type.kind == ValueType::Kind::objects) {
     for (const JsonNode* element : objects_of(value)) {
       check_keys(*element, below, "", notes);
@@ -246,7 +252,8 @@ void check_key(const JsonNode& object, const JsonNode& value, const Key& key, st
 
 } // namespace
 
-void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes) {
+void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes,
+                const ProgramTypes& of_program) {
   const Section* section = find_section(path, type);
   if (section == nullptr) {
     throw std::logic_error(concat("key table: no section ", path, " for type ", type));
@@ -273,7 +280,7 @@ void check_keys(const JsonNode& node, std::string_view path, std::string_view ty
       off = absent || asks_for_nothing(*value, key, ValueType::parse(key.type));
     }
     if (!absent) {
-      check_key(node, *value, key, path, !off, notes);
+      check_key(node, *value, key, path, !off, notes, of_program);
     }
   }
 }

@@ -4,6 +4,8 @@
 #include <trireme/base/json.h>
 #include <trireme/config/key_table.h>
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -11,12 +13,18 @@
 
 namespace trireme::config {
 
+/// Types that a program has registered, by the path of their section.
+using ProgramTypes = std::map<std::string, std::vector<std::string>, std::less<>>;
+
 /// Checks the object `node` against the section of `path` and those below it: every key is known, every
 /// value has its type and range, and every value is supported.
 ///
 /// `type` selects the section where its keys depend on a `type`. Appends a sentence to `notes`
 /// for each value that has no effect. Errors: InputError at the first value that is wrong.
-void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes);
+///
+/// Sections whose `type` is one of `of_program` are left to the program that has registered it.
+void check_keys(const JsonNode& node, std::string_view path, std::string_view type, std::vector<std::string>& notes,
+                const ProgramTypes& of_program = {});
 
 /// Removes from every disabled section of an engine's configuration ("enabled": false, "device": "none")
 /// the keys that check_keys() would refuse, with a sentence in `notes` for each.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <trireme/base/json.h>
-#include <trireme/config/run_file.h>
+#include <trireme/config/run_types.h>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -10,9 +10,9 @@ namespace trireme::config {
 /// Checks keys that depend on each other, fills in values that follow from another key
 /// (vocab_size of the tokenizer "bytes") and adds to run.notes.
 /// Errors: InputError that names both places.
-void check_run(const JsonNode& root, const JsonNode& engine, RunConfig& run);
+void check_run(const JsonNode& root, const JsonNode& engine, const RunType& model, RunConfig& run);
 
-/// Writes `run` as a run file.
-nlohmann::ordered_json write_out(const RunConfig& run);
+/// Writes `run`, whose sections have these types, as a run file.
+nlohmann::ordered_json write_out(const RunConfig& run, const RunType& model, const RunType& data);
 
 } // namespace trireme::config

@@ -2,9 +2,10 @@
 
 #include <trireme/base/text.h>
 #include <trireme/config/deepspeed_json.h>
-#include <trireme/config/huggingface_model.h>
+#include <trireme/config/huggingface_folder.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/run_checks.h>
+#include <trireme/config/run_types.h>
 
 #include <algorithm>
 
@@ -13,190 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kBytes = "bytes";
-
-// Turns the paths of a run file into absolute ones.
-class Paths {
- public:
-  /// `absent`: collects files that do not exist; nullptr: all must.
-  Paths(fs::path folder, std::vector<fs::path>* absent) : folder_(std::move(folder)), absent_(absent) {}
-
-  fs::path find(const JsonNode& node, const std::string& text) const {
-    if (text.empty()) {
-      node.fail("the path is empty");
-    }
-    const fs::path beside = fs::absolute(folder_ / text).lexically_normal();
-    const fs::path here = fs::absolute(text).lexically_normal();
-    std::error_code ignored;
-    if (fs::exists(beside, ignored)) {
-      return beside;
-    }
-    if (fs::exists(here, ignored)) {
-      return here;
-    }
-    if (absent_ == nullptr) {
-      node.fail(concat("there is no file ", beside.string(),
-                       here == beside ? "" : concat(", and no ", here.string(), " either")),
-                "A relative path starts at the folder of the run file, else at the working directory."
-                " What the examples train on comes with \"trireme data fetch\".");
-    }
-    absent_->push_back(beside);
-    return beside;
-  }
-
-  fs::path one(const Values& values, const std::string& key) const {
-    const JsonNode* node = values.find(key);
-    return node == nullptr ? fs::path() : find(*node, node->as_string());
-  }
-
-  std::vector<fs::path> all(const Values& values, const std::string& key) const {
-    std::vector<fs::path> out;
-    for (const std::string& text : values.get(key, std::vector<std::string>())) {
-      out.push_back(find(*values.find(key), text));
-    }
-    return out;
-  }
-
- private:
-  fs::path folder_;
-  std::vector<fs::path>* absent_;
-};
-
-bool has_text(const JsonNode& node, std::string_view text) {
-  return node.kind() == JsonNode::Kind::string && node.as_string() == text;
-}
-
 std::string type_of(const JsonNode& root, const char* section) {
   return root.find(section)->find("type")->as_string();
-}
-
-void read_gpt(const Values& values, models::GptOptions& gpt) {
-  gpt.layers = values.get("layers", gpt.layers);
-  gpt.hidden = values.get("hidden", gpt.hidden);
-  gpt.heads = values.get("heads", gpt.heads);
-  gpt.sequence_length = values.get("sequence_length", gpt.sequence_length);
-  gpt.vocab_size = values.get("vocab_size", gpt.vocab_size);
-  gpt.tie_embeddings = values.get("tie_embeddings", gpt.tie_embeddings);
-  gpt.dropout = values.get("dropout", gpt.dropout);
-}
-
-void read_llama(const Values& values, models::LlamaOptions& llama) {
-  llama.layers = values.get("layers", llama.layers);
-  llama.hidden = values.get("hidden", llama.hidden);
-  llama.heads = values.get("heads", llama.heads);
-  llama.kv_heads = values.get("kv_heads", llama.kv_heads);
-  llama.head_dim = values.get("head_dim", llama.head_dim);
-  llama.intermediate = values.get("intermediate", llama.intermediate);
-  llama.sequence_length = values.get("sequence_length", llama.sequence_length);
-  llama.vocab_size = values.get("vocab_size", llama.vocab_size);
-  llama.rope_theta = values.get("rope_theta", llama.rope_theta);
-  if (const JsonNode* scaling = values.find("rope_scaling")) {
-    llama.rope_scaling = read_rope_scaling(*scaling);
-  }
-  llama.max_positions = values.get("max_positions", llama.max_positions);
-  llama.rms_norm_eps = values.get("rms_norm_eps", llama.rms_norm_eps);
-  llama.attention_bias = values.get("attention_bias", llama.attention_bias);
-  llama.attention_output_bias = values.get("attention_output_bias", llama.attention_output_bias);
-  llama.mlp_bias = values.get("mlp_bias", llama.mlp_bias);
-  llama.qk_norm = values.get("qk_norm", llama.qk_norm);
-  llama.window = values.get("window", llama.window);
-  llama.first_window_layer = values.get("first_window_layer", llama.first_window_layer);
-  llama.tie_embeddings = values.get("tie_embeddings", llama.tie_embeddings);
-}
-
-// Where the folder's description is, fills in what the run file leaves out: the type here, other keys in read_model().
-std::optional<HuggingFaceModel> read_from(JsonNode& root, const Paths& paths) {
-  JsonNode* model = root.is_object() ? root.at("model") : nullptr;
-  const JsonNode* from = model != nullptr && model->is_object() ? model->find("from") : nullptr;
-  if (from == nullptr || from->is_null()) {
-    return std::nullopt;
-  }
-  fs::path folder = paths.find(*from, from->as_string());
-  folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
-  std::error_code ignored;
-  if (!fs::exists(folder / "config.json", ignored)) {
-    from->fail(concat("there is no ", (folder / "config.json").string(), ", which a Hugging Face folder has"),
-               "Name the folder that holds config.json, the weights and tokenizer.json.");
-  }
-  HuggingFaceModel out = read_huggingface_model(folder);
-  const std::string type = out.family == models::TransformerShape::Family::llama ? "llama" : "gpt";
-  if (const JsonNode* said = model->find("type"); said != nullptr && said->as_string() != type) {
-    said->fail(
-        concat('"', said->as_string(), "\" is not what ", (folder / "config.json").string(), " describes, a ", type),
-        "Leave \"type\" out.");
-  }
-  root.set("model.type", type);
-  JsonNode* data = root.at("data");
-  const fs::path tokenizer = folder / "tokenizer.json";
-  if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
-      data->find("type") != nullptr &&
-      (has_text(*data->find("type"), "text") || has_text(*data->find("type"), "tokens"))) {
-    root.set("data.tokenizer", tokenizer.string());
-  }
-  return out;
-}
-
-ModelConfig read_model(const JsonNode& root, const Paths& paths, const std::optional<HuggingFaceModel>& from) {
-  ModelConfig out;
-  const std::string type = type_of(root, "model");
-  const Values values = Values(&root, "").section("model", type);
-  if (type == "cnn") {
-    out.kind = ModelConfig::Kind::cnn;
-    models::CnnOptions& cnn = out.cnn;
-    cnn.channels = values.get("channels", cnn.channels);
-    cnn.side = values.get("side", cnn.side);
-    cnn.classes = values.get("classes", cnn.classes);
-    cnn.width = values.get("width", cnn.width);
-    cnn.dropout = values.get("dropout", cnn.dropout);
-    cnn.init_from = paths.one(values, "init_from");
-    return out;
-  }
-  out.kind = type == "llama" ? ModelConfig::Kind::llama : ModelConfig::Kind::gpt;
-  out.set_vocab_size(0);
-  if (from) {
-    out.gpt = from->gpt;
-    out.llama = from->llama;
-  }
-  if (out.kind == ModelConfig::Kind::llama) {
-    read_llama(values, out.llama);
-  } else {
-    read_gpt(values, out.gpt);
-  }
-  if (values.find("init_from") != nullptr || !from) {
-    out.init_from() = paths.one(values, "init_from");
-  }
-  return out;
-}
-
-data::DataOptions read_data(const JsonNode& root, const ModelConfig& model, const Paths& paths) {
-  data::DataOptions out;
-  const std::string type = type_of(root, "data");
-  const Values values = Values(&root, "").section("data", type);
-  out.train = paths.all(values, "train");
-  out.validation = paths.all(values, "validation");
-  out.shuffle = values.get("shuffle", out.shuffle);
-  out.prefetch = values.get("prefetch", out.prefetch);
-  if (type == "images") {
-    out.kind = data::DataOptions::Kind::images;
-    out.train_labels = paths.all(values, "train_labels");
-    out.validation_labels = paths.all(values, "validation_labels");
-    out.mean = values.get("mean", out.mean);
-    out.std = values.get("std", out.std);
-    out.classes = model.cnn.classes;
-    return out;
-  }
-  out.kind = type == "text" ? data::DataOptions::Kind::text : data::DataOptions::Kind::tokens;
-  if (type == "text") {
-    out.validation_fraction = values.get("validation_fraction", out.validation_fraction);
-  } else {
-    out.token_bytes = values.get("token_bytes", out.token_bytes);
-  }
-  out.tokenizer = values.get<std::string>("tokenizer", type == "text" ? kBytes : "");
-  if (!out.tokenizer.empty() && out.tokenizer != kBytes) {
-    out.tokenizer = paths.one(values, "tokenizer").string();
-  }
-  out.sequence_length = values.get("sequence_length", model.shape().sequence_length);
-  return out;
 }
 
 SyncConfig read_sync(const Values& values) {
@@ -325,7 +144,7 @@ std::pair<std::string, std::string> split_override(const std::string& text) {
 
 // Applies the overrides and takes the engine's file into `root`, if it has one.
 // Overrides of keys inside that file are applied after it was read.
-JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<std::string>& overrides) {
+JsonNode apply_overrides(JsonNode& root, const RunPaths& paths, const std::vector<std::string>& overrides) {
   constexpr std::string_view prefix = "engine.";
   std::vector<std::pair<std::string, std::string>> waiting;
   const auto engine_is_file = [&] {
@@ -344,7 +163,7 @@ JsonNode apply_overrides(JsonNode& root, const Paths& paths, const std::vector<s
     return JsonNode();
   }
   const JsonNode& name = *root.find("engine");
-  JsonNode engine = JsonNode::parse_file(paths.find(name, name.as_string()));
+  JsonNode engine = JsonNode::parse_file(paths.one(name));
   for (const auto& [path, value] : waiting) {
     engine.set(path, value);
   }
@@ -391,27 +210,41 @@ AutoValues auto_values(const RunConfig& run) {
   return out;
 }
 
-RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides, Files files) {
+// The types that the key table does not know, by section.
+ProgramTypes of_program(const RunTypes& types) {
+  ProgramTypes out;
+  for (const auto& [section, all] : {std::pair("model", &types.models), std::pair("data", &types.data)}) {
+    for (const RunType& type : *all) {
+      if (type.of_program) {
+        out[section].push_back(type.name);
+      }
+    }
+  }
+  return out;
+}
+
+RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides, Files files,
+               const RunTypes& types) {
   RunConfig out;
-  const JsonNode separate = apply_overrides(root, Paths(folder, nullptr), overrides);
-  const Paths paths(folder, files == Files::must_exist ? nullptr : &out.absent_files);
-  const std::optional<HuggingFaceModel> from = read_from(root, paths);
-  check_keys(root, "", "", out.notes); // not the engine's, read_deepspeed() does that
+  const JsonNode separate = apply_overrides(root, RunPaths(folder, nullptr), overrides);
+  const RunPaths paths(folder, files == Files::must_exist ? nullptr : &out.absent_files);
+  apply_model_from(root, paths);
+  check_keys(root, "", "", out.notes, of_program(types)); // not the engine's, read_deepspeed() does that
 
   const JsonNode& engine = separate.is_null() ? *root.find("engine") : separate;
   const Values values(&root, "");
-  out.model = read_model(root, paths, from);
-  out.data = read_data(root, out.model, paths);
+  const RunType& model = types.model(type_of(root, "model"));
+  const RunType& data = types.data_set(type_of(root, "data"));
+  out.model.type = model.name;
+  model.read(*root.find("model"), paths, out);
+  data.read(*root.find("data"), paths, out);
   out.parallel = read_parallel(values.section("parallel"));
   out.training = read_training(values.section("training"));
   out.engine = read_deepspeed(engine, auto_values(out));
   out.notes.insert(out.notes.end(), out.engine.notes.begin(), out.engine.notes.end());
-  if (from) {
-    out.notes.insert(out.notes.end(), from->notes.begin(), from->notes.end());
-  }
   resolve_pipeline(root, engine, out);
   resolve_sync(engine, out);
-  check_run(root, engine, out);
+  check_run(root, engine, model, out);
 
   const int64_t seed = out.training.seed;
   out.engine.seed = out.data.seed = out.pipeline.base_seed = seed;
@@ -426,15 +259,11 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
                                     .lexically_normal()
                                     .string(); // relative to the working directory, once for all ranks
   }
-  out.resolved = write_out(out);
+  out.resolved = write_out(out, model, data);
   return out;
 }
 
 } // namespace
-
-const char* ModelConfig::type() const {
-  return kind == Kind::gpt ? "gpt" : kind == Kind::llama ? "llama" : "cnn";
-}
 
 models::LanguageOptions ModelConfig::language() const {
   return kind == Kind::llama ? models::LanguageOptions(llama) : models::LanguageOptions(gpt);
@@ -460,12 +289,14 @@ const fs::path& ModelConfig::init_from() const {
   return const_cast<ModelConfig*>(this)->init_from();
 }
 
-RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides, Files files) {
-  return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, files);
+RunConfig read_run_file(const fs::path& path, const std::vector<std::string>& overrides, Files files,
+                        const RunTypes& types) {
+  return read(JsonNode::parse_file(path), fs::absolute(path).parent_path(), overrides, files, types);
 }
 
-RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides) {
-  return read(std::move(root), folder, overrides, Files::may_be_absent);
+RunConfig read_run(JsonNode root, const fs::path& folder, const std::vector<std::string>& overrides,
+                   const RunTypes& types) {
+  return read(std::move(root), folder, overrides, Files::may_be_absent, types);
 }
 
 } // namespace trireme::config

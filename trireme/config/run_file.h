@@ -10,25 +10,56 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+namespace trireme::estimate {
+struct Conditions;
+struct Model;
+} // namespace trireme::estimate
+
 namespace trireme::config {
 
+/// What a model can do in a run, which decides what it goes together with.
+struct ModelTraits {
+  /// It can be built as a list of layers: for stages, and to recompute or seed layers one by one.
+  bool layers = false;
+  /// It is built as one in every layout.
+  bool only_layers = false;
+  /// Tensor ranks can share its layers, and context ranks its sequences.
+  bool tensor = false;
+  bool context = false;
+  bool writes_text = false;
+};
+
+/// A section whose type a program has registered (train/registry.h).
+struct ProgramSection {
+  /// What the program made of its keys.
+  std::shared_ptr<const void> made;
+  /// The section with absolute paths.
+  nlohmann::ordered_json resolved;
+};
+
 struct ModelConfig {
-  enum class Kind { gpt, llama, cnn };
+  enum class Kind { gpt, llama, cnn, of_program };
   Kind kind = Kind::gpt;
+  /// Its name in the run file.
+  std::string type = "gpt";
+  ModelTraits traits;
   /// Set for the chosen kind; the others keep their defaults.
   models::GptOptions gpt;
   models::LlamaOptions llama;
   models::CnnOptions cnn;
+  ProgramSection own;
+  /// A program's model as an estimate sees it; nullptr: unknown.
+  std::function<estimate::Model(const estimate::Conditions&)> describe = nullptr;
 
-  /// "gpt", "llama", "cnn": model.type.
-  const char* type() const;
   /// A gpt or llama: it learns from tokens.
   bool is_language() const {
-    return kind != Kind::cnn;
+    return kind == Kind::gpt || kind == Kind::llama;
   }
   /// The chosen language model.
   models::LanguageOptions language() const;
@@ -36,6 +67,7 @@ struct ModelConfig {
   models::TransformerShape shape() const;
   void set_vocab_size(int64_t size);
   void set_seed(int64_t seed);
+  /// Of a built-in type.
   std::filesystem::path& init_from();
   const std::filesystem::path& init_from() const;
 };
@@ -107,15 +139,18 @@ struct TrainingConfig {
 struct RunConfig {
   ModelConfig model;
   data::DataOptions data;
+  /// Where data.kind is of_program.
+  ProgramSection own_data;
   ParallelConfig parallel;
   TrainingConfig training;
   EngineConfig engine;
-  /// How a gpt is built where builds_layers(), from `parallel`, engine.pipeline and the seed.
+  /// How layers are built where builds_layers(), from `parallel`, engine.pipeline and the seed.
   pipeline::PipelineOptions pipeline;
   /// Whether the model is built as a list of layers: for several stages, or because layers are recomputed or seeded one
   /// by one.
   bool builds_layers() const {
-    return pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 || pipeline.seed_layers;
+    return model.traits.only_layers || pipeline.stages > 1 || pipeline.activation_checkpoint_interval > 0 ||
+           pipeline.seed_layers;
   }
 
   /// Files of data, tokenizer and init_from that do not exist, where Files::may_be_absent.
@@ -133,6 +168,10 @@ struct RunConfig {
 /// Whether files that training reads must exist: data, tokenizer, init_from. An estimate or a plan opens none of them.
 enum class Files { must_exist, may_be_absent };
 
+/// The types of models and data that every program knows.
+struct RunTypes;
+const RunTypes& built_in_types();
+
 /// Reads a run file. `overrides` are "path=value" as after --set: the path has dots, the
 /// value is JSON or else a string; the last one wins.
 ///
@@ -141,10 +180,11 @@ enum class Files { must_exist, may_be_absent };
 /// Errors: InputError naming file, line, column and key, or both keys when two values contradict
 /// each other.
 RunConfig read_run_file(const std::filesystem::path& path, const std::vector<std::string>& overrides = {},
-                        Files files = Files::must_exist);
+                        Files files = Files::must_exist, const RunTypes& types = built_in_types());
 
 /// Reads a run file's content, with paths relative to `folder`; for the `resolved`
 /// configuration of a checkpoint, whose files may be absent.
-RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {});
+RunConfig read_run(JsonNode root, const std::filesystem::path& folder, const std::vector<std::string>& overrides = {},
+                   const RunTypes& types = built_in_types());
 
 } // namespace trireme::config

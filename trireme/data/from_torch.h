@@ -2,9 +2,9 @@
 
 #include <trireme/base/error.h>
 #include <trireme/data/dataset.h>
+#include <trireme/data/torch_example.h>
 
 #include <torch/data/datasets/base.h>
-#include <torch/data/example.h>
 
 #include <concepts>
 #include <cstddef>
@@ -33,7 +33,7 @@ class FromTorch : public Dataset {
     Batch batch;
     {
       const std::lock_guard<std::mutex> lock(mutex_); // get_batch() is not const
-      batch = batch_of(dataset_.get_batch(numbers));
+      batch = detail::batch_of(dataset_.get_batch(numbers));
     }
     batch.samples = static_cast<int64_t>(indices.size());
     return batch;
@@ -51,37 +51,6 @@ class FromTorch : public Dataset {
     }
     return static_cast<int64_t>(*size);
   }
-  template <typename Target>
-  static constexpr bool has_target() {
-    static_assert(std::convertible_to<Target, at::Tensor> || std::same_as<Target, torch::data::example::NoTarget>,
-                  "from_torch(): a sample's target must be a tensor, or absent");
-    return std::convertible_to<Target, at::Tensor>;
-  }
-  // A transform's collated batch, or single samples.
-  template <typename Data, typename Target>
-  static Batch batch_of(const torch::data::Example<Data, Target>& example) {
-    Batch batch{{example.data}, {}, 0};
-    if constexpr (has_target<Target>()) {
-      batch.targets = {example.target};
-    }
-    return batch;
-  }
-  template <typename Data, typename Target>
-  static Batch batch_of(const std::vector<torch::data::Example<Data, Target>>& examples) {
-    std::vector<at::Tensor> inputs, targets;
-    for (const auto& example : examples) {
-      inputs.push_back(example.data);
-      if constexpr (has_target<Target>()) {
-        targets.push_back(example.target);
-      }
-    }
-    Batch batch{{torch::stack(inputs)}, {}, 0};
-    if (!targets.empty()) {
-      batch.targets = {torch::stack(targets)};
-    }
-    return batch;
-  }
-
   mutable std::mutex mutex_;
   mutable TorchDataset dataset_;
   int64_t size_;

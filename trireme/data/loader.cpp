@@ -192,29 +192,35 @@ void DataLoader::load_state(const nlohmann::json& state) {
   prefetcher_.reset();
 }
 
-RepeatingLoader::RepeatingLoader(DataLoader loader) : loader_(std::move(loader)) {
-  check_epoch();
-}
-
-void RepeatingLoader::check_epoch() const {
-  if (loader_.batches_per_epoch() == 0) {
-    const auto replicas = loader_.sampler().options().replicas;
+void DataLoader::check_epoch() const {
+  if (batches_per_epoch() == 0) {
+    const auto replicas = sampler_.options().replicas;
     throw InputError("data",
-                     concat(loader_.sampler().length(), " samples are fewer than one micro-batch of all ranks: ",
-                            loader_.micro_batch_size(), " * ", replicas, " = ", loader_.micro_batch_size() * replicas),
+                     concat(sampler_.length(), " samples are fewer than one micro-batch of all ranks: ",
+                            micro_batch_size_, " * ", replicas, " = ", micro_batch_size_ * replicas),
                      "Use a smaller micro-batch, more data, or drop_last: false.");
   }
 }
 
+RepeatingLoader::RepeatingLoader(DataLoader loader)
+    : RepeatingLoader(std::make_unique<DataLoader>(std::move(loader))) {}
+
+RepeatingLoader::RepeatingLoader(std::unique_ptr<EpochLoader> loader) : loader_(std::move(loader)) {
+  if (loader_ == nullptr) {
+    throw InputError("data", "RepeatingLoader got no loader");
+  }
+  loader_->check_epoch();
+}
+
 void RepeatingLoader::skip() {
-  while (!loader_.skip()) {
+  while (!loader_->skip()) {
     start_next_epoch();
   }
 }
 
 Batch RepeatingLoader::next() {
   while (true) {
-    if (auto batch = loader_.next()) {
+    if (auto batch = loader_->next()) {
       return *std::move(batch);
     }
     start_next_epoch();
@@ -222,16 +228,16 @@ Batch RepeatingLoader::next() {
 }
 
 void RepeatingLoader::start_next_epoch() {
-  loader_.start_epoch(loader_.epoch() + 1);
-  check_epoch();
+  loader_->start_epoch(loader_->epoch() + 1);
+  loader_->check_epoch();
 }
 
 nlohmann::json RepeatingLoader::state() const {
-  return loader_.state();
+  return loader_->state();
 }
 
 void RepeatingLoader::load_state(const nlohmann::json& state) {
-  loader_.load_state(state);
+  loader_->load_state(state);
 }
 
 } // namespace trireme::data

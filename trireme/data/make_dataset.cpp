@@ -94,7 +94,7 @@ Datasets open_images(const DataOptions& options) {
 } // namespace
 
 Datasets make_datasets(const DataOptions& options, Share checked) {
-  if (options.train.empty()) {
+  if (options.train.empty() && options.kind != DataOptions::Kind::of_program) {
     throw InputError("data", "no train files given", "Set data.train in the run file.");
   }
   switch (options.kind) {
@@ -104,8 +104,10 @@ Datasets make_datasets(const DataOptions& options, Share checked) {
       return open_text(options);
     case DataOptions::Kind::images:
       return open_images(options);
+    case DataOptions::Kind::of_program:
+      break;
   }
-  throw Error("data", "unknown kind of data");
+  throw Error("data", "these samples are made by the program that registered their type");
 }
 
 std::shared_ptr<const Dataset> make_dataset(const DataOptions& options, Split split) {

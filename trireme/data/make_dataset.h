@@ -18,6 +18,8 @@ enum class Split { train, validation };
 /// The data of a run, and statistics that convert its losses to nats per byte.
 struct Datasets {
   std::shared_ptr<const Dataset> train;
+  /// Instead of `train`: a program's own loader of this rank's micro-batches.
+  std::shared_ptr<RepeatingLoader> loader = nullptr;
   /// Null if the options name no validation data.
   std::shared_ptr<const Dataset> validation;
   /// The tokenizer; null for images, and for tokens whose options name none.

@@ -10,8 +10,8 @@ namespace trireme::data {
 /// The data of a run: files, their samples, and the order of these.
 struct DataOptions {
   /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX
-  /// (MNIST) files.
-  enum class Kind { tokens, text, images };
+  /// (MNIST) files; of_program: samples that a program makes, only their order is here.
+  enum class Kind { tokens, text, images, of_program };
   Kind kind = Kind::text;
 
   /// Several files are concatenated.

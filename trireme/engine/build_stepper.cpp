@@ -138,6 +138,8 @@ void build_stepper(Parts& parts, const InitializeOptions& options, OptimizerStep
   check_together(parts.ranks.everyone, [&] { make_activations(parts, options, ranks_of_host); });
   if (options.training_data) {
     parts.stepper.loader = std::make_shared<data::RepeatingLoader>(make_loader(parts, options));
+  } else {
+    parts.stepper.loader = options.training_loader;
   }
 }
 

@@ -16,6 +16,9 @@ void check_options(const InitializeOptions& options) {
     throw InputError("engine", "initialize() got both a model and a pipeline",
                      "A PipelineModule contains layers and loss: remove model and loss.");
   }
+  if (options.training_data && options.training_loader) {
+    throw InputError("engine", "initialize() got both training_data and a training_loader", "Remove one of them.");
+  }
 }
 
 void check_compatibility(const InitializeOptions& options, const precision::PrecisionOptions& resolved,

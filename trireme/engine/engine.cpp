@@ -311,7 +311,7 @@ void Engine::Impl::skip_to(int64_t step) {
 at::Tensor Engine::train_batch() {
   if (!impl_->parts.stepper.loader) {
     throw InputError("engine", "train_batch() has no data",
-                     "Pass training_data to initialize(), or call train_batch(next).");
+                     "Pass training_data or a training_loader to initialize(), or call train_batch(next).");
   }
   if (impl_->parts.model.executor && !impl_->parts.model.executor->loads_inputs() &&
       !impl_->parts.model.executor->loads_targets()) {

@@ -47,6 +47,9 @@ struct InitializeOptions {
   std::optional<at::Device> device;
   /// If given, initialize() builds the distributed loader, and train_batch() reads from it.
   std::shared_ptr<const data::Dataset> training_data;
+  /// Instead of training_data: this rank's micro-batches, epoch after epoch, from a loader of your own
+  /// (data::from_torch_loader(), data::ReplayLoader). Checkpoints keep its place; a load reads the begun epoch again.
+  std::shared_ptr<data::RepeatingLoader> training_loader = nullptr;
   bool shuffle = true;
   /// The program's own sampler instead of `shuffle`: the indices of an epoch's samples (data::SamplerOptions::order),
   /// which are divided among the ranks. Checkpoints save the position; a load refuses the position of another order.
@@ -101,7 +104,7 @@ struct InitializeOptions {
 struct Initialized {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<optim::FlatOptimizer> optimizer;
-  /// nullptr without training_data.
+  /// nullptr without training_data and training_loader.
   std::shared_ptr<data::RepeatingLoader> loader;
   std::shared_ptr<optim::Schedule> lr_scheduler;
 };

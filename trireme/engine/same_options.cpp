@@ -206,6 +206,7 @@ void check_same_options(const comm::Group& ranks, const InitializeOptions& optio
   json["whether there are reduce_groups"] = options.reduce_groups != nullptr;
   json["whether there is a placement"] = options.placement != nullptr;
   json["whether there is training_data"] = options.training_data != nullptr;
+  json["whether there is a training_loader"] = options.training_loader != nullptr;
   json["the number of samples of training_data"] = options.training_data ? options.training_data->size() : 0;
   json["shuffle"] = options.shuffle;
   json["whether there is an order of the samples"] = options.order != nullptr;

@@ -55,7 +55,7 @@ void check_folder(const fs::path& folder) {
 config::ModelConfig model_in(const checkpoint::Checkpoint& saved, const config::RunConfig& run) {
   config::ModelConfig model = run.model;
   if (!model.is_language()) {
-    throw InputError("export", concat(saved.folder().string(), " is a ", model.type(), ", not a language model"),
+    throw InputError("export", concat(saved.folder().string(), " is a ", model.type, ", not a language model"),
                      "A \"gpt\" or \"llama\" can be written as a Hugging Face folder.");
   }
   if (model.shape().vocab_size == 0) { // the tokenizer's: the embedding has as many rows

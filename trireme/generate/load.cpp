@@ -16,7 +16,7 @@ Trained load(const std::filesystem::path& path) {
   trained.run = config::read_run(JsonNode::parse(saved.config().dump(), where), saved.folder());
   config::ModelConfig& model = trained.run.model;
   if (!model.is_language()) {
-    throw InputError("generate", concat(saved.folder().string(), " is a ", model.type(), ", which generates no text"),
+    throw InputError("generate", concat(saved.folder().string(), " is a ", model.type, ", which generates no text"),
                      "A \"gpt\" or \"llama\" does.");
   }
   if (!trained.run.data.tokenizer.empty()) {

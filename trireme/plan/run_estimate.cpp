@@ -41,6 +41,15 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   if (run.model.kind == ModelConfig::Kind::cnn) {
     return estimate::cnn(run.model.cnn, conditions);
   }
+  if (run.model.kind == ModelConfig::Kind::of_program) {
+    if (!can_describe(run)) {
+      throw InputError("estimate",
+                       concat("the program says nothing of the layers of its model type \"", run.model.type,
+                              "\": memory and traffic are unknown"),
+                       "Set ModelType::describe where the type is registered (docs/own_model.md).");
+    }
+    return run.model.describe(conditions);
+  }
   models::TransformerShape model = run.model.shape();
   model.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocab_size;
   if (model.vocab_size == 0) {
@@ -156,13 +165,16 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
 // Texts are in memory as 16-bit tokens, which a byte-level BPE makes of about four bytes. Files of tokens are mapped:
 // their pages belong to the system.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
+  if (run.data.kind == data::DataOptions::Kind::of_program) {
+    return 0; // unknown
+  }
   const int64_t batches = run.data.prefetch + 2;
   if (run.data.kind == data::DataOptions::Kind::images) {
     const models::CnnOptions& cnn = run.model.cnn;
     return size_of(run.data.train) + size_of(run.data.validation) +
            batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
   }
-  const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.model.shape().sequence_length;
+  const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.data.sequence_length;
   if (run.data.kind == data::DataOptions::Kind::tokens) {
     return batch;
   }
@@ -193,6 +205,10 @@ void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
 }
 
 } // namespace
+
+bool can_describe(const RunConfig& run) {
+  return run.model.kind != ModelConfig::Kind::of_program || run.model.describe;
+}
 
 std::string note_on_absent_data(const RunConfig& run) {
   if (run.data.kind == data::DataOptions::Kind::tokens) { // mapped files do not count
@@ -271,6 +287,9 @@ RunEstimate describe(const RunConfig& run, int64_t ranks, int64_t vocab_size) {
         concat("traffic after step ", e.averaging.start_step, "; before it gradients are summed in every step"));
   }
   e.data_bytes = data_bytes(run, e);
+  if (run.data.kind == data::DataOptions::Kind::of_program) {
+    out.notes.push_back("the samples are made by the program: their memory is not counted");
+  }
   if (std::string note = note_on_absent_data(run); !note.empty()) {
     out.notes.push_back(std::move(note));
   }

@@ -19,12 +19,15 @@ struct RunEstimate {
 /// model's shape and the ranks.
 void set_engine(const config::EngineConfig& engine, estimate::Run& out);
 
+/// False for a program's model type that does not describe its layers: nothing can be estimated.
+bool can_describe(const config::RunConfig& run);
+
 /// A note on missing data files that would count in an estimate (Files::may_be_absent); empty: none is missing.
 std::string note_on_absent_data(const config::RunConfig& run);
 
 /// Describes the run on `ranks` ranks. `vocab_size` is used for a model that takes its tokenizer's.
-/// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, and for a vocabulary of
-/// unknown size.
+/// Errors: InputError for ranks, batch sizes and pipeline stages that do not fit each other, for a vocabulary of
+/// unknown size, and unless can_describe().
 RunEstimate describe(const config::RunConfig& run, int64_t ranks, int64_t vocab_size = 0);
 
 } // namespace trireme::plan

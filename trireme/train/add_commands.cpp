@@ -1,6 +1,6 @@
 #include <trireme/train/add_commands.h>
 
-#include <trireme/base/text.h>
+#include <trireme/base/error.h>
 
 #include <string>
 

@@ -22,13 +22,15 @@ namespace {
 using nlohmann::json;
 
 // Starts ranks that take the measurements of `spec` and returns rank 0's results.
-json measured(const json& spec, int ranks, const std::vector<std::pair<std::string, std::string>>& variables) {
+json measured(const json& spec, int ranks, const std::vector<std::pair<std::string, std::string>>& variables,
+              const Program& program) {
   const ScratchFolder scratch(make_scratch_folder("trireme-plan"));
   const std::filesystem::path file = scratch.path / "measure.json";
   write_file_atomically(file, spec.dump());
   launch::LaunchOptions options;
   options.ranks = ranks;
-  options.command = {rank_program().string(), "measure-machine", file.string()};
+  options.command = rank_words(program);
+  options.command.insert(options.command.end(), {"measure-machine", file.string()});
   options.extra_env = variables;
   options.log_dir = scratch.path / "logs";
   if (const int status = launch::run(options); status != 0) {
@@ -107,7 +109,7 @@ plan::Disk measured_disk() {
 
 } // namespace
 
-plan::Cluster calibrate(const plan::Job& job, int ranks) {
+plan::Cluster calibrate(const plan::Job& job, int ranks, const Program& program) {
   constexpr int64_t kFewestParameters = 1'000'000, kMostParameters = 50'000'000;
   const models::TransformerShape& model = job.model;
   const int64_t parameters = std::clamp(job.base.model.parameters(), kFewestParameters, kMostParameters);
@@ -122,7 +124,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
                                    {"dropout", model.dropout},
                                    {"type", precision::type_name(job.base.precision.compute)},
                                    {"parameters", parameters}}}},
-                                processors, {});
+                                processors, {}, program);
   plan::Cluster out;
   out.name = "localhost";
   out.ranks_per_host = ranks;
@@ -156,7 +158,7 @@ plan::Cluster calibrate(const plan::Job& job, int ranks) {
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory comes last: ranks of one host use it
       const json rows = measured({{"bytes", {4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20}}}, ranks,
-                                 {{"TRIREME_BACKEND", backend}})
+                                 {{"TRIREME_BACKEND", backend}}, program)
                             .at("collectives");
       out.levels = {fitted(rows, ranks, "inside_host")};
       out.all_reduce_gathers = all_reduce_gathers(rows);

@@ -2,6 +2,7 @@
 
 #include <trireme/device/host_scalars.h>
 #include <trireme/device/upload.h>
+#include <trireme/engine/evaluation_mode.h>
 
 #include <torch/utils.h>
 
@@ -17,6 +18,8 @@ Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& l
   if (!task.count_right) {
     return evaluated;
   }
+  const torch::NoGradGuard no_grad;
+  const engine::EvaluationMode mode(engine.module());
   device::Uploader uploader(engine.device());
   at::Tensor right; // on the device, until all batches are done
   int64_t samples = 0;

@@ -89,18 +89,19 @@ class SignsOfLife {
 /// The run's full model on one rank.
 class Evaluator {
  public:
-  Evaluator(const TrainCommand& command, int64_t data_ranks)
-      : run_(config::read_run_file(command.run_file, command.overrides)),
+  Evaluator(const TrainCommand& command, int64_t data_ranks, const Registry& registry)
+      : registry_(registry),
+        run_(config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, registry.types())),
         run_folder_(command.out),
         checkpoints_(command.out / "checkpoints"),
         data_ranks_(data_ranks),
         signs_(command.out) {
-    datasets_ = data::make_datasets(run_.data);
+    micro_batch_ = run_.engine.batch_for(data_ranks).micro;
+    datasets_ = registry_.open_data({run_, world_, 0, data_ranks, micro_batch_});
     if (!datasets_.validation) {
       throw InputError("train", "this process is the evaluator, but the run has no validation data",
                        "Set data.validation, or start no evaluator.");
     }
-    micro_batch_ = run_.engine.batch_for(data_ranks).micro;
   }
 
   int run(const fs::path& metrics) {
@@ -163,8 +164,9 @@ class Evaluator {
     run_.pipeline = {};
     run_.model.init_from().clear();
     check_samples(run_, datasets_);
-    task_ = make_task(run_, datasets_);
+    task_ = registry_.make_task({run_, datasets_});
     options.model = task_.model;
+    options.pipeline = task_.pipeline;
     options.loss = task_.loss;
     options.device = device;
     engine_ = engine::initialize(world_, options).engine;
@@ -179,13 +181,17 @@ class Evaluator {
       const torch::NoGradGuard no_grad;
       const auto saved = checkpoint::Checkpoint::open(folder);
       std::set<std::string> names;
-      for (const auto& item : task_.model->named_parameters()) {
-        models::load_parameter(saved, item.key(), item.value());
-        names.insert(item.key());
+      const torch::nn::Module& model = task_.pipeline ? *task_.pipeline : *task_.model;
+      const auto saved_name = [&](const std::string& name) {
+        return task_.pipeline ? task_.pipeline->saved_name(name) : name;
+      };
+      for (const auto& item : model.named_parameters()) {
+        models::load_parameter(saved, saved_name(item.key()), item.value());
+        names.insert(saved_name(item.key()));
       }
       models::check_parameter_names(saved, names);
-      for (const auto& item : task_.model->named_buffers()) {
-        saved.read_into(item.key(), 0, item.value());
+      for (const auto& item : model.named_buffers()) {
+        saved.read_into(saved_name(item.key()), 0, item.value());
       }
     } catch (const Error&) {
       if (fs::exists(folder)) {
@@ -196,6 +202,7 @@ class Evaluator {
     return train::evaluate(*engine_, task_, *loader_, batches_, world_.group());
   }
 
+  const Registry& registry_;
   comm::World world_ = comm::World::connect();
   config::RunConfig run_;
   const fs::path run_folder_;
@@ -216,8 +223,9 @@ bool is_evaluator() {
   return env::text("TRIREME_EVALUATOR").has_value();
 }
 
-int evaluate_checkpoints(const TrainCommand& command) {
-  return Evaluator(command, env::integer("TRIREME_EVALUATOR").value()).run(command.out / "metrics.evaluator.jsonl");
+int evaluate_checkpoints(const TrainCommand& command, const Registry& registry) {
+  return Evaluator(command, env::integer("TRIREME_EVALUATOR").value(), registry)
+      .run(command.out / "metrics.evaluator.jsonl");
 }
 
 } // namespace trireme::train

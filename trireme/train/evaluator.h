@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/train/commands.h>
+#include <trireme/train/registry.h>
 
 namespace trireme::train {
 
@@ -14,6 +15,6 @@ bool is_evaluator();
 /// Ends after the checkpoint of the run's last step; if the run never reaches it, waits until this process is ended.
 /// Alone on its device. Returns the exit status. Memory: parameters and gradients. Errors: InputError without
 /// validation data, or for a checkpoint of another model.
-int evaluate_checkpoints(const TrainCommand& command);
+int evaluate_checkpoints(const TrainCommand& command, const Registry& registry);
 
 } // namespace trireme::train

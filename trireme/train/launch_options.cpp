@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
+#include <trireme/train/program.h>
 
 namespace trireme::train {
 
@@ -43,6 +44,10 @@ fs::path rank_program() {
                 "It must be in the same folder as trireme; build or install both.");
   }
   return program;
+}
+
+std::vector<std::string> rank_words(const Program& program) {
+  return program.rank.empty() ? std::vector<std::string>{rank_program().string()} : program.rank;
 }
 
 } // namespace trireme::train

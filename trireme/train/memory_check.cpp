@@ -61,7 +61,7 @@ std::vector<Change> precision_changes(const config::RunConfig& run, int64_t rank
 // Stages, each with recomputed layers, and fewer ranks.
 std::vector<Change> layout_changes(const config::RunConfig& run, int64_t ranks) {
   std::vector<Change> changes = {{{}, ranks}};
-  const bool has_layers = run.model.is_language();
+  const bool has_layers = run.model.traits.layers;
   const activations::Options& activations = run.engine.activations;
   if (activations.on() && !on_device(run) &&
       !(activations.policy && activations::recomputes(*activations.policy))) { // else the interval has no effect
@@ -123,9 +123,9 @@ bool files_fit(const estimate::Run& run) {
 
 // Returns nothing if the configuration is invalid, or its files do not fit.
 std::optional<estimate::Need> need_of(const std::filesystem::path& run_file, const std::vector<std::string>& overrides,
-                                      int64_t ranks) {
+                                      int64_t ranks, const config::RunTypes& types) {
   try {
-    const config::RunConfig run = config::read_run_file(run_file, overrides);
+    const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::must_exist, types);
     const estimate::Run described = describe_run(run, ranks).run;
     return files_fit(described) ? std::optional(estimate::need_of(described)) : std::nullopt;
   } catch (const InputError&) {
@@ -148,8 +148,8 @@ std::vector<std::string> arguments_of(const std::vector<std::string>& overrides,
 } // namespace
 
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
-                        const estimate::MemoryAtHand& memory) {
-  const config::RunConfig run = config::read_run_file(run_file, overrides);
+                        const estimate::MemoryAtHand& memory, const config::RunTypes& types) {
+  const config::RunConfig run = config::read_run_file(run_file, overrides, config::Files::must_exist, types);
   constexpr int kMostChanges = 4;
   Fitting smallest;
   std::optional<Fitting> found;
@@ -163,7 +163,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
     const int64_t count = layouts[l].ranks;
     std::optional<config::RunConfig> laid_out;
     try {
-      laid_out = config::read_run_file(run_file, with_layout);
+      laid_out = config::read_run_file(run_file, with_layout, config::Files::must_exist, types);
       laid_out->engine.batch_for(count / ranks_of_replica(*laid_out));
     } catch (const InputError&) {
       continue;
@@ -185,7 +185,7 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
       }
       std::vector<std::string> all = overrides;
       all.insert(all.end(), changes.begin(), changes.end());
-      const auto need = need_of(run_file, all, count);
+      const auto need = need_of(run_file, all, count, types);
       if (!need) {
         return;
       }
@@ -210,13 +210,14 @@ Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector
 }
 
 void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
-                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory) {
+                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
+                  const config::RunTypes& types) {
   const std::string why = estimate::why_too_large(estimate::need_of(described), memory, ranks);
   if (why.empty()) {
     return;
   }
   const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
-  const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory);
+  const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory, types);
   const std::string next =
       fitting.arguments.empty()
           ? fitting.ranks == 0

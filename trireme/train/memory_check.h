@@ -1,6 +1,6 @@
 #pragma once
 
-#include <trireme/train/commands.h>
+#include <trireme/config/run_types.h>
 
 #include <trireme/config/run_file.h>
 #include <trireme/plan/estimate/machine_memory.h>
@@ -27,11 +27,12 @@ struct Fitting {
 /// moved, and the number of ranks stays. Without arguments: none of those tried fits, and the peak is their
 /// smallest.
 Fitting nearest_fitting(const std::filesystem::path& run_file, const std::vector<std::string>& overrides, int64_t ranks,
-                        const estimate::MemoryAtHand& memory);
+                        const estimate::MemoryAtHand& memory, const config::RunTypes& types);
 
 /// Refuses a run that cannot fit, with the numbers and the nearest configuration that does. All its `ranks` are on this
 /// host; `described`: describe_run() of them. Errors: InputError, as estimate::why_too_large() finds.
 void check_memory(const estimate::Run& described, const std::filesystem::path& run_file,
-                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory);
+                  const std::vector<std::string>& overrides, int64_t ranks, const estimate::MemoryAtHand& memory,
+                  const config::RunTypes& types);
 
 } // namespace trireme::train

@@ -16,7 +16,7 @@ parallel::SyncFactory worker_sync(const config::EngineConfig&, const WorkerPlace
   refuse();
 }
 
-int serve_parameters(const TrainCommand&) {
+int serve_parameters(const TrainCommand&, const config::RunTypes&) {
   refuse();
 }
 

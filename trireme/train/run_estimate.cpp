@@ -10,13 +10,13 @@
 namespace trireme::train {
 
 config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file,
-                              std::vector<std::string>& overrides, config::Files files) {
+                              std::vector<std::string>& overrides, config::Files files, const config::RunTypes& types) {
   const auto asked = env::text("TRIREME_DEVICE");
   if (!asked || run.training.device != "auto" || !asked->starts_with("cuda")) {
     return run;
   }
   overrides.push_back("training.device=" + *asked);
-  return config::read_run_file(run_file, overrides, files);
+  return config::read_run_file(run_file, overrides, files, types);
 }
 
 int64_t ranks_of_replica(const config::RunConfig& run) {

@@ -20,7 +20,7 @@ int64_t ranks_of_replica(const config::RunConfig& run);
 /// The run with the device of the ranks' environment, for an estimate; "auto" is decided later. If there is one, it is
 /// added to `overrides` and the file is read again.
 config::RunConfig with_device(config::RunConfig run, const std::filesystem::path& run_file,
-                              std::vector<std::string>& overrides, config::Files files = config::Files::must_exist);
+                              std::vector<std::string>& overrides, config::Files files, const config::RunTypes& types);
 
 /// plan::describe(), with the vocabulary size of the run's tokenizer if the model uses it. Errors: InputError for a
 /// missing tokenizer that is needed.

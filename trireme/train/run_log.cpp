@@ -21,24 +21,8 @@ namespace {
 constexpr std::chrono::seconds kReportEvery(10);
 constexpr std::chrono::seconds kLongestWrite(60); // of run.json or a report
 
-std::string describe_model(const config::RunConfig& run) {
-  if (!run.model.is_language()) {
-    return "CNN";
-  }
-  const models::TransformerShape model = run.model.shape();
-  return concat(run.model.kind == config::ModelConfig::Kind::gpt ? "GPT, " : "Llama, ", model.layers,
-                " layers, hidden ", model.hidden, ", ", model.heads, " heads, ", model.sequence_length, " tokens");
-}
-
-std::string loss_unit(const config::RunConfig& run) {
-  switch (run.data.kind) {
-    case data::DataOptions::Kind::text:
-      return "nats/byte";
-    case data::DataOptions::Kind::tokens:
-      return "nats/token";
-    default:
-      return "nats";
-  }
+std::string describe_data(const data::Datasets& datasets) {
+  return datasets.train ? datasets.train->describe() : datasets.loader->describe();
 }
 
 int ranks_of(const engine::Engine& engine) {
@@ -86,11 +70,13 @@ const RunToken& checked(const RunToken& token) {
 
 } // namespace
 
-RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine,
-               const data::Datasets& datasets, std::optional<int64_t> resumed_step, const RunToken& token)
+RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run, const Task& task,
+               engine::Engine& engine, const data::Datasets& datasets, std::optional<int64_t> resumed_step,
+               const RunToken& token)
     : token_(checked(token)),
       folder_(folder),
       run_(run),
+      task_(task),
       engine_(engine),
       datasets_(datasets),
       metrics_(folder / "metrics.jsonl", resumed_step),
@@ -110,8 +96,8 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",
               run.parallel.schedule);
   }
-  log::info(describe_model(run), ", ", format_count(static_cast<double>(parameters_)), " parameters; ",
-            datasets.train->describe());
+  log::info(task.description, ", ", format_count(static_cast<double>(parameters_)), " parameters; ",
+            describe_data(datasets));
   const int ranks = ranks_of(engine);
   const std::string layout =
       served    ? describe_workers(engine, run.engine.server)
@@ -204,7 +190,7 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
   summary.title = folder_.filename().string();
   summary.status = status;
   summary.started = monitor::format_utc(started_);
-  summary.loss_unit = loss_unit(run_);
+  summary.loss_unit = task_.loss_unit;
   const int replicas = engine_.group().size();
   const int stages = engine_.pipe_group().size();
   summary.ranks = ranks_of(engine_);
@@ -217,7 +203,7 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
     summary.layout = describe_workers(engine_, run_.engine.server);
   }
   summary.num_parameters = parameters_;
-  summary.model = describe_model(run_);
+  summary.model = task_.description;
   summary.device = engine_.device().is_cpu() ? "CPU" : engine_.device().str();
   summary.device_detail = engine_.device().is_cpu() ? concat(usable_cores(), " cores") : "of rank 0";
   summary.unigram_entropy = datasets_.unigram_entropy_per_byte;
@@ -226,7 +212,7 @@ void RunLog::write_report(const std::string& status, const std::string& sample) 
                          {"libtorch", TORCH_VERSION},
                          {"trireme", TRIREME_VERSION},
                          {"threads a rank", std::to_string(at::get_num_threads())},
-                         {"data", datasets_.train->describe()}};
+                         {"data", describe_data(datasets_)}};
   if (!sample.empty()) {
     const std::string& prompt = run_.training.sample->prompt;
     const size_t shared = sample.compare(0, prompt.size(), prompt) == 0 ? prompt.size() : 0;
@@ -261,7 +247,7 @@ void RunLog::finish(const std::string& sample) {
   });
   if (last_.val_loss) {
     log::info(
-        "validation loss ", monitor::decimals(*last_.val_loss, 3), ' ', loss_unit(run_),
+        "validation loss ", monitor::decimals(*last_.val_loss, 3), task_.loss_unit.empty() ? "" : " ", task_.loss_unit,
         datasets_.unigram_entropy_per_byte
             ? concat(" (letter frequencies alone: ", monitor::decimals(*datasets_.unigram_entropy_per_byte, 3), ')')
             : "");

@@ -9,6 +9,7 @@
 #include <trireme/monitor/progress.h>
 #include <trireme/monitor/resources.h>
 #include <trireme/monitor/tensorboard_writer.h>
+#include <trireme/train/task.h>
 
 #include <chrono>
 #include <filesystem>
@@ -25,7 +26,7 @@ namespace trireme::train {
 /// then.
 class RunLog {
  public:
-  RunLog(const std::filesystem::path& folder, const config::RunConfig& run, engine::Engine& engine,
+  RunLog(const std::filesystem::path& folder, const config::RunConfig& run, const Task& task, engine::Engine& engine,
          const data::Datasets& datasets, std::optional<int64_t> resumed_step, const RunToken& token);
   ~RunLog();
 
@@ -49,6 +50,7 @@ class RunLog {
   const RunToken& token_;
   std::filesystem::path folder_;
   const config::RunConfig& run_;
+  const Task& task_;
   engine::Engine& engine_;
   const data::Datasets& datasets_;
   monitor::MetricsWriter metrics_;

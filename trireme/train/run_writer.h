@@ -60,13 +60,13 @@ class RunWriter {
     handed_over_ = handed_over_ && is_first && !is_sure;
   }
   /// Makes this process the writer. A worker claims the folder.
-  void begin(const config::RunConfig& run, engine::Engine& engine, const data::Datasets& datasets,
+  void begin(const config::RunConfig& run, const Task& task, engine::Engine& engine, const data::Datasets& datasets,
              std::optional<int64_t> resumed_step) {
     write([&] {
       if (worker_) {
         token_->claim();
       }
-      log_.emplace(folder_, run, engine, datasets, resumed_step, *token_);
+      log_.emplace(folder_, run, task, engine, datasets, resumed_step, *token_);
     });
   }
   void stop() {

@@ -86,8 +86,9 @@ parallel::SyncFactory worker_sync(const config::EngineConfig& config, const Work
   return parallel::replica_sync(config.averaging, std::move(options));
 }
 
-int serve_parameters(const TrainCommand& command) {
-  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+int serve_parameters(const TrainCommand& command, const config::RunTypes& types) {
+  const config::RunConfig run =
+      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, types);
   if (run.engine.averaging.elastic) {
     return keep_store();
   }

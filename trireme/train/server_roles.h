@@ -3,6 +3,7 @@
 #include <trireme/train/commands.h>
 
 #include <trireme/config/engine_config.h>
+#include <trireme/config/run_types.h>
 #include <trireme/shards/data_parallel/sync_factory.h>
 
 #include <optional>
@@ -32,7 +33,7 @@ parallel::SyncFactory worker_sync(const config::EngineConfig& config, const Work
 /// Serves until all workers have left or SIGTERM. For replicas that join and leave, the server is their store and ends
 /// by SIGTERM. Snapshots are in the run folder's "servers"; the launcher's TRIREME_RESTART selects whether to continue
 /// from them. Returns the exit status.
-int serve_parameters(const TrainCommand& command);
+int serve_parameters(const TrainCommand& command, const config::RunTypes& types);
 
 /// The version of gRPC that workers can use. Empty: none.
 std::string grpc_version();

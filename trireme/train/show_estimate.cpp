@@ -379,12 +379,12 @@ void print_rest(const Shown& shown) {
 
 } // namespace
 
-int show_estimate(const EstimateCommand& command) {
+int show_estimate(const EstimateCommand& command, const Program& program) {
   Shown shown;
   std::vector<std::string> overrides = command.overrides;
   const auto files = command.measured_steps > 0 ? config::Files::must_exist : config::Files::may_be_absent;
-  shown.config =
-      with_device(config::read_run_file(command.run_file, overrides, files), command.run_file, overrides, files);
+  shown.config = with_device(config::read_run_file(command.run_file, overrides, files, program.types), command.run_file,
+                             overrides, files, program.types);
   shown.ranks = ranks_of(shown.config, command.run_file.string(), command.ranks);
   plan::RunEstimate described = describe_run(shown.config, shown.ranks);
   shown.run = std::move(described.run);

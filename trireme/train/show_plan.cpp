@@ -35,7 +35,7 @@ std::string size_text(int64_t number) {
 // The run without its layout.
 plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ranks) {
   if (!run.model.is_language()) {
-    throw InputError("plan", concat(run_file, " describes a ", run.model.type()),
+    throw InputError("plan", concat(run_file, " describes a ", run.model.type),
                      "Only \"type\": \"gpt\" and \"llama\" can be planned.");
   }
   plan::Job job;
@@ -329,9 +329,9 @@ void check_description(const PlanCommand& command) {
 
 } // namespace
 
-int show_plan(const PlanCommand& command) {
+int show_plan(const PlanCommand& command, const Program& program) {
   const config::RunConfig run =
-      config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent);
+      config::read_run_file(command.run_file, command.overrides, config::Files::may_be_absent, program.types);
   for (const std::string& note : run.notes) {
     log::info(note);
   }
@@ -339,7 +339,7 @@ int show_plan(const PlanCommand& command) {
   if (command.calibrate) {
     const plan::Job job = job_of(run, command.run_file.string(), command.ranks);
     check_description(command);
-    cluster = calibrate(job, static_cast<int>(command.ranks));
+    cluster = calibrate(job, static_cast<int>(command.ranks), program);
     write_file_atomically(command.cluster, plan::write_cluster(cluster), 0644);
     log::info("wrote ", command.cluster.string());
   } else {

@@ -5,9 +5,9 @@
 #include <trireme/train/memory_check.h>
 #include <trireme/train/offload_check.h>
 #include <trireme/train/run_estimate.h>
+#include <trireme/train/run_lock.h>
 #include <trireme/train/tf_config.h>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -24,8 +24,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72,31 +70,6 @@ void check_out(const TrainCommand& command) {
   }
 }
 
-/// Held while the launcher of a job that writes into the run folder is alive. The next one waits a little for a job
-/// that is just ending. Has no effect on file systems without locks.
-class RunLock {
- public:
-  explicit RunLock(const fs::path& folder)
-      : file_(::open((folder / "logs" / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
-    for (int tries = 0; file_ && ::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
-      if (tries == 20) {
-        throw InputError("trireme", concat("another training writes into ", folder.string()),
-                         "Wait until it ends, or name another folder with --out.");
-      }
-      ::usleep(100'000);
-    }
-  }
-  /// Passes the lock to the program that replaces this process.
-  void keep_in_next_program() {
-    if (file_) {
-      ::fcntl(file_.release(), F_SETFD, 0);
-    }
-  }
-
- private:
-  Descriptor file_;
-};
-
 /// The reason not to restart this job's ranks: a later job has claimed the run folder. "": none.
 std::string superseded(const RunToken& token, const std::string& run_id, const fs::path& folder) {
   std::optional<RunToken::Holder> newest;
@@ -111,9 +84,9 @@ std::string superseded(const RunToken& token, const std::string& run_id, const f
   return concat("another training writes into ", folder.parent_path().string(), " now (", describe(*newest), ')');
 }
 
-std::vector<std::string> rank_command(const TrainCommand& command) {
-  std::vector<std::string> words = {rank_program().string(), "train", command.run_file.string(), "--out",
-                                    command.out.string()};
+std::vector<std::string> rank_command(const TrainCommand& command, const Program& program) {
+  std::vector<std::string> words = rank_words(program);
+  words.insert(words.end(), {"train", command.run_file.string(), "--out", command.out.string()});
   for (const std::string& override : command.overrides) {
     words.insert(words.end(), {"--set", override});
   }
@@ -359,9 +332,10 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   }
 }
 
-[[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job) {
+[[noreturn]] void become_rank(TrainCommand command, const JoinedJob& job, const Program& program) {
   check_joined(command, job);
-  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  const config::RunConfig run =
+      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, program.types);
   bool evaluates = false;
   if (const auto tasks = job.launcher == kTfConfig ? tf_config() : std::nullopt) {
     check_tasks(run, *tasks);
@@ -399,7 +373,7 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
   if (!env::text("OMP_WAIT_POLICY")) {
     ::setenv("GOMP_SPINCOUNT", launch::kSpinCount, /*overwrite=*/0);
   }
-  std::vector<std::string> words = rank_command(command);
+  std::vector<std::string> words = rank_command(command, program);
   words.insert(words.end(), {"--stopped-status", std::to_string(command.stopped_status), "--failed-status",
                              std::to_string(command.failed_status)});
   std::vector<char*> arguments;
@@ -413,12 +387,13 @@ void check_tasks(const config::RunConfig& run, const TfConfig& tasks) {
 
 } // namespace
 
-int train_job(TrainCommand command) {
+int train_job(TrainCommand command, const Program& program) {
   if (const auto job = joined_job()) {
-    become_rank(std::move(command), *job);
+    become_rank(std::move(command), *job, program);
   }
   launch::SignalWatch signals; // from now on the job can answer a request to stop
-  const config::RunConfig run = config::read_run_file(command.run_file, command.overrides);
+  const config::RunConfig run =
+      config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, program.types);
   warn_of_long_warm_up(run);
   launch::LaunchOptions options = launch_options(command.places);
   int64_t slots = 0;
@@ -427,12 +402,14 @@ int train_job(TrainCommand command) {
     slots += options.hosts[i].slots;
   }
   const int64_t ranks = ranks_on(command, run, slots);
-  run.engine.batch_for(ranks / ranks_of_replica(run)); // report errors before anything starts
-  if (command.memory_check && slots == 0) {            // of hosts only agents know, of GPU memory only ranks
+  run.engine.batch_for(ranks / ranks_of_replica(run));                 // report errors before anything starts
+  if (command.memory_check && slots == 0 && plan::can_describe(run)) { // only agents know hosts, and ranks GPUs
     std::vector<std::string> overrides = command.overrides;
-    const estimate::Run described = describe_run(with_device(run, command.run_file, overrides), ranks).run;
+    const estimate::Run described =
+        describe_run(with_device(run, command.run_file, overrides, config::Files::must_exist, program.types), ranks)
+            .run;
     const estimate::MemoryAtHand at_hand = estimate::memory_at_hand();
-    check_memory(described, command.run_file, overrides, ranks, at_hand);
+    check_memory(described, command.run_file, overrides, ranks, at_hand, program.types);
     check_files(described);
     give_back_freed_memory(described, at_hand, options);
     limit_arenas(at_hand, options);
@@ -457,7 +434,7 @@ int train_job(TrainCommand command) {
   options.extra_env.emplace_back("TRIREME_RUN_DIR", fs::absolute(command.out).string());
   options.all_output = command.all_output;
   options.preemptible = true;
-  options.command = rank_command(command);
+  options.command = rank_command(command, program);
   const bool elastic = run.engine.averaging.elastic;
   options.servers = elastic ? 1 : static_cast<int>(run.engine.server.servers);
   options.server_scheme = run.parallel.sync.transport;

@@ -2,15 +2,14 @@
 
 #include <trireme/train/disk_report.h>
 #include <trireme/train/evaluation.h>
-#include <trireme/train/evaluator.h>
 #include <trireme/train/join_traces.h>
 #include <trireme/train/offload_check.h>
+#include <trireme/train/registry.h>
 #include <trireme/train/run_estimate.h>
 #include <trireme/train/run_start.h>
 #include <trireme/train/run_writer.h>
 #include <trireme/train/sample.h>
 #include <trireme/train/server_roles.h>
-#include <trireme/train/task.h>
 #include <trireme/train/traffic_meter.h>
 
 #include <trireme/base/env.h>
@@ -55,15 +54,16 @@ constexpr int64_t kBlocksOfModules = 128 << 10;
 
 class TrainRun {
  public:
-  TrainRun(const TrainCommand& command, comm::World& world, std::optional<at::Device> device)
+  TrainRun(const TrainCommand& command, const Registry& registry, comm::World& world, std::optional<at::Device> device)
       : command_(command),
+        registry_(registry),
         world_(world),
-        run_(config::read_run_file(command.run_file, command.overrides)),
+        run_(config::read_run_file(command.run_file, command.overrides, config::Files::must_exist, registry.types())),
         device_(device ? *device : choose_device()),
         mesh_(make_mesh()),
         writer_(command.out, worker_ ? std::optional(worker_->worker) : std::nullopt),
         start_(begin()),
-        datasets_(open_data(run_, world_)),
+        datasets_(open_data()),
         task_(build_task()) {
     engine::InitializeOptions options;
     options.model = task_.model;
@@ -75,6 +75,7 @@ class TrainRun {
     options.config.dataloader_drop_last = run_.data.drop_last;
     options.config.seed = run_.data.seed;
     options.training_data = datasets_.train;
+    options.training_loader = datasets_.loader;
     options.shuffle = run_.data.shuffle;
     options.prefetch = run_.data.prefetch;
     options.stored_config = run_.resolved;
@@ -96,7 +97,7 @@ class TrainRun {
     }
     others_are_done_ = is_done_by_others();
     if (is_first()) {
-      writer_.begin(run_, *engine_, datasets_, resumed_step_);
+      writer_.begin(run_, task_, *engine_, datasets_, resumed_step_);
     }
   }
 
@@ -133,6 +134,7 @@ class TrainRun {
   static void return_blocks_of(int64_t bytes) {
     ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(bytes));
   }
+  data::Datasets open_data();
   Task build_task();
   std::optional<RunStart> begin() const;
   void resume();
@@ -150,6 +152,7 @@ class TrainRun {
   }
 
   const TrainCommand& command_;
+  const Registry& registry_;
   comm::World& world_;
   const std::optional<WorkerPlace> worker_ = worker_of_environment();
   const std::string job_ = env::text("TRIREME_RUN_ID").value_or("");
@@ -192,7 +195,7 @@ mesh::Mesh TrainRun::make_mesh() {
 
 // Called before modules are built, perhaps into files.
 void TrainRun::prepare_room() {
-  if (!run_.engine.uses_files() && !shards_parameters()) {
+  if ((!run_.engine.uses_files() && !shards_parameters()) || !plan::can_describe(run_)) {
     return;
   }
   estimate::Run described = describe_run(run_, ranks_of_run()).run;
@@ -203,6 +206,15 @@ void TrainRun::prepare_room() {
     return_blocks_of(kBlocksOfModules);
   }
   report_disks(described, world_);
+}
+
+data::Datasets TrainRun::open_data() {
+  DataContext context{run_, world_};
+  const comm::Group group = mesh_.group(mesh::Axis::data);
+  context.rank = group.rank() + (worker_ ? worker_->worker : 0);
+  context.replicas = group.size() * (worker_ ? worker_->workers : 1);
+  context.micro_batch = run_.engine.batch_for(context.replicas).micro;
+  return registry_.open_data(context);
 }
 
 Task TrainRun::build_task() {
@@ -226,7 +238,7 @@ Task TrainRun::build_task() {
   ranks.tensor = {mesh_.group(mesh::Axis::tensor), run_.parallel.sequence_parallel};
   ranks.context = mesh_.group(mesh::Axis::context);
   ranks.context_kind = run_.parallel.context_kind;
-  return make_task(run_, datasets_, ranks);
+  return registry_.make_task({run_, datasets_, ranks});
 }
 
 // Claims the run folder before reading anything, so that a training still running elsewhere stops saving.
@@ -432,7 +444,7 @@ void TrainRun::share_duties(bool at_the_end) {
   }
   log::info(comes_and_goes() ? "replica " : "worker ", worker_->worker, " reports, evaluates and saves from step ",
             engine_->global_steps(), " on");
-  writer_.begin(run_, *engine_, datasets_, engine_->global_steps() - 1);
+  writer_.begin(run_, task_, *engine_, datasets_, engine_->global_steps() - 1);
 }
 
 int TrainRun::train() {
@@ -493,21 +505,9 @@ int TrainRun::train() {
 
 } // namespace
 
-int train(const TrainCommand& command) {
-  if (is_server()) {
-    return serve_parameters(command);
-  }
-  if (is_evaluator()) {
-    return evaluate_checkpoints(command);
-  }
-  const engine::Preemption preemption; // early: a signal while ranks connect is handled after the first step
-  comm::World world = comm::World::connect();
-  return train(command, world);
-}
-
-int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device) {
+int train(const TrainCommand& command, const Registry& registry, comm::World& world, std::optional<at::Device> device) {
   fault::set_step(0); // exchanges before the first step do not belong to it
-  return TrainRun(command, world, device).train();
+  return TrainRun(command, registry, world, device).train();
 }
 
 } // namespace trireme::train

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <trireme/train/commands.h>
+#include <trireme/train/registry.h>
 
 #include <trireme/comm/world.h>
 
@@ -13,9 +14,10 @@
 namespace trireme::train {
 
 /// One rank of `trireme train`. Returns the exit status.
-int train(const TrainCommand& command);
+int train(const TrainCommand& command, const Registry& registry);
 /// The same in an existing world. `device`: overrides "training.device".
-int train(const TrainCommand& command, comm::World& world, std::optional<at::Device> device = std::nullopt);
+int train(const TrainCommand& command, const Registry& registry, comm::World& world,
+          std::optional<at::Device> device = std::nullopt);
 
 /// malloc's threshold for a model at stage 3, or with states in files: freed blocks of at least this size go back to
 /// the system; smaller ones are reused. In proportion to the model, like what malloc keeps then. With 1 MiB a step of

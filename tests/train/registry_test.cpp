@@ -1,0 +1,152 @@
+// What a program registers, as ranks use it.
+#include <tests/support/run_ranks.h>
+
+#include <trireme/base/file.h>
+#include <trireme/monitor/metrics.h>
+#include <trireme/parallel/tensor/layers.h>
+#include <trireme/train/train_main.h>
+#include <trireme/train/train_run.h>
+
+#include <gmock/gmock.h>
+#include <torch/utils.h>
+
+#include <unistd.h>
+#include <filesystem>
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+using test::run_ranks;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int64_t kHidden = 8;
+
+// Two layers whose hidden values tensor ranks share.
+struct SplitNetImpl : torch::nn::Module {
+  explicit SplitNetImpl(const tensor::Ranks& ranks)
+      : up(register_module("up", tensor::ColumnParallelLinear(4, kHidden, ranks))),
+        down(register_module("down", tensor::RowParallelLinear(kHidden, 1, ranks))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return down(up(x).tanh());
+  }
+  tensor::ColumnParallelLinear up;
+  tensor::RowParallelLinear down;
+};
+TORCH_MODULE(SplitNet);
+
+class Waves : public data::Dataset {
+ public:
+  int64_t size() const override {
+    return 64;
+  }
+  data::Batch get(std::span<const int64_t> indices) const override {
+    std::vector<at::Tensor> rows;
+    for (const int64_t index : indices) {
+      rows.push_back(torch::arange(4).add(index).sin());
+    }
+    const at::Tensor x = torch::stack(rows);
+    return {{x}, {x.sum(1, true)}, std::ssize(indices)};
+  }
+  std::string describe() const override {
+    return "waves";
+  }
+};
+
+Registry registry() {
+  Registry out;
+  out.model("split", [](Keys& keys) {
+    const bool says_so = keys.get("says_so", true);
+    ModelType type = [](const ModelContext& with) {
+      SplitNet net(with.ranks.tensor);
+      return Model{.module = net.ptr(), .loss = [net](const data::Batch& batch) mutable {
+                     return torch::mse_loss(net(batch.input()), batch.target());
+                   }};
+    };
+    type.tensor = says_so;
+    return type;
+  });
+  out.data("waves", [](Keys& keys) {
+    keys.path("file");
+    return [](const DataContext&) { return data::Datasets{.train = std::make_shared<Waves>()}; };
+  });
+  return out;
+}
+
+class RegistryTest : public testing::Test {
+ protected:
+  RegistryTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_registry_", ::getpid())) {
+    fs::create_directories(folder_);
+  }
+  ~RegistryTest() override {
+    fs::remove_all(folder_);
+  }
+  fs::path write(const std::string& model, const std::string& data = R"({"type": "waves"})") const {
+    write_file_atomically(folder_ / "run.json", concat(R"({"model": )", model, R"(, "data": )", data, R"(,
+ "training": {"steps": 4}, "engine": {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}})"));
+    return folder_ / "run.json";
+  }
+  config::RunConfig read(const fs::path& file, const std::vector<std::string>& overrides = {}) const {
+    return config::read_run_file(file, overrides, config::Files::must_exist, registry_.types());
+  }
+  std::vector<double> losses(int ranks, const std::string& out, const std::vector<std::string>& overrides) const {
+    EXPECT_THAT(run_ranks(ranks,
+                          [&](comm::World& world) {
+                            TrainCommand command;
+                            command.run_file = folder_ / "run.json";
+                            command.out = folder_ / out;
+                            command.overrides = overrides;
+                            EXPECT_EQ(train(command, registry_, world), 0);
+                          }),
+                IsEmpty());
+    std::vector<double> all;
+    for (const monitor::StepMetrics& step : monitor::read_metrics(folder_ / out / "metrics.jsonl")) {
+      all.push_back(step.loss.value());
+    }
+    return all;
+  }
+
+  const Registry registry_ = registry();
+  const fs::path folder_;
+};
+
+TEST_F(RegistryTest, ATypeThatIsSplitGetsItsRanks) {
+  const fs::path file = write(R"({"type": "split"})");
+  const std::vector<double> one = losses(1, "one", {});
+  const std::vector<double> two = losses(2, "two", {"parallel.tensor=2"});
+  ASSERT_EQ(one.size(), 4u);
+  ASSERT_EQ(two.size(), 4u);
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(one[i], two[i], 1e-6);
+  }
+  write(R"({"type": "split", "says_so": false})");
+  EXPECT_THROW(read(file, {"parallel.tensor=2"}), InputError);
+}
+
+TEST_F(RegistryTest, ResolvedSectionsWorkInAnyFolder) {
+  write_file_atomically(folder_ / "waves.bin", "1");
+  const config::RunConfig run =
+      read(write(R"({"type": "split", "says_so": false})", R"({"type": "waves", "file": "waves.bin", "prefetch": 0})"));
+  EXPECT_EQ(run.resolved.at("model"), nlohmann::ordered_json::parse(R"({"type": "split", "says_so": false})"));
+  EXPECT_EQ(run.resolved.at("data").at("file"), (folder_ / "waves.bin").string());
+  EXPECT_EQ(run.data.prefetch, 0);
+  const fs::path elsewhere = folder_ / "below" / "again.json";
+  fs::create_directories(elsewhere.parent_path());
+  write_file_atomically(elsewhere, run.resolved.dump());
+  EXPECT_EQ(read(elsewhere).resolved, run.resolved);
+}
+
+TEST_F(RegistryTest, ANameIsRegisteredOnce) {
+  Registry types;
+  const auto read_nothing = [](Keys&) { return [](const DataContext&) { return data::Datasets(); }; };
+  types.data("mine", read_nothing);
+  EXPECT_THROW(types.data("mine", read_nothing), InputError);
+  EXPECT_THROW(types.data("text", read_nothing), InputError);
+  EXPECT_THROW(types.data("", read_nothing), InputError);
+  EXPECT_THROW(types.model("gpt", nullptr), InputError);
+}
+
+} // namespace
+} // namespace trireme::train

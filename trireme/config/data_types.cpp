@@ -1,0 +1,108 @@
+#include <trireme/config/key_check.h>
+#include <trireme/config/run_types.h>
+
+namespace trireme::config {
+namespace {
+
+using DataKind = data::DataOptions::Kind;
+using nlohmann::ordered_json;
+
+constexpr const char* kBytes = "bytes";
+
+void read_files(const JsonNode& section, const Values& values, const RunPaths& paths, data::DataOptions& out) {
+  out.train = paths.all(section, "train");
+  out.validation = paths.all(section, "validation");
+  out.shuffle = values.get("shuffle", out.shuffle);
+  out.prefetch = values.get("prefetch", out.prefetch);
+}
+
+void read_tokenizer(const JsonNode& section, const Values& values, const RunPaths& paths, RunConfig& run) {
+  data::DataOptions& out = run.data;
+  if (!out.tokenizer.empty() && out.tokenizer != kBytes) {
+    out.tokenizer = paths.one(section, "tokenizer").string();
+  }
+  out.sequence_length = values.get("sequence_length", run.model.shape().sequence_length);
+}
+
+void read_tokens(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "tokens");
+  run.data.kind = DataKind::tokens;
+  read_files(section, values, paths, run.data);
+  run.data.token_bytes = values.get("token_bytes", run.data.token_bytes);
+  run.data.tokenizer = values.get<std::string>("tokenizer", "");
+  read_tokenizer(section, values, paths, run);
+}
+
+void read_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "text");
+  run.data.kind = DataKind::text;
+  read_files(section, values, paths, run.data);
+  run.data.validation_fraction = values.get("validation_fraction", run.data.validation_fraction);
+  run.data.tokenizer = values.get<std::string>("tokenizer", kBytes);
+  read_tokenizer(section, values, paths, run);
+}
+
+void read_images(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "images");
+  data::DataOptions& out = run.data;
+  out.kind = DataKind::images;
+  read_files(section, values, paths, out);
+  out.train_labels = paths.all(section, "train_labels");
+  out.validation_labels = paths.all(section, "validation_labels");
+  out.mean = values.get("mean", out.mean);
+  out.std = values.get("std", out.std);
+  out.classes = run.model.kind == ModelConfig::Kind::cnn ? run.model.cnn.classes : 0;
+}
+
+ordered_json write_files(const char* type, const data::DataOptions& data) {
+  return {{"type", type}, {"train", texts_of(data.train)}, {"validation", texts_of(data.validation)}};
+}
+
+void write_order(const data::DataOptions& data, ordered_json& out) {
+  if (data.kind != DataKind::images) {
+    out["tokenizer"] = path_or_null(data.tokenizer);
+    out["sequence_length"] = data.sequence_length;
+  }
+  out["shuffle"] = data.shuffle;
+  out["prefetch"] = data.prefetch;
+}
+
+ordered_json write_tokens(const RunConfig& run) {
+  ordered_json out = write_files("tokens", run.data);
+  out["token_bytes"] = run.data.token_bytes == 0 ? ordered_json(nullptr) : ordered_json(run.data.token_bytes);
+  write_order(run.data, out);
+  return out;
+}
+
+ordered_json write_text(const RunConfig& run) {
+  ordered_json out = write_files("text", run.data);
+  out["validation_fraction"] = run.data.validation_fraction;
+  write_order(run.data, out);
+  return out;
+}
+
+ordered_json write_images(const RunConfig& run) {
+  ordered_json out = write_files("images", run.data);
+  out.update({{"train_labels", texts_of(run.data.train_labels)},
+              {"validation_labels", texts_of(run.data.validation_labels)},
+              {"mean", run.data.mean},
+              {"std", run.data.std}});
+  write_order(run.data, out);
+  return out;
+}
+
+} // namespace
+
+RunType tokens_type() {
+  return {"tokens", read_tokens, write_tokens};
+}
+
+RunType text_type() {
+  return {"text", read_text, write_text};
+}
+
+RunType images_type() {
+  return {"images", read_images, write_images};
+}
+
+} // namespace trireme::config

@@ -1,0 +1,53 @@
+#include <trireme/config/huggingface_folder.h>
+
+#include <trireme/base/error.h>
+#include <trireme/config/huggingface_model.h>
+
+namespace trireme::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has_text(const JsonNode* node, std::string_view text) {
+  return node != nullptr && node->kind() == JsonNode::Kind::string && node->as_string() == text;
+}
+
+} // namespace
+
+fs::path folder_of(const JsonNode& model, const RunPaths& paths) {
+  const JsonNode& from = *model.find("from");
+  fs::path folder = paths.one(from);
+  folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
+  std::error_code ignored;
+  if (!fs::exists(folder / "config.json", ignored)) {
+    from.fail(concat("there is no ", (folder / "config.json").string(), ", which a Hugging Face folder has"),
+              "Name the folder that holds config.json, the weights and tokenizer.json.");
+  }
+  return folder;
+}
+
+void apply_model_from(JsonNode& root, const RunPaths& paths) {
+  const JsonNode* model = root.is_object() ? root.find("model") : nullptr;
+  const JsonNode* from = model != nullptr && model->is_object() ? model->find("from") : nullptr;
+  if (from == nullptr || from->is_null()) {
+    return;
+  }
+  const fs::path folder = folder_of(*model, paths);
+  const bool llama = read_huggingface_model(folder).family == models::TransformerShape::Family::llama;
+  const std::string type = llama ? "llama" : "gpt";
+  if (const JsonNode* said = model->find("type"); said != nullptr && said->as_string() != type) {
+    said->fail(
+        concat('"', said->as_string(), "\" is not what ", (folder / "config.json").string(), " describes, a ", type),
+        "Leave \"type\" out.");
+  }
+  root.set("model.type", type);
+  const JsonNode* data = root.find("data");
+  const fs::path tokenizer = folder / "tokenizer.json";
+  std::error_code ignored;
+  if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
+      (has_text(data->find("type"), "text") || has_text(data->find("type"), "tokens"))) {
+    root.set("data.tokenizer", tokenizer.string());
+  }
+}
+
+} // namespace trireme::config
