@@ -1,15 +1,16 @@
 #include "bench_kernels.h"
 
+#include "bench_optim.h"
+
 #include <trireme/base/error.h>
 #include <trireme/fused/fused.h>
+#include <trireme/monitor/series.h>
 
 #include <torch/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <functional>
 #include <iomanip>
 #include <ostream>
@@ -27,18 +28,6 @@ struct Pair {
   Operation fused, aten;
   Tensors inputs;
 };
-
-double milliseconds(const std::function<void()>& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 at::Tensor aten_attention(const at::Tensor& qkv, const at::Tensor& bias, int64_t heads) {
   const int64_t B = qkv.size(0);
@@ -112,15 +101,18 @@ class Rows {
     }
     const int threads = at::get_num_threads();
     if (args_.json) {
-      out_ << nlohmann::json{{"bench", "kernels"},       {"op", op},
-                             {"dtype", dtype},           {"threads", threads},
-                             {"fused_ms", median(ours)}, {"aten_ms", median(theirs)},
-                             {"ratio", median(ratios)}}
+      out_ << nlohmann::json{{"bench", "kernels"},
+                             {"op", op},
+                             {"dtype", dtype},
+                             {"threads", threads},
+                             {"fused_ms", monitor::median(ours)},
+                             {"aten_ms", monitor::median(theirs)},
+                             {"ratio", monitor::median(ratios)}}
            << '\n';
     } else {
       out_ << std::left << std::setw(24) << op << std::setw(5) << dtype << std::right << std::setw(9) << threads
-           << std::fixed << std::setprecision(3) << std::setw(11) << median(ours) << std::setw(11) << median(theirs)
-           << std::setprecision(2) << std::setw(8) << median(ratios) << '\n';
+           << std::fixed << std::setprecision(3) << std::setw(11) << monitor::median(ours) << std::setw(11)
+           << monitor::median(theirs) << std::setprecision(2) << std::setw(8) << monitor::median(ratios) << '\n';
     }
     out_.flush();
   }

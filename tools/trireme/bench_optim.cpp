@@ -1,6 +1,7 @@
 #include "bench_optim.h"
 
 #include <trireme/base/error.h>
+#include <trireme/monitor/series.h>
 #include <trireme/optim/optimizer.h>
 
 #include <ATen/Functions.h>
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <iomanip>
 #include <memory>
@@ -86,19 +86,6 @@ void stream(const Arrays& arrays) {
   });
 }
 
-template <class F>
-double milliseconds(const F& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 struct Row {
   const char* impl;
   double bytes;
@@ -109,7 +96,7 @@ struct Row {
 };
 
 void print(const Row& row, bool json, std::ostream& out) {
-  const double ms = median_of(row.ms);
+  const double ms = monitor::median(row.ms);
   const double gb_per_s = row.bytes * static_cast<double>(row.params) / ms / 1e6;
   const double ms_min = *std::min_element(row.ms.begin(), row.ms.end());
   if (json) {
@@ -196,7 +183,7 @@ std::vector<double> measure(const BenchOptimArgs& args, const Impl& impl, const 
       shares.push_back(limit * impl.bytes / kLimitBytes / own);
     }
   }
-  print({impl.name, impl.bytes, n, at::get_num_threads(), own_ms, median_of(shares)}, args.json, out);
+  print({impl.name, impl.bytes, n, at::get_num_threads(), own_ms, monitor::median(shares)}, args.json, out);
   return limit_ms;
 }
 

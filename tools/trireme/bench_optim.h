@@ -1,11 +1,20 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <vector>
 
 namespace trireme::tools {
+
+/// How long f() takes.
+template <class F>
+double milliseconds(const F& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
 
 /// Arguments of `trireme bench optim`: every number of parameters with every number of threads.
 struct BenchOptimArgs {

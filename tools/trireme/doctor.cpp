@@ -71,8 +71,8 @@ void add_cards(std::vector<Line>& lines) {
       {"gpu driver", found.driver.empty() ? none : found.driver, found.driver.empty() ? Mark::absent : Mark::ok});
   for (size_t index = 0; index < found.cards.size(); ++index) {
     const device::Card& card = found.cards[index];
-    const std::string text = concat(card.name, ", ", format_bytes(static_cast<double>(card.memory_bytes)),
-                                    ", compute capability ", card.major, '.', card.minor);
+    const std::string text =
+        concat(card.name, ", ", format_bytes(card.memory_bytes), ", compute capability ", card.major, '.', card.minor);
     lines.push_back({concat("cuda:", index), card.major > 0 ? text : card.name, card.major > 0 ? Mark::ok : Mark::bad});
   }
   const std::string nccl = comm::nccl_version();
@@ -85,7 +85,7 @@ std::vector<Line> examine() {
   lines.push_back({"libtorch", TORCH_VERSION, libtorch_works() ? Mark::ok : Mark::bad});
   lines.push_back({"cpu", cpu_model()});
   lines.push_back({"cores", std::to_string(usable_cores())});
-  lines.push_back({"memory", format_bytes(static_cast<double>(total_memory()))});
+  lines.push_back({"memory", format_bytes(total_memory())});
   lines.push_back({"kernels", kernels::name(kernels::active_simd())});
   const auto gpus = device::accelerator();
   const int count = gpus ? device::count(*gpus) : 0;
@@ -118,8 +118,7 @@ std::vector<Line> examine() {
   std::error_code error;
   const auto space = std::filesystem::space(".", error);
   const bool room = !error && space.available > 1'000'000'000;
-  lines.push_back({"free disk here", error ? "unknown" : format_bytes(static_cast<double>(space.available)),
-                   room ? Mark::ok : Mark::bad});
+  lines.push_back({"free disk here", error ? "unknown" : format_bytes(space.available), room ? Mark::ok : Mark::bad});
   return lines;
 }
 

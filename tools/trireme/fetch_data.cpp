@@ -17,7 +17,7 @@ int fetch_data(const DataFetchCommand& command) {
   }
   log::info(command.name, " from ", result.source, " is in ", result.folder.string(), ':');
   for (const data::FetchedFile& file : result.files) {
-    log::info("  ", file.name, "  ", format_bytes(static_cast<double>(file.bytes)));
+    log::info("  ", file.name, "  ", format_bytes(file.bytes));
   }
   return 0;
 }

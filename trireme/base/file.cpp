@@ -71,8 +71,8 @@ std::string describe_write_failure(int code, const fs::path& path, uint64_t need
     std::error_code error;
     const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
     const auto space = fs::space(folder, error);
-    const std::string needs = needed_bytes > 0 ? concat("needs ", format_bytes(static_cast<double>(needed_bytes))) : "";
-    const std::string free = error ? "" : concat(format_bytes(static_cast<double>(space.available)), " free");
+    const std::string needs = needed_bytes > 0 ? concat("needs ", format_bytes(needed_bytes)) : "";
+    const std::string free = error ? "" : concat(format_bytes(space.available), " free");
     text +=
         needs.empty() && free.empty() ? "" : concat(" (", needs, needs.empty() || free.empty() ? "" : ", ", free, ")");
   }

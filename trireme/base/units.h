@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 
@@ -11,5 +12,14 @@ std::string format_bytes(double bytes);
 std::string format_seconds(double seconds);
 /// "950", "12.3k", "4.02M": for tokens, parameters, samples.
 std::string format_count(double count);
+
+template <std::integral T>
+std::string format_bytes(T bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+template <std::integral T>
+std::string format_count(T count) {
+  return format_count(static_cast<double>(count));
+}
 
 } // namespace trireme

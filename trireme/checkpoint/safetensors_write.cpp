@@ -144,8 +144,7 @@ WrittenFile write(const fs::path& file, const FileLayout& layout, const std::map
   items.write();
   if (out.replaced_bytes() > 0) {
     log::warning("[safetensors] the disk has changed bytes of ", layout.runs.front().source.file.string(),
-                 " and of others that ", file.string(),
-                 " shares: ", format_bytes(static_cast<double>(out.replaced_bytes())),
+                 " and of others that ", file.string(), " shares: ", format_bytes(out.replaced_bytes()),
                  " were rewritten correctly; check the disk");
   }
   return {header.size() + layout.bytes, out.commit(), out.bytes_there()};

@@ -34,7 +34,7 @@ std::string describe(const OpSummary& op) {
   if (!op.what.empty()) {
     text += "\"" + op.what + "\", ";
   }
-  return text + format_bytes(static_cast<double>(op.bytes)) + ")";
+  return text + format_bytes(op.bytes) + ")";
 }
 
 void GroupProgress::note(OpSummary op) {

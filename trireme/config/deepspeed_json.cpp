@@ -90,8 +90,7 @@ parallel::DataParallelOptions read_data_parallel(const Values& values, std::vect
     out.first_bucket_bytes = std::min(out.first_bucket_bytes, out.bucket_bytes);
     if (out.bucket_bytes > kLargeBucketBytes) {
       notes.push_back(
-          concat(elements->where(), ": ", elements->path(), ": buckets of ",
-                 format_bytes(static_cast<double>(out.bucket_bytes)),
+          concat(elements->where(), ": ", elements->path(), ": buckets of ", format_bytes(out.bucket_bytes),
                  " are full only when the backward pass is nearly over, so little communication overlaps with it. "
                  "Leave the key out for buckets of 25 MiB."));
     }

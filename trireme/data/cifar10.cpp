@@ -98,7 +98,7 @@ Batch Cifar10::get_part(std::span<const int64_t> indices, Part part) const {
 }
 
 std::string Cifar10::describe() const {
-  return concat("CIFAR-10: ", format_count(static_cast<double>(size())), " images (", name_, ')');
+  return concat("CIFAR-10: ", format_count(size()), " images (", name_, ')');
 }
 
 } // namespace trireme::data

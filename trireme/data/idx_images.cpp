@@ -173,8 +173,8 @@ Batch IdxImages::get_part(std::span<const int64_t> indices, Part part) const {
 }
 
 std::string IdxImages::describe() const {
-  return concat("images: ", format_count(static_cast<double>(size())), " of ", height_, " x ", width_, ", ",
-                num_labels(), " labels (", name_, ')');
+  return concat("images: ", format_count(size()), " of ", height_, " x ", width_, ", ", num_labels(), " labels (",
+                name_, ')');
 }
 
 } // namespace trireme::data

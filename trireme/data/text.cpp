@@ -50,9 +50,8 @@ Batch TextDataset::get_part(std::span<const int64_t> indices, Part part) const {
 }
 
 std::string TextDataset::describe() const {
-  return concat("text: ", format_count(static_cast<double>(num_tokens())), " tokens of ",
-                format_bytes(static_cast<double>(num_bytes_)), " in ", format_count(static_cast<double>(size_)),
-                " samples of ", sequence_length_, " (", source_, ')');
+  return concat("text: ", format_count(num_tokens()), " tokens of ", format_bytes(num_bytes_), " in ",
+                format_count(size_), " samples of ", sequence_length_, " (", source_, ')');
 }
 
 double TextDataset::bytes_per_token() const {

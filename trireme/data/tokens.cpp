@@ -74,7 +74,7 @@ void TokensDataset::check(Share share) const {
     return;
   }
   if (constexpr int64_t kMany = int64_t{1} << 30; num_tokens_ >= kMany) {
-    log::info("comparing ", format_count(static_cast<double>(num_tokens_)), " tokens with the vocabulary");
+    log::info("comparing ", format_count(num_tokens_), " tokens with the vocabulary");
   }
   int64_t before = 0; // number of blocks in earlier files: shares of many small files are equal too
   for (const auto& file : files_) {
@@ -106,9 +106,8 @@ Batch TokensDataset::get_part(std::span<const int64_t> indices, Part part) const
 }
 
 std::string TokensDataset::describe() const {
-  return concat("tokens: ", format_count(static_cast<double>(num_tokens_)), " in ",
-                format_count(static_cast<double>(size_)), " samples of ", sequence_length_, " (",
-                files_[0]->path().filename().string(),
+  return concat("tokens: ", format_count(num_tokens_), " in ", format_count(size_), " samples of ", sequence_length_,
+                " (", files_[0]->path().filename().string(),
                 files_.size() == 1 ? "" : concat(" and ", files_.size() - 1, " more"), ')');
 }
 

@@ -100,10 +100,9 @@ void StepReport::print(const Engine& engine) const {
     const auto resident = static_cast<double>(monitor::current_rss_bytes());
     log::info("  resident ", format_bytes(resident), ", peak ",
               format_bytes(std::max(resident, static_cast<double>(peak_memory_bytes()))),
-              on_device
-                  ? concat("; on ", engine.device().str(), ' ', format_bytes(static_cast<double>(on_device->bytes)),
-                           ", peak ", format_bytes(static_cast<double>(on_device->peak)))
-                  : "");
+              on_device ? concat("; on ", engine.device().str(), ' ', format_bytes(on_device->bytes), ", peak ",
+                                 format_bytes(on_device->peak))
+                        : "");
   }
 }
 

@@ -194,26 +194,21 @@ ZeroMemory estimate_memory(torch::nn::Module& model, int zero_stage, int64_t ran
   return out;
 }
 
-std::string size(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-
 } // namespace
 
 std::string ZeroMemory::table() const {
   std::ostringstream out;
-  out << concat(
-      "parameters, gradients and optimizer states, ZeRO ", zero_stage, ", ", hosts,
-      hosts == 1 ? " host x " : " hosts x ", ranks_per_host,
-      ranks_per_host == 1 ? " rank: " : " ranks: ", format_count(static_cast<double>(parameters)), " parameters",
-      trained < parameters ? concat(", ", format_count(static_cast<double>(trained)), " of them trained") : "",
-      largest_unit > 0 ? concat(", ", format_count(static_cast<double>(largest_unit)), " in the largest unit") : "",
-      '\n');
+  out << concat("parameters, gradients and optimizer states, ZeRO ", zero_stage, ", ", hosts,
+                hosts == 1 ? " host x " : " hosts x ", ranks_per_host,
+                ranks_per_host == 1 ? " rank: " : " ranks: ", format_count(parameters), " parameters",
+                trained < parameters ? concat(", ", format_count(trained), " of them trained") : "",
+                largest_unit > 0 ? concat(", ", format_count(largest_unit), " in the largest unit") : "", '\n');
   out << "  per host  per " << (on_gpu ? "GPU " : "rank") << "  in files of a host  options\n";
   std::vector<std::string> all_notes;
   for (const Row& row : rows) {
-    out << std::right << std::setw(10) << size(row.host_bytes) << std::setw(10) << size(row.peak_bytes())
-        << std::setw(20) << (row.file_bytes > 0 ? size(row.file_bytes) : "-") << "  ";
+    out << std::right << std::setw(10) << format_bytes(row.host_bytes) << std::setw(10)
+        << format_bytes(row.peak_bytes()) << std::setw(20) << (row.file_bytes > 0 ? format_bytes(row.file_bytes) : "-")
+        << "  ";
     if (zero_stage == 3) {
       out << concat("offload_param=", offload::word(row.parameters), ", ");
     }

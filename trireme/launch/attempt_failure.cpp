@@ -166,7 +166,7 @@ std::string Attempt::describe(size_t number) const {
   const RankEnd& end = ranks_[number].end;
   const std::string& host = members_[ranks_[number].member].name;
   const std::string who = concat(name(number), host.empty() ? "" : concat(" on ", host), " ");
-  const std::string held = format_bytes(static_cast<double>(end.peak_rss_bytes));
+  const std::string held = format_bytes(end.peak_rss_bytes);
   switch (end.out_of_memory) {
     case OutOfMemory::yes:
       return concat(who, "was killed by the kernel because memory ran out (SIGKILL; it had held up to ", held, ")");

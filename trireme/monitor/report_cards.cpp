@@ -111,7 +111,7 @@ std::string machine_cards(const RunSummary& summary, const Curves& curves) {
     html += card("Ranks", std::to_string(summary.ranks), "", summary.layout);
   }
   if (summary.num_parameters > 0) {
-    html += card("Parameters", format_count(static_cast<double>(summary.num_parameters)), "", summary.model);
+    html += card("Parameters", format_count(summary.num_parameters), "", summary.model);
   }
   if (!summary.device.empty()) {
     html += card("Device", summary.device, "", summary.device_detail);

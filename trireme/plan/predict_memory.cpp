@@ -10,10 +10,6 @@
 namespace trireme::plan {
 namespace {
 
-std::string bytes(int64_t number) {
-  return format_bytes(static_cast<double>(number));
-}
-
 int64_t needed(const Cluster& cluster, const estimate::StageMemory& memory) {
   return (cluster.on_host ? memory.peak() : memory.peak_on_device()) + cluster.reserved_bytes;
 }
@@ -26,9 +22,9 @@ std::string too_large(const Cluster& cluster, const Prediction& prediction) {
                                         [&](const auto& a, const auto& b) { return counted(a) < counted(b); });
   std::string name = largest->name;
   std::replace(name.begin(), name.end(), '_', ' ');
-  return concat("a rank needs ", bytes(prediction.memory_bytes), " of its ", bytes(cluster.memory_bytes), ": ",
-                bytes(prediction.memory_bytes - cluster.memory_bytes), " too much, most for ", name, " (",
-                bytes(largest->bytes), ')');
+  return concat("a rank needs ", format_bytes(prediction.memory_bytes), " of its ", format_bytes(cluster.memory_bytes),
+                ": ", format_bytes(prediction.memory_bytes - cluster.memory_bytes), " too much, most for ", name, " (",
+                format_bytes(largest->bytes), ')');
 }
 
 // Sum over the ranks of the host that needs most; `of` has the bytes of each stage.
@@ -74,10 +70,10 @@ void add_moves(const Cluster& cluster, const Needs& needs, size_t shown, Predict
 // Why hosts with this much memory and disk have no room for what is moved; empty: they have.
 std::string no_room(const Prediction& of, int64_t memory_bytes, int64_t disk_bytes) {
   const auto too_small = [](const char* what, int64_t needed, int64_t there) {
-    return there == 0
-               ? concat("offload needs ", bytes(needed), " of the ", what,
-                        " of a host, which the cluster does not describe")
-               : concat("offload needs ", bytes(needed), " of the ", what, " of a host, which has ", bytes(there));
+    return there == 0 ? concat("offload needs ", format_bytes(needed), " of the ", what,
+                               " of a host, which the cluster does not describe")
+                      : concat("offload needs ", format_bytes(needed), " of the ", what, " of a host, which has ",
+                               format_bytes(there));
   };
   if (of.host_bytes > memory_bytes) {
     return too_small("memory", of.host_bytes, memory_bytes);

@@ -216,7 +216,6 @@ void check_memory(const estimate::Run& described, const std::filesystem::path& r
   if (why.empty()) {
     return;
   }
-  const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const Fitting fitting = nearest_fitting(run_file, overrides, ranks, memory, types);
   const std::string next =
       fitting.arguments.empty()
@@ -224,10 +223,10 @@ void check_memory(const estimate::Run& described, const std::filesystem::path& r
                 ? std::string(
                       "None of the changes tried fits, in memory or in files. Use a smaller model, a folder with more "
                       "room, or more hosts (--hostfile).")
-                : concat("None of the changes tried fits; the smallest needs ", bytes(fitting.peak_of_all), " on ",
-                         fitting.ranks, fitting.ranks == 1 ? " rank" : " ranks",
+                : concat("None of the changes tried fits; the smallest needs ", format_bytes(fitting.peak_of_all),
+                         " on ", fitting.ranks, fitting.ranks == 1 ? " rank" : " ranks",
                          ". Use a smaller model, or more hosts (--hostfile).")
-          : concat("Fits with about ", bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
+          : concat("Fits with about ", format_bytes(fitting.peak_of_all), ": ", join(fitting.arguments, " "), '.');
   std::vector<std::string> shown = arguments_of(overrides, ranks, 0);
   shown.insert(shown.begin(), run_file.string());
   throw InputError("memory",

@@ -55,9 +55,8 @@ void print_items(const std::string& heading, const std::vector<Item>& items, boo
   std::cout << heading << '\n';
   for (const Item& item : items) {
     std::cout << "  " << std::left << std::setw(26) << item.name.substr(0, 26) << std::right << std::setw(9)
-              << format_bytes(static_cast<double>(item.bytes)) << "  "
-              << (with_way ? concat(spoken_way(item.axis), ": ") : "") << item.formula
-              << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
+              << format_bytes(item.bytes) << "  " << (with_way ? concat(spoken_way(item.axis), ": ") : "")
+              << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
   }
 }
 
@@ -152,7 +151,7 @@ void print_offload(const estimate::Run& run, const std::vector<StageMoves>& move
     print_items(of + "on the host of a rank's device", stage.on_host, false);
     if (stage.host_at_start > stage.host_bytes()) {
       std::cout << of << "at the start a model in one piece is built there in fp32, which takes more: "
-                << format_bytes(static_cast<double>(stage.host_at_start)) << '\n';
+                << format_bytes(stage.host_at_start) << '\n';
     }
     print_items(of + "in files of a rank", stage.in_files, false);
     print_items(of + "in files of a rank for a time", stage.in_files_at_times, false);

@@ -96,8 +96,7 @@ RunLog::RunLog(const std::filesystem::path& folder, const config::RunConfig& run
     log::info(engine.pipe_group().size(), " pipeline stages over ", engine.pipe_group().backend(), ", schedule ",
               run.parallel.schedule);
   }
-  log::info(task.description, ", ", format_count(static_cast<double>(parameters_)), " parameters; ",
-            describe_data(datasets));
+  log::info(task.description, ", ", format_count(parameters_), " parameters; ", describe_data(datasets));
   const int ranks = ranks_of(engine);
   const std::string layout =
       served    ? describe_workers(engine, run.engine.server)
@@ -264,7 +263,7 @@ void RunLog::finish(const std::string& sample) {
               format_seconds(step_ms_ / steps / 1e3), " a step (", std::lround(100 * comm_wait_ms_ / step_ms_), " %)");
   }
   if (last_.device_peak_bytes) {
-    log::info("device memory: at most ", format_bytes(static_cast<double>(*last_.device_peak_bytes)), " on a rank");
+    log::info("device memory: at most ", format_bytes(*last_.device_peak_bytes), " on a rank");
   }
   if (last_.host_syncs && steps_ > 0) {
     log::info("the host waited for the device ",

@@ -73,10 +73,6 @@ struct Shown {
   }
 };
 
-std::string bytes(int64_t number) {
-  return format_bytes(static_cast<double>(number));
-}
-
 constexpr double kKeptPercent = 8; // a larger share needs an explanation
 
 // Deviation of an estimate, in percent of the measurement.
@@ -234,7 +230,7 @@ std::string spoken(std::string name) {
 
 void print_heading(const Shown& shown) {
   const estimate::Run& run = shown.run;
-  std::cout << concat(format_count(static_cast<double>(shown.parameters())), " parameters, ", shown.ranks,
+  std::cout << concat(format_count(shown.parameters()), " parameters, ", shown.ranks,
                       shown.ranks == 1 ? " rank" : " ranks");
   if (run.stages * run.context_ranks * run.tensor_ranks > 1) {
     std::cout << concat(" = ", run.stages, run.stages == 1 ? " stage x " : " stages x ", run.data_ranks,
@@ -281,7 +277,7 @@ void print_memory(const Shown& shown) {
     }
     Row row = {spoken(largest.items[i].name)};
     for (const StageMemory* memory : columns) {
-      row.push_back(bytes(memory->items[i].bytes));
+      row.push_back(format_bytes(memory->items[i].bytes));
     }
     const estimate::Item& item = largest.items[i];
     row.push_back(item.formula + (item.numbers.empty() ? "" : concat(" = ", item.numbers)));
@@ -290,7 +286,7 @@ void print_memory(const Shown& shown) {
   const auto add = [&](const std::string& name, const auto& number, const std::string& formula) {
     Row row = {name};
     for (const StageMemory* memory : columns) {
-      row.push_back(bytes(number(*memory)));
+      row.push_back(format_bytes(number(*memory)));
     }
     row.push_back(formula);
     rows.push_back(std::move(row));
@@ -312,13 +308,14 @@ void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, cons
   for (const StageTraffic& traffic : of) {
     const std::string where = shown.run.stages > 1 ? concat("stage ", traffic.stage, ": ") : "";
     for (const estimate::Item& item : traffic.items) {
-      rows.push_back({where + item.name, bytes(item.bytes), concat(item.formula, " = ", item.numbers)});
+      rows.push_back({where + item.name, format_bytes(item.bytes), concat(item.formula, " = ", item.numbers)});
     }
     if (!traffic.items.empty()) {
-      rows.push_back({where + "all", bytes(traffic.bytes()), concat(traffic.bytes(), " bytes")});
+      rows.push_back({where + "all", format_bytes(traffic.bytes()), concat(traffic.bytes(), " bytes")});
     }
     if (traffic.tied_bytes > 0) {
-      rows.push_back({where + "shared gradients", bytes(traffic.tied_bytes), "between stages, not in comm_bytes"});
+      rows.push_back(
+          {where + "shared gradients", format_bytes(traffic.tied_bytes), "between stages, not in comm_bytes"});
     }
   }
   if (rows.size() > 1) {
@@ -335,8 +332,8 @@ void print_traffic(const Shown& shown, const std::vector<StageTraffic>& of, cons
 void print_rest(const Shown& shown) {
   if (shown.is_gpt()) {
     const ordered_json book = textbook(shown);
-    std::cout << concat("textbook: model 4nh(13+12h) = ", bytes(book.at("model_bytes").get<int64_t>()),
-                        ", activations nblh(67+9ml/h) = ", bytes(book.at("activations_bytes").get<int64_t>()),
+    std::cout << concat("textbook: model 4nh(13+12h) = ", format_bytes(book.at("model_bytes").get<int64_t>()),
+                        ", activations nblh(67+9ml/h) = ", format_bytes(book.at("activations_bytes").get<int64_t>()),
                         " (fp32, without embeddings; docs/memory.md)\n");
   }
   for (const offload::Preflight& disk : shown.disks) {
@@ -346,9 +343,10 @@ void print_rest(const Shown& shown) {
   }
   const estimate::Need need = shown.need();
   std::cout << concat(shown.ranks == 1 ? "the rank" : "all ranks together",
-                      shown.run.on_device ? " on the host, with libtorch and data" : "", ": ", bytes(need.peak_of_all));
+                      shown.run.on_device ? " on the host, with libtorch and data" : "", ": ",
+                      format_bytes(need.peak_of_all));
   if (shown.at_hand.bytes != estimate::MemoryAtHand::kUnlimited) {
-    std::cout << concat("; ", shown.at_hand.source, ' ', bytes(shown.at_hand.bytes),
+    std::cout << concat("; ", shown.at_hand.source, ' ', format_bytes(shown.at_hand.bytes),
                         estimate::fits(need, shown.at_hand) ? "" : ": may not fit");
   }
   std::cout << '\n';
@@ -356,8 +354,8 @@ void print_rest(const Shown& shown) {
     const MeasuredRun& measured = *shown.measured;
     const auto compare = [&](const char* what, int64_t estimated, int64_t real) {
       const double off = deviation(estimated, real);
-      std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', bytes(real), " (", real,
-                          "), estimated ", bytes(estimated), ", ", off > 0 ? "+" : "", off, " %\n");
+      std::cout << concat("measured over ", measured.steps, " steps: ", what, ' ', format_bytes(real), " (", real,
+                          "), estimated ", format_bytes(estimated), ", ", off > 0 ? "+" : "", off, " %\n");
     };
     compare(measured.device_peak_bytes ? "peak of the largest rank on its device" : "peak of the largest rank",
             shown.estimated_peak(), shown.measured_peak());

@@ -28,10 +28,6 @@ using plan::Prediction;
 
 constexpr size_t kShownRefusals = 8;
 
-std::string size_text(int64_t number) {
-  return format_bytes(static_cast<double>(number));
-}
-
 // The run without its layout.
 plan::Job job_of(config::RunConfig run, const std::string& run_file, int64_t ranks) {
   if (!run.model.is_language()) {
@@ -187,11 +183,11 @@ void print_json(const plan::Job& job, const plan::Cluster& cluster, const plan::
 }
 
 void print_heading(const plan::Job& job, const plan::Cluster& cluster) {
-  std::cout << concat(format_count(static_cast<double>(job.base.model.parameters())), " parameters, ", job.batch,
-                      " samples of ", job.model.sequence_length, " tokens a step, ",
-                      precision::type_name(job.base.precision.compute), ", ", optim::family_of(job.base.optimizer.rule),
-                      "; ", printable(cluster.name), ": ", cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ",
-                      cluster.ranks_per_host, " ranks of ", size_text(cluster.memory_bytes), "\n\n");
+  std::cout << concat(format_count(job.base.model.parameters()), " parameters, ", job.batch, " samples of ",
+                      job.model.sequence_length, " tokens a step, ", precision::type_name(job.base.precision.compute),
+                      ", ", optim::family_of(job.base.optimizer.rule), "; ", printable(cluster.name), ": ",
+                      cluster.hosts, cluster.hosts == 1 ? " host x " : " hosts x ", cluster.ranks_per_host,
+                      " ranks of ", format_bytes(cluster.memory_bytes), "\n\n");
 }
 
 std::string moves_text(const plan::Layout& layout) {
@@ -207,7 +203,7 @@ std::string moves_text(const plan::Layout& layout) {
 }
 
 void print_item(const estimate::Item& item) {
-  std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << size_text(item.bytes)
+  std::cout << "  " << std::left << std::setw(22) << item.name << std::right << std::setw(9) << format_bytes(item.bytes)
             << "  " << item.formula << (item.numbers.empty() ? "" : concat(" = ", item.numbers)) << '\n';
 }
 
@@ -226,15 +222,15 @@ void print_moves(const Prediction& first) {
     }
   }
   if (first.host_bytes > 0) {
-    std::cout << concat("  a host needs ", size_text(first.host_bytes), ", with libtorch and data\n");
+    std::cout << concat("  a host needs ", format_bytes(first.host_bytes), ", with libtorch and data\n");
   }
   if (first.disk_bytes > 0) {
-    std::cout << concat("  a host's disk needs room for ", size_text(first.disk_bytes), '\n');
+    std::cout << concat("  a host's disk needs room for ", format_bytes(first.disk_bytes), '\n');
   }
   std::cout << (first.moved.empty() ? "" : "the first, moved by a rank in a step\n");
   for (const plan::MovedBytes& moved : first.moved) {
     std::cout << "  " << std::left << std::setw(22) << estimate::way_name(moved.way) << std::right << std::setw(9)
-              << size_text(moved.bytes) << '\n';
+              << format_bytes(moved.bytes) << '\n';
   }
 }
 
@@ -261,7 +257,7 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
               << (!p.choices.empty() ? "by part"
                   : recomputes       ? "yes"
                                      : "-")
-              << std::setw(10) << size_text(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
+              << std::setw(10) << format_bytes(p.memory_bytes) << std::fixed << std::setprecision(1) << std::setw(6)
               << 100 * p.bubble << " %" << std::setw(11) << (step.size() < 11 ? step : ' ' + step) << std::setw(10)
               << format_count(tokens_per_second(job, p))
               << std::setprecision(model_flops(job, cluster, p) < 1e12 ? 3 : 1) << std::setw(16)
@@ -286,8 +282,8 @@ void print_best(const plan::Job& job, const plan::Cluster& cluster, const plan::
   print_moves(first);
   std::cout << (first.traffic.empty() ? "" : "the first, sent by a rank in a step\n");
   for (const plan::AxisBytes& axis : first.traffic) {
-    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9) << size_text(axis.bytes)
-              << "  " << axis.link << '\n';
+    std::cout << "  " << std::left << std::setw(22) << axis.axis << std::right << std::setw(9)
+              << format_bytes(axis.bytes) << "  " << axis.link << '\n';
   }
   std::cout << concat("the first, a step of ", format_seconds(first.step_seconds),
                       ": computation and collectives between layers ", format_seconds(first.pipeline_seconds),

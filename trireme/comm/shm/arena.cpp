@@ -74,8 +74,8 @@ std::string Arena::obstacle() {
   }
   rlimit files{};
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < arena_size()) {
-    return concat("no file may be larger than ", format_bytes(static_cast<double>(files.rlim_cur)),
-                  " here (ulimit -f), but it needs ", format_bytes(static_cast<double>(arena_size())));
+    return concat("no file may be larger than ", format_bytes(files.rlim_cur), " here (ulimit -f), but it needs ",
+                  format_bytes(arena_size()));
   }
   return "";
 }

@@ -61,7 +61,7 @@ bool AveragingSync::end_step(bool taken) {
   equal_ = ends_round();
   if (equal_) {
     const auto start = std::chrono::steady_clock::now();
-    meet();
+    finish_round();
     exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   ++steps_;
@@ -80,7 +80,7 @@ double AveragingSync::lr_of_round(const comm::Group& ranks, bool counts) const {
   return sums[1].item<double>() > 0 ? sums[0].item<double>() / sums[1].item<double>() : 0;
 }
 
-void AveragingSync::meet() {
+void AveragingSync::finish_round() {
   using Values = bucket::SteppedValues;
   const torch::NoGradGuard no_grad;
   const double lr = lr_of_round(group());

@@ -79,7 +79,7 @@ class AveragingSync : public GradientSync, public StepExchange, public SyncState
   }
   void keep_start(int64_t buffer, int64_t bucket);
   /// Averages; called when the last step of the round has been taken or skipped.
-  virtual void meet();
+  virtual void finish_round();
   /// Begins a round.
   void begin_round();
   /// Returns SlowMo's learning rate: the mean over the steps that these ranks took in the round. With `counts` false

@@ -85,7 +85,7 @@ class ElasticAveragingSync final : public AveragingSync, private Workers {
     return "data";
   }
 
-  void meet() override {
+  void finish_round() override {
     due_ = true;
   }
   void attend();

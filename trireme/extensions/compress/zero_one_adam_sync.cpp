@@ -229,7 +229,7 @@ void ZeroOneAdamSync::step_ended(bool taken) {
     equal_ = ends_round();
     if (equal_) {
       const auto start = std::chrono::steady_clock::now();
-      meet();
+      finish_round();
       exposed_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
   }
@@ -277,7 +277,7 @@ void ZeroOneAdamSync::agree_on_ways() {
   }
 }
 
-void ZeroOneAdamSync::meet() {
+void ZeroOneAdamSync::finish_round() {
   agree_on_ways();
   for (size_t i = 0; i < places().size(); ++i) {
     keep_start(i); // no step of the round was taken

@@ -99,7 +99,7 @@ class ZeroOneAdamSync final : public OneBitAdamSync, public parallel::LocalSteps
   void keep_start(size_t number);
   void begin_round();
   void note_step();
-  void meet();
+  void finish_round();
   void agree_on_ways();
   /// sqrt(v) + eps, as in Adam.
   at::Tensor denominator(const at::Tensor& second) const;

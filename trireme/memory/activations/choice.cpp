@@ -341,16 +341,15 @@ Choice choose(const Problem& problem) {
 }
 
 NoChoice why_none_fits(const Problem& problem, const Choice& least, const std::string& of_stage) {
-  const auto bytes = [](int64_t number) { return format_bytes(static_cast<double>(number)); };
   const auto room = [&](const char* of, bool (*goes_there)(Way), int64_t there) {
     const bool is_known = there < std::numeric_limits<int64_t>::max() / 4; // and is a limit
     return is_known && std::ranges::any_of(problem.allowed, goes_there)
-               ? concat(' ', of, " room for ", bytes(there), '.')
+               ? concat(' ', of, " room for ", format_bytes(there), '.')
                : "";
   };
   const bool may_write = std::ranges::any_of(problem.allowed, to_nvme);
-  const bool looks_equal = bytes(problem.budget) == bytes(least.bytes);
-  const auto told = [&](int64_t number) { return looks_equal ? concat(number, " B") : bytes(number); };
+  const bool looks_equal = format_bytes(problem.budget) == format_bytes(least.bytes);
+  const auto told = [&](int64_t number) { return looks_equal ? concat(number, " B") : format_bytes(number); };
   return {
       concat("no choice for the activations of ", problem.parts.size(), " parts", of_stage, " fits memory_budget, ",
              told(problem.budget), ": the least is ", told(least.bytes), ", with ", join(to_words(least.ways), ", ")),

@@ -186,10 +186,9 @@ std::string Activations::Impl::table(const Problem& problem) const {
   std::string lines;
   for (size_t i = 0; i < parts.size(); ++i) {
     const PartCost& cost = problem.parts[i];
-    lines +=
-        concat("\n  ", i, ' ', parts[i].type, ": forward ", format_seconds(cost.forward), ", backward ",
-               format_seconds(cost.backward), ", saves ", format_bytes(static_cast<double>(cost.bytes)),
-               " beside inputs of ", format_bytes(static_cast<double>(cost.input_bytes)), ", ", name_of(parts[i].way));
+    lines += concat("\n  ", i, ' ', parts[i].type, ": forward ", format_seconds(cost.forward), ", backward ",
+                    format_seconds(cost.backward), ", saves ", format_bytes(cost.bytes), " beside inputs of ",
+                    format_bytes(cost.input_bytes), ", ", name_of(parts[i].way));
   }
   return lines;
 }
@@ -243,10 +242,10 @@ std::string Activations::Impl::decide(const std::vector<double>& largest) {
       parts[i].share_bytes = problem.parts[i].share_bytes;
     }
     allow_moves();
-    said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(static_cast<double>(choice.bytes)),
-                  " of the ", format_bytes(static_cast<double>(options.memory_budget)),
-                  " allowed; moves and recomputation add about ", format_seconds(choice.seconds), " to the ",
-                  format_seconds(seconds), " of a micro-batch's parts: ", join(to_words(choice.ways), ", "));
+    said = concat("activations of ", parts.size(), " parts: at most ", format_bytes(choice.bytes), " of the ",
+                  format_bytes(options.memory_budget), " allowed; moves and recomputation add about ",
+                  format_seconds(choice.seconds), " to the ", format_seconds(seconds),
+                  " of a micro-batch's parts: ", join(to_words(choice.ways), ", "));
   }
   if (options.profile) {
     said += concat(said.empty() ? "" : "\n", "parts of the model, in the order of forward:", table(problem));

@@ -83,9 +83,9 @@ std::shared_ptr<Away> Mover::leave(const c10::Storage& storage, Place place, boo
                                            device_); // before the lock, which its destructor takes if this fails
   const Lock lock(mutex_);
   const at::NoGradGuard no_grad;
-  go_on();
+  advance();
   while (!leaving_.empty() && leaving_bytes_ + bytes > most_leaving_) {
-    let_go(*leaving_.front());
+    free_original(*leaving_.front());
   }
   if (place == Place::nvme) {
     away->piece_ = files_->take(aio::round_up(bytes));
@@ -124,7 +124,7 @@ void Mover::finish_write(Away& away) {
 }
 
 // Frees the memory of the oldest storage being moved out.
-void Mover::let_go(Away& away) {
+void Mover::free_original(Away& away) {
   erase(leaving_, &away);
   leaving_bytes_ -= away.bytes_;
   if (device_.is_cpu()) {
@@ -150,10 +150,10 @@ void Mover::let_go(Away& away) {
 }
 
 // Advances transfers without waiting.
-void Mover::go_on() {
+void Mover::advance() {
   if (device_.is_cpu()) {
     while (!leaving_.empty() && transfers().finished(*leaving_.front()->write_)) {
-      let_go(*leaving_.front());
+      free_original(*leaving_.front());
     }
     return;
   }
@@ -174,7 +174,7 @@ void Mover::go_on() {
   }
 }
 
-// Does not call go_on(): on the CPU that would free written buffers, whose contents need not be read again.
+// Does not call advance(): on the CPU that would free written buffers, whose contents need not be read again.
 void Mover::call_back(Away& away) {
   const Lock lock(mutex_);
   begin_to_bring(away);
@@ -231,7 +231,7 @@ void Mover::copy_in(Away& away) {
 c10::Storage Mover::wait_for(Away& away) {
   const Lock lock(mutex_);
   const at::NoGradGuard no_grad;
-  go_on();
+  advance();
   begin_to_bring(away);
   if (!away.back_) {
     transfers().wait(*away.read_);

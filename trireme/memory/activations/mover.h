@@ -58,8 +58,8 @@ class Mover : public std::enable_shared_from_this<Mover> {
   friend class Away;
   using Lock = std::unique_lock<std::mutex>;
 
-  void go_on();
-  void let_go(Away& away);
+  void advance();
+  void free_original(Away& away);
   void begin_to_bring(Away& away);
   void write(Away& away);
   void finish_write(Away& away);

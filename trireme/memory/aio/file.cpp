@@ -105,8 +105,8 @@ int reserve(int fd, const fs::path& path, int64_t begin, int64_t end) {
 
 Error failed(const char* what, int64_t bytes, const fs::path& path, int code, const char* next) {
   return Error("aio",
-               concat("cannot ", what, ' ', format_bytes(static_cast<double>(bytes)), " for ", path.string(), ": ",
-                      std::strerror(code), free_space_near(path)),
+               concat("cannot ", what, ' ', format_bytes(bytes), " for ", path.string(), ": ", std::strerror(code),
+                      free_space_near(path)),
                next);
 }
 
@@ -129,9 +129,7 @@ int64_t direct_alignment([[maybe_unused]] const fs::path& path) {
 std::string free_space_near(const fs::path& path) {
   std::error_code unknown;
   const auto space = fs::space(folder_of(path), unknown);
-  return unknown ? ""
-                 : concat(", ", format_bytes(static_cast<double>(space.available)), " are free in ",
-                          folder_of(path).string());
+  return unknown ? "" : concat(", ", format_bytes(space.available), " are free in ", folder_of(path).string());
 }
 
 File::File(std::shared_ptr<const Opened> opened) : opened_(std::move(opened)) {}

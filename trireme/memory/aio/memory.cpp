@@ -28,10 +28,8 @@ Memory::Memory(int64_t bytes) {
   void* mapped =
       ::mmap(nullptr, static_cast<size_t>(size + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    throw Error(
-        "aio",
-        concat("no memory of ", format_bytes(static_cast<double>(size)), " for transfers: ", std::strerror(errno)),
-        "Use fewer or smaller buffers (buffer_count, buffer_size), or a machine with more memory.");
+    throw Error("aio", concat("no memory of ", format_bytes(size), " for transfers: ", std::strerror(errno)),
+                "Use fewer or smaller buffers (buffer_count, buffer_size), or a machine with more memory.");
   }
   auto* first = static_cast<std::byte*>(mapped);
   if (extra > 0) {

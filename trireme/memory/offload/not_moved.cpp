@@ -16,9 +16,9 @@ std::string what_is_not_moved(int64_t all, int64_t kept, int64_t element_bytes, 
     return "";
   }
   return concat(key, ": ", kept == all ? "all" : concat(kept, " of the"), ' ', all,
-                " elements of this rank's sharded parameters, ",
-                format_bytes(static_cast<double>(kept * element_bytes)), ", stay in memory, because max_in_cpu is ",
-                options.max_in_cpu, ". To have them in files: \"max_in_cpu\": 0");
+                " elements of this rank's sharded parameters, ", format_bytes(kept * element_bytes),
+                ", stay in memory, because max_in_cpu is ", options.max_in_cpu,
+                ". To have them in files: \"max_in_cpu\": 0");
 }
 
 } // namespace trireme::offload

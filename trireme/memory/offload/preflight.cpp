@@ -25,10 +25,6 @@ constexpr int64_t kLargestProbe = 256 << 20;
 constexpr int64_t kSmallestProbe = 8 << 20;
 constexpr double kHundredths = 100;
 
-std::string size(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-
 std::string speed(double bytes_per_second) {
   return concat(format_bytes(bytes_per_second), "/s");
 }
@@ -114,11 +110,11 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   const int64_t needed = at_start ? use.bytes_at_start() : use.bytes();
   const int64_t there = at_start ? free_at_start : room.free_bytes;
   Refusal out;
-  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", size(needed),
+  out.what = concat("files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ", format_bytes(needed),
                     at_start ? " while the model is built, its parameters twice," : "", " in ", use.folder.string(),
-                    ", which has ", size(there), " free: ", size(needed - there), " too little");
+                    ", which has ", format_bytes(there), " free: ", format_bytes(needed - there), " too little");
   const auto memory_takes = [&](int64_t bytes) { return room.memory_bytes && bytes <= *room.memory_bytes; };
-  const std::string free = concat("memory, which has ", size(room.memory_bytes.value_or(0)), " free");
+  const std::string free = concat("memory, which has ", format_bytes(room.memory_bytes.value_or(0)), " free");
   // The rest stays on the device, whose memory is not checked.
   const double share = use.state_bytes > 0
                            ? static_cast<double>(room.free_bytes - use.parameter_bytes - use.activation_bytes) /
@@ -133,17 +129,19 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   const bool both = options.optimizer.place == Place::nvme &&
                     options.parameters.place == Place::nvme; // in this folder, or one of them on another disk
   if (activations > 0 && fits(use.bytes() - activations, use.bytes_at_start())) {
-    out.next = concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", size(activations),
-                      " of activations need no files.");
+    out.next =
+        concat("Fits with \"activation_checkpointing\": {\"policy\": \"recompute\"}: ", format_bytes(activations),
+               " of activations need no files.");
   } else if (both && parameters > 0 && fits(states - use.gradient_bytes + activations, 0) &&
              memory_takes(with_parameters)) {
-    out.next = concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", size(parameters), " of parameters ",
-                      use.gradient_bytes > 0 ? concat("and ", size(use.gradient_bytes), " of gradients ") : "",
-                      "stay in ", free, '.');
+    out.next =
+        concat("Fits with \"offload_param\": {\"device\": \"cpu\"}: ", format_bytes(parameters), " of parameters ",
+               use.gradient_bytes > 0 ? concat("and ", format_bytes(use.gradient_bytes), " of gradients ") : "",
+               "stay in ", free, '.');
   } else if (both && states > 0 && fits(parameters + activations, parameters + use.building_bytes) &&
              memory_takes(states)) {
     out.next = concat(
-        "Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", size(states),
+        "Fits with \"offload_optimizer\": {\"device\": \"cpu\"}: ", format_bytes(states),
         use.gradient_bytes > 0 ? " of masters, states and gradients stay in " : " of masters and states stay in ", free,
         '.');
   } else if (fits(activations, 0) && memory_takes(states + parameters)) {
@@ -152,16 +150,16 @@ Refusal refusal(const FolderUse& use, const Options& options, const Room& room) 
   } else if (activations > 0 && memory_takes(states + parameters)) {
     out.next = concat(
         "Fits without files, with \"activation_checkpointing\": {\"policy\": \"recompute\"} and \"device\": \"cpu\": ",
-        size(states + parameters), " stay in ", free, '.');
+        format_bytes(states + parameters), " stay in ", free, '.');
   } else if (room.on_device && ratio > 0) {
     out.next = concat("Fits with \"ratio\": ", ratio,
                       " in offload_optimizer, if devices have room for the rest of the states, ",
-                      size(static_cast<int64_t>((1 - share) * static_cast<double>(states))), '.');
+                      format_bytes(static_cast<int64_t>((1 - share) * static_cast<double>(states))), '.');
   } else {
-    out.next =
-        concat(room.memory_bytes ? concat("Memory (", size(*room.memory_bytes), " free) cannot take it either: use")
-                                 : std::string("Use"),
-               " a folder with more room, more hosts with a higher ZeRO stage, or a smaller model.");
+    out.next = concat(room.memory_bytes
+                          ? concat("Memory (", format_bytes(*room.memory_bytes), " free) cannot take it either: use")
+                          : std::string("Use"),
+                      " a folder with more room, more hosts with a higher ZeRO stage, or a smaller model.");
   }
   return out;
 }
@@ -171,11 +169,11 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
   const auto writing = [&](int64_t bytes) { return static_cast<double>(bytes) / disk.write_bytes_per_s; };
   Preflight out{use, disk, reading(use.read_bytes), writing(use.write_bytes), 0, {}};
   out.lines.push_back(concat(use.folder.string(), " (", disk.filesystem, "): files of ", use.ranks,
-                             use.ranks == 1 ? " rank need " : " ranks need ", size(use.most_bytes()), ", ",
-                             size(disk.free_bytes), " are free"));
+                             use.ranks == 1 ? " rank need " : " ranks need ", format_bytes(use.most_bytes()), ", ",
+                             format_bytes(disk.free_bytes), " are free"));
   if (use.building_bytes > 0) {
-    out.lines.push_back(concat("of these ", size(use.bytes_at_start()),
-                               " while the model is built, its parameters twice, and ", size(use.bytes()),
+    out.lines.push_back(concat("of these ", format_bytes(use.bytes_at_start()),
+                               " while the model is built, its parameters twice, and ", format_bytes(use.bytes()),
                                " while it trains"));
   }
   const bool has_threads = std::strcmp(disk.engine, "threads") == 0; // each thread has one request in the system
@@ -184,14 +182,14 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
   out.lines.push_back(concat(engine, ", ",
                              disk.direct ? concat("direct transfers (aligned to ", disk.alignment, " bytes)")
                                          : "no direct transfers here: through the system's cache",
-                             ", ", size(options.aio.block_size), " a request",
+                             ", ", format_bytes(options.aio.block_size), " a request",
                              has_threads ? "" : concat(", ", options.aio.queue_depth, " at a time"), ": reads ",
                              speed(disk.read_bytes_per_s), ", writes ", speed(disk.write_bytes_per_s)));
   const double both = out.read_seconds + out.write_seconds;
   if (both > 0) {
-    out.lines.push_back(concat("a step reads ", size(use.read_bytes), " in ", format_seconds(out.read_seconds),
-                               " and writes ", size(use.write_bytes), " in ", format_seconds(out.write_seconds), ": ",
-                               format_seconds(both), " of the disk's time"));
+    out.lines.push_back(concat("a step reads ", format_bytes(use.read_bytes), " in ", format_seconds(out.read_seconds),
+                               " and writes ", format_bytes(use.write_bytes), " in ", format_seconds(out.write_seconds),
+                               ": ", format_seconds(both), " of the disk's time"));
   }
   std::string off;
   if (use.state_read_bytes > 0 && !options.optimizer.pipeline_read) {
@@ -210,7 +208,7 @@ Preflight judge(const FolderUse& use, const Options& options, const aio::Probe& 
                                                     off.find(" and ") == std::string::npos ? " is" : " are", " off")));
   }
   if (use.start_bytes > 0) {
-    out.lines.push_back(concat("before the first step ", size(use.start_bytes), " are written in ",
+    out.lines.push_back(concat("before the first step ", format_bytes(use.start_bytes), " are written in ",
                                format_seconds(writing(use.start_bytes))));
   }
   if (!disk.direct) {
@@ -251,7 +249,7 @@ void check_room(const std::vector<FolderUse>& folders, const Options& options, s
     const Room room{free - others.while_training, memory_bytes, on_device, free - others.at_start};
     if (Refusal no = refusal(use, options, room); !no.what.empty()) {
       no.what += others.while_training > 0
-                     ? concat(", beside ", size(others.while_training), " of the other folder on that disk")
+                     ? concat(", beside ", format_bytes(others.while_training), " of the other folder on that disk")
                      : "";
       throw InputError("offload", no.what, no.next);
     }
@@ -274,7 +272,7 @@ std::vector<Preflight> preflight(const std::vector<FolderUse>& folders, const Op
            0,
            0,
            {concat(use.folder.string(), ": files of ", use.ranks, use.ranks == 1 ? " rank need " : " ranks need ",
-                   size(use.most_bytes()), ", ", size(static_cast<int64_t>(space.available)),
+                   format_bytes(use.most_bytes()), ", ", format_bytes(static_cast<int64_t>(space.available)),
                    " are free: too little to measure the disk")}});
       continue;
     }

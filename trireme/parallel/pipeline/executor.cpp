@@ -186,14 +186,6 @@ void Executor::run(const Program& todo) {
   }
 }
 
-namespace {
-
-bool is_computation(Op op) {
-  return op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::backward_weight;
-}
-
-} // namespace
-
 // Evaluation has its own numbers, because it recomputes nothing.
 void Executor::announce(const Program& todo) const {
   if (!model_.hooks().schedule) {
@@ -201,7 +193,7 @@ void Executor::announce(const Program& todo) const {
   }
   std::vector<int> computations;
   for (const Instruction& instruction : todo) {
-    if (is_computation(instruction.op)) {
+    if (computes(instruction.op)) {
       computations.push_back((instruction.chunk * kNumOps + static_cast<int>(instruction.op)) * 2 +
                              (training_ ? 1 : 0));
     }
@@ -210,7 +202,7 @@ void Executor::announce(const Program& todo) const {
 }
 
 void Executor::begin_computation(const Instruction& instruction) const {
-  if (is_computation(instruction.op) && model_.hooks().computation) {
+  if (computes(instruction.op) && model_.hooks().computation) {
     model_.hooks().computation();
   }
 }

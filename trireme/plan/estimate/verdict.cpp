@@ -8,10 +8,6 @@
 namespace trireme::estimate {
 namespace {
 
-std::string bytes(int64_t number) {
-  return format_bytes(static_cast<double>(number));
-}
-
 bool exceeds(int64_t need, int64_t limit) {
   return static_cast<double>(need) > kMargin * static_cast<double>(limit);
 }
@@ -64,13 +60,13 @@ bool is_tight(const Need& need, const MemoryAtHand& memory) {
 
 std::string why_too_large(const Need& need, const MemoryAtHand& memory, int64_t ranks) {
   if (exceeds(mapped(need.least_of_a_rank), memory.process_bytes)) {
-    return concat(need.what, " of a rank need ", bytes(need.least_of_a_rank), ", libraries and stacks ",
-                  bytes(kAddressSpace), " of address space, a process may have ", bytes(memory.process_bytes),
-                  " (ulimit -v)");
+    return concat(need.what, " of a rank need ", format_bytes(need.least_of_a_rank), ", libraries and stacks ",
+                  format_bytes(kAddressSpace), " of address space, a process may have ",
+                  format_bytes(memory.process_bytes), " (ulimit -v)");
   }
   if (exceeds(need.least_of_all, memory.bytes)) {
-    return concat(need.what, " of ", ranks, ranks == 1 ? " rank need " : " ranks need ", bytes(need.least_of_all), ", ",
-                  memory.source, ' ', bytes(memory.bytes));
+    return concat(need.what, " of ", ranks, ranks == 1 ? " rank need " : " ranks need ",
+                  format_bytes(need.least_of_all), ", ", memory.source, ' ', format_bytes(memory.bytes));
   }
   return "";
 }

@@ -15,21 +15,19 @@ using offload::Place;
 
 constexpr int64_t kLeastBuffers = 3; // of files
 
-std::string size(int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-
 std::string in_files(const char* what, int64_t bytes, const std::string& folder, const FileBuffers& buffers) {
-  return concat(what, ' ', size(bytes), " in files in ", folder, " (", size(buffers.bytes), " of buffers in memory)");
+  return concat(what, ' ', format_bytes(bytes), " in files in ", folder, " (", format_bytes(buffers.bytes),
+                " of buffers in memory)");
 }
 
 // `buckets`: everything that is in the files.
 std::string of_buffers(const char* section, const char* what, int64_t bytes, const FileBuffers& buffers,
                        bool of_units) {
-  return concat(section, " to \"nvme\" saves no memory: its buffers (buffer_count) hold all ", buffers.count,
-                buffers.count == 1 ? " bucket of " : " buckets of ", what, ", ", size(bytes), ". To save some: ",
-                buffers.count > kLeastBuffers ? concat("\"buffer_count\": ", kLeastBuffers, ", or ") : "",
-                of_units ? "a model of more, smaller units" : "a smaller \"reduce_bucket_size\"");
+  return concat(
+      section, " to \"nvme\" saves no memory: its buffers (buffer_count) hold all ", buffers.count,
+      buffers.count == 1 ? " bucket of " : " buckets of ", what, ", ", format_bytes(bytes),
+      ". To save some: ", buffers.count > kLeastBuffers ? concat("\"buffer_count\": ", kLeastBuffers, ", or ") : "",
+      of_units ? "a model of more, smaller units" : "a smaller \"reduce_bucket_size\"");
 }
 
 } // namespace
@@ -44,24 +42,26 @@ std::string where_things_are(const Run& run, const Elsewhere& there) {
         in_files("masters and optimizer states", there.state_file_bytes, states.nvme_path, there.state_buffers));
   } else if (there.elements > 0) {
     parts.push_back(
-        concat("masters and optimizer states ", size(there.master_bytes + there.state_bytes), " on the host"));
+        concat("masters and optimizer states ", format_bytes(there.master_bytes + there.state_bytes), " on the host"));
   }
   if (there.gradient_file_bytes > 0) {
     parts.push_back(in_files("gradients", there.gradient_file_bytes, states.nvme_path, there.gradient_buffers));
   } else if (!there.gradient_pieces.empty()) {
-    parts.push_back(concat(
-        "gradients ", size(std::accumulate(there.gradient_pieces.begin(), there.gradient_pieces.end(), int64_t{0})),
-        " on the host"));
+    parts.push_back(
+        concat("gradients ",
+               format_bytes(std::accumulate(there.gradient_pieces.begin(), there.gradient_pieces.end(), int64_t{0})),
+               " on the host"));
   }
   const int64_t kept = e * (there.parameters - there.parameters_in_files);
   if (there.parameters > 0 && parameters.place == Place::nvme) {
-    const std::string in_memory = kept == 0 ? "" : concat(size(kept), run.on_device ? " on the host" : " in memory");
+    const std::string in_memory =
+        kept == 0 ? "" : concat(format_bytes(kept), run.on_device ? " on the host" : " in memory");
     parts.push_back(there.parameters_in_files == 0 ? concat("parameters ", in_memory, ", none in files")
                                                    : concat(in_files("parameters", there.parameter_file_bytes,
                                                                      parameters.nvme_path, there.parameter_buffers),
                                                             kept == 0 ? "" : ", " + in_memory));
   } else if (there.parameters > 0) {
-    parts.push_back(concat("parameters ", size(kept), " on the host"));
+    parts.push_back(concat("parameters ", format_bytes(kept), " on the host"));
   }
   return parts.empty() ? "" : concat("offload, a rank: ", join(parts, "; "));
 }
