@@ -25,9 +25,14 @@ find_path(XXHASH_INCLUDE_DIR xxhash.h)
 find_library(XXHASH_LIBRARY xxhash)
 find_package(ZLIB QUIET)
 find_package(OpenSSL 1.1 QUIET COMPONENTS Crypto)
-if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT XXHASH_LIBRARY OR NOT ZLIB_FOUND OR NOT OPENSSL_FOUND)
-  message(FATAL_ERROR "Trireme needs nlohmann-json, CLI11, xxHash, zlib and OpenSSL.\n"
-          "On Debian or Ubuntu: apt-get install nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev\n"
+find_path(PCRE2_INCLUDE_DIR pcre2.h)
+find_library(PCRE2_LIBRARY pcre2-8)
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h)
+find_library(UTF8PROC_LIBRARY utf8proc)
+if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND OR NOT XXHASH_INCLUDE_DIR OR NOT XXHASH_LIBRARY OR NOT ZLIB_FOUND OR NOT OPENSSL_FOUND
+   OR NOT PCRE2_INCLUDE_DIR OR NOT PCRE2_LIBRARY OR NOT UTF8PROC_INCLUDE_DIR OR NOT UTF8PROC_LIBRARY)
+  message(FATAL_ERROR "Trireme needs nlohmann-json, CLI11, xxHash, zlib, OpenSSL, PCRE2 and utf8proc.\n"
+          "On Debian or Ubuntu: apt-get install nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev libpcre2-dev libutf8proc-dev\n"
           "Or run ./quickstart, which installs everything.")
 endif()
 

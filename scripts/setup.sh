@@ -8,7 +8,7 @@
 preset=${TRIREME_PRESET:-release}
 torch_version=2.13.0
 torch_index=${TRIREME_TORCH_INDEX-https://download.pytorch.org/whl/cpu}
-system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev liburing-dev
+system_packages=(g++ cmake ninja-build ccache nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libssl-dev libpcre2-dev libutf8proc-dev liburing-dev
                  libgtest-dev libgmock-dev python3 python3-venv)
 # What only tests use: several hosts on one machine, calls to the system that fail, file systems, an MPI, gRPC and certificates for it, a Slurm, OpenSSH, a browser, a fresh Debian
 # (tests of all but the first are skipped, visibly, without them). Those with ? are left out where the sources of apt have none: Ubuntu has no package chromium.

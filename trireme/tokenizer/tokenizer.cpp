@@ -1,15 +1,13 @@
-#include <trireme/data/tokenizer.h>
+#include <trireme/tokenizer/tokenizer.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
-#include <trireme/data/byte_level_bpe.h>
-
-#include <nlohmann/json.hpp>
+#include <trireme/tokenizer/read_tokenizer.h>
 
 #include <filesystem>
 #include <utility>
 
-namespace trireme::data {
+namespace trireme::tokenizer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -56,7 +54,11 @@ std::unique_ptr<Tokenizer> from_file(const fs::path& file) {
 
 } // namespace
 
-std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
+std::vector<int32_t> Tokenizer::encode_with_threads(std::string_view text, int) const {
+  return encode(text);
+}
+
+std::vector<int32_t> ByteTokenizer::encode(std::string_view text, bool) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size());
   for (const char c : text) {
@@ -65,7 +67,7 @@ std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::string ByteTokenizer::decode(std::span<const int32_t> ids) const {
+std::string ByteTokenizer::decode(std::span<const int32_t> ids, bool) const {
   std::string text;
   text.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -98,4 +100,4 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
       kChoices);
 }
 
-} // namespace trireme::data
+} // namespace trireme::tokenizer
