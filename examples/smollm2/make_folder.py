@@ -3,7 +3,7 @@
 (93 MB, Apache-2.0, quantized to 4 bits), which transformers expands to bf16.
 
     python3 -m venv venv && venv/bin/pip install torch transformers gguf accelerate safetensors
-    venv/bin/python examples/smollm2/make_folder.py smollm2
+    venv/bin/python examples/smollm2/make_folder.py data/smollm2
 """
 import glob
 import os
