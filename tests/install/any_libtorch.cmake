@@ -90,3 +90,8 @@ expect_output("no NCCL and no kernels of Trireme.s; pip's CUDA toolkit lacks two
 configure("${folder}/build" "${folder}/cuda/torch" -DTRIREME_CUDA=ON)
 expect_status(1)
 expect_output("TRIREME_CUDA=ON, but pip's CUDA toolkit lacks two links")
+
+# A transport between parameter servers and workers is no use without them.
+configure("${folder}/build" "${folder}/cpu/torch" -DTRIREME_EXTENSIONS=OFF -DTRIREME_GRPC=ON)
+expect_status(1)
+expect_output("TRIREME_EXTENSIONS=OFF leaves servers out")
