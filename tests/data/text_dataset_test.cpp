@@ -19,14 +19,14 @@ using TextDatasetTest = TemporaryFolderTest;
 class FakeTokenizer : public Tokenizer {
  public:
   FakeTokenizer(size_t bytes_each, int32_t offset) : bytes_each_(bytes_each), offset_(offset) {}
-  std::vector<int32_t> encode(std::string_view text) const override {
+  std::vector<int32_t> encode(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
     for (size_t i = 0; i < text.size(); i += bytes_each_) {
       ids.push_back(offset_ + static_cast<unsigned char>(text[i]));
     }
     return ids;
   }
-  std::string decode(std::span<const int32_t>) const override {
+  std::string decode(std::span<const int32_t>, bool) const override {
     return "";
   }
   int64_t vocab_size() const override {

@@ -96,6 +96,13 @@ struct StoreCommand {
   std::string listen = "127.0.0.1:0";
 };
 
+struct TokenizeCommand {
+  std::string tokenizer;
+  bool decode = false;
+  bool special = false;
+  bool json = false;
+};
+
 struct DoctorCommand {
   bool json = false;
 };
@@ -138,7 +145,7 @@ struct BenchCommCommand {
 
 using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, InspectCommand,
                              DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
-                             ScheduleCommand, PlanCommand, StoreCommand>;
+                             ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -3,6 +3,7 @@
 #include <trireme/data/dataset.h>
 #include <trireme/data/loader.h>
 #include <trireme/data/options.h>
+#include <trireme/data/tokenizer.h>
 #include <trireme/data/tokens.h>
 
 #include <cstdint>
@@ -10,8 +11,6 @@
 #include <optional>
 
 namespace trireme::data {
-
-class Tokenizer;
 
 enum class Split { train, validation };
 

@@ -1,5 +1,6 @@
 #include <trireme/data/text.h>
 
+#include <trireme/base/cores.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/plain_text.h>
@@ -19,7 +20,7 @@ TextDataset::TextDataset(std::string_view text, const Tokenizer& tokenizer, int6
   for (const char byte : text) {
     ++byte_counts_[static_cast<unsigned char>(byte)];
   }
-  std::vector<int32_t> tokens = tokenizer.encode(text);
+  std::vector<int32_t> tokens = tokenizer.encode_with_threads(text, usable_cores());
   size_ = count_windows(static_cast<int64_t>(tokens.size()), sequence_length, source_);
   if (tokenizer.vocab_size() <= 65536) {
     narrow_.assign(tokens.begin(), tokens.end());
