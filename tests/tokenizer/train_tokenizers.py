@@ -312,7 +312,7 @@ def all_tokenizers(text):
     yield "delimiter", parts(short, pre_tokenizers.CharDelimiterSplit("e"), normalizers.NFKD())
     yield "fixed_length", parts(short, pre_tokenizers.FixedLength(3), normalizers.Prepend("x "))
     yield "replaced", parts(short, metaspace(prepend_scheme="never"), normalizers.Replace(Regex(r"(\p{Lu})\p{Ll}+"), "Word"), decoders.Metaspace(prepend_scheme="never"))
-    yield "byte_normalizer", parts(short, None, normalizers.ByteLevel(), decoders.Sequence([decoders.ByteLevel(), decoders.Strip("x", 1, 1), decoders.Replace(Regex("o+"), "0")]))
+    yield "byte_normalizer", parts(short, None, normalizers.ByteLevel(), decoders.Sequence([decoders.ByteLevel(), decoders.Strip("x", 1, 0), decoders.Replace(Regex("o+"), "0")]))
 
 
 def with_merges_as_strings(file):

@@ -39,6 +39,7 @@ struct Parser {
   ScheduleCommand schedule;
   StoreCommand store;
   ExportCommand exported;
+  TokenizeCommand tokenize;
   DataFetchCommand fetch;
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
@@ -58,6 +59,7 @@ struct Parser {
     add_export();
     add_schedule();
     add_store();
+    add_tokenize();
     add_rest();
   }
 
@@ -123,6 +125,20 @@ struct Parser {
     c->add_option("--listen", store.listen,
                   "Where: an address of this host and a port, 0 for any (default: 127.0.0.1:0)")
         ->type_name("HOST:PORT");
+  }
+
+  void add_tokenize() {
+    CLI::App* c = add(app, result, tokenize, "tokenize", "Turn each line of standard input into token ids, or back",
+                      "echo \"It is a truth\" | trireme tokenize --tokenizer tokenizer.json --json");
+    c->add_option("--tokenizer", tokenize.tokenizer,
+                  "A tokenizer.json, a folder with one, GPT-2's vocab.json with merges.txt beside it, or bytes")
+        ->required()
+        ->type_name("T");
+    c->add_flag("--decode", tokenize.decode,
+                "From ids to text; a line is [1, 2], 1 2 or an object with \"ids\" (what --json prints)");
+    c->add_flag("--special", tokenize.special,
+                "Add the special tokens that the tokenizer puts around a text; with --decode, keep them in the text");
+    c->add_flag("--json", tokenize.json, "One JSON object a line: ids or text");
   }
 
   void add_schedule() {

@@ -64,6 +64,13 @@ struct StoreCommand {
   std::string listen = "127.0.0.1:0";
 };
 
+struct TokenizeCommand {
+  std::string tokenizer;
+  bool decode = false;
+  bool special = false;
+  bool json = false;
+};
+
 struct DoctorCommand {
   bool json = false;
 };
@@ -106,7 +113,7 @@ struct BenchCommCommand {
 
 using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
                              InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                             BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand>;
+                             BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

@@ -9,6 +9,7 @@
 #include "run_store.h"
 #include "show_schedule.h"
 #include "start_bench.h"
+#include "tokenize.h"
 
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
@@ -81,6 +82,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* store_command = std::get_if<StoreCommand>(&command)) {
     return run_store(*store_command);
+  }
+  if (const auto* tokenize_command = std::get_if<TokenizeCommand>(&command)) {
+    return tokenize(*tokenize_command);
   }
   hand_over(argv);
 }

@@ -39,18 +39,18 @@ class SplitByExpression final : public PreTokenizer {
     segments.finish();
   }
 
-  size_t word_end(std::string_view text, size_t at) const override {
+  Cut next_cut(std::string_view text, size_t begin) const override {
     if (behavior_ != Behavior::isolated) {
-      return 0;
+      return {};
     }
-    const std::optional<Match> match = expression_.find(text, at);
+    const std::optional<Match> match = expression_.find(text, begin);
     if (!match) {
-      return text.size();
+      return {text.size(), true};
     }
-    if (match->begin == match->end) { // which of these counts depends on the match before it
-      return 0;
+    if (match->begin == match->end) { // whether it counts depends on the match before it
+      return {};
     }
-    return match->begin > at ? match->begin : match->end;
+    return {match->begin > begin ? match->begin : match->end, true};
   }
 
  private:
@@ -83,6 +83,19 @@ class SplitByChar final : public PreTokenizer {
       segments.add(text.text.size(), false);
     }
     segments.finish();
+  }
+
+  Cut next_cut(std::string_view text, size_t begin) const override {
+    if (behavior_ != Behavior::removed && behavior_ != Behavior::isolated) {
+      return {};
+    }
+    bool is_match = false;
+    for (size_t at = begin; at < text.size() && !is_match;) {
+      const Char c = char_at(text, at);
+      is_match = is_match_(c.code);
+      begin = at += c.bytes;
+    }
+    return {begin};
   }
 
  private:
@@ -176,6 +189,15 @@ class Metaspace final : public PreTokenizer {
     }
   }
 
+  // Before a space that follows something else. Only in text without U+2581 itself.
+  Cut next_cut(std::string_view text, size_t begin) const override {
+    if (!split_ || (begin == 0 && text.find(replacement_) != std::string_view::npos)) {
+      return {};
+    }
+    const size_t word = std::min(text.find_first_not_of(' ', begin), text.size());
+    return {std::min(text.find(' ', word), text.size())};
+  }
+
  private:
   std::string replacement_;
   Prepend prepend_;
@@ -216,8 +238,8 @@ class ByteLevel final : public PreTokenizer {
     use_regex_ ? words_.split(text, turned) : turned(text);
   }
 
-  size_t word_end(std::string_view text, size_t at) const override {
-    return use_regex_ && !add_prefix_space_ && !byte_chars_ ? words_.word_end(text, at) : 0;
+  Cut next_cut(std::string_view text, size_t begin) const override {
+    return use_regex_ && !add_prefix_space_ && !byte_chars_ ? words_.next_cut(text, begin) : Cut{};
   }
 
  private:
@@ -312,8 +334,8 @@ std::unique_ptr<PreTokenizer> read_one(const std::string& type, ObjectReader& re
 
 } // namespace
 
-size_t PreTokenizer::word_end(std::string_view, size_t) const {
-  return 0;
+PreTokenizer::Cut PreTokenizer::next_cut(std::string_view, size_t) const {
+  return {};
 }
 
 PreTokenizers read_pre_tokenizers(const JsonNode& node) {

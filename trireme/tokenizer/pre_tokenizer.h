@@ -27,9 +27,15 @@ class PreTokenizer {
   /// Calls `next` with the words of `text`, in order. They may be other text: their memory is valid during the call.
   virtual void split(Word text, WordSink next) const = 0;
 
-  /// Returns the end of a word of `text` that begins at byte `at`, if words depend on nothing before that; else 0. The
-  /// words of split() are then [0, end), [end, ...), all of them parts of `text`. Needs at < text.size().
-  virtual size_t word_end(std::string_view text, size_t at) const;
+  /// Where a text may be cut, so that its words are those of the parts.
+  struct Cut {
+    size_t end = 0; // 0: nowhere
+    /// [begin, end) is a word as it is, to which split() must not be applied alone.
+    bool is_word = false;
+  };
+  /// Returns the next place behind `begin`, which is 0 or such a place: it depends on nothing before `begin`. At the
+  /// latest it is the end of `text`. Needs begin < text.size().
+  virtual Cut next_cut(std::string_view text, size_t begin) const;
 };
 
 /// The steps of a pre-tokenizer. Each splits the words of the one before it.

@@ -3,6 +3,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/text.h>
 #include <trireme/tokenizer/byte_alphabet.h>
+#include <trireme/tokenizer/cache_lease.h>
 #include <trireme/tokenizer/unicode.h>
 
 #include <algorithm>
@@ -15,37 +16,6 @@ namespace {
 constexpr size_t kMostReserved = size_t{1} << 24;
 
 } // namespace
-
-// A cache of words for one call.
-class TextTokenizer::Lease {
- public:
-  explicit Lease(const TextTokenizer& owner) : owner_(owner) {
-    {
-      const std::lock_guard lock(owner.mutex_);
-      if (!owner.idle_caches_.empty()) {
-        cache_ = std::move(owner.idle_caches_.back());
-        owner.idle_caches_.pop_back();
-      }
-    }
-    if (!cache_) {
-      cache_ = std::make_unique<WordCache>();
-    }
-  }
-  ~Lease() {
-    const std::lock_guard lock(owner_.mutex_);
-    owner_.idle_caches_.push_back(std::move(cache_));
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-
-  WordCache& operator*() const {
-    return *cache_;
-  }
-
- private:
-  const TextTokenizer& owner_;
-  std::unique_ptr<WordCache> cache_;
-};
 
 TextTokenizer::TextTokenizer(TokenizerParts parts, std::string source)
     : parts_(std::move(parts)), source_(std::move(source)) {

@@ -1,8 +1,8 @@
-#include <trireme/data/tokenizer.h>
+#include <trireme/tokenizer/tokenizer.h>
 
 #include <trireme/base/error.h>
 
-#include "temporary_folder.h"
+#include "../data/temporary_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,11 @@
 #include <sys/mman.h>
 #include <random>
 
-namespace trireme::data {
+namespace trireme::tokenizer {
 namespace {
+
+using data::input_error;
+using data::TemporaryFolderTest;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -87,7 +90,7 @@ TEST_F(TokenizerFileTest, AByteWithoutTokenIsAnError) {
     tokenizer->encode("ab abc");
     FAIL() << "c has no token";
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("byte 99"), HasSubstr("tokenizer.json")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("no token for \"c\" in \"abc\""), HasSubstr("tokenizer.json")));
   }
 }
 
@@ -109,28 +112,34 @@ TEST_F(TokenizerFileTest, AWordThatIsTooLongIsRefused) {
   ::munmap(zeros, kBytes);
 }
 
-TEST_F(TokenizerFileTest, RefusesByNameWhatWouldChangeTheIds) {
-  const std::pair<const char*, const char*> model[] = {{R"("type": "BPE")", R"("type": "WordPiece")"},
-                                                       {R"("type": "BPE")", R"("type": "Unigram")"},
-                                                       {R"("type": "BPE")", R"("type": "WordLevel")"}};
-  for (const auto& [from, to] : model) {
-    EXPECT_THAT(complaint(from, to), AllOf(HasSubstr(std::string(to).substr(9)), HasSubstr("json:11:12"),
-                                           HasSubstr("Supported: model BPE")));
-  }
-  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC"})"),
-              AllOf(HasSubstr("NFC"), HasSubstr("json:7:")));
-  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Whitespace", "add)"),
-              AllOf(HasSubstr("Whitespace"), HasSubstr("json:8:")));
-  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("\"Sequence\""));
-  EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "WordPiece"})"),
-              HasSubstr("decoder \"WordPiece\""));
-  EXPECT_THAT(complaint(R"("dropout": null)", R"("dropout": 0.1)"), HasSubstr("dropout 0.1"));
-  EXPECT_THAT(complaint(R"("byte_fallback": false)", R"("byte_fallback": true)"), HasSubstr("byte_fallback"));
-  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("continuing_subword_prefix": "##")"),
-              HasSubstr("continuing_subword_prefix"));
-  EXPECT_THAT(complaint(R"("fuse_unk": false)", R"("end_of_word_suffix": "</w>")"), HasSubstr("end_of_word_suffix"));
-  EXPECT_THAT(complaint(R"("single_word": false)", R"("single_word": true)"),
-              AllOf(HasSubstr("single_word"), HasSubstr("<e>")));
+TEST_F(TokenizerFileTest, RefusesByNameWhatIsNotSupported) {
+  EXPECT_THAT(
+      complaint(R"("type": "BPE")", R"("type": "WordLevel")"),
+      AllOf(HasSubstr("the model \"WordLevel\""), HasSubstr("json:11:12"), HasSubstr("Supported: BPE, Unigram")));
+  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFX"})"),
+              AllOf(HasSubstr("the normalizer \"NFX\""), HasSubstr("json:7:"), HasSubstr("NFKD")));
+  EXPECT_THAT(complaint(R"("normalizer": null)",
+                        R"("normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFX"}]})"),
+              HasSubstr("the normalizer \"NFX\""));
+  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC", "form": 2})"), HasSubstr("\"form\""));
+  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "UnicodeScripts", "add)"),
+              AllOf(HasSubstr("the pre-tokenizer \"UnicodeScripts\""), HasSubstr("json:8:"), HasSubstr("\\p{sc:Han}")));
+  EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("pretokenizers"));
+  EXPECT_THAT(complaint(R"("decoder": {"type": "ByteLevel"})", R"("decoder": {"type": "CTC"})"),
+              HasSubstr("the decoder \"CTC\""));
+  EXPECT_THAT(complaint(R"("post_processor": {"type": "ByteLevel"})", R"("post_processor": {"type": "Other"})"),
+              HasSubstr("the post-processor \"Other\""));
+  EXPECT_THAT(
+      complaint(R"("post_processor": {"type": "ByteLevel"})",
+                R"("post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}})"),
+      HasSubstr("the text 0 times"));
+  EXPECT_THAT(complaint(R"("dropout": null)", R"("dropout": 0.1)"), AllOf(HasSubstr("dropout 0.1"), HasSubstr("null")));
+  const std::string split =
+      R"({"type": "Split", "pattern": {"Regex": "[a&&b]"}, "behavior": "Isolated", "invert": false})";
+  EXPECT_THAT(
+      complaint(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})", split),
+      AllOf(HasSubstr("json:8:58"), HasSubstr("(&&)")));
+  EXPECT_THAT(complaint(R"("use_regex": true})", R"("use_regex": true, "more": 1})"), HasSubstr("\"more\""));
   EXPECT_EQ(
       complaint(R"("dropout": null)", R"("dropout": 0.0, "continuing_subword_prefix": "", "end_of_word_suffix": null)"),
       "");
@@ -214,4 +223,4 @@ TEST_F(TokenizerFileTest, DamagedFilesAreInputErrorsAndNothingElse) {
 }
 
 } // namespace
-} // namespace trireme::data
+} // namespace trireme::tokenizer
