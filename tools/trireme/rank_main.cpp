@@ -117,6 +117,9 @@ struct Run {
   int operator()(const StoreCommand&) const {
     throw Error("trireme-rank", "store is done by trireme");
   }
+  int operator()(const TokenizeCommand&) const {
+    throw Error("trireme-rank", "tokenize is done by trireme");
+  }
   int operator()(const DataFetchCommand&) const {
     throw Error("trireme-rank", "data fetch is done by trireme");
   }
