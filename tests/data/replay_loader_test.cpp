@@ -21,7 +21,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // `batches` batches of an epoch; batch b of epoch e holds 100 e + b.
-ReplayLoader::Begin counting(int64_t batches, int* begun = nullptr, int64_t rows = 2) {
+ReplayLoader::Begin counted_batches(int64_t batches, int* begun = nullptr, int64_t rows = 2) {
   return [=](int64_t epoch) {
     if (begun != nullptr) {
       ++*begun;
@@ -59,7 +59,7 @@ std::string input_error_of(const F& f) {
 
 TEST(ReplayLoaderTest, StartsAnewWhenTheSourceEnds) {
   int begun = 0;
-  RepeatingLoader loader = repeating(counting(3, &begun));
+  RepeatingLoader loader = repeating(counted_batches(3, &begun));
   EXPECT_THAT(read(loader, 7), ElementsAre(0, 1, 2, 100, 101, 102, 200));
   EXPECT_EQ(begun, 3);
   EXPECT_EQ(loader.epoch(), 2);
@@ -67,12 +67,12 @@ TEST(ReplayLoaderTest, StartsAnewWhenTheSourceEnds) {
 }
 
 TEST(ReplayLoaderTest, ALoadReadsTheBegunEpochAgainAndNoOther) {
-  RepeatingLoader loader = repeating(counting(3));
+  RepeatingLoader loader = repeating(counted_batches(3));
   read(loader, 8); // epoch 2, after batch 1
   loader.skip();   // batch 2
   const nlohmann::json state = loader.state();
   int begun = 0;
-  RepeatingLoader resumed = repeating(counting(3, &begun));
+  RepeatingLoader resumed = repeating(counted_batches(3, &begun));
   resumed.load_state(state);
   EXPECT_EQ(begun, 1);
   EXPECT_THAT(read(resumed, 3), ElementsAre(300, 301, 302));
@@ -81,7 +81,7 @@ TEST(ReplayLoaderTest, ALoadReadsTheBegunEpochAgainAndNoOther) {
 }
 
 TEST(ReplayLoaderTest, OtherBatchesThanBeforeAreRefusedByTheRankThatSaved) {
-  RepeatingLoader loader = repeating(counting(5));
+  RepeatingLoader loader = repeating(counted_batches(5));
   read(loader, 4);
   const nlohmann::json state = loader.state();
   const auto others = [](int64_t) {
@@ -90,12 +90,12 @@ TEST(ReplayLoaderTest, OtherBatchesThanBeforeAreRefusedByTheRankThatSaved) {
   EXPECT_THAT(input_error_of([&] { repeating(others).load_state(state); }),
               HasSubstr("batch 3 of epoch 0 of \"numbers\" is another one than before the checkpoint"));
   repeating(others, /*compares=*/false).load_state(state); // another rank's batches
-  EXPECT_THAT(input_error_of([&] { repeating(counting(2)).load_state(state); }),
+  EXPECT_THAT(input_error_of([&] { repeating(counted_batches(2)).load_state(state); }),
               HasSubstr("is after batch 4 of epoch 0, and \"numbers\" now has 2 of them"));
 }
 
 TEST(ReplayLoaderTest, EmptyEpochsAndUnevenBatchesAreRefused) {
-  EXPECT_THAT(input_error_of([] { repeating(counting(0)).next(); }), HasSubstr("epoch 0 of \"numbers\" has no batch"));
+  EXPECT_THAT(input_error_of([] { repeating(counted_batches(0)).next(); }), HasSubstr("epoch 0 of \"numbers\" has no batch"));
   const auto uneven = [](int64_t) {
     return [rows = int64_t{3}]() mutable -> std::optional<Batch> { return Batch{{at::full({rows--, 1}, 1)}, {}, 0}; };
   };
