@@ -1,5 +1,6 @@
 // `trireme`: the program that users run. Without libtorch it starts in milliseconds; it starts `trireme-rank` for
 // commands that need libtorch.
+#include "bench_tokenizer.h"
 #include "commands.h"
 #include "fetch_data.h"
 #include "launch_options.h"
@@ -82,6 +83,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* store_command = std::get_if<StoreCommand>(&command)) {
     return run_store(*store_command);
+  }
+  if (const auto* tokenizer_command = std::get_if<BenchTokenizerCommand>(&command)) {
+    return bench_tokenizer(*tokenizer_command);
   }
   if (const auto* tokenize_command = std::get_if<TokenizeCommand>(&command)) {
     return tokenize(*tokenize_command);
