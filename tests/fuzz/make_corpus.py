@@ -2,6 +2,7 @@
 
 What a fuzzer found lies there too, as regression-*; this program leaves those and every other file alone.
 """
+import base64
 import gzip
 import json
 import pathlib
@@ -75,6 +76,15 @@ def message(op, *parts):
     return struct.pack("<I", len(body)) + body
 
 
+def charsmap(size, replaced, offset, text):
+    """A double array that replaces one byte by "x", as base64, and a text."""
+    units = [0] * size
+    units[0] = 256 << 10
+    units[256 ^ replaced] = offset << 10 | 1 << 8 | replaced
+    units[256 ^ replaced ^ offset] = 1 << 31
+    return base64.b64encode(struct.pack(f"<{size + 1}I", 4 * size, *units) + b"x\0") + b"\x01" + text
+
+
 def main():
     write("gzip", "text", gz(b"one two three one two three\n" * 20))
     write("gzip", "empty", gz(b""))
@@ -106,6 +116,9 @@ def main():
     write("safetensors", "empty", safetensors([]))
     write("safetensors", "dims", safetensors([("zero", "I64", [0, 5], b""), ("eight", "F8_E4M3", [1] * 9, b"\x00"), ("flag", "BOOL", [2], b"\x01\x00")]))
     write("safetensors", "long", struct.pack("<Q", 2**63) + b"{}")
+
+    write("charsmap", "small", charsmap(1024, 65, 1, b"ABA\xcc\x81"))
+    write("charsmap", "smaller", charsmap(300, 10, 2, b"a\nb"))
 
     conversation = [
         message(1, b"here/0", b"2 host"), message(2, [b"here/0", b"here/1"]), message(3, b"pulse", 1), message(3, b"pulse", -(2**63)),

@@ -130,8 +130,11 @@ ADDED = [
 ]
 
 
-def bpe_trainer(special=("<|endoftext|>",), alphabet=True, size=1000, **options):
-    return trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), show_progress=False,
+SIZE = 1000  # of vocabularies
+
+
+def bpe_trainer(special=("<|endoftext|>",), alphabet=True, size=None, **options):
+    return trainers.BpeTrainer(vocab_size=size or SIZE, special_tokens=list(special), show_progress=False,
                                initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [], **options)
 
 
@@ -201,7 +204,7 @@ def llama2(text, metaspace=False, fuse=True):
     training = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse, byte_fallback=True))
     training.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     training.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
-    training.train_from_iterator(text, bpe_trainer(["<unk>", "<s>", "</s>"] + BYTES, alphabet=False, size=1500, limit_alphabet=300))
+    training.train_from_iterator(text, bpe_trainer(["<unk>", "<s>", "</s>"] + BYTES, alphabet=False, size=SIZE + 500, limit_alphabet=300))
     file = json.loads(training.to_str())
     file["added_tokens"] = file["added_tokens"][:3]
     if metaspace:
@@ -221,7 +224,7 @@ def bert(text, lowercase=True, strip_accents=None, clean_text=True):
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece("##", cleanup=True)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    finished(tokenizer, trainers.WordPieceTrainer(vocab_size=1200, special_tokens=special, show_progress=False), text)
+    finished(tokenizer, trainers.WordPieceTrainer(vocab_size=SIZE + 200, special_tokens=special, show_progress=False), text)
     if lowercase:
         tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     else:
@@ -236,7 +239,7 @@ def unigram(text, pre_tokenizer, byte_fallback=False, normalizer=None):
     tokenizer.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>"] + (BYTES if byte_fallback else [])
     text = [line for line in text if all(ord(c) < 0x180 for c in line)]  # the vocabulary must have all of its characters
-    tokenizer.train_from_iterator(text, trainers.UnigramTrainer(vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False))
+    tokenizer.train_from_iterator(text, trainers.UnigramTrainer(vocab_size=SIZE + 500, special_tokens=special, unk_token="<unk>", show_progress=False))
     if byte_fallback:
         file = json.loads(tokenizer.to_str())
         file["model"]["byte_fallback"] = True
@@ -313,6 +316,20 @@ def all_tokenizers(text):
     yield "fixed_length", parts(short, pre_tokenizers.FixedLength(3), normalizers.Prepend("x "))
     yield "replaced", parts(short, metaspace(prepend_scheme="never"), normalizers.Replace(Regex(r"(\p{Lu})\p{Ll}+"), "Word"), decoders.Metaspace(prepend_scheme="never"))
     yield "byte_normalizer", parts(short, None, normalizers.ByteLevel(), decoders.Sequence([decoders.ByteLevel(), decoders.Strip("x", 1, 0), decoders.Replace(Regex("o+"), "0")]))
+
+
+def for_speed(folder, text):
+    """Larger ones, trained on `text`, for benchmarks/tokenization.py. Returns their folders."""
+    global SIZE
+    SIZE = 8000
+    lines = text.split("\n")[:40000]
+    names = ("gpt2", "llama2", "llama3", "qwen2", "smollm2", "bert", "t5")
+    for name, tokenizer in all_tokenizers(lines):
+        if name not in names:
+            break
+        (folder / name).mkdir()
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    return [folder / name for name in names]
 
 
 def with_merges_as_strings(file):

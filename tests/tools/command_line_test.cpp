@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 
 TEST(CommandLineTest, HelpHasAnExampleForEveryCommand) {
   EXPECT_EQ(sh(kTrireme + " --help").status, 0);
-  for (const char* command : {"train", "estimate", "launch", "generate", "inspect", "doctor", "schedule", "store",
-                              "data fetch", "tokenize", "bench optim", "bench comm", "bench kernels"}) {
+  for (const char* command :
+       {"train", "estimate", "launch", "generate", "inspect", "doctor", "schedule", "store", "data fetch", "tokenize",
+        "bench optim", "bench comm", "bench kernels", "bench tokenizer"}) {
     const Finished help = sh(concat(kTrireme, ' ', command, " --help"));
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_THAT(help.output, HasSubstr("Example:\n  trireme ")) << command;

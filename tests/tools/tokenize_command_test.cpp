@@ -44,6 +44,16 @@ TEST_F(TokenizeCommandTest, AndBack) {
   EXPECT_EQ(run("6 3\n", "--decode --special").output, "<s>ab\n");
 }
 
+TEST_F(TokenizeCommandTest, BenchTokenizerPrintsRows) {
+  write_file_atomically(folder_.path / "text", "ab ab a b");
+  const Finished rows = sh(concat(kTrireme, " bench tokenizer --tokenizer ", folder_.path.string(), " --text ",
+                                  (folder_.path / "text").string(), " --threads 1,2 --repeats 2 --json"),
+                           60);
+  EXPECT_EQ(rows.status, 0) << rows.output;
+  EXPECT_THAT(rows.output, AllOf(HasSubstr("\"threads\":1"), HasSubstr("\"threads\":2"), HasSubstr("\"bytes\":9"),
+                                 HasSubstr("\"ids\":7"), HasSubstr("\"mb_per_s\":")));
+}
+
 TEST_F(TokenizeCommandTest, BadInputIsOneSentence) {
   const auto refused = [&](const std::string& input, const std::string& options) {
     const Finished finished = run(input, options);

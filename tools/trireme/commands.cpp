@@ -44,6 +44,7 @@ struct Parser {
   BenchOptimCommand bench_optim;
   BenchCommCommand bench_comm;
   BenchKernelsCommand bench_kernels;
+  BenchTokenizerCommand bench_tokenizer;
 
   Parser() {
     app.set_version_flag("--version", TRIREME_VERSION);
@@ -211,6 +212,18 @@ struct Parser {
         ->check(at_least(1))
         ->capture_default_str();
     c->add_flag("--json", bench_kernels.json, "One JSON object a line instead of a table");
+
+    c = add(*bench, result, bench_tokenizer, "tokenizer", "Turning a text into token ids, by some threads",
+            "trireme bench tokenizer --tokenizer tokenizer.json --text novels.txt --threads 1,2 --json");
+    c->add_option("--tokenizer", bench_tokenizer.tokenizer, "As in trireme tokenize")->required()->type_name("T");
+    c->add_option("--text", bench_tokenizer.text, "A text file")->required()->type_name("FILE");
+    c->add_option("--threads", bench_tokenizer.threads, "Numbers of threads (default: 1 and all cores)")
+        ->delimiter(',')
+        ->check(at_least(1, 1024));
+    c->add_option("--repeats", bench_tokenizer.repeats, "Measurements of each; the median is printed")
+        ->check(at_least(1))
+        ->capture_default_str();
+    c->add_flag("--json", bench_tokenizer.json, "One JSON object a line instead of a table");
 
     c = add(*bench, result, bench_comm, "comm",
             "A collective between ranks of this machine, over each backend and against copies in memory",

@@ -111,9 +111,18 @@ struct BenchCommCommand {
   bool json = false;
 };
 
-using Command = std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand,
-                             InspectCommand, DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand,
-                             BenchKernelsCommand, ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand>;
+struct BenchTokenizerCommand {
+  std::string tokenizer;
+  std::filesystem::path text;
+  std::vector<int64_t> threads;
+  int64_t repeats = 5;
+  bool json = false;
+};
+
+using Command =
+    std::variant<TrainCommand, EstimateCommand, LaunchCommand, GenerateCommand, ExportCommand, InspectCommand,
+                 DoctorCommand, DataFetchCommand, BenchOptimCommand, BenchCommCommand, BenchKernelsCommand,
+                 ScheduleCommand, PlanCommand, StoreCommand, TokenizeCommand, BenchTokenizerCommand>;
 
 /// Parses the arguments. Prints help or version and throws ExitNow(0). Errors: InputError naming the wrong words and
 /// what to write.

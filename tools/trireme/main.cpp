@@ -4,6 +4,7 @@
 #include <trireme/train/show_estimate.h>
 #include <trireme/train/show_plan.h>
 #include <trireme/train/train_job.h>
+#include "bench_tokenizer.h"
 #include "commands.h"
 #include "fetch_data.h"
 #include "run_store.h"
@@ -82,6 +83,9 @@ int run(int argc, char** argv) {
   }
   if (const auto* store_command = std::get_if<StoreCommand>(&command)) {
     return run_store(*store_command);
+  }
+  if (const auto* tokenizer_command = std::get_if<BenchTokenizerCommand>(&command)) {
+    return bench_tokenizer(*tokenizer_command);
   }
   if (const auto* tokenize_command = std::get_if<TokenizeCommand>(&command)) {
     return tokenize(*tokenize_command);

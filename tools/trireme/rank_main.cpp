@@ -120,6 +120,9 @@ struct Run {
   int operator()(const TokenizeCommand&) const {
     throw Error("trireme-rank", "tokenize is done by trireme");
   }
+  int operator()(const BenchTokenizerCommand&) const {
+    throw Error("trireme-rank", "bench tokenizer is done by trireme");
+  }
   int operator()(const DataFetchCommand&) const {
     throw Error("trireme-rank", "data fetch is done by trireme");
   }

@@ -63,6 +63,10 @@ std::string replace_matches(std::string_view text, const Expression& expression,
     out += text.substr(done, match->begin - done);
     out += content;
     done = match->end;
+    if (out.size() > most_bytes_for(text.size())) {
+      throw InputError("tokenizer",
+                       concat("replacing makes more than ", most_bytes_for(text.size()), " bytes of ", text.size()));
+    }
   }
   out += text.substr(done);
   return out;

@@ -31,7 +31,12 @@ void for_each_part(const JsonNode& node, const char* members,
 /// "pattern": {"String": "..."} or {"Regex": "..."}.
 Expression read_pattern(ObjectReader& reader);
 
-/// `text` with every match replaced.
+/// The most bytes that `bytes` of text may become: no tokenizer needs more, and a file must not ask for all memory.
+constexpr size_t most_bytes_for(size_t bytes) {
+  return 100 * bytes + (size_t{16} << 10);
+}
+
+/// `text` with every match replaced. Errors: InputError for more than most_bytes_for() the text.
 std::string replace_matches(std::string_view text, const Expression& expression, std::string_view content);
 
 } // namespace trireme::tokenizer

@@ -4,9 +4,11 @@
 #include <trireme/base/text.h>
 #include <trireme/tokenizer/byte_alphabet.h>
 #include <trireme/tokenizer/cache_lease.h>
+#include <trireme/tokenizer/part_json.h>
 #include <trireme/tokenizer/unicode.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace trireme::tokenizer {
@@ -14,6 +16,12 @@ namespace {
 
 // A text of a gigabyte must not reserve as many ids before one is known.
 constexpr size_t kMostReserved = size_t{1} << 24;
+
+void check_growth(size_t before, size_t after, const std::string& source) {
+  if (after > most_bytes_for(before)) {
+    throw InputError("tokenizer", concat(source, " makes ", after, " bytes of ", before));
+  }
+}
 
 } // namespace
 
@@ -45,8 +53,10 @@ void TextTokenizer::add_tokens() {
   std::vector<AddedToken> normalized;
   for (AddedToken token : parts_.added) {
     if (token.normalized) {
+      const size_t bytes = token.content.size();
       for (const auto& step : parts_.normalizers) {
         step->apply(token.content);
+        check_growth(bytes, token.content.size(), source_);
       }
     }
     set_token(token.id, token.content, token.special);
@@ -98,6 +108,7 @@ void TextTokenizer::for_each_piece(std::string_view text, FunctionRef<void(int32
     changed = part.text;
     for (const auto& step : parts_.normalizers) {
       step->apply(changed);
+      check_growth(part.text.size(), changed.size(), source_);
     }
     inner(changed, is_first);
   });
@@ -164,8 +175,14 @@ std::string TextTokenizer::decode(std::span<const int32_t> ids, bool skip_specia
   if (parts_.decoders.only_bytes) {
     return text;
   }
+  const auto bytes = [&] {
+    return std::accumulate(chain.begin(), chain.end(), size_t{0},
+                           [](size_t sum, const std::string& token) { return sum + token.size(); });
+  };
+  const size_t before = bytes();
   for (const auto& step : parts_.decoders.steps) {
     step->apply(chain);
+    check_growth(before + chain.size(), bytes(), source_);
   }
   return join(chain, parts_.has_decoder ? "" : " ");
 }
