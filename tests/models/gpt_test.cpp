@@ -199,7 +199,7 @@ TEST(GptTest, PartsHaveTheSizesOfTheModule) {
   for (const bool tied : {true, false}) {
     const auto parameters = Gpt(small_gpt(tied))->named_parameters();
     for (const LayerShape& part : layer_shapes(small_gpt(tied))) {
-      for (const auto& [name, sizes] : part.parameters) {
+      for (const auto& [name, sizes, split] : part.parameters) {
         EXPECT_EQ(parameters[concat(part.name, '.', name)].sizes().vec(), sizes) << part.name << ' ' << name;
       }
     }

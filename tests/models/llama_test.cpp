@@ -210,7 +210,7 @@ TEST_F(LlamaTest, PartsHaveTheNamesAndSizesOfTheModule) {
     const auto parameters = Llama(options)->named_parameters();
     std::set<std::string> names;
     for (const LayerShape& part : layer_shapes(options)) {
-      for (const auto& [name, sizes] : part.parameters) {
+      for (const auto& [name, sizes, split] : part.parameters) {
         EXPECT_EQ(parameters[concat(part.name, '.', name)].sizes().vec(), sizes) << part.name << ' ' << name;
         names.insert(concat(part.name, '.', name));
       }
