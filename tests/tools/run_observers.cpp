@@ -10,6 +10,7 @@
 #include <trireme/data/tokenizer.h>
 #include <trireme/extensions/server/parameter_server.h>
 #include <trireme/extensions/server/snapshot.h>
+#include <trireme/generate/export_model.h>
 #include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/metrics.h>
@@ -157,9 +158,9 @@ json training_with_weights(comm::World& world, const json& run) {
   return training(world, run);
 }
 
-// Weights that a training of the same model left.
-json cnn_with_weights(comm::World& world, const json& run) {
-  const fs::path weights = folder() / "cnn";
+// Weights that a training of the same model left, of another seed: a checkpoint.
+json trained_before(comm::World& world, const json& run) {
+  const fs::path weights = folder() / run["model"]["type"].get<std::string>();
   if (!fs::exists(weights)) {
     json other = run;
     other["model"].erase("init_from");
@@ -168,6 +169,24 @@ json cnn_with_weights(comm::World& world, const json& run) {
     fs::copy(out() / "checkpoints/global_step2", weights, fs::copy_options::recursive);
   }
   return training(world, run);
+}
+
+// The same as a Hugging Face folder.
+json training_from_folder(comm::World& world, const json& run) {
+  const fs::path weights = folder() / concat(run["model"]["type"].get<std::string>(), "-folder");
+  if (!fs::exists(weights)) {
+    json other = run;
+    other["model"].erase("from");
+    other["training"]["seed"] = 99;
+    run_training(world, other);
+    generate::export_model(out() / "checkpoints", weights);
+  }
+  return training(world, run);
+}
+
+json exported(comm::World& world, const json& run) {
+  run_training(world, run);
+  return fs::exists(folder() / "exported/config.json");
 }
 
 std::vector<KeyObserver> model_keys() {
@@ -182,7 +201,58 @@ std::vector<KeyObserver> model_keys() {
         {"side", 8},
         {"width", 4}}},
       {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
+  const json llama = {{"model", {{"type", "llama"}}}};
+  const auto scaled = [&](const char* type, const char* key, const json& one, const json& other, json more = {}) {
+    json scaling = {{"rope_type", type}, {"factor", 4}, {"original_max_position_embeddings", 4096}};
+    scaling.update(more);
+    const json base = {{"model", {{"type", "llama"}, {"rope_scaling", scaling}}}};
+    return KeyObserver{"model.rope_scaling", "", key, one, other, training, base};
+  };
+  const auto of_llama = [&](const char* key, const json& one, const json& other, const json& more = json::object()) {
+    json base = llama;
+    base["model"].update(more);
+    return KeyObserver{"model", "llama", key, one, other, training, base};
+  };
   return {
+      {"model", "gpt", "from", nullptr, (folder() / "gpt-folder").string(), training_from_folder},
+      {"model", "llama", "from", nullptr, (folder() / "llama-folder").string(), training_from_folder, llama},
+      {"model", "llama", "init_from", nullptr, (folder() / "llama").string(), trained_before, llama},
+      of_llama("layers", 1, 2),
+      of_llama("hidden", 16, 32),
+      of_llama("heads", 2, 4),
+      of_llama("kv_heads", 1, 2),
+      of_llama("head_dim", 4, 8),
+      of_llama("intermediate", 24, 40),
+      of_llama("sequence_length", 8, 4),
+      of_llama("vocab_size", 260, 300),
+      of_llama("rope_theta", 10000, 100),
+      of_llama("max_positions", 4, 8, {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}}),
+      of_llama("rms_norm_eps", 1e-5, 0.1),
+      of_llama("attention_bias", false, true),
+      of_llama("attention_output_bias", false, true),
+      of_llama("mlp_bias", false, true),
+      of_llama("qk_norm", false, true),
+      of_llama("window", 0, 2),
+      of_llama("first_window_layer", 0, 1, {{"window", 2}}),
+      of_llama("tie_embeddings", true, false),
+      scaled("yarn", "rope_type", "yarn", "linear"),
+      {"model.rope_scaling",
+       "",
+       "type",
+       "yarn",
+       "linear",
+       training,
+       {{"model", {{"type", "llama"}, {"rope_scaling", {{"factor", 4}}}}}}},
+      scaled("yarn", "factor", 2, 4),
+      scaled("yarn", "original_max_position_embeddings", 64, 4096),
+      scaled("llama3", "low_freq_factor", 1, 0.5, {{"original_max_position_embeddings", 64}}),
+      scaled("llama3", "high_freq_factor", 4, 8, {{"original_max_position_embeddings", 64}}),
+      scaled("yarn", "beta_fast", 32, 4),
+      scaled("yarn", "beta_slow", 1, 20),
+      scaled("yarn", "attention_factor", nullptr, 2),
+      scaled("yarn", "mscale", 1, 2, {{"mscale_all_dim", 0.5}}),
+      scaled("yarn", "mscale_all_dim", 1, 2, {{"mscale", 0.5}}),
+      scaled("yarn", "truncate", true, false),
       {"model", "gpt", "layers", 1, 2, training},
       {"model", "gpt", "hidden", 16, 32, training},
       {"model", "gpt", "heads", 2, 4, training},
@@ -196,7 +266,7 @@ std::vector<KeyObserver> model_keys() {
       {"model", "cnn", "classes", 10, 12, training, cnn},
       {"model", "cnn", "width", 4, 8, training, cnn},
       {"model", "cnn", "dropout", 0, 0.5, training, cnn},
-      {"model", "cnn", "init_from", nullptr, (folder() / "cnn").string(), cnn_with_weights, cnn},
+      {"model", "cnn", "init_from", nullptr, (folder() / "cnn").string(), trained_before, cnn},
   };
 }
 
@@ -389,6 +459,7 @@ std::vector<KeyObserver> run_keys() {
        2},
       {"parallel", "", "schedule", "1f1b", "gpipe", operations, staged, 2},
       {"parallel", "", "chunks", nullptr, 2, training, staged, 2},
+      {"training", "", "export", nullptr, (folder() / "exported").string(), exported},
       {"training", "", "steps", 2, 3, training},
       {"training", "", "seed", 1234, 7, training},
       {"training", "", "device", "cpu", "cuda:100", refusal},
