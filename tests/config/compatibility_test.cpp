@@ -236,7 +236,8 @@ TEST_F(CompatibilityTest, EachPairIsRefused) {
             example->program(setting);
           }
         }
-        const bool of_file = feature.name.starts_with("a run file") || with.name.starts_with("a run file");
+        const bool of_file = feature.name.starts_with("a run file") || with.name.starts_with("a run file") ||
+                             with.name.starts_with("a model type of a program");
         if (of_file) {
           setting.run = &run;
         }

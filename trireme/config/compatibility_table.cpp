@@ -307,7 +307,7 @@ const std::vector<Incompatible>& incompatible_features() {
        "it is a model in one piece, without layers to seed or recompute one by one",
        "Leave seed_layers and activation_checkpoint_interval out, or use a gpt."},
       {{kSample}, {kCnn}, "it writes no text", "Leave the sample out."},
-      {{kExport}, {kCnn}, "transformers has no such model", "Leave the export out."},
+      {{kExport}, {kCnn, kOfProgram}, "transformers has no such model", "Leave the export out."},
       {{kSample}, {kNoTokenizer}, "the model's tokens cannot become text", "Write \"tokenizer\" in \"data\"."},
       {{kEvaluation},
        {kNoValidation},

@@ -158,7 +158,9 @@ void check_value(const JsonNode& node, const ValueType& type, const std::string&
 // An object whose keys depend on its "type".
 void check_type(const JsonNode& object, const std::string& type, const std::string& path,
                 const std::vector<std::string>& of_program) {
-  if (type.empty() || find_section(path, type) != nullptr) {
+  const JsonNode* said = object.is_object() ? object.find("type") : nullptr;
+  const bool is_empty = type.empty() && said != nullptr && has_text(*said, "") && depends_on_type(path);
+  if ((type.empty() && !is_empty) || (!type.empty() && find_section(path, type) != nullptr)) {
     return;
   }
   std::vector<std::string> types = of_program;

@@ -46,7 +46,11 @@ struct Shown {
 
   /// Parameters of the full model; run.model is one tensor rank's.
   int64_t parameters() const {
-    return run.tensor_ranks > 1 ? estimate::transformer(config.model.shape(), {}).parameters() : run.model.parameters();
+    if (run.tensor_ranks == 1) {
+      return run.model.parameters();
+    }
+    return config.model.is_language() ? estimate::transformer(config.model.shape(), {}).parameters()
+                                      : config.model.describe({}).parameters();
   }
   bool is_gpt() const {
     return config.model.kind == config::ModelConfig::Kind::gpt; // the textbook's formulas are a GPT's
