@@ -16,7 +16,7 @@ namespace {
 // Inside of [...].
 constexpr const char* kSpace =
     "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-constexpr const char* kWord = "\\p{L}\\p{M}\\p{N}\\p{Pc}";
+constexpr const char* kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 constexpr const char* kHex = "0-9a-fA-F";
 constexpr const char* kPunctuation = "\\p{P}$+<=>^`|~";
 
@@ -278,7 +278,8 @@ class Translation {
       }
       options += c == 'm' ? 's' : c;
     }
-    const bool is_first = at_ == 0 || in_[at_ - 1] == '(' || in_[at_ - 1] == ':';
+    // Behind | they hold for all that follows, in both syntaxes.
+    const bool is_first = at_ == 0 || in_[at_ - 1] == '(' || in_[at_ - 1] == ':' || in_[at_ - 1] == '|';
     if (in_[end] == ')' && !is_first) {
       refuse("options that do not begin a group", "Write (?i:...).");
     }

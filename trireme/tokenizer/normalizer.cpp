@@ -12,24 +12,28 @@
 namespace trireme::tokenizer {
 namespace {
 
-// Replaces every character by what `change(out, code)` appends.
+// Replaces every character by what `change(out, code)` appends. Returns whether the first one was not removed.
 template <typename Change>
-void for_each_char(std::string& text, Change&& change) {
+bool for_each_char(std::string& text, Change&& change) {
   std::string out;
   out.reserve(text.size() + text.size() / 8);
+  bool kept = true;
   for (size_t at = 0; at < text.size();) {
     const Char next = char_at(text, at);
     change(out, next.code);
+    kept = kept && !out.empty();
     at += next.bytes;
   }
   text = std::move(out);
+  return kept;
 }
 
 class Form final : public Normalizer {
  public:
   explicit Form(NormalForm form) : form_(form) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
     normalize(text, form_);
+    return true;
   }
 
  private:
@@ -38,28 +42,29 @@ class Form final : public Normalizer {
 
 class Lowercase final : public Normalizer {
  public:
-  void apply(std::string& text) const override {
-    for_each_char(text, append_lower);
+  bool apply(std::string& text) const override {
+    return for_each_char(text, append_lower);
   }
 };
 
 class StripAccents final : public Normalizer {
  public:
-  void apply(std::string& text) const override {
-    if (!is_ascii(text)) {
-      for_each_char(text, [](std::string& out, char32_t code) {
-        if (!is_mark(code)) {
-          append_utf8(out, code);
-        }
-      });
+  bool apply(std::string& text) const override {
+    if (is_ascii(text)) {
+      return true;
     }
+    return for_each_char(text, [](std::string& out, char32_t code) {
+      if (!is_mark(code)) {
+        append_utf8(out, code);
+      }
+    });
   }
 };
 
 class Strip final : public Normalizer {
  public:
   Strip(bool left, bool right) : left_(left), right_(right) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
     size_t begin = 0;
     size_t end = text.size();
     while (left_ && begin < end && is_space(char_at(text, begin).code)) {
@@ -73,6 +78,7 @@ class Strip final : public Normalizer {
       end = last;
     }
     text = text.substr(begin, end - begin);
+    return begin == 0;
   }
 
  private:
@@ -83,10 +89,11 @@ class Strip final : public Normalizer {
 class Prepend final : public Normalizer {
  public:
   explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
     if (!text.empty()) {
       text.insert(0, prefix_);
     }
+    return true;
   }
 
  private:
@@ -97,8 +104,13 @@ class Replace final : public Normalizer {
  public:
   Replace(Expression expression, std::string content)
       : expression_(std::move(expression)), content_(std::move(content)) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
+    // What replaces several characters begins with the last of them.
+    const std::optional<Match> first = expression_.find(text, 0);
+    const bool kept =
+        !first || first->begin > 0 || first->end == 0 || (first->end == char_at(text, 0).bytes && !content_.empty());
     text = replace_matches(text, expression_, content_);
+    return kept;
   }
 
  private:
@@ -108,18 +120,19 @@ class Replace final : public Normalizer {
 
 class ByteLevel final : public Normalizer {
  public:
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
     std::string out;
     append_byte_chars(out, text);
     text = std::move(out);
+    return true;
   }
 };
 
 // The rules of sentencepiece's "nmt" normalization.
 class Nmt final : public Normalizer {
  public:
-  void apply(std::string& text) const override {
-    for_each_char(text, [](std::string& out, char32_t code) {
+  bool apply(std::string& text) const override {
+    return for_each_char(text, [](std::string& out, char32_t code) {
       const bool removed = (code >= 1 && code <= 8) || code == 0xb || (code >= 0xe && code <= 0x1f) || code == 0x7f ||
                            code == 0x8f || code == 0x9f;
       const bool space = code == 0x9 || code == 0xa || code == 0xc || code == 0xd || code == 0x1680 ||
@@ -145,21 +158,23 @@ class Bert final : public Normalizer {
   };
   explicit Bert(Options options) : options_(options) {}
 
-  void apply(std::string& text) const override {
+  bool apply(std::string& text) const override {
+    bool kept = true;
     if (options_.clean_text || options_.chinese) {
-      for_each_char(text, [this](std::string& out, char32_t code) { clean(out, code); });
+      kept = for_each_char(text, [this](std::string& out, char32_t code) { clean(out, code); });
     }
     if (options_.strip_accents && !is_ascii(text)) {
       normalize(text, NormalForm::nfd);
     }
     if (options_.strip_accents || options_.lowercase) {
-      for_each_char(text, [this](std::string& out, char32_t code) {
+      kept &= for_each_char(text, [this](std::string& out, char32_t code) {
         if (options_.strip_accents && is_nonspacing_mark(code)) {
           return;
         }
         options_.lowercase ? append_lower(out, code) : append_utf8(out, code);
       });
     }
+    return kept;
   }
 
  private:

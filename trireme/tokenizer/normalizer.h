@@ -12,8 +12,9 @@ namespace trireme::tokenizer {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  /// Changes `text`, which is valid UTF-8 and stays so.
-  virtual void apply(std::string& text) const = 0;
+  /// Changes `text`, which is valid UTF-8 and stays so. Returns whether it still begins where it began: false if its
+  /// first character was removed.
+  virtual bool apply(std::string& text) const = 0;
 };
 
 using Normalizers = std::vector<std::unique_ptr<Normalizer>>;

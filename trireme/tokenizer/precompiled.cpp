@@ -109,7 +109,7 @@ void Precompiled::append(std::string& out, std::string_view part) const {
   }
 }
 
-void Precompiled::apply(std::string& text) const {
+bool Precompiled::apply(std::string& text) const {
   std::string out;
   out.reserve(text.size());
   for_each_grapheme(text, [&](std::string_view cluster) { append(out, cluster); });
@@ -117,6 +117,7 @@ void Precompiled::apply(std::string& text) const {
     fail_at(where_, "precompiled_charsmap replaces a character by bytes that are not UTF-8");
   }
   text = std::move(out);
+  return true;
 }
 
 } // namespace trireme::tokenizer

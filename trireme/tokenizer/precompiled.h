@@ -19,7 +19,7 @@ class Precompiled final : public Normalizer {
   Precompiled(std::string_view base64, const std::string& where);
 
   /// Errors: InputError if the map writes what is not UTF-8.
-  void apply(std::string& text) const override;
+  bool apply(std::string& text) const override;
 
  private:
   std::optional<std::string_view> replacement(std::string_view part) const;

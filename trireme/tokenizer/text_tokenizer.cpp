@@ -101,13 +101,13 @@ void TextTokenizer::for_each_piece(std::string_view text, FunctionRef<void(int32
     if (part.id) {
       return added(*part.id);
     }
-    const bool is_first = part.text.data() == text.data();
+    bool is_first = part.text.data() == text.data();
     if (parts_.normalizers.empty()) {
       return inner(part.text, is_first);
     }
     changed = part.text;
     for (const auto& step : parts_.normalizers) {
-      step->apply(changed);
+      is_first &= step->apply(changed);
       check_growth(part.text.size(), changed.size(), source_);
     }
     inner(changed, is_first);
