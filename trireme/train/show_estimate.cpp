@@ -46,7 +46,10 @@ struct Shown {
 
   /// Parameters of the full model; run.model is one tensor rank's.
   int64_t parameters() const {
-    return run.tensor_ranks > 1 ? estimate::gpt(config.model.gpt, {}).parameters() : run.model.parameters();
+    if (run.tensor_ranks == 1) {
+      return run.model.parameters();
+    }
+    return is_gpt() ? estimate::gpt(config.model.gpt, {}).parameters() : config.model.describe({}).parameters();
   }
   bool is_gpt() const {
     return config.model.kind == config::ModelConfig::Kind::gpt;
