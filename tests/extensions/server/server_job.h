@@ -83,7 +83,7 @@ class ServerJob {
                              serve(rank - workers_);
                            }
                          },
-                         {.deadline = deadline});
+                         {.deadline = deadline, .backend = ""});
   }
 
   /// One server, until its workers have left.
