@@ -95,7 +95,8 @@ TEST(ReplayLoaderTest, OtherBatchesThanBeforeAreRefusedByTheRankThatSaved) {
 }
 
 TEST(ReplayLoaderTest, EmptyEpochsAndUnevenBatchesAreRefused) {
-  EXPECT_THAT(input_error_of([] { repeating(counted_batches(0)).next(); }), HasSubstr("epoch 0 of \"numbers\" has no batch"));
+  EXPECT_THAT(input_error_of([] { repeating(counted_batches(0)).next(); }),
+              HasSubstr("epoch 0 of \"numbers\" has no batch"));
   const auto uneven = [](int64_t) {
     return [rows = int64_t{3}]() mutable -> std::optional<Batch> { return Batch{{at::full({rows--, 1}, 1)}, {}, 0}; };
   };

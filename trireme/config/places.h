@@ -1,7 +1,7 @@
 #pragma once
 
-#include <trireme/base/json.h>
 #include <trireme/base/error.h>
+#include <trireme/base/json.h>
 
 #include <string>
 

@@ -94,7 +94,8 @@ Task ModelType::make(const ModelContext& context) const {
   return task;
 }
 
-Registry::Registry() : types_(config::built_in_types()), models_{{"gpt", language_task}, {"llama", language_task}, {"cnn", cnn_task}} {}
+Registry::Registry()
+    : types_(config::built_in_types()), models_{{"gpt", language_task}, {"llama", language_task}, {"cnn", cnn_task}} {}
 
 void Registry::model(const std::string& type, ReadModel read) {
   check_name(type, types_.models);

@@ -1,6 +1,9 @@
 #include <trireme/train/sample.h>
 
+#include <trireme/base/log.h>
 #include <trireme/checkpoint/checkpoint.h>
+#include <trireme/engine/same_options.h>
+#include <trireme/generate/export_model.h>
 #include <trireme/generate/sample.h>
 
 namespace trireme::train {
@@ -23,6 +26,19 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   options.top_k = wanted.top_k;
   options.seed = run.training.seed;
   return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
+}
+
+void export_run(const config::RunConfig& run, const std::filesystem::path& checkpoints, comm::World& world) {
+  const std::filesystem::path& folder = run.training.export_to;
+  if (folder.empty()) {
+    return;
+  }
+  engine::check_together(world.group(), [&] {
+    if (world.rank() == 0) {
+      generate::export_model(checkpoints, folder);
+      log::info("Hugging Face folder: ", folder.string());
+    }
+  });
 }
 
 } // namespace trireme::train

@@ -45,8 +45,8 @@ Task language_task(const ModelContext& context) {
   task.tokens_per_sample = shape.sequence_length;
   task.loss_divisor = datasets.bytes_per_token.value_or(1);
   task.language_options = options;
-  task.description = concat(shape.is_gated() ? "Llama, " : "GPT, ", shape.layers, " layers, hidden ", shape.hidden, ", ",
-                            shape.heads, " heads, ", shape.sequence_length, " tokens");
+  task.description = concat(shape.is_gated() ? "Llama, " : "GPT, ", shape.layers, " layers, hidden ", shape.hidden,
+                            ", ", shape.heads, " heads, ", shape.sequence_length, " tokens");
   task.loss_unit = datasets.bytes_per_token ? "nats/byte" : "nats/token";
   if (run.builds_layers()) {
     task.pipeline = std::make_shared<pipeline::PipelineModule>(models::language_layers(options, ranks),

@@ -29,7 +29,6 @@
 #include <trireme/engine/preemption.h>
 #include <trireme/engine/resolve_precision.h>
 #include <trireme/engine/same_options.h>
-#include <trireme/generate/export_model.h>
 #include <trireme/monitor/chrome_trace.h>
 #include <trireme/shards/zero/init.h>
 
@@ -142,7 +141,6 @@ class TrainRun {
   monitor::StepMetrics metrics();
   void evaluate(monitor::StepMetrics& metrics);
   void measure_memory();
-  void write_export();
   std::string write_sample();
   std::string next_run() const;
   int leave();
@@ -374,23 +372,6 @@ std::string TrainRun::write_sample() {
                    has_all ? std::nullopt : std::optional(command_.out / "checkpoints"));
 }
 
-// Once all is saved, from the last checkpoint: no rank has the whole model.
-void TrainRun::write_export() {
-  if (run_.training.export_to.empty() || failed_save_) {
-    return;
-  }
-  writer_.status("exporting");
-  writer_.write([&] {
-    engine::check_together(world_.group(), [&] {
-      if (world_.rank() == 0) {
-        generate::export_model(command_.out / "checkpoints", run_.training.export_to);
-        log::info("Hugging Face folder: ", run_.training.export_to.string());
-      }
-    });
-  });
-  writer_.status("");
-}
-
 // Retries a failed save.
 std::string TrainRun::next_run() const {
   return last_saved_ < 0 ? "Fix that and run again."
@@ -487,7 +468,9 @@ int TrainRun::train() {
         writer_.token()->check();
         join_traces(world_, command_.out);
       }
-      write_export();
+      if (!failed_save_) {
+        writer_.write([&] { export_run(run_, command_.out / "checkpoints", world_); });
+      }
       writer_.with_log([&](RunLog& log) { log.finish(write_sample()); });
       if (failed_save_) {
         throw NotSavedError(*failed_save_, next_run(), worker_.has_value());

@@ -143,8 +143,9 @@ TEST(TensorAttentionTest, EqualsTheFormula) {
        {std::tuple(1, 6, 3), {2, 4, 4}, {2, 4, 2}, {2, 8, 4}, {3, 6, 3}, {3, 6, 6}, {4, 8, 4}}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
-        expect_equal(ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias, .output_bias = bias},
-                             .sequence_parallel = sequence_parallel});
+        expect_equal(
+            ranks, {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .bias = bias, .output_bias = bias},
+                    .sequence_parallel = sequence_parallel});
       }
     }
   }
@@ -154,9 +155,13 @@ TEST(TensorAttentionTest, RanksShareAHeadOfKeysAndValues) {
   for (const auto& [ranks, heads, kv_heads] : {std::tuple(2, 4, 1), {3, 6, 1}, {4, 8, 1}, {4, 8, 2}, {4, 4, 2}}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const bool bias : {false, true}) {
-        expect_equal(ranks,
-                     {.options = {.hidden = 24, .heads = heads, .kv_heads = kv_heads, .head_size = 12, .bias = bias, .output_bias = bias},
-                      .sequence_parallel = sequence_parallel});
+        expect_equal(ranks, {.options = {.hidden = 24,
+                                         .heads = heads,
+                                         .kv_heads = kv_heads,
+                                         .head_size = 12,
+                                         .bias = bias,
+                                         .output_bias = bias},
+                             .sequence_parallel = sequence_parallel});
       }
     }
   }
@@ -165,10 +170,12 @@ TEST(TensorAttentionTest, RanksShareAHeadOfKeysAndValues) {
 TEST(TensorAttentionTest, OverGloo) {
   for (const bool sequence_parallel : {false, true}) {
     for (const int64_t kv_heads : {1, 3}) {
-      expect_equal(3,
-                   {.options = {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true, .output_bias = true},
-                    .sequence_parallel = sequence_parallel},
-                   "gloo");
+      expect_equal(
+          3,
+          {.options =
+               {.hidden = 12, .heads = 6, .kv_heads = kv_heads, .head_size = 6, .bias = true, .output_bias = true},
+           .sequence_parallel = sequence_parallel},
+          "gloo");
     }
   }
 }
@@ -199,10 +206,14 @@ TEST(TensorAttentionTest, TokensSharedAmongContextRanks) {
   for (const context::Kind kind : {context::Kind::ring, context::Kind::ulysses}) {
     for (const bool sequence_parallel : {false, true}) {
       for (const int64_t kv_heads : {1, 4}) {
-        expect_equal(4,
-                     {.options = {.hidden = 16, .heads = 8, .kv_heads = kv_heads, .bias = true, .output_bias = true, .context_kind = kind},
-                      .sequence_parallel = sequence_parallel,
-                      .context = 2});
+        expect_equal(4, {.options = {.hidden = 16,
+                                     .heads = 8,
+                                     .kv_heads = kv_heads,
+                                     .bias = true,
+                                     .output_bias = true,
+                                     .context_kind = kind},
+                         .sequence_parallel = sequence_parallel,
+                         .context = 2});
       }
     }
   }
