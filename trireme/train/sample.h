@@ -2,6 +2,7 @@
 
 #include <trireme/train/task.h>
 
+#include <trireme/comm/world.h>
 #include <trireme/config/run_file.h>
 #include <trireme/data/tokenizer.h>
 
