@@ -1,6 +1,7 @@
 #include <trireme/base/error.h>
 #include <trireme/generate/load.h>
 #include <trireme/generate/sample.h>
+#include <trireme/models/gpt.h>
 
 #include <gmock/gmock.h>
 #include <torch/utils.h>
