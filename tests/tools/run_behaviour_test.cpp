@@ -23,6 +23,7 @@ using observe::kTinyTokenizer;
 using observe::sample;
 using observe::training;
 using test::run_ranks;
+using train::returned_block_bytes;
 using testing::IsEmpty;
 
 class RunBehaviourTest : public SmallTrainingTest {};
@@ -69,7 +70,7 @@ TEST_F(RunBehaviourTest, TokensWithATokenizerNeedNoVocabSize) {
                               checkpoint::Checkpoint::open(out() / "checkpoints").entry("transformer.wte.weight").shape,
                               (std::vector<int64_t>{6, 16}));
                           const auto trained = generate::load(out());
-                          EXPECT_EQ(trained.model->options().vocab_size, 6);
+                          EXPECT_EQ(trained.model.shape().vocab_size, 6);
                           ASSERT_NE(trained.tokenizer, nullptr);
                           EXPECT_EQ(trained.tokenizer->decode(std::vector<int32_t>{5}), "abab");
                         }),
