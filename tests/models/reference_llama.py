@@ -86,25 +86,29 @@ def losses_of(model, rows):
     return losses
 
 
-out = sys.argv[1]
-torch.set_num_threads(1)
-for number, (name, (kind, changes)) in enumerate(MODELS.items()):
-    torch.manual_seed(number)
-    config = kind(**{**BASE, **changes})
-    config._attn_implementation = "eager"
-    model = CLASSES[kind](config).eval()
-    with torch.no_grad():  # nothing is what a model begins with: norms and biases too
-        for parameter_name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.1)
-    folder = f"{out}/{name}"
-    model.save_pretrained(folder, **({"max_shard_size": "20KB"} if number % 3 == 1 else {}))
-    with open(folder + "/options.json", "w") as file:
-        json.dump(options(config), file)
-    tokens = torch.randint(0, config.vocab_size, (3, LENGTH))
-    with torch.no_grad():
-        logits = model(tokens).logits
-    strides = 1 + torch.arange(STEPS * BATCH) % 5
-    rows = (torch.arange(LENGTH + 1)[None] * strides[:, None] + torch.arange(STEPS * BATCH)[:, None] * 7) % config.vocab_size
-    save_file({"tokens": tokens, "logits": logits.contiguous(), "rows": rows.contiguous(),
-               "losses": torch.tensor(losses_of(model, rows), dtype=torch.float64)}, folder + "/expected.safetensors")
-    print(name)
+def main(out):
+    torch.set_num_threads(1)
+    for number, (name, (kind, changes)) in enumerate(MODELS.items()):
+        torch.manual_seed(number)
+        config = kind(**{**BASE, **changes})
+        config._attn_implementation = "eager"
+        model = CLASSES[kind](config).eval()
+        with torch.no_grad():  # nothing is what a model begins with: norms and biases too
+            for parameter_name, parameter in model.named_parameters():
+                parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.1)
+        folder = f"{out}/{name}"
+        model.save_pretrained(folder, **({"max_shard_size": "20KB"} if number % 3 == 1 else {}))
+        with open(folder + "/options.json", "w") as file:
+            json.dump(options(config), file)
+        tokens = torch.randint(0, config.vocab_size, (3, LENGTH))
+        with torch.no_grad():
+            logits = model(tokens).logits
+        strides = 1 + torch.arange(STEPS * BATCH) % 5
+        rows = (torch.arange(LENGTH + 1)[None] * strides[:, None] + torch.arange(STEPS * BATCH)[:, None] * 7) % config.vocab_size
+        save_file({"tokens": tokens, "logits": logits.contiguous(), "rows": rows.contiguous(),
+                   "losses": torch.tensor(losses_of(model, rows), dtype=torch.float64)}, folder + "/expected.safetensors")
+        print(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
