@@ -7,11 +7,14 @@
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
+#include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace {
@@ -113,7 +116,7 @@ trireme::Registry::MakeData spirals_by_torch(trireme::Keys& keys) {
   const int64_t samples = keys.at_least(2, "samples", 512);
   const int64_t workers = keys.at_least(0, "workers", 0);
   return [samples, workers](const trireme::DataContext& with) {
-    trireme::TorchSampler sampler(samples, with.rank, with.replicas);
+    trireme::data::TorchSampler sampler(samples, with.rank, with.replicas);
     auto loader = torch::data::make_data_loader(Spirals(samples, 1.5), sampler,
                                                 torch::data::DataLoaderOptions(static_cast<size_t>(with.micro_batch))
                                                     .workers(static_cast<size_t>(workers))
