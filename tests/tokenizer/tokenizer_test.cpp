@@ -146,16 +146,14 @@ TEST_F(SmallTokenizerTest, WordPieceAndUnigramNameWhatHasNoToken) {
   EXPECT_THAT(make({{"model", pieces}})->encode("abb"), ElementsAre(0, 1, 1));
   EXPECT_THAT(input_error([&] { make({{"model", pieces}})->encode("abc"); }),
               testing::AllOf(HasSubstr("\"abc\""), HasSubstr("[UNK]")));
-  const json unigram = {
-      {"type", "Unigram"},
-      {"vocab", json::array({json::array({"a", -1.0}), json::array({"ab", -1.5}), json::array({"b", -2.0})})}};
+  const auto vocab = [](const char* text) { return json::parse(text); }; // lists of pairs would become objects
+  const json unigram = {{"type", "Unigram"}, {"vocab", vocab(R"([["a", -1.0], ["ab", -1.5], ["b", -2.0]])")}};
   EXPECT_THAT(make({{"model", unigram}})->encode("aab"), ElementsAre(0, 1));
   EXPECT_THAT(input_error([&] { make({{"model", unigram}})->encode("abc"); }),
               testing::AllOf(HasSubstr("\"c\" in \"abc\""), HasSubstr("unk_id")));
   const auto complaint = [&](const json& model) { return input_error([&] { make({{"model", model}}); }); };
-  EXPECT_THAT(complaint({{"type", "Unigram"}, {"vocab", json::array({json::array({"a", -1.0, 2})})}}),
-              HasSubstr("found 3 values"));
-  EXPECT_THAT(complaint({{"type", "Unigram"}, {"unk_id", 1}, {"vocab", json::array({json::array({"a", -1.0})})}}),
+  EXPECT_THAT(complaint({{"type", "Unigram"}, {"vocab", vocab(R"([["a", -1.0, 2]])")}}), HasSubstr("found 3 values"));
+  EXPECT_THAT(complaint({{"type", "Unigram"}, {"unk_id", 1}, {"vocab", vocab(R"([["a", -1.0]])")}}),
               HasSubstr("unk_id 1"));
   EXPECT_THAT(complaint({{"type", "Unigram"}, {"vocab", json::array()}}), HasSubstr("0 tokens"));
 }

@@ -6,16 +6,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <queue>
 
 namespace trireme::tokenizer {
 namespace {
 
 constexpr std::string_view kLowerBlock = "\xe2\x96\x81"; // U+2581, sentencepiece's space
-
-// Positions in a word are 32-bit numbers.
-constexpr size_t kMostBytesOfAWord = std::numeric_limits<int32_t>::max();
 
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -243,12 +239,6 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
       out.push_back(*id);
       return;
     }
-  }
-  if (word.size() > kMostBytesOfAWord) {
-    throw InputError("tokenizer",
-                     concat("the text has a word of ", word.size(), " bytes, and ", source_, " takes words of up to ",
-                            kMostBytesOfAWord),
-                     "Encode the text in parts.");
   }
   const size_t begin = out.size();
   start_symbols(word, out);

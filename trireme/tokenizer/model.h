@@ -55,8 +55,8 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  /// Appends the ids of `word`, which is valid UTF-8 and not empty. Errors: InputError for what has no token if the
-  /// model has no unknown token, and for a word that is too long.
+  /// Appends the ids of `word`, which is valid UTF-8, not empty and has fewer than 2^31 characters. Errors: InputError
+  /// for what has no token if the model has no unknown token.
   virtual void encode(std::string_view word, std::vector<int32_t>& out) const = 0;
   /// Returns the end of the first part of `word` that gets the same ids alone as in the word: at least 1 byte.
   virtual size_t part_end(std::string_view word, size_t at) const;

@@ -8,6 +8,7 @@
 #include <trireme/tokenizer/unicode.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 
 // A text of a gigabyte must not reserve as many ids before one is known.
 constexpr size_t kMostReserved = size_t{1} << 24;
+
+// Positions in a word are 32-bit numbers.
+constexpr size_t kMostBytesOfAWord = std::numeric_limits<int32_t>::max();
 
 void check_growth(size_t before, size_t after, const std::string& source) {
   if (after > most_bytes_for(before)) {
@@ -133,6 +137,12 @@ void TextTokenizer::encode_word(std::string_view word, WordCache& cache, std::ve
     const size_t end = byte_chars ? word.size() : parts_.model->part_end(word, at);
     const std::string_view part = word.substr(at, end - at);
     at = end;
+    if (part.size() > kMostBytesOfAWord) {
+      throw InputError("tokenizer",
+                       concat("the text has a word of ", part.size(), " bytes, and ", source_, " takes words of up to ",
+                              kMostBytesOfAWord),
+                       "This tokenizer has no shorter words in it: encode it in parts.");
+    }
     const bool remembered = part.size() <= WordCache::kMostBytes;
     if (remembered) {
       if (const WordCache::Found known = cache.find(part); known.found) {
