@@ -340,6 +340,12 @@ TEST(TextsTest, KeysExist) {
       if (match[5].length() > 0 || endings.count(path.substr(path.rfind('.') + 1)) == 1) {
         return; // a call, or the name of a file
       }
+      const bool of_program = piece.file.filename() == "own_model.md" && !path.starts_with("engine");
+      const bool parameter = path.starts_with("model.embed_tokens") || path.starts_with("model.layers") ||
+                             path.starts_with("model.norm"); // a Llama's, in Hugging Face's files
+      if (of_program || parameter) {
+        return;
+      }
       EXPECT_TRUE(key_exists(path)) << piece.file << " names the key " << path << " in \"" << piece.text << '"';
       ++seen;
     });
