@@ -23,8 +23,8 @@ using observe::kTinyTokenizer;
 using observe::sample;
 using observe::training;
 using test::run_ranks;
-using train::returned_block_bytes;
 using testing::IsEmpty;
+using train::returned_block_bytes;
 
 class RunBehaviourTest : public SmallTrainingTest {};
 
