@@ -16,7 +16,8 @@ std::unique_ptr<tokenizer::Tokenizer> make(const std::string& content) {
   return tokenizer::read_tokenizer_json(MemoryFile(content).path());
 }
 
-/// A token for every byte, some merges, and added tokens, one of which is not to be inside of words.
+/// A token for every byte, some merges, and added tokens, one of which is not to be inside of words. Its letter stands for
+/// no byte: Hugging Face decodes "<é>" as a byte that is not UTF-8.
 std::string byte_level(const char* pre_tokenizer) {
   std::string vocab;
   for (int byte = 0, next = 0x100; byte < 256; ++byte) {
@@ -26,7 +27,7 @@ std::string byte_level(const char* pre_tokenizer) {
     vocab += concat('"', c == "\"" || c == "\\" ? "\\" : "", c, "\": ", byte, ", ");
   }
   return concat(R"({"added_tokens": [{"id": 260, "content": "<e>", "normalized": false},
-                                     {"id": 261, "content": "<é>", "single_word": true, "normalized": false}],
+                                     {"id": 261, "content": "<ж>", "single_word": true, "normalized": false}],
       "pre_tokenizer": )",
                 pre_tokenizer, R"(, "decoder": {"type": "ByteLevel"},
       "model": {"type": "BPE", "vocab": {)",
