@@ -4,33 +4,50 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
+
 namespace trireme::config {
 namespace {
 
 using models::LlamaOptions;
 using nlohmann::ordered_json;
 
-// The model_type whose modules compute this model.
-std::string llama_type(const LlamaOptions& llama) {
+constexpr std::array kTypes = {"llama", "mistral", "qwen2", "qwen3"};
+
+// Whether the modules of this model_type compute this model.
+bool computes(std::string_view type, const LlamaOptions& llama) {
   const bool biases_agree = llama.attention_bias == llama.attention_output_bias;
-  if (!llama.qk_norm && llama.window == 0 && biases_agree) {
-    return "llama";
+  if (type == "llama") {
+    return !llama.qk_norm && llama.window == 0 && biases_agree;
   }
-  if (!llama.mlp_bias) {
-    if (!llama.qk_norm && !llama.attention_bias && !llama.attention_output_bias && llama.first_window_layer == 0) {
-      return "mistral";
-    }
-    if (!llama.qk_norm && llama.attention_bias && !llama.attention_output_bias) {
-      return "qwen2";
-    }
-    if (llama.qk_norm && biases_agree) {
-      return "qwen3";
-    }
+  if (llama.mlp_bias) {
+    return false;
   }
-  throw InputError("export",
-                   "no architecture of transformers (llama, mistral, qwen2, qwen3) has this combination of "
-                   "attention_bias, attention_output_bias, mlp_bias, qk_norm, window and first_window_layer",
-                   "Keep training it here; checkpoints hold all of it.");
+  if (type == "mistral") {
+    return !llama.qk_norm && !llama.attention_bias && !llama.attention_output_bias && llama.first_window_layer == 0;
+  }
+  if (type == "qwen2") {
+    return !llama.qk_norm && llama.attention_bias && !llama.attention_output_bias;
+  }
+  return type == "qwen3" && llama.qk_norm && biases_agree;
+}
+
+// That of the folder the model came from, if it computes the model; else the first that does.
+std::string llama_type(const LlamaOptions& llama, const ordered_json& base) {
+  const ordered_json before = base.value("model_type", ordered_json());
+  if (before.is_string() && computes(before.get<std::string>(), llama)) {
+    return before.get<std::string>();
+  }
+  const auto found =
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const char* type) { return computes(type, llama); });
+  if (found == kTypes.end()) {
+    throw InputError("export",
+                     "no architecture of transformers (llama, mistral, qwen2, qwen3) has this combination of "
+                     "attention_bias, attention_output_bias, mlp_bias, qk_norm, window and first_window_layer",
+                     "Keep training it here; checkpoints hold all of it.");
+  }
+  return *found;
 }
 
 ordered_json rope_of(const LlamaOptions& llama) {
@@ -64,7 +81,7 @@ void write_windows(const LlamaOptions& llama, const std::string& type, ordered_j
 }
 
 void write_llama(const LlamaOptions& llama, ordered_json& out) {
-  const std::string type = llama_type(llama);
+  const std::string type = llama_type(llama, out);
   const char* architecture = type == "llama"     ? "LlamaForCausalLM"
                              : type == "mistral" ? "MistralForCausalLM"
                              : type == "qwen2"   ? "Qwen2ForCausalLM"
