@@ -8,6 +8,7 @@
 #include <trireme/models/llama.h>
 #include <trireme/models/llama_layers.h>
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -130,6 +131,7 @@ class LlamaTest : public testing::Test {
  protected:
   LlamaTest() : folder_(fs::path(testing::TempDir()) / concat("trireme_llama_", ::getpid())) {
     fs::create_directories(folder_);
+    at::set_num_threads(1); // the models are small
   }
   ~LlamaTest() override {
     fs::remove_all(folder_);
