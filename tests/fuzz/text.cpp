@@ -16,8 +16,8 @@ std::unique_ptr<tokenizer::Tokenizer> make(const std::string& content) {
   return tokenizer::read_tokenizer_json(MemoryFile(content).path());
 }
 
-/// A token for every byte, some merges, and added tokens, one of which is not to be inside of words. Its letter stands for
-/// no byte: Hugging Face decodes "<é>" as a byte that is not UTF-8.
+/// A token for every byte, some merges, and added tokens, one of which is not to be inside of words. Its letter stands
+/// for no byte: Hugging Face decodes "<é>" as a byte that is not UTF-8.
 std::string byte_level(const char* pre_tokenizer) {
   std::string vocab;
   for (int byte = 0, next = 0x100; byte < 256; ++byte) {

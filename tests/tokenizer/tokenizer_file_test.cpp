@@ -121,7 +121,8 @@ TEST_F(TokenizerFileTest, RefusesByNameWhatIsNotSupported) {
   EXPECT_THAT(complaint(R"("normalizer": null)",
                         R"("normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFX"}]})"),
               HasSubstr("the normalizer \"NFX\""));
-  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC", "form": 2})"), HasSubstr("normalizer.form: unknown key"));
+  EXPECT_THAT(complaint(R"("normalizer": null)", R"("normalizer": {"type": "NFC", "form": 2})"),
+              HasSubstr("normalizer.form: unknown key"));
   EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "UnicodeScripts", "add)"),
               AllOf(HasSubstr("the pre-tokenizer \"UnicodeScripts\""), HasSubstr("json:8:"), HasSubstr("\\p{sc:Han}")));
   EXPECT_THAT(complaint(R"({"type": "ByteLevel", "add)", R"({"type": "Sequence", "add)"), HasSubstr("pretokenizers"));
@@ -139,7 +140,8 @@ TEST_F(TokenizerFileTest, RefusesByNameWhatIsNotSupported) {
   EXPECT_THAT(
       complaint(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})", split),
       AllOf(HasSubstr("json:8:59"), HasSubstr("(&&)")));
-  EXPECT_THAT(complaint(R"("use_regex": true})", R"("use_regex": true, "more": 1})"), HasSubstr("pre_tokenizer.more: unknown key"));
+  EXPECT_THAT(complaint(R"("use_regex": true})", R"("use_regex": true, "more": 1})"),
+              HasSubstr("pre_tokenizer.more: unknown key"));
   EXPECT_EQ(
       complaint(R"("dropout": null)", R"("dropout": 0.0, "continuing_subword_prefix": "", "end_of_word_suffix": null)"),
       "");
