@@ -44,7 +44,8 @@ class OwnModelTest : public testing::Test {
   }
   Finished train(const std::string& file, const std::string& out, const std::string& rest = "",
                  const std::string& variables = "") const {
-    return sh(concat(variables, ' ', kProgram, " train ", path(file), " --out ", path(out), ' ', rest));
+    // One thread: those of a rank spin while others have the cores.
+    return sh(concat("OMP_NUM_THREADS=1 ", variables, ' ', kProgram, " train ", path(file), " --out ", path(out), ' ', rest));
   }
   std::vector<json> metrics(const std::string& out) const {
     std::vector<json> lines;
