@@ -45,7 +45,9 @@ class OwnModelTest : public testing::Test {
   Finished train(const std::string& file, const std::string& out, const std::string& rest = "",
                  const std::string& variables = "") const {
     // One thread: those of a rank spin while others have the cores.
-    return sh(concat("OMP_NUM_THREADS=1 ", variables, ' ', kProgram, " train ", path(file), " --out ", path(out), ' ', rest));
+    return sh(
+        concat("OMP_NUM_THREADS=1 ", variables, ' ', kProgram, " train ", path(file), " --out ", path(out), ' ', rest),
+        300);
   }
   std::vector<json> metrics(const std::string& out) const {
     std::vector<json> lines;
