@@ -202,7 +202,8 @@ std::vector<KeyObserver> model_keys() {
         {"width", 4}}},
       {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
   const json llama = {{"model", {{"type", "llama"}}}};
-  const auto scaled = [&](const char* type, const char* key, const json& one, const json& other, json more = {}) {
+  const auto scaled = [&](const char* type, const char* key, const json& one, const json& other,
+                          const json& more = json::object()) {
     json scaling = {{"rope_type", type}, {"factor", 4}, {"original_max_position_embeddings", 4096}};
     scaling.update(more);
     const json base = {{"model", {{"type", "llama"}, {"rope_scaling", scaling}}}};
