@@ -73,7 +73,7 @@ TEST_F(EstimateCommandTest, NeedsNoDataFiles) {
                                              HasSubstr("--set model.vocab_size=")));
   const Finished measured = estimate("-n 2 --measure 2 --set model.vocab_size=300" + text);
   EXPECT_NE(measured.status, 0);
-  EXPECT_THAT(measured.output, HasSubstr("data.train: there is no file"));
+  EXPECT_THAT(measured.output, testing::AllOf(HasSubstr("data.train[0]: there is no file"), HasSubstr("absent.txt")));
 }
 
 TEST_F(EstimateCommandTest, SaysWhatIsMoved) {
