@@ -2,6 +2,7 @@
 # the folder it is called in; TORCH where it uses tensors, TORCH_NN where modules or autograd, TORCH_FREE for sources of it that do without.
 # trireme_test(folder SOURCES ... DEPS ... [TORCH]) makes one GoogleTest program of which every suite is an entry of ctest and every
 # test a process with a deadline (tests/support/main.cpp). SEPARATE: sources that use the same names are not compiled together.
+# THREADS: libtorch uses all cores; elsewhere one, because threads of several processes wait for each other in loops that use the cores.
 #
 # What makes a build quick: libtorch's headers cost half a minute, so targets that use them share one precompiled header, and
 # unity builds (CMAKE_UNITY_BUILD, on in the release preset) compile the sources of a target together. The dev preset compiles
@@ -84,14 +85,12 @@ function(trireme_library name)
 endfunction()
 
 function(trireme_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SEPARATE" "TIMEOUT;PROCESSORS" "SOURCES;DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;SEPARATE;THREADS" "TIMEOUT;PROCESSORS" "SOURCES;DEPS")
   set(target ${name}_test)
   add_executable(${target} ${arg_SOURCES})
   list(TRANSFORM arg_DEPS PREPEND trireme::)
   target_link_libraries(${target} PRIVATE trireme_flags ${arg_DEPS} trireme::test_main)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
-  target_compile_definitions(${target} PRIVATE
-    TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(arg_TORCH)
     target_link_libraries(${target} PRIVATE trireme::torch)
     target_precompile_headers(${target} REUSE_FROM trireme_pch)
@@ -105,12 +104,16 @@ function(trireme_test name)
   if(NOT arg_PROCESSORS)
     set(arg_PROCESSORS 1)
   endif()
+  set(threads "ENVIRONMENT_MODIFICATION OMP_NUM_THREADS=set:1")
+  if(arg_THREADS)
+    set(threads "")
+  endif()
   # When ctest starts it asks programs that are new for their suites (TriremeTestSuites.cmake).
   set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}")
   file(GENERATE OUTPUT "${suites}_include.cmake" CONTENT "set(program \"$<TARGET_FILE:${target}>\")
 set(name ${name})
 set(list \"${suites}_suites.cmake\")
-set(properties TIMEOUT 3600 PROCESSORS ${arg_PROCESSORS} ENVIRONMENT TRIREME_TEST_DEADLINE=${arg_TIMEOUT})
+set(properties TIMEOUT 3600 PROCESSORS ${arg_PROCESSORS} ENVIRONMENT TRIREME_TEST_DEADLINE=${arg_TIMEOUT} ${threads})
 include(\"${PROJECT_SOURCE_DIR}/cmake/TriremeTestSuites.cmake\")
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${suites}_include.cmake")

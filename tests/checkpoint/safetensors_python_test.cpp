@@ -1,5 +1,6 @@
 #include "folder_fixture.h"
 
+#include <tests/support/folders.h>
 #include <trireme/checkpoint/safetensors.h>
 
 #include <ATen/ATen.h>
@@ -12,8 +13,8 @@ namespace {
 // Runs tests/checkpoint/cross_check.py, which uses Hugging Face's safetensors, and returns what it prints.
 std::string cross_check(const std::string& verb, const fs::path& file) {
   const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
-  const std::string python = chosen != nullptr ? chosen : TRIREME_SOURCE_DIR "/.venv/bin/python";
-  const std::string command = concat('"', python, "\" \"", TRIREME_SOURCE_DIR, "/tests/checkpoint/cross_check.py\" ",
+  const std::string python = chosen != nullptr ? chosen : test::source_dir() + "/.venv/bin/python";
+  const std::string command = concat('"', python, "\" \"", test::source_dir(), "/tests/checkpoint/cross_check.py\" ",
                                      verb, " \"", file.string(), "\" 2>&1");
   FILE* pipe = ::popen(command.c_str(), "r");
   std::string output;

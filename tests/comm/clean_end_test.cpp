@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/env.h>
 
 #include "tests/support/command.h"
@@ -10,7 +11,7 @@
 namespace trireme::comm {
 namespace {
 
-const std::string kDemoProgram = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
+const std::string kDemoProgram = "\"" + test::binary_dir() + "/tests/comm/comm_demo\"";
 
 /// Starts three ranks `times` times. All they may write is their three lines.
 void start_and_end(int times, const std::string& arguments, int lines, const std::string& forbidden) {

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/env.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
@@ -22,7 +23,7 @@ using testing::HasSubstr;
 using testing::IsSupersetOf;
 using testing::UnorderedElementsAre;
 
-const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
+const std::string kDemo = "\"" + test::binary_dir() + "/tests/comm/comm_demo\"";
 
 std::vector<std::string> lines_of(const std::string& output) {
   auto lines = split(output, '\n');
@@ -50,7 +51,7 @@ TEST(LaunchersTest, PlainVariables) {
 }
 
 TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
-  const std::string job = "\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- " + kDemo;
+  const std::string job = "\"" + test::binary_dir() + "/bin/trireme\" launch -n 2 --all-output -- " + kDemo;
   const int turns = env::flag("TRIREME_LONG_TESTS") ? 50 : 5;
   for (int turn = 0; turn < turns; ++turn) {
     const auto [status, output] = run_command(job + " & " + job + "; first=$?; wait $! && exit $first");
@@ -65,7 +66,7 @@ TEST(LaunchersTest, JobsStartedAtOnceDoNotMeetEachOther) {
 TEST(LaunchersTest, TheRankThatFailedIsShown) {
   for (int turn = 0; turn < 5; ++turn) {
     const auto [status, output] =
-        run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 3 -- " + kDemo + " --throw-on 1 2>&1");
+        run_command("\"" + test::binary_dir() + "/bin/trireme\" launch -n 3 -- " + kDemo + " --throw-on 1 2>&1");
     EXPECT_EQ(status, 1);
     ASSERT_THAT(output, AllOf(HasSubstr("[launch] rank 1 ended with exit code 1 (pid "),
                               HasSubstr(" after start: [demo] fails on purpose.\n")))
@@ -75,7 +76,7 @@ TEST(LaunchersTest, TheRankThatFailedIsShown) {
 
 // torch.distributed opens a store of its own at MASTER_PORT, beside ours.
 TEST(LaunchersTest, AProgramOfPythonBesideOneOfOurs) {
-  const std::string python = TRIREME_SOURCE_DIR "/.venv/bin/python";
+  const std::string python = test::source_dir() + "/.venv/bin/python";
   if (run_command("\"" + python + "\" -c 'import torch.distributed'").first != 0) {
     GTEST_SKIP() << "there is no torch in .venv (libtorch comes from elsewhere)";
   }
@@ -97,7 +98,7 @@ print(torch.cat([p.detach().flatten() for p in model.parameters()]).tolist())
 dist.destroy_process_group()
 )");
   const auto [status, output] =
-      run_command("\"" TRIREME_BINARY_DIR "/bin/trireme\" launch -n 2 --all-output -- sh -c '" + kDemo + " & \"" +
+      run_command("\"" + test::binary_dir() + "/bin/trireme\" launch -n 2 --all-output -- sh -c '" + kDemo + " & \"" +
                   python + "\" " + script + " && wait $!' 2>&1");
   EXPECT_EQ(status, 0) << output;
   const auto lines = lines_of(output);
@@ -113,7 +114,7 @@ dist.destroy_process_group()
 }
 
 TEST(LaunchersTest, Torchrun) {
-  const std::string torchrun = TRIREME_SOURCE_DIR "/.venv/bin/torchrun";
+  const std::string torchrun = test::source_dir() + "/.venv/bin/torchrun";
   if (!std::filesystem::exists(torchrun)) {
     GTEST_SKIP() << torchrun << " is not there (libtorch comes from elsewhere); torchrun is not tested";
   }

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/comm/backends.h>
 
@@ -15,7 +16,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-const std::string kDemo = "\"" TRIREME_BINARY_DIR "/tests/comm/comm_demo\"";
+const std::string kDemo = "\"" + test::binary_dir() + "/tests/comm/comm_demo\"";
 
 class MpiTest : public testing::TestWithParam<const char*> {
  protected:
@@ -31,8 +32,9 @@ class MpiTest : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(MpiTest, TheExampleAddsTheNumbersOfThreeRanks) {
-  const auto [status, output] = run_command("timeout -k 5 60 env -u RANK -u WORLD_SIZE TRIREME_BACKEND=mpi " +
-                                            test::mpirun(GetParam(), 3, "\"" TRIREME_BINARY_DIR "/bin/all_reduce\""));
+  const auto [status, output] =
+      run_command("timeout -k 5 60 env -u RANK -u WORLD_SIZE TRIREME_BACKEND=mpi " +
+                  test::mpirun(GetParam(), 3, "\"" + test::binary_dir() + "/bin/all_reduce\""));
   EXPECT_EQ(status, 0) << output;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(output, HasSubstr(concat("rank ", rank, " of 3 over mpi: [15, 27, 39]")));

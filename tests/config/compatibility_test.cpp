@@ -1,5 +1,6 @@
 // The table of what goes together: each pair is refused in a run file at its line and column, or of a program, and each
 // feature alone is accepted.
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/json.h>
@@ -22,7 +23,7 @@ using nlohmann::ordered_json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-const std::string kPage = TRIREME_SOURCE_DIR "/docs/compatibility.md";
+const std::string kPage = test::source_dir() + "/docs/compatibility.md";
 
 constexpr const char* kGpt = R"({
   "model": {"type": "gpt", "layers": 4, "hidden": 64, "heads": 4},

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tests/support/folders.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -11,7 +13,7 @@ namespace trireme::test {
 /// tests/config/public_configs: configurations as public projects write them.
 inline std::vector<std::filesystem::path> public_configs() {
   std::vector<std::filesystem::path> out;
-  for (const auto& entry : std::filesystem::directory_iterator(TRIREME_SOURCE_DIR "/tests/config/public_configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(test::source_dir() + "/tests/config/public_configs")) {
     if (entry.path().extension() == ".json") {
       out.push_back(entry.path());
     }

@@ -1,6 +1,7 @@
 // What the reader makes of configurations as public projects write them; tests/engine/public_configs_test.cpp trains
 // with them.
 #include <tests/config/public_configs.h>
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/config/deepspeed_json.h>
@@ -21,8 +22,8 @@ using testing::HasSubstr;
 const AutoValues kRun = {.steps = 100, .hidden = 64};
 
 EngineConfig public_config(const std::string& name) {
-  return read_deepspeed(JsonNode::parse_file(concat(TRIREME_SOURCE_DIR "/tests/config/public_configs/", name, ".json")),
-                        kRun);
+  return read_deepspeed(
+      JsonNode::parse_file(concat(test::source_dir() + "/tests/config/public_configs/", name, ".json")), kRun);
 }
 
 TEST(PublicConfigsTest, AllButTwoAreRead) {
@@ -47,7 +48,7 @@ TEST(PublicConfigsTest, AllButTwoAreRead) {
 }
 
 TEST(PublicConfigsTest, TheirPageListsEachOfThem) {
-  const std::string page = read_file(TRIREME_SOURCE_DIR "/tests/config/public_configs/README.md");
+  const std::string page = read_file(test::source_dir() + "/tests/config/public_configs/README.md");
   for (const auto& file : test::public_configs()) {
     EXPECT_THAT(page, HasSubstr(file.stem().string()));
   }

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
@@ -19,8 +20,8 @@ using nlohmann::ordered_json;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kSchema = TRIREME_SOURCE_DIR "/docs/run.schema.json";
-const std::string kPage = TRIREME_SOURCE_DIR "/docs/configuration.md";
+const std::string kSchema = test::source_dir() + "/docs/run.schema.json";
+const std::string kPage = test::source_dir() + "/docs/configuration.md";
 
 class ReferenceTest : public testing::Test {
  protected:

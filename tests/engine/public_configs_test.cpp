@@ -2,6 +2,7 @@
 #include "small_run.h"
 
 #include <tests/config/public_configs.h>
+#include <tests/support/folders.h>
 #include <tests/support/run_ranks.h>
 
 #include <trireme/base/error.h>
@@ -94,7 +95,8 @@ TEST(WithoutAnOptimizer, OneLineSaysAdamW) {
           1,
           [](comm::World& world) {
             const auto lines = lines_for(
-                world, read_config(TRIREME_SOURCE_DIR "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json"));
+                world,
+                read_config(test::source_dir() + "/tests/config/public_configs/gpt_pretraining_zero1_fp16.json"));
             EXPECT_THAT(lines, Contains(AllOf(HasSubstr("no \"optimizer\": AdamW with lr 0.001, betas 0.9 and 0.999"),
                                               HasSubstr("weight_decay 0")))
                                    .Times(1));

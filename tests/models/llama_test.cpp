@@ -1,6 +1,7 @@
 // Llama equals Hugging Face's transformers: logits and 20 steps of training, from the folders that transformers writes,
 // and transformers opens what is written here. As layers of a pipeline it is the same.
 #include <tests/support/command.h>
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/checkpoint/safetensors.h>
@@ -137,8 +138,9 @@ class LlamaTest : public testing::Test {
     fs::remove_all(folder_);
   }
   static std::pair<int, std::string> python(const std::string& script, const std::string& arguments) {
-    return run_command(concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/models/",
-                              script, "\" ", arguments));
+    return run_command(
+        concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/models/", script,
+               "\" ", arguments));
   }
   fs::path folder_;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tests/support/folders.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
@@ -35,8 +36,7 @@ class ScratchTest : public testing::Test {
   /// Runs the script with the project's Python (TRIREME_TEST_PYTHON overrides) and returns what it prints; a script
   /// that fails fails the test with its error output.
   std::string python(const std::string& script, const std::filesystem::path& argument) const {
-    const std::string interpreter =
-        env::text("TRIREME_TEST_PYTHON").value_or(std::string(TRIREME_SOURCE_DIR) + "/.venv/bin/python");
+    const std::string interpreter = env::text("TRIREME_TEST_PYTHON").value_or(test::source_dir() + "/.venv/bin/python");
     put("script.py", script);
     const std::string command =
         concat('\'', interpreter, "' '", (folder_ / "script.py").string(), "' '", argument.string(), "' 2>&1");

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/optim/optimizer.h>
 
 #include <trireme/base/error.h>
@@ -120,7 +121,7 @@ void step_whole(const Optimizer& optimizer, ShardStep& shard, int64_t split) {
 // 1, 1, 3; LAMB and SGD 1, 1, 2; Adam, Adagrad and Lion 1. Moments in another formula (m + (1 - beta) (g - m)) are up
 // to 6 apart.
 TEST(OptimizerTest, EqualsTorchFor100Steps) {
-  std::ifstream file(TRIREME_SOURCE_DIR "/tests/optim/reference_optimizers.json");
+  std::ifstream file(test::source_dir() + "/tests/optim/reference_optimizers.json");
   const auto recorded = nlohmann::json::parse(file);
   const int64_t n = recorded.at("n");
   std::map<std::string, double> param_ulps;

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/optim/schedule.h>
 
 #include <trireme/base/error.h>
@@ -17,7 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 nlohmann::json reference() {
-  std::ifstream file(TRIREME_SOURCE_DIR "/tests/optim/reference_schedules.json");
+  std::ifstream file(test::source_dir() + "/tests/optim/reference_schedules.json");
   return nlohmann::json::parse(file);
 }
 

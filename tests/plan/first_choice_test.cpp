@@ -2,6 +2,7 @@
 // table that this prints.
 #include "published.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/units.h>
 
 #include <gmock/gmock.h>
@@ -82,7 +83,7 @@ Prediction best_with_their_means(const Row& row) {
 
 // The rows are those of the page.
 TEST(FirstChoiceTest, TensorRanksStayInsideAHost) {
-  const std::string page = read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "docs/plan.md");
+  const std::string page = read_file(std::filesystem::path(test::source_dir()) / "docs/plan.md");
   for (const Row& row : kWeakScaling) {
     const std::optional<Best> published = best_of(row);
     ASSERT_TRUE(published) << row.name;

@@ -2,6 +2,7 @@
 
 #include "clusters.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/plan/search.h>
@@ -45,7 +46,7 @@ inline const Row kWeakScaling[] = {
 
 // examples/plan/selene.json with another number of hosts: DGX A100, 8 cards of 80 GB.
 inline Cluster selene(int64_t cards) {
-  std::string text = read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "examples/plan/selene.json");
+  std::string text = read_file(std::filesystem::path(test::source_dir()) / "examples/plan/selene.json");
   const std::string hosts = "\"hosts\": 384";
   text.replace(text.find(hosts), hosts.size(), concat("\"hosts\": ", cards / 8));
   return parse_cluster(text, "selene.json");

@@ -1,6 +1,8 @@
 // Published step times against the plan's, from published figures of the hardware.
 #include "published.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <cstdio>
@@ -107,7 +109,7 @@ TEST(PublishedTest, SizesThatFit) {
 }
 
 Cluster v100() {
-  return read_cluster(std::filesystem::path(TRIREME_SOURCE_DIR) / "examples/plan/v100.json");
+  return read_cluster(std::filesystem::path(test::source_dir()) / "examples/plan/v100.json");
 }
 
 Job of_one_card(int64_t layers, int64_t hidden, int64_t heads, int64_t batch) {

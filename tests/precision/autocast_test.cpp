@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/precision/autocast.h>
@@ -175,8 +176,8 @@ void expect_equal(const checkpoint::Safetensors& expected, GptImpl& gpt, const a
 TEST(AutocastTest, AGptIsPythonsBitForBit) {
   const fs::path folder = fs::path(testing::TempDir()) / concat("trireme_autocast_", ::getpid());
   fs::create_directories(folder);
-  const std::string command = concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
-                                     "/tests/precision/reference_autocast.py\" ",
+  const std::string command = concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
+                                         "/tests/precision/reference_autocast.py\" ",
                                      folder.string());
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   for (const auto& [type, file] :

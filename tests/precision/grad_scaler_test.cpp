@@ -3,6 +3,7 @@
 #include <trireme/precision/autocast.h>
 #include <trireme/precision/grad_scaler.h>
 
+#include <tests/support/folders.h>
 #include <tests/support/peer_error.h>
 #include <tests/support/run_ranks.h>
 
@@ -58,7 +59,7 @@ struct Trained {
 
 TEST(GradScalerTest, EqualsPythonsBitForBit) {
   const auto reference =
-      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_grad_scaler.json"));
+      nlohmann::json::parse(read_file(test::source_dir() + "/tests/precision/reference_grad_scaler.json"));
   const auto n = reference["size"].get<int64_t>();
   for (const auto& one : reference["cases"]) {
     SCOPED_TRACE(one["init_scale"].dump());

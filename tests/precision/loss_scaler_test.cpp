@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/precision/loss_scaler.h>
@@ -63,7 +64,7 @@ void add(uint64_t& digest, const LossScaler::Update& update, int64_t hysteresis)
 // reference_loss_scaler.py has the rule a second time, and DeepSpeed's own class gives the same 5,000.
 TEST(LossScalerTest, FollowsTheDocumentedRuleThroughRandomOverflows) {
   const auto reference =
-      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/precision/reference_loss_scaler.json"));
+      nlohmann::json::parse(read_file(test::source_dir() + "/tests/precision/reference_loss_scaler.json"));
   const auto count = reference["patterns"].get<uint64_t>();
   ASSERT_EQ(count, 5000u);
   for (uint64_t k = 0; k < count; ++k) {

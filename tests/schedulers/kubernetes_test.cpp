@@ -3,6 +3,8 @@
 #include "tests/support/free_port.h"
 #include "tests/tools/shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 namespace trireme::tools {
@@ -13,8 +15,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kPython = TRIREME_SOURCE_DIR "/.venv/bin/python";
-const std::string kManifests = TRIREME_SOURCE_DIR "/examples/kubernetes/";
+const std::string kPython = test::source_dir() + "/.venv/bin/python";
+const std::string kManifests = test::source_dir() + "/examples/kubernetes/";
 
 std::string why_no_packages() {
   const Finished found =
@@ -33,10 +35,10 @@ class KubernetesTest : public RunFolder {
     fs::permissions(folder / "secret", fs::perms::owner_read);
   }
   Finished check(const std::string& file) const {
-    return sh(concat('"', kPython, "\" \"" TRIREME_SOURCE_DIR "/tests/schedulers/check_manifests.py\" ", file));
+    return sh(concat('"', kPython, "\" \"" + test::source_dir() + "/tests/schedulers/check_manifests.py\" ", file));
   }
   Finished run_pods(const std::string& manifest, const std::string& kill = "") const {
-    return sh(concat('"', kPython, "\" \"" TRIREME_SOURCE_DIR "/tests/schedulers/run_pods.py\" \"", kManifests,
+    return sh(concat('"', kPython, "\" \"" + test::source_dir() + "/tests/schedulers/run_pods.py\" \"", kManifests,
                      manifest, "\" ", folder.string(), ' ', kTrireme, ' ', test::free_port(), ' ', kill),
               200);
   }

@@ -1,6 +1,8 @@
 // The commands of docs/launching.md for torchrun and mpirun, as they stand there.
 #include "tests/tools/shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <sstream>
@@ -14,7 +16,7 @@ using testing::HasSubstr;
 
 /// Lines "    $ COMMAND" of the section, those that begin with `program`.
 std::vector<std::string> commands_of_page(const std::string& program) {
-  const std::string page = read_file(TRIREME_SOURCE_DIR "/docs/launching.md");
+  const std::string page = read_file(test::source_dir() + "/docs/launching.md");
   const size_t section = page.find("## Under another launcher");
   EXPECT_NE(section, std::string::npos);
   std::istringstream lines(page.substr(section, page.find("\n## ", section + 1) - section));
@@ -32,11 +34,11 @@ class LaunchersTest : public RunFolder {
   LaunchersTest() {
     // As a person types it: the programs are on the path, and nothing is left of this test's own launcher.
     write_file_atomically(folder / "setting.sh",
-                          "export PATH=\"" TRIREME_BINARY_DIR "/bin:" TRIREME_SOURCE_DIR
-                          "/.venv/bin:$PATH\" OMP_NUM_THREADS=1\n"
-                          "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-                          "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none\n"
-                          "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n");
+                          "export PATH=\"" + test::binary_dir() + "/bin:" + test::source_dir() +
+                              "/.venv/bin:$PATH\" OMP_NUM_THREADS=1\n"
+                              "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                              "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none\n"
+                              "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT\n");
   }
   Finished type(const std::string& command, const std::string& before = "") const {
     write_file_atomically(folder / "typed.sh", concat(". ./setting.sh\n", before, command, "\n"));
@@ -66,14 +68,14 @@ class LaunchersTest : public RunFolder {
 };
 
 TEST_F(LaunchersTest, TorchrunTrains) {
-  if (sh("test -x \"" TRIREME_SOURCE_DIR "/.venv/bin/torchrun\"").status != 0) {
+  if (sh("test -x \"" + test::source_dir() + "/.venv/bin/torchrun\"").status != 0) {
     GTEST_SKIP() << "there is no torchrun in .venv";
   }
   expect_all_train("torchrun", 2);
 }
 
 TEST_F(LaunchersTest, TorchrunStartsKilledRanksAgain) {
-  if (sh("test -x \"" TRIREME_SOURCE_DIR "/.venv/bin/torchrun\"").status != 0) {
+  if (sh("test -x \"" + test::source_dir() + "/.venv/bin/torchrun\"").status != 0) {
     GTEST_SKIP() << "there is no torchrun in .venv";
   }
   const std::string clean = of_trireme_alone();

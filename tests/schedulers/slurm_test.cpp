@@ -2,6 +2,8 @@
 // interrupts them.
 #include "tests/tools/shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -40,13 +42,13 @@ class SlurmTest : public RunFolder {
       GTEST_SKIP() << reason;
     }
     ::setenv("OMP_NUM_THREADS", "1", 1); // sums in the same order everywhere
-    ::setenv("TRIREME", TRIREME_BINARY_DIR "/bin/trireme", 1);
-    ::setenv("SLURM_EXAMPLES", TRIREME_SOURCE_DIR "/examples/slurm", 1);
+    ::setenv("TRIREME", (test::binary_dir() + "/bin/trireme").c_str(), 1);
+    ::setenv("SLURM_EXAMPLES", (test::source_dir() + "/examples/slurm").c_str(), 1);
   }
   /// Runs a script beside the run folder on a Slurm of its own, which is gone afterwards.
   Finished on_slurm(const std::string& script) const {
     write_file_atomically(folder / "script.sh", script);
-    return sh(concat("exec ", kNamespaces, " bash \"" TRIREME_SOURCE_DIR "/tests/schedulers/slurm_cluster.sh\" ",
+    return sh(concat("exec ", kNamespaces, " bash \"" + test::source_dir() + "/tests/schedulers/slurm_cluster.sh\" ",
                      folder.string(), " ", path("script.sh")),
               220);
   }
@@ -92,7 +94,7 @@ TEST_F(SlurmTest, WhatIsTypedInAShellIsAloneAndAProgramOfTasksIsNot) {
   if (sh("command -v script").status != 0) {
     GTEST_SKIP() << "script is not installed (package bsdutils)";
   }
-  const Finished run = on_slurm("demo=\"" TRIREME_BINARY_DIR
+  const Finished run = on_slurm("demo=\"" + test::binary_dir() +
                                 "/tests/comm/comm_demo\""
                                 R"sh(
 script -qec "srun -n 2 --job-name=x --pty $demo" tasks.txt </dev/null

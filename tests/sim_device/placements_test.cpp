@@ -1,5 +1,5 @@
 // The matrix: parameters, gradients, masters with optimizer states, and activations, each of them where it may be, at
-// every stage of ZeRO, on 1, 2 and 4 ranks and in pipelines: 20 steps, resumed in the middle, are the bits of the CPU,
+// every stage of ZeRO, on 1, 2 and 4 ranks and in pipelines: 10 steps, resumed in the middle, are the bits of the CPU,
 // where nothing is moved. docs/offload.md has the table of which test shows what.
 #include "offload_case.h"
 
@@ -17,7 +17,7 @@ using offload::Place;
 using precision::Type;
 using testing::IsEmpty;
 
-constexpr int kAllSteps = 20;
+constexpr int kAllSteps = 10;
 
 struct Layout {
   int ranks;

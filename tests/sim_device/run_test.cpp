@@ -1,6 +1,7 @@
 // `trireme train` on the simulated device, beside the same run on the CPU.
 #include "sim_device.h"
 
+#include <tests/support/folders.h>
 #include <tests/support/run_ranks.h>
 #include <tests/tools/small_training.h>
 
@@ -128,7 +129,7 @@ TEST_F(SimDeviceRunTest, AModelOfMoreLayersHasNoMoreStreams) {
 // The figures of docs/offload.md: TRIREME_LONG_TESTS=1, on the novels that ./quickstart brings.
 TEST_F(SimDeviceRunTest, ADelayedUpdateConverges) {
   const bool novels = std::getenv("TRIREME_LONG_TESTS") != nullptr;
-  const fs::path source = TRIREME_SOURCE_DIR;
+  const fs::path source = test::source_dir();
   if (novels && !fs::exists(source / "data/austen/train.txt")) {
     GTEST_SKIP() << "./quickstart brings the novels";
   }

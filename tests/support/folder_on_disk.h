@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tests/support/folders.h>
 #include <trireme/memory/aio/probe.h>
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace trireme::test {
 /// is written there counts as the control group's: then the build tree has the files.
 inline std::filesystem::path folder_on_disk() {
   const std::filesystem::path usual = testing::TempDir();
-  return aio::is_memory(aio::filesystem_of(usual)) ? std::filesystem::path(TRIREME_BINARY_DIR) : usual;
+  return aio::is_memory(aio::filesystem_of(usual)) ? std::filesystem::path(test::binary_dir()) : usual;
 }
 
 } // namespace trireme::test

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 
@@ -16,7 +17,7 @@ namespace trireme::test {
 /// there are. Paths start at the source folder. White space does not count. A line "..." stands for code of the
 /// reader's.
 inline int code_lines_of(const std::filesystem::path& page, std::initializer_list<const char*> sources) {
-  const std::filesystem::path root = TRIREME_SOURCE_DIR;
+  const std::filesystem::path root = test::source_dir();
   const auto without_space = [](std::string text) {
     std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });
     return text;

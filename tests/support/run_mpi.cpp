@@ -1,5 +1,6 @@
 #include "tests/support/run_mpi.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/env.h>
 #include <trireme/base/error.h>
 
@@ -48,7 +49,7 @@ std::string why_not_mpi(const std::string& mpi) {
   if (env::text(kIsRank)) {
     return "";
   }
-  if (!std::filesystem::exists(concat(TRIREME_BINARY_DIR, "/lib/trireme/libtrireme_", mpi, ".so"))) {
+  if (!std::filesystem::exists(concat(test::binary_dir(), "/lib/trireme/libtrireme_", mpi, ".so"))) {
     return concat("the backend's module for ", mpi, " is not built (install lib", mpi, "-dev and configure again)");
   }
   return launcher_of(mpi).empty() ? concat("there is no mpirun of ", mpi) : "";

@@ -1,4 +1,5 @@
 // The house rules that a compiler does not know: which folder may include which, as ARCHITECTURE.md's table says.
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 
@@ -34,7 +35,7 @@ std::string trimmed(const std::string& text) {
 Rules rules() {
   Rules rules;
   std::set<std::string> above;
-  for (const std::string& line : split(read_file(fs::path(TRIREME_SOURCE_DIR) / "ARCHITECTURE.md"), '\n')) {
+  for (const std::string& line : split(read_file(fs::path(test::source_dir()) / "ARCHITECTURE.md"), '\n')) {
     const std::vector<std::string> cells = split(line, '|');
     const std::string start = "trireme/";
     if (cells.size() != 5 || trimmed(cells[1]).rfind(start, 0) != 0) {
@@ -75,7 +76,7 @@ std::string owner(const std::string& folder, const Rules& rules) {
 
 TEST(IncludesTest, PointOnlyDown) {
   const Rules allowed = rules();
-  const fs::path root = fs::path(TRIREME_SOURCE_DIR) / "trireme";
+  const fs::path root = fs::path(test::source_dir()) / "trireme";
   const std::regex include("#include [<\"]trireme/([a-z0-9_/]+)/([a-z0-9_]+)\\.h[>\"]");
   int seen = 0;
   std::set<std::string> folders;
@@ -114,7 +115,7 @@ TEST(IncludesTest, PointOnlyDown) {
 
 // -DTRIREME_EXTENSIONS=OFF builds everything but these.
 TEST(IncludesTest, TheCoreNeedsNoExtension) {
-  const fs::path root = TRIREME_SOURCE_DIR;
+  const fs::path root = test::source_dir();
   const std::set<fs::path> with_extensions = {
       "trireme/horovod.h",        "trireme/train/server_roles.cpp", "benchmarks/raw_loop.cpp",
       "benchmarks/rpc.cpp",       "tests/tools/run_observers.cpp",  "tests/fuzz/grpc_frames.cpp",
@@ -134,7 +135,7 @@ TEST(IncludesTest, TheCoreNeedsNoExtension) {
 
 // <torch/torch.h> in a header costs every user 10 seconds a file.
 TEST(IncludesTest, HeadersStayNarrow) {
-  for (const auto& entry : fs::recursive_directory_iterator(fs::path(TRIREME_SOURCE_DIR) / "trireme")) {
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(test::source_dir()) / "trireme")) {
     if (entry.path().extension() == ".h") {
       EXPECT_EQ(read_file(entry.path()).find("#include <torch/torch.h>"), std::string::npos) << entry.path();
     }
@@ -145,7 +146,7 @@ TEST(IncludesTest, HeadersStayNarrow) {
 TEST(IncludesTest, SomeFoldersHaveNoTorch) {
   for (const char* folder :
        {"base", "store", "kernels", "launch", "monitor", "plan", "config", "extensions/server/rpc"}) {
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TRIREME_SOURCE_DIR) / "trireme" / folder)) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(test::source_dir()) / "trireme" / folder)) {
       if (entry.is_regular_file()) {
         const std::string text = read_file(entry.path());
         EXPECT_EQ(text.find("#include <torch/"), std::string::npos) << entry.path();

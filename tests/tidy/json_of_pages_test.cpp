@@ -1,4 +1,5 @@
 // The JSON of the pages is configuration that the reader takes: whole run files, and parts of one.
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
@@ -21,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-const fs::path kTop = TRIREME_SOURCE_DIR;
+const fs::path kTop = test::source_dir();
 
 struct Block {
   std::string where; // "docs/zero.md:6"

@@ -1,4 +1,5 @@
 // tests/sim_device/mutations.py is run by hand: its list must fit the sources when somebody does.
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace {
 
 TEST(MutationsTest, EachHasOnePlaceInTheSources) {
   std::FILE* const pipe =
-      ::popen(concat("python3 '", TRIREME_SOURCE_DIR, "/tests/sim_device/mutations.py' --check 2>&1").c_str(), "r");
+      ::popen(concat("python3 '", test::source_dir(), "/tests/sim_device/mutations.py' --check 2>&1").c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   std::string said;
   std::array<char, 4096> part{};

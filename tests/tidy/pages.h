@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tests/support/folders.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -8,7 +10,7 @@
 
 namespace trireme::tidy {
 
-inline const std::filesystem::path kRoot = TRIREME_SOURCE_DIR;
+inline const std::filesystem::path kRoot = test::source_dir();
 
 /// Files below a folder of the repository, sorted.
 inline std::vector<std::filesystem::path> files_below(const std::filesystem::path& folder,

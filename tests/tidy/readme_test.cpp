@@ -1,4 +1,6 @@
 // The README's five lines are the real difference between the two programs.
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -12,8 +14,10 @@
 
 namespace {
 
+using trireme::test::source_dir;
+
 std::string read(const std::string& file) {
-  std::ifstream in(std::string(TRIREME_SOURCE_DIR "/") + file);
+  std::ifstream in(source_dir() + "/" + file);
   std::stringstream text;
   text << in.rdbuf();
   return text.str();
@@ -21,7 +25,7 @@ std::string read(const std::string& file) {
 
 // Lines that the second file has and the first has not, without the comment at the top.
 std::vector<std::string> added_lines(const std::string& first, const std::string& second) {
-  const std::string command = "diff \"" TRIREME_SOURCE_DIR "/" + first + "\" \"" TRIREME_SOURCE_DIR "/" + second + '"';
+  const std::string command = "diff \"" + source_dir() + "/" + first + "\" \"" + source_dir() + "/" + second + '"';
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), &::pclose);
   std::vector<std::string> lines;
   std::array<char, 1000> line{};

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 
@@ -15,10 +16,10 @@ namespace fs = std::filesystem;
 std::vector<fs::path> sources() {
   std::vector<fs::path> found;
   for (const char* top : {"trireme", "tools", "tests", "examples", "benchmarks"}) {
-    if (!fs::exists(fs::path(TRIREME_SOURCE_DIR) / top)) {
+    if (!fs::exists(fs::path(test::source_dir()) / top)) {
       continue;
     }
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(TRIREME_SOURCE_DIR) / top)) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(test::source_dir()) / top)) {
       const std::string extension = entry.path().extension();
       if (extension == ".h" || extension == ".cpp" || extension == ".cu") {
         found.push_back(entry.path());
@@ -49,10 +50,10 @@ TEST(SourcesTest, HeadersHaveAGuardAndNoUsingNamespace) {
 }
 
 TEST(SourcesTest, AreFormatted) {
-  if (!fs::exists(TRIREME_SOURCE_DIR "/.venv/bin/clang-format")) {
+  if (!fs::exists(test::source_dir() + "/.venv/bin/clang-format")) {
     GTEST_SKIP() << "there is no clang-format";
   }
-  const auto [status, output] = test::run_command("'" TRIREME_SOURCE_DIR "/scripts/format' --check");
+  const auto [status, output] = test::run_command("'" + test::source_dir() + "/scripts/format' --check");
   EXPECT_EQ(status, 0) << "scripts/format formats what is not:\n" << output.substr(0, 2000);
 }
 

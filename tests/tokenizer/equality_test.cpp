@@ -1,4 +1,5 @@
 // Trireme's ids and texts are those of PyPI tokenizers, for the configurations that published models have.
+#include <tests/support/folders.h>
 #include <trireme/tokenizer/tokenizer.h>
 
 #include <trireme/base/env.h>
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 
 std::string test_python() {
   const char* chosen = std::getenv("TRIREME_TEST_PYTHON");
-  return chosen != nullptr && *chosen != '\0' ? chosen : TRIREME_SOURCE_DIR "/.venv/bin/python";
+  return chosen != nullptr && *chosen != '\0' ? chosen : test::source_dir() + "/.venv/bin/python";
 }
 
 // Texts, each behind its length.
@@ -48,7 +49,7 @@ class TokenizerEqualityTest : public testing::Test {
 
   void train(int lines) {
     // Texts of your own: TRIREME_TOKENIZER_TEXT=novels.txt
-    std::vector<std::string> command = {test_python(), TRIREME_SOURCE_DIR "/tests/tokenizer/train_tokenizers.py",
+    std::vector<std::string> command = {test_python(), test::source_dir() + "/tests/tokenizer/train_tokenizers.py",
                                         folder_.path.string(), std::to_string(lines)};
     if (const auto text = env::text("TRIREME_TOKENIZER_TEXT")) {
       command.push_back(*text);

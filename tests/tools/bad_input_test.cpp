@@ -1,5 +1,7 @@
 #include "shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
@@ -199,7 +201,7 @@ TEST_F(BadInputTest, APortInUse) {
       "python3 -c \"import socket,subprocess,os,sys; s=socket.socket(); s.bind((\\\"127.0.0.1\\\",0)); s.listen(); ",
       "e=dict(os.environ,RANK=\\\"0\\\",WORLD_SIZE=\\\"2\\\",LOCAL_RANK=\\\"0\\\",MASTER_ADDR=\\\"127.0.0.1\\\",MASTER_"
       "PORT=str(s.getsockname()[1])); ",
-      "sys.exit(subprocess.call([\\\"", TRIREME_BINARY_DIR, "/bin/trireme-rank\\\",\\\"train\\\",\\\"",
+      "sys.exit(subprocess.call([\\\"", test::binary_dir(), "/bin/trireme-rank\\\",\\\"train\\\",\\\"",
       path("run.json"), "\\\",\\\"--out\\\",\\\"", path("out"), "\\\"],env=e))\"");
   const Finished run = sh(command, 60);
   EXPECT_TRUE(run.status == 1 || run.status == 2) << run.output;

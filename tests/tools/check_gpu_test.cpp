@@ -1,6 +1,8 @@
 // scripts/check_gpu where there is no GPU: its runs are possible, and it says what is not as it should be.
 #include "run_folder_on_disk.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 namespace trireme::tools {
@@ -16,13 +18,13 @@ class CheckGpuTest : public RunFolderOnDisk {
     const std::string program = path("programs/trireme");
     std::filesystem::create_directories(folder / "programs");
     write_file_atomically(program,
-                          concat("#!/bin/sh\n", before, "\nexec \"" TRIREME_BINARY_DIR "/bin/trireme\" \"$@\"\n"));
+                          concat("#!/bin/sh\n", before, "\nexec \"" + test::binary_dir() + "/bin/trireme\" \"$@\"\n"));
     std::filesystem::permissions(program, std::filesystem::perms::owner_all);
     return concat("--bin ", path("programs"), ' ');
   }
   Finished check(const std::string& arguments) const {
-    return sh(concat("python3 \"" TRIREME_SOURCE_DIR "/scripts/check_gpu\" --jobs 1 --bin \"" TRIREME_BINARY_DIR
-                     "/bin\" --folder ",
+    return sh(concat("python3 \"" + test::source_dir() + "/scripts/check_gpu\" --jobs 1 --bin \"" + test::binary_dir() +
+                         "/bin\" --folder ",
                      path("runs"), ' ', arguments),
               500);
   }

@@ -3,6 +3,7 @@
 #include "run_in_files.h"
 #include "traced_calls.h"
 
+#include <tests/support/folders.h>
 #include <tests/support/xfs_disk.h>
 
 #include <gmock/gmock.h>
@@ -44,7 +45,7 @@ class DiskFaultsTest : public RunFolder {
       GTEST_SKIP() << "strace cannot be used here: " << tried.output;
     }
     fs::create_directories(folder / "bin"); // `trireme` starts the trireme-rank that lies beside it
-    fs::copy_file(TRIREME_BINARY_DIR "/bin/trireme", folder / "bin/trireme");
+    fs::copy_file(test::binary_dir() + "/bin/trireme", folder / "bin/trireme");
   }
 
   // Everything of the runs lies on `disk`.
@@ -63,7 +64,7 @@ class DiskFaultsTest : public RunFolder {
   // `strace`: options for rank `traced`; none: it is not traced.
   Finished train(const std::string& name, const std::string& options, const std::string& strace = "",
                  int traced = 0) const {
-    const std::string real = TRIREME_BINARY_DIR "/bin/trireme-rank";
+    const std::string real = test::binary_dir() + "/bin/trireme-rank";
     const std::string trace = strace.empty()
                                   ? ""
                                   : concat("[ \"$RANK\" = ", traced, " ] && exec strace -f -qq -y --seccomp-bpf -o ",

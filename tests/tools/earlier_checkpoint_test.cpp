@@ -1,6 +1,7 @@
 // Checkpoints of an earlier version (earlier_checkpoints/README.md) go on as that version went on.
 #include "shell.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/text.h>
 
 #include <gtest/gtest.h>
@@ -41,7 +42,7 @@ class EarlierCheckpointTest : public RunFolder {
     }
   }
 
-  inline static const fs::path kSaved = fs::path(TRIREME_SOURCE_DIR) / "tests/tools/earlier_checkpoints";
+  inline static const fs::path kSaved = fs::path(test::source_dir()) / "tests/tools/earlier_checkpoints";
 };
 
 TEST_F(EarlierCheckpointTest, GoesOnInTheSameLayout) {

@@ -1,6 +1,8 @@
 // What the first pages tell a newcomer to type.
 #include "shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 namespace trireme::tools {
@@ -9,7 +11,7 @@ namespace {
 using testing::HasSubstr;
 
 TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) { // over MPI: tests/comm/mpi_test.cpp
-  const std::string program = "\"" TRIREME_BINARY_DIR "/bin/all_reduce\"";
+  const std::string program = "\"" + test::binary_dir() + "/bin/all_reduce\"";
   for (const char* backend : {"shm", "gloo"}) {
     const Finished run =
         sh(concat("TRIREME_BACKEND=", backend, ' ', kTrireme, " launch -n 3 --all-output -- ", program));
@@ -24,8 +26,8 @@ TEST(ExamplesTest, ThreeRanksAddTheirNumbersOverAnyBackend) { // over MPI: tests
 }
 
 TEST(ExamplesTest, ADeepSpeedFileTrainsAModelOfOnesOwn) {
-  const Finished run = sh(concat("cd \"" TRIREME_SOURCE_DIR "\" && ", kTrireme,
-                                 " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/deepspeed_json\""));
+  const Finished run = sh(concat("cd \"" + test::source_dir() + "\" && ", kTrireme,
+                                 " launch -n 2 -- \"" + test::binary_dir() + "/bin/deepspeed_json\""));
   ASSERT_EQ(run.status, 0) << run.output;
   const size_t last = run.output.find("step 300  loss ");
   ASSERT_NE(last, std::string::npos) << run.output;
@@ -39,7 +41,7 @@ TEST_F(RunFolder, BertAsAPipelineLearnsMaskedText) {
     text += concat("It is line ", i, " of a text that repeats itself. ");
   }
   write_file_atomically(folder / "train.txt", text);
-  const std::string program = concat("\"" TRIREME_BINARY_DIR "/bin/bert_pipeline\" --text ", path("train.txt"),
+  const std::string program = concat("\"" + test::binary_dir() + "/bin/bert_pipeline\" --text ", path("train.txt"),
                                      " --steps 3 --layers 2 --hidden 32 --heads 2 --length 32 --batch 8");
   std::vector<double> last; // the loss after three steps
   for (const char* more : {" --stages 2", " --stages 2 --schedule naive --micro-batches 1", " --stages 1"}) {
@@ -68,9 +70,10 @@ TEST_F(RunFolder, AlexNetAsAPipelineTrainsOnImages) {
                            "data_batch_5.bin", "test_batch.bin"}) {
     write_file_atomically(folder / name, images);
   }
-  const Finished run = sh(concat(kTrireme, " launch -n 2 -- \"" TRIREME_BINARY_DIR "/bin/alexnet_pipeline\" --cifar ",
-                                 folder.string(), " --stages 2 --steps 2 --micro 2 --micro-batches 2 --test 8"),
-                          300);
+  const Finished run =
+      sh(concat(kTrireme, " launch -n 2 -- \"" + test::binary_dir() + "/bin/alexnet_pipeline\" --cifar ",
+                folder.string(), " --stages 2 --steps 2 --micro 2 --micro-batches 2 --test 8"),
+         300);
   ASSERT_EQ(run.status, 0) << run.output;
   EXPECT_THAT(run.output, HasSubstr("step 2  loss "));
   EXPECT_THAT(run.output, HasSubstr("accuracy on test images: "));

@@ -3,6 +3,8 @@
 // PyTorch trained.
 #include "shell.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
@@ -42,8 +44,8 @@ class HuggingFaceFolderTest : public testing::Test {
   }
   static Finished python(const std::string& arguments) {
     return sh(
-        concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR
-               "/tests/tools/reference_folder.py\" ",
+        concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
+                   "/tests/tools/reference_folder.py\" ",
                arguments, " 2>", folder.string(), "/python.log || (cat ", folder.string(), "/python.log; exit 1)"),
         300);
   }

@@ -22,8 +22,8 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr int kSteps = 3;
-constexpr int kStopped = 2;    // after so many
+constexpr int kSteps = 2;
+constexpr int kStopped = 1;    // after so many
 constexpr int kDeadline = 600; // seconds of a command
 constexpr int kManyLayers = 800;
 

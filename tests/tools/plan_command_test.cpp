@@ -1,5 +1,6 @@
 #include "shell.h"
 
+#include <tests/support/folders.h>
 #include <tests/support/sanitized.h>
 
 #include <trireme/base/text.h>
@@ -180,7 +181,7 @@ TEST_F(PlanCommandTest, WhatIsChosenOfActivationsTrains) {
 
 // examples/plan: 13 billion parameters on one card.
 TEST_F(PlanCommandTest, ThirteenBillionOnOneCard) {
-  const std::string examples = TRIREME_SOURCE_DIR "/examples/plan/";
+  const std::string examples = test::source_dir() + "/examples/plan/";
   const Finished finished =
       sh(concat(kTrireme, " plan ", examples, "thirteen_billion.json --cluster ", examples, "v100.json --json"), 100);
   EXPECT_EQ(finished.status, 0) << finished.output;
@@ -273,7 +274,7 @@ TEST_F(PlanCommandTest, HelpHasAnExample) {
 }
 
 TEST_F(PlanCommandTest, TheExamplesArePlanned) {
-  const std::string examples = TRIREME_SOURCE_DIR "/examples/plan/";
+  const std::string examples = test::source_dir() + "/examples/plan/";
   for (const char* cluster : {"cluster.json", "selene.json"}) {
     const Finished finished = sh(
         concat(kTrireme, " plan ", examples, "trillion.json --cluster ", examples, cluster, " --json --best 2"), 100);
@@ -298,12 +299,12 @@ TEST_F(PlanCommandTest, ThePagesShowThesePlans) {
     std::string command;
     std::set<std::string> printed;
     bool inside = false;
-    for (const std::string& line : split(read_file(concat(TRIREME_SOURCE_DIR "/docs/", page)), '\n')) {
+    for (const std::string& line : split(read_file(concat(test::source_dir() + "/docs/", page)), '\n')) {
       if (line.starts_with("```")) {
         inside = !inside;
         printed.clear();
         if (inside && !command.empty()) {
-          const Finished finished = sh(concat("cd " TRIREME_SOURCE_DIR " && ", kTrireme, ' ', command), 100);
+          const Finished finished = sh(concat("cd " + test::source_dir() + " && ", kTrireme, ' ', command), 100);
           EXPECT_EQ(finished.status, 0) << finished.output;
           for (const std::string& one : split(finished.output, '\n')) {
             printed.insert(timeless(one));

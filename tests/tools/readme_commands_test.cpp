@@ -2,6 +2,7 @@
 // made.
 #include "shell.h"
 
+#include <tests/support/folders.h>
 #include <trireme/base/text.h>
 
 #include <gmock/gmock.h>
@@ -15,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-const std::string kReadme = TRIREME_SOURCE_DIR "/README.md";
+const std::string kReadme = test::source_dir() + "/README.md";
 
 // Lines of fenced blocks without a language, without "$ " and without what follows " #".
 std::vector<std::string> commands() {
@@ -42,9 +43,9 @@ bool begins(const std::string& text, const std::vector<std::string>& with) {
 class ReadmeCommandsTest : public RunFolder {
  protected:
   ReadmeCommandsTest() {
-    fs::copy(TRIREME_SOURCE_DIR "/examples", folder / "examples", fs::copy_options::recursive);
+    fs::copy(test::source_dir() + "/examples", folder / "examples", fs::copy_options::recursive);
     fs::create_directories(folder / "build");
-    fs::create_directory_symlink(TRIREME_BINARY_DIR, folder / "build/release");
+    fs::create_directory_symlink(test::binary_dir(), folder / "build/release");
     std::string text;
     for (int i = 0; i < 3000; ++i) {
       text += concat("Line ", i, " of my own text.\n");
@@ -60,7 +61,7 @@ class ReadmeCommandsTest : public RunFolder {
     write_file_atomically(folder / "mine.json", readme.substr(begin + 8, readme.find("```", begin + 8) - begin - 8));
   }
   Finished in_folder(const std::string& command) const {
-    return sh(concat("cd \"", folder.string(), "\" && PATH=\"", TRIREME_BINARY_DIR, "/bin:$PATH\" && ", command), 300);
+    return sh(concat("cd \"", folder.string(), "\" && PATH=\"", test::binary_dir(), "/bin:$PATH\" && ", command), 300);
   }
   // A training ends after a few steps. One that is resumed has some left.
   static std::string shortened(const std::string& command) {
@@ -110,7 +111,8 @@ TEST_F(ReadmeCommandsTest, ThePictureIsTheProgramsOwn) {
   const size_t begin = readme.rfind("trireme schedule ", end);
   const Finished run = in_folder(concat(readme.substr(begin, end - begin), " --svg drawn.svg"));
   ASSERT_EQ(run.status, 0) << run.output;
-  EXPECT_EQ(read_file(folder / "drawn.svg"), read_file(TRIREME_SOURCE_DIR "/docs/zero_bubble.svg")) << "draw it again";
+  EXPECT_EQ(read_file(folder / "drawn.svg"), read_file(test::source_dir() + "/docs/zero_bubble.svg"))
+      << "draw it again";
 }
 
 } // namespace

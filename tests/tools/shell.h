@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 
@@ -18,7 +19,7 @@
 namespace trireme::tools {
 
 /// The program under test, as a word of a shell command.
-inline const std::string kTrireme = "\"" TRIREME_BINARY_DIR "/bin/trireme\"";
+inline const std::string kTrireme = "\"" + test::binary_dir() + "/bin/trireme\"";
 
 struct Finished {
   int status = -1;    ///< exit status, or 128 + signal

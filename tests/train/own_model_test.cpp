@@ -1,4 +1,5 @@
 // A program of ten lines trains its own models and data as `trireme train` does.
+#include <tests/support/folders.h>
 #include <tests/support/page_code.h>
 #include <tests/tools/shell.h>
 
@@ -20,7 +21,7 @@ using testing::Not;
 using tools::Finished;
 using tools::sh;
 
-const std::string kProgram = "\"" TRIREME_BINARY_DIR "/bin/own_model\"";
+const std::string kProgram = "\"" + test::binary_dir() + "/bin/own_model\"";
 
 class OwnModelTest : public testing::Test {
  protected:

@@ -1,5 +1,6 @@
 // examples/grpc_worker against parameter servers, alone and beside a worker in C++: the same parameters as a plain
 // libtorch loop in one process.
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/extensions/server/parameter_server.h>
 
@@ -198,8 +199,8 @@ class GrpcWorkerTest : public testing::Test {
     }
     const std::string saved = folder_ + "/parameters";
     const auto [status, output] = trireme::test::run_command(concat(
-        "TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '",
-        TRIREME_SOURCE_DIR, "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number,
+        "TRIREME_SECRET_FILE='", folder_, "/secret' timeout -k 5 100 '", test::source_dir(), "/.venv/bin/python' '",
+        test::source_dir(), "/examples/grpc_worker/worker.py' --job 'the job' --servers ", list, " --worker ", number,
         "/", workers, " --data '", folder_, "/samples' --batch ", kBatch, " --lr ", kRate, " --steps ", steps,
         " --save '", saved, "'"));
     EXPECT_EQ(status, 0) << output;

@@ -3,6 +3,8 @@
 
 #include "tests/support/sanitized.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -16,7 +18,7 @@ using testing::HasSubstr;
 class GrpcTrainTest : public ServersTrainTest {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(TRIREME_BINARY_DIR "/lib/trireme/libtrireme_grpc.so")) {
+    if (!std::filesystem::exists(test::binary_dir() + "/lib/trireme/libtrireme_grpc.so")) {
       GTEST_SKIP() << "no gRPC: built without libgrpc++-dev";
     }
     if (test::kThreadSanitizer) {

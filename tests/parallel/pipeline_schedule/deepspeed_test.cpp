@@ -1,4 +1,5 @@
 // Instruction by instruction, 1f1b is DeepSpeed's TrainSchedule and forward-only its InferenceSchedule.
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/parallel/pipeline/schedule.h>
 
@@ -52,8 +53,8 @@ std::string encode(const Program& program) {
 }
 
 void expect_same(ScheduleKind kind, const char* table) {
-  const auto reference =
-      nlohmann::json::parse(read_file(TRIREME_SOURCE_DIR "/tests/parallel/pipeline_schedule/deepspeed_reference.json"));
+  const auto reference = nlohmann::json::parse(
+      read_file(test::source_dir() + "/tests/parallel/pipeline_schedule/deepspeed_reference.json"));
   EXPECT_EQ(reference.at("deepspeed"), "0.19.8");
   int compared = 0;
   for (int stages = 1; stages <= 6; ++stages) {

@@ -1,3 +1,4 @@
+#include <tests/support/folders.h>
 #include <trireme/base/file.h>
 #include <trireme/base/text.h>
 #include <trireme/parallel/pipeline/timeline_draw.h>
@@ -48,7 +49,7 @@ TEST(DrawTextTest, FitsTheTerminalAndSaysSo) {
 
 // The page shows what the program draws.
 TEST(DrawTextTest, ThePageOfSchedulesIsUpToDate) {
-  const std::string page = read_file(TRIREME_SOURCE_DIR "/docs/schedules.md");
+  const std::string page = read_file(test::source_dir() + "/docs/schedules.md");
   for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}) {
     const ScheduleKind kind = parse_schedule(name);
     EXPECT_THAT(

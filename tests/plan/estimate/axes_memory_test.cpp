@@ -119,8 +119,7 @@ TEST(AxesMemoryTest, TensorRanks) {
 TEST(AxesMemoryTest, ContextRanks) {
   for (const int context : {2, 4}) {
     for (const auto kind : {context::Kind::ring, context::Kind::ulysses}) {
-      expect_near_the_estimate({.context = context, .kind = kind});
-      expect_near_the_estimate({.context = context, .kind = kind, .dropout = 0.1});
+      expect_near_the_estimate({.context = context, .kind = kind, .dropout = context == 2 ? 0.1 : 0});
     }
   }
 }

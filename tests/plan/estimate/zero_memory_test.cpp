@@ -15,6 +15,7 @@
 #include <trireme/base/file.h>
 
 #include <tests/support/folder_on_disk.h>
+#include <tests/support/folders.h>
 #include <tests/support/run_ranks.h>
 #include <tests/support/sanitized.h>
 
@@ -271,7 +272,7 @@ TEST(ZeroMemoryTest, PrintsThePagesTable) {
   options.config.offload.parameters.max_in_cpu = 0;
   const std::string table = estimate_zero3_memory(model, 8, 2, options).table();
   std::printf("%s", table.c_str());
-  EXPECT_THAT(read_file(std::filesystem::path(TRIREME_SOURCE_DIR) / "docs/memory.md"), HasSubstr(table));
+  EXPECT_THAT(read_file(std::filesystem::path(test::source_dir()) / "docs/memory.md"), HasSubstr(table));
 }
 
 TEST(ZeroMemoryTest, AModelOnTheMetaDeviceDoes) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/extensions/server/rpc/rpc.h>
 
@@ -33,7 +34,7 @@ inline rpc::Clock::time_point soon() {
 
 /// Why tests of gRPC cannot run here, "" when they can.
 inline std::string why_not_grpc() {
-  if (!std::filesystem::exists(TRIREME_BINARY_DIR "/lib/trireme/libtrireme_grpc.so")) {
+  if (!std::filesystem::exists(test::binary_dir() + "/lib/trireme/libtrireme_grpc.so")) {
     return "no gRPC: built without libgrpc++-dev";
   }
   return kThreadSanitizer ? "gRPC is not instrumented" : "";

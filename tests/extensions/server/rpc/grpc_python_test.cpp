@@ -3,6 +3,8 @@
 #include "tests/support/command.h"
 #include "tests/support/peer_error.h"
 
+#include <tests/support/folders.h>
+
 #include <gmock/gmock.h>
 
 #include <cstdio>
@@ -22,9 +24,8 @@ class GrpcPythonTest : public testing::Test {
   static void run(const std::string& name) {
     test::EchoServer server("grpc://127.0.0.1:0", test::kAccess, "");
     const auto [status, output] =
-        test::run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR
-                          "/tests/extensions/server/rpc/grpc_peer.py' " +
-                          name + " " + server.address());
+        test::run_command("timeout -k 5 200 '" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
+                          "/tests/extensions/server/rpc/grpc_peer.py' " + name + " " + server.address());
     EXPECT_EQ(status, 0) << output;
   }
 };
@@ -48,7 +49,7 @@ TEST_F(GrpcPythonTest, CompressedFramesAreTaken) {
 /// What a client says of a server that does this wrong.
 std::string said_of(const std::string& what) {
   FILE* const server =
-      ::popen(concat("exec timeout -k 5 100 '", TRIREME_SOURCE_DIR, "/.venv/bin/python' '", TRIREME_SOURCE_DIR,
+      ::popen(concat("exec timeout -k 5 100 '", test::source_dir(), "/.venv/bin/python' '", test::source_dir(),
                      "/tests/extensions/server/rpc/grpc_peer.py' bad_server ", what)
                   .c_str(),
               "r");

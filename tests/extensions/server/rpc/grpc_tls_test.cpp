@@ -1,4 +1,5 @@
 // grpcs://: who trusts whom, and whether the errors name what is wrong.
+#include <tests/support/folders.h>
 #include <trireme/base/error.h>
 #include <trireme/base/file.h>
 #include <trireme/extensions/server/rpc/rpc.h>
@@ -114,9 +115,8 @@ TEST_F(GrpcTlsTest, PythonTrustsItToo) {
   EchoServer server("grpcs://127.0.0.1:0", kAccess, "");
   own("client");
   const auto [status, output] =
-      run_command("timeout -k 5 200 '" TRIREME_SOURCE_DIR "/.venv/bin/python' '" TRIREME_SOURCE_DIR
-                  "/tests/extensions/server/rpc/grpc_peer.py' tls_works " +
-                  server.address());
+      run_command("timeout -k 5 200 '" + test::source_dir() + "/.venv/bin/python' '" + test::source_dir() +
+                  "/tests/extensions/server/rpc/grpc_peer.py' tls_works " + server.address());
   EXPECT_EQ(status, 0) << output;
 }
 
