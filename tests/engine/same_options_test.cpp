@@ -2,6 +2,7 @@
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
+#include <trireme/engine/same_options.h>
 
 #include <gmock/gmock.h>
 #include <torch/nn/modules/linear.h>
