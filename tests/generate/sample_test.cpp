@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+
 namespace trireme::generate {
 namespace {
 
@@ -38,6 +40,22 @@ TEST(SampleTest, GreedyTextIsTheMostLikelyTokenEachTime) {
   }
   const std::vector<int32_t> text = sample(model.ptr(), {3, 1, 4}, greedy(10));
   EXPECT_EQ(std::vector<int64_t>(text.begin(), text.end()), expected);
+}
+
+TEST(SampleTest, OnlyTokensOfTheTokenizerAreChosen) {
+  models::Gpt model = small();
+  SampleOptions options = greedy(1);
+  options.vocab_size = 5;
+  const torch::NoGradGuard no_grad;
+  for (int32_t token = 0; token < 20; ++token) {
+    const at::Tensor logits = model->forward(torch::full({1, 1}, token, torch::kInt64))[0][0];
+    EXPECT_EQ(sample(model.ptr(), {token}, options).back(), logits.narrow(0, 0, 5).argmax().item<int32_t>());
+  }
+  options.temperature = 1;
+  options.top_k = 10;
+  options.tokens = 50;
+  const std::vector<int32_t> text = sample(model.ptr(), {1}, options);
+  EXPECT_LT(*std::ranges::max_element(text), 5);
 }
 
 TEST(SampleTest, TheSeedDecides) {

@@ -170,5 +170,71 @@ TEST_F(HuggingFaceFolderTest, BadFoldersAreRefusedInOneSentence) {
   EXPECT_EQ(full.status, 2) << full.output;
 }
 
+class RemovedSourceTest : public RunFolder {
+ protected:
+  void write(const std::string& name, const std::string& model, const std::string& tokenizer,
+             const std::string& more = "") const {
+    write_file_atomically(folder / name, concat(R"({"model": )", model, R"(,
+ "data": {"type": "text", "train": ["text.txt"], "tokenizer": ")",
+                                                tokenizer, R"("},
+ "training": {"steps": 2)",
+                                                more, R"(}, "engine": {"train_batch_size": 2, "gradient_clipping": 1.0,
+   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}})"));
+  }
+  std::string run(const std::string& words) const {
+    const Finished finished = sh(concat("cd ", folder.string(), " && OMP_NUM_THREADS=1 ", kTrireme, ' ', words));
+    EXPECT_EQ(finished.status, 0) << words << '\n' << finished.output;
+    return finished.output;
+  }
+  // A model with more tokens than the tokenizer, as published ones have: it must not write those.
+  std::string text_of(const std::string& from) const {
+    return run(concat("generate ", from, " --prompt \"the \" --tokens 20 --json"));
+  }
+};
+
+// A run keeps what it needs of the folder that it began with, and of a tokenizer under any name.
+TEST_F(RemovedSourceTest, TheRunGeneratesAndExports) {
+  const std::string letters = "abcdefghijklmnopqrstuvwxyz .";
+  nlohmann::ordered_json vocabulary;
+  for (size_t i = 0; i < letters.size(); ++i) {
+    vocabulary[letters.substr(i, 1)] = i;
+  }
+  const nlohmann::ordered_json letters_alone = {
+      {"added_tokens", nlohmann::ordered_json::array()},
+      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::ordered_json::array()}}}};
+  write_file_atomically(folder / "letters.json", letters_alone.dump());
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    text += "the quick brown fox jumps over the lazy dog. ";
+  }
+  write_file_atomically(folder / "text.txt", text);
+
+  write("first.json",
+        R"({"type": "llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "intermediate": 24,
+            "sequence_length": 8, "vocab_size": 40})",
+        "letters.json", R"(, "export": "source")");
+  run("train first.json --out first");
+  write("second.json", R"({"from": "source", "sequence_length": 8})", "source");
+  run("train second.json --out second");
+
+  const std::string by_first = text_of("first"), by_second = text_of("second");
+  run("export second before");
+  fs::remove(folder / "letters.json");
+  fs::remove_all(folder / "source");
+  fs::rename(folder / "text.txt", folder / "elsewhere.txt");
+  EXPECT_EQ(text_of("first"), by_first);
+  EXPECT_EQ(text_of("second"), by_second);
+  run("export second after");
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"}) {
+    EXPECT_TRUE(read_file(folder / "before" / file) == read_file(folder / "after" / file)) << file;
+  }
+  EXPECT_EQ(read_file(folder / "after/tokenizer.json"), letters_alone.dump());
+  // The resolved run file continues it.
+  fs::rename(folder / "elsewhere.txt", folder / "text.txt");
+  EXPECT_THAT(run("train second/run.json --out second --resume --set training.steps=3 --set model.init_from=null "
+                  "--set data.tokenizer=second/model"),
+              HasSubstr("step 3/3"));
+}
+
 } // namespace
 } // namespace trireme::tools

@@ -323,10 +323,16 @@ TEST_F(PlanCommandTest, ThePagesShowThesePlans) {
   EXPECT_GT(shown, 30);
 }
 
-// Measures the machine, and what it wrote is a description to plan with.
+// Measures the machine with a block of the model (tests/models/lone_block_test.cpp has those of GPTs), and what it
+// wrote is a description to plan with.
 TEST_F(PlanCommandTest, CalibrationWritesADescription) {
-  const Finished measured = plan("--calibrate -n 2 --json", "run.json", 200);
+  write_run(
+      "llama.json",
+      R"({"type": "llama", "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 48, "sequence_length": 16, "vocab_size": 50})");
+  const Finished measured = plan("--calibrate -n 2 --json", "llama.json", 200);
   EXPECT_EQ(measured.status, 0) << measured.output;
+  constexpr int kParameters = 2 * 32 + 2 * 32 * (32 + 16) + 3 * 32 * 48;
+  EXPECT_THAT(measured.output, HasSubstr(concat("measured a block of Llama with ", kParameters, " parameters")));
   const json written = json::parse(read_file(folder / "cluster.json"));
   EXPECT_EQ(written.at("name"), "localhost");
   EXPECT_EQ(written.at("ranks_per_host"), 2);
@@ -339,7 +345,7 @@ TEST_F(PlanCommandTest, CalibrationWritesADescription) {
     EXPECT_GT(written.at("disk").at("read_bandwidth").get<double>(), 1e5);
     EXPECT_GT(written.at("disk").at("write_bandwidth").get<double>(), 1e5);
   }
-  const Finished again = plan("--json");
+  const Finished again = plan("--json", "llama.json");
   EXPECT_EQ(again.status, 0) << again.output;
   EXPECT_EQ(rows(again.output).front(), rows(measured.output).front()) << "the same layouts from the file";
 }

@@ -2,6 +2,7 @@
 #include <tests/support/run_ranks.h>
 
 #include <trireme/base/file.h>
+#include <trireme/data/replay_loader.h>
 #include <trireme/monitor/metrics.h>
 #include <trireme/parallel/tensor/layers.h>
 #include <trireme/train/train_main.h>
@@ -70,7 +71,25 @@ Registry registry() {
   });
   out.data("waves", [](Keys& keys) {
     keys.path("file");
-    return [](const DataContext&) { return data::Datasets{.train = std::make_shared<Waves>()}; };
+    return [](const DataContext&) {
+      return data::Datasets{.train = std::make_shared<Waves>(), .validation = std::make_shared<Waves>()};
+    };
+  });
+  out.data("waves_by_loader", [](Keys&) {
+    return [](const DataContext& with) {
+      const auto begin = [rank = with.rank, replicas = with.replicas, rows = with.micro_batch](int64_t) {
+        return [=, next = int64_t{0}]() mutable -> std::optional<data::Batch> {
+          std::vector<int64_t> indices;
+          for (int64_t row = 0; row < rows; ++row) {
+            indices.push_back(next++ * replicas + rank);
+          }
+          return indices.back() < Waves().size() ? std::optional(Waves().get(indices)) : std::nullopt;
+        };
+      };
+      auto epochs = std::make_unique<data::ReplayLoader>(begin, "waves by a loader", with.world.rank() == 0);
+      return data::Datasets{.loader = std::make_shared<data::RepeatingLoader>(std::move(epochs)),
+                            .validation = std::make_shared<Waves>()};
+    };
   });
   return out;
 }
@@ -92,6 +111,14 @@ class RegistryTest : public testing::Test {
     return config::read_run_file(file, overrides, config::Files::must_exist, registry_.types());
   }
   std::vector<double> losses(int ranks, const std::string& out, const std::vector<std::string>& overrides) const {
+    std::vector<double> all;
+    for (const monitor::StepMetrics& step : steps(ranks, out, overrides)) {
+      all.push_back(step.loss.value());
+    }
+    return all;
+  }
+  std::vector<monitor::StepMetrics> steps(int ranks, const std::string& out,
+                                          const std::vector<std::string>& overrides) const {
     EXPECT_THAT(run_ranks(ranks,
                           [&](comm::World& world) {
                             TrainCommand command;
@@ -101,11 +128,7 @@ class RegistryTest : public testing::Test {
                             EXPECT_EQ(train(command, registry_, world), 0);
                           }),
                 IsEmpty());
-    std::vector<double> all;
-    for (const monitor::StepMetrics& step : monitor::read_metrics(folder_ / out / "metrics.jsonl")) {
-      all.push_back(step.loss.value());
-    }
-    return all;
+    return monitor::read_metrics(folder_ / out / "metrics.jsonl");
   }
 
   const Registry registry_ = registry();
@@ -123,6 +146,24 @@ TEST_F(RegistryTest, ATypeThatIsSplitGetsItsRanks) {
   }
   write(R"({"type": "split", "says_so": false})");
   EXPECT_THROW(read(file, {"parallel.tensor=2"}), InputError);
+}
+
+// A loader of the same batches trains and is evaluated as the data set is.
+TEST_F(RegistryTest, TrainingByALoaderIsEvaluatedOnADataSet) {
+  const std::vector<std::string> overrides = {"training.eval_every=2", "data.shuffle=false"};
+  write(R"({"type": "split"})");
+  const auto expected = steps(1, "by_data_set", overrides);
+  write(R"({"type": "split"})", R"({"type": "waves_by_loader"})");
+  for (const int ranks : {1, 2}) {
+    const auto found = steps(ranks, concat("by_loader_", ranks), overrides);
+    ASSERT_EQ(found.size(), 4u);
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_NEAR(found[i].loss.value(), expected[i].loss.value(), 1e-6);
+      ASSERT_EQ(found[i].val_loss.has_value(), i % 2 == 1);
+      EXPECT_NEAR(found[i].val_loss.value_or(0), expected[i].val_loss.value_or(0), 1e-6);
+    }
+    EXPECT_LT(found[3].val_loss.value(), found[1].val_loss.value());
+  }
 }
 
 TEST_F(RegistryTest, ResolvedSectionsWorkInAnyFolder) {

@@ -37,6 +37,7 @@ int generate_text(const GenerateCommand& command) {
   options.temperature = command.temperature;
   options.top_k = command.top_k;
   options.seed = command.seed;
+  options.vocab_size = trained.tokenizer ? trained.tokenizer->vocab_size() : 0;
   const std::vector<int32_t> tokens = generate::sample(trained.model, prompt, options);
   std::string text;
   if (trained.tokenizer) {

@@ -7,13 +7,15 @@
 #include <trireme/base/text.h>
 #include <trireme/comm/world.h>
 #include <trireme/fused/fused.h>
-#include <trireme/models/gpt.h>
+#include <trireme/models/lone_block.h>
+#include <trireme/parallel/tensor/attention.h>
 
 #include <torch/autograd.h>
 #include <torch/utils.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -76,40 +78,46 @@ class Timer {
 };
 
 struct Shape {
-  models::GptOptions gpt;
+  models::TransformerShape model;
   at::ScalarType type;
   int64_t rows;
 
   at::Tensor made(at::IntArrayRef sizes) const {
     return torch::randn(sizes).mul_(0.1).to(type).requires_grad_();
   }
+  /// Ranks that a block is split among: up to kTensorRanks that divide all of it.
+  int64_t tensor_ranks() const {
+    const int64_t heads = std::gcd(model.heads, model.kv_heads == 0 ? model.heads : model.kv_heads);
+    return std::gcd(std::gcd(heads, model.width_of_mlp()), kTensorRanks);
+  }
 };
 
+// The sizes that train::calibrate() sends.
 Shape shape_of(const json& spec) {
+  using Family = models::TransformerShape::Family;
   Shape shape;
-  shape.gpt.layers = 1;
-  shape.gpt.hidden = spec.at("hidden");
-  shape.gpt.heads = spec.at("heads");
-  shape.gpt.sequence_length = spec.at("length");
-  shape.gpt.vocab_size = spec.at("vocabulary");
-  shape.gpt.dropout = spec.at("dropout");
-  shape.type = spec.at("type") == "fp32" ? at::kFloat : spec.at("type") == "bf16" ? at::kBFloat16 : at::kHalf;
-  shape.rows = shape.gpt.sequence_length;
-  return shape;
-}
-
-// Keeps the part of a block that one of `tensor` ranks has.
-void keep_share(models::GptBlock& block, int64_t tensor) {
-  const auto keep = [&](at::Tensor& parameter, int64_t dim) {
-    parameter.set_data(parameter.narrow(dim, 0, parameter.size(dim) / tensor).contiguous());
-  };
-  block->attn->heads /= tensor;
-  for (auto* layer : {&block->attn->c_attn, &block->mlp->c_fc}) {
-    keep((*layer)->weight, 0);
-    keep((*layer)->bias, 0);
+  models::TransformerShape& model = shape.model;
+  model.family = spec.at("family") == "llama" ? Family::llama : Family::gpt;
+  model.layers = 1;
+  for (const auto& [name, size] : {std::pair("hidden", &model.hidden),
+                                   {"heads", &model.heads},
+                                   {"kv_heads", &model.kv_heads},
+                                   {"head_dim", &model.head_dim},
+                                   {"intermediate", &model.intermediate},
+                                   {"length", &model.sequence_length},
+                                   {"vocabulary", &model.vocab_size}}) {
+    *size = spec.at(name);
   }
-  keep(block->attn->c_proj->weight, 1);
-  keep(block->mlp->c_proj->weight, 1);
+  for (const auto& [name, has] : {std::pair("attention_bias", &model.attention_bias),
+                                  {"attention_output_bias", &model.attention_output_bias},
+                                  {"mlp_bias", &model.mlp_bias},
+                                  {"qk_norm", &model.qk_norm}}) {
+    *has = spec.at(name);
+  }
+  model.dropout = spec.at("dropout");
+  shape.type = spec.at("type") == "fp32" ? at::kFloat : spec.at("type") == "bf16" ? at::kBFloat16 : at::kHalf;
+  shape.rows = model.sequence_length;
+  return shape;
 }
 
 /// A block forward and backward, for several numbers of samples, and for one sample a tensor rank's part of it. They
@@ -118,17 +126,19 @@ void keep_share(models::GptBlock& block, int64_t tensor) {
 class Blocks {
  public:
   Blocks(const Timer& clock, const Shape& shape) : clock_(clock) {
-    const int64_t ranks = std::gcd(shape.gpt.heads, kTensorRanks);
-    for (const auto& [samples, tensor] : {std::pair<int64_t, int64_t>(1, 1), {4, 1}, {1, ranks}}) {
-      models::GptBlock module(shape.gpt);
-      module->to(shape.type);
-      keep_share(module, tensor);
-      const at::Tensor x = shape.made({samples, shape.rows, shape.gpt.hidden});
-      std::vector<at::Tensor> inputs = module->parameters();
+    for (const auto& [samples, tensor] : {std::pair<int64_t, int64_t>(1, 1), {4, 1}, {1, shape.tensor_ranks()}}) {
+      const models::LoneBlock block = models::lone_block(shape.model, tensor);
+      block.module->to(shape.type);
+      const at::Tensor x = shape.made({samples, shape.rows, shape.model.hidden});
+      std::vector<at::Tensor> inputs = block.module->parameters();
+      int64_t parameters = 0;
+      for (const at::Tensor& parameter : inputs) {
+        parameters += parameter.numel();
+      }
       inputs.push_back(x);
       const at::Tensor grad = at::ones_like(x);
       blocks_.push_back(
-          {samples, tensor, [=]() mutable { torch::autograd::grad({module->forward(x)}, inputs, {grad}); }, {}});
+          {samples, tensor, parameters, [=] { torch::autograd::grad({block.forward(x)}, inputs, {grad}); }, {}});
       blocks_.back().call();
       double least = std::numeric_limits<double>::infinity();
       for (int i = 0; i == 0 || (i < kSweeps && least < kTooLong); ++i) {
@@ -152,13 +162,14 @@ class Blocks {
       block.seconds.push_back(clock_.seconds_of_the_slowest(block.call));
     }
   }
-  /// Samples, tensor ranks and seconds of each: the lower quartile, because other programs can only slow it down.
+  /// Samples, tensor ranks, seconds and parameters of each: the lower quartile, because other programs can only slow it
+  /// down.
   json quartiles() {
     json out = json::array();
     for (Block& block : blocks_) {
       const auto quarter = block.seconds.begin() + std::ssize(block.seconds) / 4;
       std::nth_element(block.seconds.begin(), quarter, block.seconds.end());
-      out.push_back({block.samples, block.tensor, *quarter});
+      out.push_back({block.samples, block.tensor, *quarter, block.parameters});
     }
     return out;
   }
@@ -167,6 +178,7 @@ class Blocks {
   struct Block {
     int64_t samples;
     int64_t tensor;
+    int64_t parameters;
     std::function<void()> call;
     std::vector<double> seconds;
   };
@@ -186,15 +198,22 @@ struct Product {
 // smallest.
 std::vector<Product> products(const Timer& clock, const Shape& shape, Blocks& blocks) {
   constexpr double kMostMultiplications = 5e9;
-  const int64_t h = shape.gpt.hidden;
+  const models::TransformerShape& model = shape.model;
+  const int64_t h = model.hidden, mlp = model.width_of_mlp();
+  struct Matrix {
+    int64_t inner;
+    int64_t outer;
+    bool splits_inner = false;
+  };
+  const std::array matrices = {Matrix{h, model.query_width() + 2 * model.key_width()}, Matrix{h, mlp},
+                               Matrix{mlp, h, true}, Matrix{h, model.vocab_size}};
   std::vector<Product> found;
   for (const int64_t samples : {1, 4}) {
     for (const int64_t tensor : {1, 2, 4}) {
-      for (const auto& [inner, outer] :
-           {std::pair(h, 3 * h), std::pair(h, 4 * h), std::pair(4 * h, h), std::pair(h, shape.gpt.vocab_size)}) {
+      for (const auto& [inner, outer, splits_inner] : matrices) {
         const int64_t rows = samples * shape.rows;
-        const int64_t in = inner == 4 * h ? inner / tensor : inner;
-        const int64_t out = inner == 4 * h ? outer : std::max<int64_t>(1, outer / tensor);
+        const int64_t in = splits_inner ? std::max<int64_t>(1, inner / tensor) : inner;
+        const int64_t out = splits_inner ? outer : std::max<int64_t>(1, outer / tensor);
         const double one = static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
         blocks.measure();
         if (one > kMostMultiplications && !found.empty()) {
@@ -227,10 +246,48 @@ double both_ways(const Timer& clock, const std::vector<at::Tensor>& inputs,
 struct BetweenProducts {
   double passes;
   double attention;
+  /// Elements that the passes read and write, as plan::layer_costs() counts them.
+  double elements;
 };
 
+BetweenProducts between_llama_products(const Timer& clock, const Shape& s) {
+  const models::TransformerShape& model = s.model;
+  const int64_t h = model.hidden, head = model.width_of_head(), heads = model.heads,
+                kv_heads = model.kv_heads == 0 ? heads : model.kv_heads;
+  const at::Tensor x = s.made({1, s.rows, h});
+  const at::Tensor y = s.made({1, s.rows, h});
+  const at::Tensor weight = s.made({h});
+  const at::Tensor gate = s.made({1, s.rows, model.width_of_mlp()});
+  const at::Tensor up = s.made({1, s.rows, model.width_of_mlp()});
+  const auto of_heads = [&](int64_t number) { return s.made({1, s.rows, number, head}).transpose(1, 2).detach(); };
+  const at::Tensor q = of_heads(heads).requires_grad_(), k = of_heads(kv_heads).requires_grad_(),
+                   v = of_heads(kv_heads).requires_grad_();
+  const at::Tensor angles = torch::rand({s.rows, head / 2});
+  double passes = both_ways(clock, {x, weight}, [&] { return std::vector{fused::rms_norm(x, weight, kEps)}; });
+  passes += both_ways(clock, {x, y, weight}, [&] {
+    const auto [sum, normal] = fused::add_rms_norm(x, y, weight, kEps);
+    return std::vector{sum, normal};
+  });
+  passes += both_ways(clock, {gate, up}, [&] { return std::vector{fused::gated_silu(gate, up)}; });
+  passes += both_ways(clock, {x, y}, [&] { return std::vector{x + y}; });
+  passes += both_ways(clock, {q, k}, [&] {
+    const auto [turned_q, turned_k] = fused::rotate(q, k, angles, angles);
+    return std::vector{turned_q, turned_k};
+  });
+  // Forward 2 + 4 + 3 of the stream, gate, up and product, queries and keys twice; backward twice as many.
+  const auto forward =
+      static_cast<double>(9 * h + 3 * model.width_of_mlp() + 2 * (model.query_width() + model.key_width()));
+  tensor::ParallelAttention attention(
+      tensor::ParallelAttentionOptions{.hidden = h, .heads = heads, .kv_heads = kv_heads, .head_size = head});
+  return {passes, both_ways(clock, {q, k, v}, [&] { return std::vector{attention->mix({q, k, v})}; }),
+          3 * forward * static_cast<double>(s.rows)};
+}
+
 BetweenProducts between_products(const Timer& clock, const Shape& s) {
-  const int64_t h = s.gpt.hidden;
+  if (s.model.is_gated()) {
+    return between_llama_products(clock, s);
+  }
+  const int64_t h = s.model.hidden;
   const at::Tensor x = s.made({1, s.rows, h});
   const at::Tensor y = s.made({1, s.rows, h});
   const at::Tensor weight = s.made({h});
@@ -248,9 +305,11 @@ BetweenProducts between_products(const Timer& clock, const Shape& s) {
   passes += both_ways(clock, {wide, wide_bias},
                       [&] { return std::vector{fused::bias_gelu(wide, wide_bias, fused::Gelu::tanh)}; });
   passes += both_ways(clock, {x, y, weight}, [&] { return std::vector{fused::add_bias(x, y, weight)}; });
-  return {passes, both_ways(clock, {qkv, qkv_bias}, [&] {
-            return std::vector{fused::causal_attention(qkv, qkv_bias, s.gpt.heads, s.gpt.dropout)};
-          })};
+  return {
+      passes,
+      both_ways(clock, {qkv, qkv_bias},
+                [&] { return std::vector{fused::causal_attention(qkv, qkv_bias, s.model.heads, s.model.dropout)}; }),
+      3 * 17 * static_cast<double>(s.rows * h)}; // forward 17, backward 34
 }
 
 // Operations between products, products, and blocks, each the best of all sweeps.
@@ -260,7 +319,7 @@ json of_a_block(const Timer& clock, const Shape& shape) {
   std::vector<Product> best = products(clock, shape, blocks);
   for (int sweep = 1; sweep < kSweeps; ++sweep) {
     const BetweenProducts again = between_products(clock, shape);
-    between = {std::min(between.passes, again.passes), std::min(between.attention, again.attention)};
+    between = {std::min(between.passes, again.passes), std::min(between.attention, again.attention), again.elements};
     const std::vector<Product> found = products(clock, shape, blocks);
     for (size_t i = 0; i < best.size(); ++i) {
       best[i].seconds = std::min(best[i].seconds, found[i].seconds);
@@ -271,6 +330,7 @@ json of_a_block(const Timer& clock, const Shape& shape) {
     points.push_back({std::cbrt(product.multiplications), 6 * product.multiplications / product.seconds});
   }
   return {{"passes_s", between.passes},
+          {"passes_elements", between.elements},
           {"attention_s", between.attention},
           {"products", points},
           {"blocks", blocks.quartiles()}};

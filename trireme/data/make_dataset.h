@@ -16,19 +16,19 @@ enum class Split { train, validation };
 
 /// The data of a run, and statistics that convert its losses to nats per byte.
 struct Datasets {
-  std::shared_ptr<const Dataset> train;
+  std::shared_ptr<const Dataset> train = nullptr;
   /// Instead of `train`: a program's own loader of this rank's micro-batches.
   std::shared_ptr<RepeatingLoader> loader = nullptr;
   /// Null if the options name no validation data.
-  std::shared_ptr<const Dataset> validation;
+  std::shared_ptr<const Dataset> validation = nullptr;
   /// The tokenizer; null for images, and for tokens whose options name none.
-  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const Tokenizer> tokenizer = nullptr;
   /// Text only: bytes per token of the validation text, else of the train text. A loss in nats per token divided by it
   /// is in nats per byte.
-  std::optional<double> bytes_per_token;
+  std::optional<double> bytes_per_token = std::nullopt;
   /// Text only: the loss, in nats per byte, of predicting each validation (else train) byte from its frequency in the
   /// train text.
-  std::optional<double> unigram_entropy_per_byte;
+  std::optional<double> unigram_entropy_per_byte = std::nullopt;
 };
 
 /// Opens the files of both splits. Text is read and tokenized once; tokens are compared with the vocabulary once: this

@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 
+#include <algorithm>
 #include <array>
 
 namespace trireme::generate {
@@ -19,22 +20,27 @@ constexpr std::array kTokenizer = {"tokenizer.json",
                                    "vocab.json",
                                    "merges.txt",
                                    "vocab.txt",
-                                   "tokenizer.model"};
+                                   "tokenizer.model",
+                                   "encoder.json",
+                                   "vocab.bpe"};
+
+void put_copy(const fs::path& from, const fs::path& to) {
+  std::error_code failed;
+  fs::create_directories(to.parent_path(), failed);
+  if (!failed) {
+    fs::copy_file(from, to, fs::copy_options::overwrite_existing, failed);
+  }
+  if (failed) {
+    throw Error("train", concat("cannot copy ", from.string(), " to ", to.string(), ": ", failed.message()));
+  }
+}
 
 template <size_t kFiles>
 void copy_files(const fs::path& from, const std::array<const char*, kFiles>& names, const fs::path& to) {
   std::error_code ignored;
   for (const char* name : names) {
-    if (!fs::is_regular_file(from / name, ignored) || fs::equivalent(from / name, to / name, ignored)) {
-      continue;
-    }
-    std::error_code failed;
-    fs::create_directories(to, failed);
-    if (!failed) {
-      fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing, failed);
-    }
-    if (failed) {
-      throw Error("train", concat("cannot copy ", (from / name).string(), " to ", to.string(), ": ", failed.message()));
+    if (fs::is_regular_file(from / name, ignored) && !fs::equivalent(from / name, to / name, ignored)) {
+      put_copy(from / name, to / name);
     }
   }
 }
@@ -62,6 +68,10 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder) 
   if (fs::exists(tokenizer, ignored)) { // not "bytes", and not a pair of files
     copy_files(folder_of(tokenizer), kTokenizer, to);
   }
+  const bool has_own_name = std::ranges::find(kTokenizer, tokenizer.filename()) == kTokenizer.end();
+  if (has_own_name && fs::is_regular_file(tokenizer, ignored)) {
+    put_copy(tokenizer, to / kTokenizer.front());
+  }
 }
 
 void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
@@ -72,9 +82,17 @@ void copy_kept_files(const fs::path& checkpoint, const fs::path& to) {
 fs::path kept_tokenizer(const config::RunConfig& run, const fs::path& checkpoint) {
   const fs::path& tokenizer = run.data.tokenizer;
   std::error_code ignored;
-  const fs::path kept = kept_in(checkpoint) / tokenizer.filename();
-  return !tokenizer.has_parent_path() || fs::exists(tokenizer, ignored) || !fs::exists(kept, ignored) ? tokenizer
-                                                                                                      : kept;
+  if (!tokenizer.has_parent_path() || fs::exists(tokenizer, ignored)) {
+    return tokenizer;
+  }
+  const fs::path kept = kept_in(checkpoint);
+  for (const fs::path& name :
+       {tokenizer.filename(), fs::path("tokenizer.json"), fs::path("vocab.json"), fs::path("encoder.json")}) {
+    if (fs::is_regular_file(kept / name, ignored)) {
+      return kept / name;
+    }
+  }
+  return tokenizer; // the error names it
 }
 
 } // namespace trireme::generate

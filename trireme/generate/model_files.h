@@ -9,8 +9,8 @@ namespace trireme::generate {
 
 inline constexpr const char* kKept = "model";
 
-/// Copies them from the model's folder and the tokenizer's into `run_folder`/model, if there are any. Errors: Error for
-/// a file that cannot be written.
+/// Copies them from the model's folder and the tokenizer's into `run_folder`/model, if there are any. A tokenizer file
+/// of another name becomes tokenizer.json. Errors: Error for a file that cannot be written.
 void keep_model_files(const config::RunConfig& run, const std::filesystem::path& run_folder);
 
 /// Copies the files that a run keeps into `to`. `checkpoint`: a checkpoint in the run's folder checkpoints.

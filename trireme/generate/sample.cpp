@@ -24,6 +24,8 @@ std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int3
           "Was the model trained with another tokenizer?");
     }
   }
+  const int64_t ids =
+      options.vocab_size > 0 ? std::min(options.vocab_size, shape.vocab_size) : shape.vocab_size; // to choose from
   const at::Device device = model.module()->parameters().front().device();
   const bool was_training = model.module()->is_training();
   model.module()->eval();
@@ -34,13 +36,14 @@ std::vector<int32_t> sample(const models::LanguageModel& model, std::vector<int3
     at::Tensor logits = model.forward(torch::tensor(window, torch::kInt64).unsqueeze(0).to(device))
                             .select(1, length - 1)
                             .squeeze(0)
+                            .narrow(0, 0, ids)
                             .cpu();
     if (options.temperature <= 0) {
       prompt.push_back(static_cast<int32_t>(logits.argmax().item<int64_t>()));
       continue;
     }
     logits = logits / options.temperature;
-    if (options.top_k > 0 && options.top_k < shape.vocab_size) {
+    if (options.top_k > 0 && options.top_k < ids) {
       const at::Tensor least = std::get<0>(logits.topk(options.top_k)).min();
       logits = logits.masked_fill(logits < least, -INFINITY);
     }

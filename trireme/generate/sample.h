@@ -14,6 +14,8 @@ struct SampleOptions {
   /// Samples from this many of the most likely tokens; 0: from all.
   int64_t top_k = 0;
   int64_t seed = 0;
+  /// Only ids below it are chosen: those of the tokenizer, where the model's vocabulary is padded. 0: all.
+  int64_t vocab_size = 0;
 };
 
 /// Returns `prompt` and its continuation by options.tokens tokens. An empty prompt starts from token 0. The model sees

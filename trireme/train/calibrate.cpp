@@ -117,8 +117,16 @@ plan::Cluster calibrate(const plan::Job& job, int ranks, const Program& program)
   log::info("measuring this machine with ", ranks, ranks == 1 ? " rank" : " ranks",
             ": half a minute for a few million parameters, minutes for many more");
   const json compute = measured({{"compute",
-                                  {{"hidden", model.hidden},
+                                  {{"family", model.is_gated() ? "llama" : "gpt"},
+                                   {"hidden", model.hidden},
                                    {"heads", model.heads},
+                                   {"kv_heads", model.kv_heads},
+                                   {"head_dim", model.head_dim},
+                                   {"intermediate", model.intermediate},
+                                   {"attention_bias", model.attention_bias},
+                                   {"attention_output_bias", model.attention_output_bias},
+                                   {"mlp_bias", model.mlp_bias},
+                                   {"qk_norm", model.qk_norm},
                                    {"length", model.sequence_length},
                                    {"vocabulary", model.vocab_size},
                                    {"dropout", model.dropout},
@@ -141,19 +149,21 @@ plan::Cluster calibrate(const plan::Job& job, int ranks, const Program& program)
   out.memory_bandwidth = compute.at("optimizer_bytes_per_s");
   const double element = job.base.parameter_bytes();
   const auto length = static_cast<double>(model.sequence_length);
-  const double stream = length * static_cast<double>(model.hidden);
-  // Passes as plan::layer_costs() counts them: 17 forward and 34 backward in these operations; in attention 4 and 8
-  // beside its products.
-  out.pass_bandwidth = 51 * element * stream / compute.at("passes_s").get<double>();
+  const double queries = length * static_cast<double>(model.query_width());
+  out.pass_bandwidth = element * compute.at("passes_elements").get<double>() / compute.at("passes_s").get<double>();
   const bool matrix = model.dropout > 0;
   const double products = matrix ? 6 : 3.5; // products of 2 L^2 H, with half weight below the diagonal
-  const double beside = (12 * stream + (matrix ? 16 * length * length * static_cast<double>(model.heads) : 0)) *
-                        element / out.pass_bandwidth;
+  // Beside its products attention reads queries, keys and values and writes the results; backward twice as much.
+  const double passes = 6 * (queries + length * static_cast<double>(model.key_width()));
+  const double beside =
+      (passes + (matrix ? 16 * length * length * static_cast<double>(model.heads) : 0)) * element / out.pass_bandwidth;
   const double attention =
       std::max(compute.at("attention_s").get<double>() - beside, 0.3 * compute.at("attention_s").get<double>());
-  const double speed = std::min(out.peak_flops, products * 2 * length * stream / attention);
+  const double speed = std::min(out.peak_flops, products * 2 * length * queries / attention);
   out.attention.points = {{1, speed}};
   const json& blocks = compute.at("blocks");
+  log::info("measured a block of ", model.is_gated() ? "Llama" : "GPT", " with ", blocks.at(0).at(3).get<int64_t>(),
+            " parameters");
   plan::fit_block({block_time(blocks.at(0)), block_time(blocks.at(1)), block_time(blocks.at(2))}, job, out);
   if (ranks > 1) {
     for (const char* backend : {"gloo", "shm"}) { // shared memory comes last: ranks of one host use it

@@ -6,9 +6,9 @@
 
 namespace trireme::train {
 
-/// Measures this machine for a model: matrix products and attention at the model's sizes and passes over memory, on one
-/// rank per core (at most `ranks`). Then measures collectives of `ranks` ranks over each backend, fitted as latency +
-/// bytes / bandwidth. Takes some seconds. Errors: Error when the ranks fail.
+/// Measures this machine for a model: a block of it, matrix products and attention at its sizes and passes over memory,
+/// on one rank per core (at most `ranks`). Then measures collectives of `ranks` ranks over each backend, fitted as
+/// latency + bytes / bandwidth. Takes some seconds. Errors: Error when the ranks fail.
 plan::Cluster calibrate(const plan::Job& job, int ranks, const Program& program);
 
 } // namespace trireme::train
