@@ -34,6 +34,12 @@ constexpr const char* kGpt = R"({
 constexpr const char* kCnn =
     R"({"model": {"type": "cnn", "layers": null, "hidden": null, "heads": null},
         "data": {"type": "images", "train": "images", "train_labels": "labels"}})";
+constexpr const char* kAlexNet =
+    R"({"model": {"type": "alexnet", "layers": null, "hidden": 64, "heads": null},
+        "data": {"type": "images", "train": "images", "train_labels": "labels"}})";
+constexpr const char* kBert = R"({"model": {"type": "bert"}})";
+constexpr const char* kClasses =
+    R"({"model": {"type": "bert", "head": "classes"}, "data": {"type": "labelled_text", "train": "train.jsonl"}})";
 constexpr const char* kOwn = R"({"model": {"type": "own", "layers": null, "hidden": null, "heads": null}})";
 constexpr const char* kGpu = R"({"training": {"device": "cuda:0"}})";
 
@@ -131,8 +137,14 @@ const std::map<std::string, Example, std::less<>> kExamples = {
     {"a model in one piece", program([](ProgramOptions& p) { p.pipeline = false; })},
     {"pipeline.stages, activation_checkpoint_interval or seed_layers", engine("pipeline", R"({"seed_layers": true})")},
     {"a run file's gpt or llama", {}},
+    {"a run file's bert", {{kBert}}},
+    {"a run file's bert with the head masked_lm", {{kBert}}},
+    {"a run file's bert with the head classes", {{kClasses}}},
     {"a run file's cnn", {{kCnn}}},
+    {"a run file's alexnet", {{kAlexNet}}},
     {"data of type images", {{R"({"data": {"type": "images", "train": "images", "train_labels": "labels"}})"}}},
+    {"data of type labelled_text",
+     {{R"({"data": {"type": "labelled_text", "train": "train.jsonl", "train_labels": null}})"}}},
     {"data of type tokens or text", {{R"({"data": {"type": "text", "train": "train.txt", "train_labels": null}})"}}},
     {"seed_layers or activation_checkpoint_interval", engine("pipeline", R"({"seed_layers": true})")},
     {"training.sample", {{R"({"training": {"sample": {"prompt": "a"}}})"}}},
@@ -257,7 +269,8 @@ TEST_F(CompatibilityTest, EachPairIsRefused) {
 TEST_F(CompatibilityTest, EachFeatureAloneIsAccepted) {
   for (const auto& [name, example] : kExamples) {
     SCOPED_TRACE(name);
-    if (name == "data of type images" || name == "training.eval_every") { // wants a cnn, or validation data
+    if (name == "data of type images" || name == "data of type labelled_text" ||
+        name == "training.eval_every") { // wants a cnn or bert, or validation data
       continue;
     }
     EXPECT_EQ(error_of(example.patches), "");

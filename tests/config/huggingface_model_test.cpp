@@ -165,7 +165,7 @@ TEST_F(HuggingFaceModelTest, WhatIsNotSupportedIsRefusedByItsKey) {
   };
   EXPECT_THAT(refused("model_type", "mamba"),
               AllOf(HasSubstr("config.json:2:17: model_type: the architecture \"mamba\""),
-                    HasSubstr("llama, mistral, qwen2 and qwen3")));
+                    HasSubstr("llama, mistral, qwen2, qwen3 and bert")));
   EXPECT_THAT(refused("hidden_act", "gelu"), HasSubstr("hidden_act: \"gelu\" is not supported: the MLP is SwiGLU"));
   EXPECT_THAT(refused("attention_dropout", 0.1), HasSubstr("attention_dropout: 0.1 is not supported"));
   EXPECT_THAT(refused("partial_rotary_factor", 0.5), HasSubstr("partial_rotary_factor: 0.5 is not supported"));
@@ -204,6 +204,58 @@ TEST_F(HuggingFaceModelTest, ARunFileTakesItsModelFromAFolder) {
   const RunConfig again = read_run(JsonNode::parse(got.resolved.dump(), "manifest.json"), folder_);
   EXPECT_EQ(again.resolved, got.resolved);
   EXPECT_EQ(again.model.llama.rope_theta, 100000);
+}
+
+TEST_F(HuggingFaceModelTest, ABertAndWhatItCannotDo) {
+  const ordered_json bert = {{"model_type", "bert"},
+                             {"architectures", {"BertForMaskedLM"}},
+                             {"num_hidden_layers", 6},
+                             {"hidden_size", 384},
+                             {"num_attention_heads", 12},
+                             {"intermediate_size", 1536},
+                             {"vocab_size", 30522},
+                             {"max_position_embeddings", 512},
+                             {"type_vocab_size", 2},
+                             {"layer_norm_eps", 1e-12},
+                             {"hidden_dropout_prob", 0.2},
+                             {"attention_probs_dropout_prob", 0.2},
+                             {"hidden_act", "gelu"},
+                             {"id2label", {{"0", "a"}, {"1", "b"}, {"2", "c"}}},
+                             {"position_embedding_type", "absolute"}};
+  const HuggingFaceModel model = read(bert);
+  EXPECT_EQ(model.family, models::TransformerShape::Family::bert);
+  EXPECT_EQ(model.bert.layers, 6);
+  EXPECT_EQ(model.bert.sequence_length, 512);
+  EXPECT_EQ(model.bert.dropout, 0.2);
+  EXPECT_EQ(model.bert.head, models::BertOptions::Head::masked_lm);
+  EXPECT_EQ(model.bert.init_from, folder_);
+  EXPECT_THAT(model.notes, IsEmpty());
+  write("tokenizer.json", "{}");
+  const RunConfig got = run(R"(, "layers": 2)");
+  EXPECT_EQ(got.model.kind, ModelConfig::Kind::bert);
+  EXPECT_EQ(got.model.bert.layers, 2);
+  EXPECT_EQ(got.model.bert.hidden, 384);
+  EXPECT_EQ(got.data.tokenizer, (folder_ / "tokenizer.json").string());
+
+  const auto with = [&](const char* key, const ordered_json& value) {
+    ordered_json other = bert;
+    other[key] = value;
+    return other;
+  };
+  const HuggingFaceModel classifier = read(with("architectures", {"BertForSequenceClassification"}));
+  EXPECT_EQ(classifier.bert.head, models::BertOptions::Head::classes);
+  EXPECT_EQ(classifier.bert.classes, 3);
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, ordered_json>>{{"hidden_act", "relu"},
+                                                         {"position_embedding_type", "relative_key"},
+                                                         {"is_decoder", true},
+                                                         {"add_cross_attention", true},
+                                                         {"tie_word_embeddings", false},
+                                                         {"attention_probs_dropout_prob", 0.1},
+                                                         {"classifier_dropout", 0.5},
+                                                         {"problem_type", "regression"}}) {
+    EXPECT_THAT(error_of(with(key, value)), AllOf(HasSubstr("config.json:"), HasSubstr(key))) << key;
+  }
 }
 
 TEST_F(HuggingFaceModelTest, ARunFileThatSaysAnotherTypeIsRefused) {

@@ -31,9 +31,18 @@ json base_for(const Section& section, std::string_view key = "") {
                              "engine": {"train_batch_size": 8, "optimizer": {"type": "Adam"}}})");
   const std::string type = split(section.when, ' ').front();
   const json images = json::parse(R"({"type": "images", "train": "i", "train_labels": "l"})");
-  if (section.path == "model" && type == "cnn") {
-    run["model"] = {{"type", "cnn"}};
+  if (section.path == "model" && (type == "cnn" || type == "alexnet")) {
+    run["model"] = {{"type", type}};
     run["data"] = images;
+  } else if (section.path == "data" && type == "labelled_text") {
+    run["model"] = {{"type", "bert"}, {"head", "classes"}};
+    run["data"] = {{"type", type}, {"train", "t.jsonl"}};
+  } else if (section.path == "model" && type == "bert") {
+    run["model"] = {{"type", "bert"}};
+    if (key == "classes") {
+      run["model"]["head"] = "classes";
+      run["data"] = {{"type", "labelled_text"}, {"train", "t.jsonl"}};
+    }
   } else if (section.path == "data" && type == "images") {
     run["model"] = {{"type", "cnn"}};
     run["data"] = images;
@@ -152,6 +161,9 @@ json another_value(const Section& section, const Key& key, const json& current) 
       if (key.name == "partition_dim") { // 1 is an error with the type of the base
         return 0;
       }
+      if (key.name == "resize") { // 63 at least
+        return 64;
+      }
       if (key.name == "token_bytes") { // 2 or 4
         return 4;
       }
@@ -209,12 +221,13 @@ int for_each_key(Visit visit) {
   int count = 0;
   for (const Section& section : all_sections()) {
     for (const Key& key : section.keys) {
-      // An own "type" selects the section; data.sequence_length may have one value only; images and
-      // labels for the validation come together (run_file_test.cpp has these).
+      // An own "type" selects the section; data.sequence_length may have one value only, a bert's head too with its
+      // data; images and labels for the validation come together (run_file_test.cpp, model_types_test.cpp have these).
       // A folder is read at once (huggingface_model_test.cpp).
       const bool selects = (key.name == "type" && !section.when.empty()) || key.name == "from";
-      const bool fixed = section.path == "data" && (key.name == "sequence_length" ||
-                                                    (section.when == "images" && key.name.starts_with("validation")));
+      const bool fixed = (section.path == "data" && (key.name == "sequence_length" ||
+                                                     (section.when == "images" && key.name.starts_with("validation")))) ||
+                         (section.when == "bert" && key.name == "head");
       if (!key.type.empty() && !selects && !fixed && !is_object_with_section(section, key)) {
         SCOPED_TRACE(concat(section.path, " (", section.when, ") ", key.name));
         visit(section, key, base_for(section, key.name));

@@ -120,6 +120,9 @@ std::vector<JsonNode> all_forms() {
   const std::string gpt = R"({"type": "gpt", "vocab_size": 300})";
   const std::string text = R"({"type": "text", "train": "a"})";
   add(R"({"type": "cnn"})", R"({"type": "images", "train": "a", "train_labels": "b"})", "SGD", R"("WarmupLR")");
+  add(R"({"type": "bert"})", text, "Adam", R"("WarmupLR")");
+  add(R"({"type": "bert", "head": "classes"})", R"({"type": "labelled_text", "train": "a"})", "Adam", R"("WarmupLR")");
+  add(R"({"type": "alexnet"})", R"({"type": "images", "train": "a", "train_labels": "b"})", "SGD", R"("WarmupLR")");
   add(gpt, R"({"type": "tokens", "train": "a"})", "Adam", R"("LRRangeTest")");
   add(R"({"type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2}})", text, "Adam", R"("WarmupLR")");
   for (const char* optimizer : {"Lamb", "Lion", "Adagrad", "RMSprop", "OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {

@@ -382,7 +382,7 @@ TEST_F(RunFileTest, AModelIsSplitInOnePlace) {
       error_of(kMinimal, {"parallel.tensor=2", splits("autotp_size")}),
       AllOf(HasSubstr(
                 "engine.tensor_parallel.autotp_size: tensor_parallel with a gpt: it splits a C++ program's own model"),
-            HasSubstr("a run file's gpt or llama splits its layers itself (model.type at "),
+            HasSubstr("a run file's gpt, llama or bert splits its layers itself (model.type at "),
             HasSubstr("Leave engine.tensor_parallel out")));
   EXPECT_THAT(error_of(kMinimal, {"parallel.tensor=4", splits("tp_size")}),
               HasSubstr("engine.tensor_parallel.tp_size: tensor_parallel with a gpt"));

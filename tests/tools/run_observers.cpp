@@ -10,8 +10,6 @@
 #include <trireme/data/tokenizer.h>
 #include <trireme/extensions/server/parameter_server.h>
 #include <trireme/extensions/server/snapshot.h>
-#include <trireme/generate/export_model.h>
-#include <trireme/models/gpt2_weights.h>
 #include <trireme/monitor/html.h>
 #include <trireme/monitor/metrics.h>
 
@@ -133,142 +131,13 @@ json tokenizer(comm::World&, const json& run) {
   return datasets.tokenizer ? json(datasets.tokenizer->describe()) : json(nullptr);
 }
 
-json whether_it_is_read(comm::World&, const json& run) {
-  try {
-    read(run);
-  } catch (const InputError&) {
-    return "refused";
-  }
-  return "read";
-}
-
 json ranks_that_start(comm::World&, const json& run) {
   return train::ranks_of(read(run), "run.json", 0);
-}
-
-// Weights of another seed, with GPT-2's names.
-json training_with_weights(comm::World& world, const json& run) {
-  const fs::path weights = folder() / "gpt.safetensors";
-  if (!fs::exists(weights)) {
-    models::GptOptions options = read(run).model.gpt;
-    options.init_from.clear();
-    options.seed = 99;
-    models::save_gpt2(models::Gpt(options), weights);
-  }
-  return training(world, run);
-}
-
-// Weights that a training of the same model left, of another seed: a checkpoint.
-json trained_before(comm::World& world, const json& run) {
-  const fs::path weights = folder() / run["model"]["type"].get<std::string>();
-  if (!fs::exists(weights)) {
-    json other = run;
-    other["model"].erase("init_from");
-    other["training"]["seed"] = 99;
-    run_training(world, other);
-    fs::copy(out() / "checkpoints/global_step2", weights, fs::copy_options::recursive);
-  }
-  return training(world, run);
-}
-
-// The same as a Hugging Face folder.
-json training_from_folder(comm::World& world, const json& run) {
-  const fs::path weights = folder() / concat(run["model"]["type"].get<std::string>(), "-folder");
-  if (!fs::exists(weights)) {
-    json other = run;
-    other["model"].erase("from");
-    other["training"]["seed"] = 99;
-    run_training(world, other);
-    generate::export_model(out() / "checkpoints", weights);
-  }
-  return training(world, run);
 }
 
 json exported(comm::World& world, const json& run) {
   run_training(world, run);
   return fs::exists(folder() / "exported/config.json");
-}
-
-std::vector<KeyObserver> model_keys() {
-  const json cnn = {
-      {"model",
-       {{"type", "cnn"},
-        {"layers", nullptr},
-        {"hidden", nullptr},
-        {"heads", nullptr},
-        {"sequence_length", nullptr},
-        {"vocab_size", nullptr},
-        {"side", 8},
-        {"width", 4}}},
-      {"data", {{"type", "images"}, {"train", images_file("images", 7)}, {"train_labels", labels_file("labels", 3)}}}};
-  const json llama = {{"model", {{"type", "llama"}}}};
-  const auto scaled = [&](const char* type, const char* key, const json& one, const json& other,
-                          const json& more = json::object()) {
-    json scaling = {{"rope_type", type}, {"factor", 4}, {"original_max_position_embeddings", 4096}};
-    scaling.update(more);
-    const json base = {{"model", {{"type", "llama"}, {"rope_scaling", scaling}}}};
-    return KeyObserver{"model.rope_scaling", "", key, one, other, training, base};
-  };
-  const auto of_llama = [&](const char* key, const json& one, const json& other, const json& more = json::object()) {
-    json base = llama;
-    base["model"].update(more);
-    return KeyObserver{"model", "llama", key, one, other, training, base};
-  };
-  return {
-      {"model", "gpt", "from", nullptr, (folder() / "gpt-folder").string(), training_from_folder},
-      {"model", "llama", "from", nullptr, (folder() / "llama-folder").string(), training_from_folder, llama},
-      {"model", "llama", "init_from", nullptr, (folder() / "llama").string(), trained_before, llama},
-      of_llama("layers", 1, 2),
-      of_llama("hidden", 16, 32),
-      of_llama("heads", 2, 4),
-      of_llama("kv_heads", 1, 2),
-      of_llama("head_dim", 4, 8),
-      of_llama("intermediate", 24, 40),
-      of_llama("sequence_length", 8, 4),
-      of_llama("vocab_size", 260, 300),
-      of_llama("rope_theta", 10000, 100),
-      of_llama("max_positions", 4, 8, {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}}),
-      of_llama("rms_norm_eps", 1e-5, 0.1),
-      of_llama("attention_bias", false, true),
-      of_llama("attention_output_bias", false, true),
-      of_llama("mlp_bias", false, true),
-      of_llama("qk_norm", false, true),
-      of_llama("window", 0, 2),
-      of_llama("first_window_layer", 0, 1, {{"window", 2}}),
-      of_llama("tie_embeddings", true, false),
-      scaled("yarn", "rope_type", "yarn", "linear"),
-      {"model.rope_scaling",
-       "",
-       "type",
-       "yarn",
-       "linear",
-       training,
-       {{"model", {{"type", "llama"}, {"rope_scaling", {{"factor", 4}}}}}}},
-      scaled("yarn", "factor", 2, 4),
-      scaled("yarn", "original_max_position_embeddings", 64, 4096),
-      scaled("llama3", "low_freq_factor", 1, 0.5, {{"original_max_position_embeddings", 64}}),
-      scaled("llama3", "high_freq_factor", 4, 8, {{"original_max_position_embeddings", 64}}),
-      scaled("yarn", "beta_fast", 32, 4),
-      scaled("yarn", "beta_slow", 1, 20),
-      scaled("yarn", "attention_factor", nullptr, 2),
-      scaled("yarn", "mscale", 1, 2, {{"mscale_all_dim", 0.5}}),
-      scaled("yarn", "mscale_all_dim", 1, 2, {{"mscale", 0.5}}),
-      scaled("yarn", "truncate", true, false),
-      {"model", "gpt", "layers", 1, 2, training},
-      {"model", "gpt", "hidden", 16, 32, training},
-      {"model", "gpt", "heads", 2, 4, training},
-      {"model", "gpt", "sequence_length", 8, 4, training},
-      {"model", "gpt", "vocab_size", 260, 300, training},
-      {"model", "gpt", "tie_embeddings", true, false, training},
-      {"model", "gpt", "dropout", 0, 0.5, training},
-      {"model", "gpt", "init_from", nullptr, (folder() / "gpt.safetensors").string(), training_with_weights},
-      {"model", "cnn", "channels", 1, 3, model, cnn},
-      {"model", "cnn", "side", 8, 12, model, cnn},
-      {"model", "cnn", "classes", 10, 12, training, cnn},
-      {"model", "cnn", "width", 4, 8, training, cnn},
-      {"model", "cnn", "dropout", 0, 0.5, training, cnn},
-      {"model", "cnn", "init_from", nullptr, (folder() / "cnn").string(), trained_before, cnn},
-  };
 }
 
 std::vector<KeyObserver> data_keys() {
@@ -299,6 +168,17 @@ std::vector<KeyObserver> data_keys() {
                               {"validation", images},
                               {"validation_labels", labels}}}};
   const std::string tiny = file("tokenizer.json", kTinyTokenizer);
+  const std::string labelled = labelled_file("labelled.jsonl", 1);
+  const std::string other_labelled = labelled_file("other.jsonl", 2);
+  json from_labelled = classifier();
+  from_labelled["data"]["validation"] = labelled;
+  // The tiny tokenizer has these letters only.
+  const std::string letters = file("letters.jsonl", R"({"text": "ab abab b", "label": 1})"
+                                                    "\n"
+                                                    R"({"text": "b b", "label": 0})");
+  json from_letters = classifier();
+  from_letters["data"]["train"] = letters;
+  from_letters["engine"]["train_batch_size"] = 2;
   return {
       {"data", "tokens", "train", (folder() / "tokens.bin").string(), other, training},
       {"data", "tokens", "validation", nullptr, other, training},
@@ -314,6 +194,12 @@ std::vector<KeyObserver> data_keys() {
       {"data", "text", "sequence_length", 8, 4, whether_it_is_read, from_text},
       {"data", "text", "shuffle", true, false, training, from_text},
       {"data", "text", "prefetch", 2, 0, threads, from_text},
+      {"data", "labelled_text", "train", labelled, other_labelled, training, from_labelled},
+      {"data", "labelled_text", "validation", labelled, other_labelled, training, from_labelled},
+      {"data", "labelled_text", "tokenizer", "bytes", tiny, training, from_letters},
+      {"data", "labelled_text", "sequence_length", 8, 4, training, from_labelled},
+      {"data", "labelled_text", "shuffle", true, false, training, from_labelled},
+      {"data", "labelled_text", "prefetch", 2, 0, threads, from_labelled},
       {"data", "images", "train", images, images_file("more_images", 11), training, from_images},
       {"data", "images", "train_labels", labels, labels_file("more_labels", 7), training, from_images},
       {"data", "images", "validation", images, images_file("more_images", 11), training, from_images},

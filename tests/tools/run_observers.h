@@ -25,6 +25,16 @@ json training(comm::World& world, const json& run);
 /// What the trained model writes.
 json sample(comm::World& world, const json& run);
 
+/// "read" or "refused".
+json whether_it_is_read(comm::World& world, const json& run);
+
+/// JSON lines whose label is whether the text has an "a".
+std::string labelled_file(const std::string& name, int stride);
+/// A bert with the head classes on such texts.
+json classifier();
+
+/// Observers of the keys of "model".
+std::vector<test::KeyObserver> model_keys();
 /// Those of all keys but the ones of "engine".
 std::vector<test::KeyObserver> all_observers();
 

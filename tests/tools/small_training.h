@@ -106,8 +106,12 @@ inline json model(comm::World&, const json& run) {
   torch::manual_seed(1);
   const data::Datasets datasets = data::make_datasets(config.data);
   const Task task = train::Registry().make_task({config, datasets});
+  if (task.pipeline) {
+    task.pipeline->build();
+  }
+  const torch::nn::Module& module = task.pipeline ? *task.pipeline : *task.model;
   json seen;
-  for (const auto& item : task.model->named_parameters()) {
+  for (const auto& item : module.named_parameters()) {
     seen[item.key()] = digest(item.value());
   }
   return seen;

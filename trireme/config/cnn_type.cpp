@@ -1,4 +1,5 @@
 #include <trireme/base/error.h>
+#include <trireme/config/image_checks.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/places.h>
 #include <trireme/config/run_types.h>
@@ -32,15 +33,7 @@ ordered_json write_cnn(const RunConfig& run) {
 }
 
 void check_cnn(const JsonNode& root, RunConfig& run) {
-  const auto count = [&](const char* images, size_t n_images, const char* labels, size_t n_labels) {
-    if (n_images != n_labels) {
-      place(root, "data", labels)
-          .fail(concat(n_labels, " files of labels for ", n_images, " of images, ", named(place(root, "data", images))),
-                "Write one for each, in the same order.");
-    }
-  };
-  count("train", run.data.train.size(), "train_labels", run.data.train_labels.size());
-  count("validation", run.data.validation.size(), "validation_labels", run.data.validation_labels.size());
+  check_images(root, run);
   if (run.model.cnn.side % 4 != 0) {
     place(root, "model", "side")
         .fail(concat("must be a multiple of 4, because images are halved twice; found ", run.model.cnn.side));

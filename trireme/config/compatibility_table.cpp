@@ -30,9 +30,16 @@ bool is_model(const Setting& s, ModelConfig::Kind kind) {
   return s.run != nullptr && s.run->model.kind == kind;
 }
 
-bool is_data(const Setting& s, bool images) {
-  using Kind = data::DataOptions::Kind;
-  return s.run != nullptr && s.run->data.kind != Kind::of_program && (s.run->data.kind == Kind::images) == images;
+bool is_data(const Setting& s, data::DataOptions::Kind kind) {
+  return s.run != nullptr && s.run->data.kind == kind;
+}
+
+bool is_windows(const Setting& s) {
+  return is_data(s, data::DataOptions::Kind::tokens) || is_data(s, data::DataOptions::Kind::text);
+}
+
+bool is_bert(const Setting& s, models::BertOptions::Head head) {
+  return is_model(s, ModelConfig::Kind::bert) && s.run->model.bert.head == head;
 }
 
 // A program's model type that lacks a trait.
@@ -217,9 +224,21 @@ constexpr Feature kPipelineKeys{"pipeline.stages, activation_checkpoint_interval
 constexpr Feature kLanguage{"a run file's gpt or llama", "model.type",
                             [](const Setting& s) { return s.run != nullptr && s.run->model.is_language(); },
                             [](const Setting& s) -> std::string { return concat("a ", s.run->model.type); }};
+constexpr Feature kBert{"a run file's bert", "model.type",
+                        [](const Setting& s) { return is_model(s, ModelConfig::Kind::bert); },
+                        [](const Setting&) -> std::string { return "a bert"; }};
+constexpr Feature kMaskedBert{"a run file's bert with the head masked_lm", "model.head model.type",
+                              [](const Setting& s) { return is_bert(s, models::BertOptions::Head::masked_lm); },
+                              [](const Setting&) -> std::string { return "a bert with the head masked_lm"; }};
+constexpr Feature kClassesBert{"a run file's bert with the head classes", "model.head",
+                               [](const Setting& s) { return is_bert(s, models::BertOptions::Head::classes); },
+                               [](const Setting&) -> std::string { return "a bert with the head classes"; }};
 constexpr Feature kCnn{"a run file's cnn", "model.type",
                        [](const Setting& s) { return is_model(s, ModelConfig::Kind::cnn); },
                        [](const Setting&) -> std::string { return "a cnn"; }};
+constexpr Feature kAlexNet{"a run file's alexnet", "model.type",
+                           [](const Setting& s) { return is_model(s, ModelConfig::Kind::alexnet); },
+                           [](const Setting&) -> std::string { return "an alexnet"; }};
 constexpr Feature kOfProgram{"a model type of a program", "model.type",
                              [](const Setting& s) { return is_model(s, ModelConfig::Kind::of_program); },
                              type_of_program};
@@ -229,9 +248,11 @@ constexpr Feature kNoTensorType{"a model type of a program without ModelType::te
                                 [](const Setting& s) { return lacks(s, &ModelTraits::tensor); }, type_of_program};
 constexpr Feature kNoContextType{"a model type of a program without ModelType::context", "model.type",
                                  [](const Setting& s) { return lacks(s, &ModelTraits::context); }, type_of_program};
-constexpr Feature kImages{"data of type images", "data.type", [](const Setting& s) { return is_data(s, true); }};
-constexpr Feature kTokens{"data of type tokens or text", "data.type",
-                          [](const Setting& s) { return is_data(s, false); }};
+constexpr Feature kImages{"data of type images", "data.type",
+                          [](const Setting& s) { return is_data(s, data::DataOptions::Kind::images); }};
+constexpr Feature kTokens{"data of type tokens or text", "data.type", is_windows};
+constexpr Feature kLabelled{"data of type labelled_text", "data.type",
+                            [](const Setting& s) { return is_data(s, data::DataOptions::Kind::labelled_text); }};
 constexpr Feature kLayerKeys{
     "seed_layers or activation_checkpoint_interval", "engine.pipeline", [](const Setting& s) {
       return s.run != nullptr && s.pipe == 1 &&
@@ -244,7 +265,7 @@ constexpr Feature kExport{"training.export", "training.export",
                           [](const Setting& s) { return s.run != nullptr && !s.run->training.export_to.empty(); },
                           [](const Setting&) -> std::string { return "an export"; }};
 constexpr Feature kNoTokenizer{"no data.tokenizer", "data",
-                               [](const Setting& s) { return is_data(s, false) && s.run->data.tokenizer.empty(); },
+                               [](const Setting& s) { return is_windows(s) && s.run->data.tokenizer.empty(); },
                                [](const Setting&) -> std::string { return "no tokenizer"; }};
 constexpr Feature kEvaluation{"training.eval_every", "training.eval_every",
                               [](const Setting& s) { return s.run != nullptr && s.run->training.eval_every > 0; },
@@ -271,14 +292,23 @@ const std::vector<Incompatible>& incompatible_features() {
   static const std::vector<Feature> alone = {kAveraging, kServers, kLocalSteps}; // replicas that step alone
   static const std::vector<Incompatible> table = {
       // The model and its data.
-      {{kCnn}, {kTokens}, "it learns from images", "Use data of type \"images\"."},
-      {{kLanguage}, {kImages}, "it learns from tokens", "Use data of type \"tokens\" or \"text\"."},
+      {{kCnn, kAlexNet}, {kTokens, kLabelled}, "it learns from images", "Use data of type \"images\"."},
+      {{kLanguage}, {kImages, kLabelled}, "it learns from tokens", "Use data of type \"tokens\" or \"text\"."},
+      {{kMaskedBert},
+       {kImages, kLabelled},
+       "it learns from tokens",
+       "Use data of type \"tokens\" or \"text\"; for \"labelled_text\" the head \"classes\"."},
+      {{kClassesBert}, {kImages, kTokens}, "it learns from texts with labels", "Use data of type \"labelled_text\"."},
+      {{kContext, kSequenceParallel},
+       {kClassesBert},
+       "this head needs all tokens of a sample on each rank",
+       "Use one context rank and no sequence_parallel."},
       {{kTensorParallel},
-       {kLanguage},
-       "it splits a C++ program's own model; a run file's gpt or llama splits its layers itself",
+       {kLanguage, kBert},
+       "it splits a C++ program's own model; a run file's gpt, llama or bert splits its layers itself",
        "Leave engine.tensor_parallel out, and set parallel.tensor to the number of ranks that share each layer."},
-      {{kTensorParallel}, {kCnn}, "it splits a C++ program's own model", "Leave engine.tensor_parallel out."},
-      {{kTensor, kContext}, {kCnn}, "its layers cannot be split", "Use a gpt, or leave the key out."},
+      {{kTensorParallel}, {kCnn, kAlexNet}, "it splits a C++ program's own model", "Leave engine.tensor_parallel out."},
+      {{kTensor, kContext}, {kCnn, kAlexNet}, "its layers cannot be split", "Use a gpt, or leave the key out."},
       {{kTensorParallel},
        {kOfProgram},
        "a type of a program splits its layers itself",
@@ -301,13 +331,17 @@ const std::vector<Incompatible>& incompatible_features() {
       {{kCnn},
        {kStages},
        "a run file cannot cut it into stages",
-       "Use a gpt, or a layer list in C++ as examples/alexnet_pipeline does."},
+       "Use an alexnet, or a layer list in C++ as examples/alexnet_pipeline does."},
       {{kLayerKeys},
        {kCnn},
        "it is a model in one piece, without layers to seed or recompute one by one",
        "Leave seed_layers and activation_checkpoint_interval out, or use a gpt."},
-      {{kSample}, {kCnn}, "it writes no text", "Leave the sample out."},
-      {{kExport}, {kCnn, kOfProgram}, "transformers has no such model", "Leave the export out."},
+      {{kSample}, {kBert, kCnn, kAlexNet}, "it writes no text", "Leave the sample out."},
+      {{kExport}, {kCnn, kAlexNet, kOfProgram}, "transformers has no such model", "Leave the export out."},
+      {{kExport},
+       {kBert},
+       "it is not written as a folder yet",
+       "Leave the export out: checkpoints have the weights under Hugging Face's names."},
       {{kSample}, {kNoTokenizer}, "the model's tokens cannot become text", "Write \"tokenizer\" in \"data\"."},
       {{kEvaluation},
        {kNoValidation},

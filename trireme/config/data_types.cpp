@@ -42,6 +42,15 @@ void read_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   read_tokenizer(section, values, paths, run);
 }
 
+void read_labelled_text(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
+  const Values values(&section, "data", "labelled_text");
+  run.data.kind = DataKind::labelled_text;
+  read_files(section, values, paths, run.data);
+  run.data.tokenizer = values.get<std::string>("tokenizer", kBytes);
+  read_tokenizer(section, values, paths, run);
+  run.data.classes = run.model.kind == ModelConfig::Kind::bert ? run.model.bert.classes : 0;
+}
+
 void read_images(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   const Values values(&section, "data", "images");
   data::DataOptions& out = run.data;
@@ -51,7 +60,9 @@ void read_images(const JsonNode& section, const RunPaths& paths, RunConfig& run)
   out.validation_labels = paths.all(section, "validation_labels");
   out.mean = values.get("mean", out.mean);
   out.std = values.get("std", out.std);
-  out.classes = run.model.kind == ModelConfig::Kind::cnn ? run.model.cnn.classes : 0;
+  out.classes = run.model.kind == ModelConfig::Kind::cnn       ? run.model.cnn.classes
+                : run.model.kind == ModelConfig::Kind::alexnet ? run.model.alexnet.classes
+                                                               : 0;
 }
 
 ordered_json write_files(const char* type, const data::DataOptions& data) {
@@ -81,6 +92,12 @@ ordered_json write_text(const RunConfig& run) {
   return out;
 }
 
+ordered_json write_labelled_text(const RunConfig& run) {
+  ordered_json out = write_files("labelled_text", run.data);
+  write_order(run.data, out);
+  return out;
+}
+
 ordered_json write_images(const RunConfig& run) {
   ordered_json out = write_files("images", run.data);
   out.update({{"train_labels", texts_of(run.data.train_labels)},
@@ -99,6 +116,10 @@ RunType tokens_type() {
 
 RunType text_type() {
   return {"text", read_text, write_text};
+}
+
+RunType labelled_text_type() {
+  return {"labelled_text", read_labelled_text, write_labelled_text};
 }
 
 RunType images_type() {

@@ -33,8 +33,9 @@ void apply_model_from(JsonNode& root, const RunPaths& paths) {
     return;
   }
   const fs::path folder = folder_of(*model, paths);
-  const bool llama = read_huggingface_model(folder).family == models::TransformerShape::Family::llama;
-  const std::string type = llama ? "llama" : "gpt";
+  using Family = models::TransformerShape::Family;
+  const Family family = read_huggingface_model(folder).family;
+  const std::string type = family == Family::llama ? "llama" : family == Family::bert ? "bert" : "gpt";
   if (const JsonNode* said = model->find("type"); said != nullptr && said->as_string() != type) {
     said->fail(
         concat('"', said->as_string(), "\" is not what ", (folder / "config.json").string(), " describes, a ", type),
@@ -45,7 +46,8 @@ void apply_model_from(JsonNode& root, const RunPaths& paths) {
   const fs::path tokenizer = folder / "tokenizer.json";
   std::error_code ignored;
   if (data != nullptr && data->is_object() && data->find("tokenizer") == nullptr && fs::exists(tokenizer, ignored) &&
-      (has_text(data->find("type"), "text") || has_text(data->find("type"), "tokens"))) {
+      (has_text(data->find("type"), "text") || has_text(data->find("type"), "tokens") ||
+       has_text(data->find("type"), "labelled_text"))) {
     root.set("data.tokenizer", tokenizer.string());
   }
 }

@@ -122,7 +122,9 @@ void ignore_the_rest(Reader& config) {
                  "max_window_layers",
                  "tie_word_embeddings",
                  "rope_theta",
-                 "use_mrope"});
+                 "use_mrope",
+                 "num_labels",
+                 "gradient_checkpointing"});
 }
 
 void read_rope(Reader& config, LlamaOptions& out) {
@@ -224,6 +226,49 @@ void read_gpt2(Reader& config, HuggingFaceModel& out) {
   config.only("scale_attn_weights", true, "attention is scaled by the square root of the head's width");
   config.only("scale_attn_by_inverse_layer_idx", false, "attention is not scaled by the layer's number");
   config.only("add_cross_attention", false, "there is no encoder");
+}
+
+// The head of the class that wrote the folder; masked_lm unless it was a classifier.
+void read_bert_head(Reader& config, models::BertOptions& bert) {
+  const JsonNode* architectures = config.find("architectures");
+  if (architectures != nullptr && !architectures->elements().empty() &&
+      architectures->elements().front().as_string().ends_with("ForSequenceClassification")) {
+    bert.head = models::BertOptions::Head::classes;
+  }
+  if (const JsonNode* names = config.find("id2label")) {
+    bert.classes = std::max<int64_t>(1, std::ssize(names->members()));
+  } else {
+    bert.classes = config.size("num_labels", bert.classes);
+  }
+  config.only("problem_type", "single_label_classification", "a text has one label");
+}
+
+void read_bert(Reader& config, HuggingFaceModel& out) {
+  models::BertOptions& bert = out.bert;
+  bert.layers = config.size("num_hidden_layers");
+  bert.hidden = config.size("hidden_size");
+  bert.heads = config.size("num_attention_heads");
+  bert.intermediate = config.size("intermediate_size");
+  bert.vocab_size = config.size("vocab_size");
+  bert.sequence_length = config.size("max_position_embeddings", 512);
+  bert.segments = config.size("type_vocab_size", 2);
+  bert.layer_norm_eps = config.real("layer_norm_eps", bert.layer_norm_eps);
+  bert.dropout = config.real("hidden_dropout_prob", 0.1);
+  for (const auto& [key, otherwise] :
+       {std::pair("attention_probs_dropout_prob", 0.1), {"classifier_dropout", bert.dropout}}) {
+    if (config.real(key, otherwise) != bert.dropout) {
+      (config.find(key) != nullptr ? *config.find(key) : config.root())
+          .fail(concat(key, " is ", config.real(key, otherwise), ", hidden_dropout_prob ", bert.dropout,
+                       "; here one probability is for all of them"),
+                "Make them equal in config.json.");
+    }
+  }
+  config.only("hidden_act", "gelu", "the MLP has the exact GELU");
+  config.only("position_embedding_type", "absolute", "positions are learned");
+  config.only("is_decoder", false, "every token attends to all others");
+  config.only("add_cross_attention", false, "there is no encoder");
+  config.only("tie_word_embeddings", true, "the head of masked_lm shares the embedding's weight");
+  read_bert_head(config, bert);
 }
 
 } // namespace
@@ -334,11 +379,14 @@ HuggingFaceModel read_huggingface_model(const fs::path& folder) {
   } else if (name == "llama" || name == "mistral" || name == "qwen2" || name == "qwen3") {
     out.family = models::TransformerShape::Family::llama;
     read_llama(config, name, out);
+  } else if (name == "bert") {
+    out.family = models::TransformerShape::Family::bert;
+    read_bert(config, out);
   } else {
     type->fail(concat("the architecture \"", name, "\" is not supported"),
-               "Supported are gpt2, llama, mistral, qwen2 and qwen3.");
+               "Supported are gpt2, llama, mistral, qwen2, qwen3 and bert.");
   }
-  out.gpt.init_from = out.llama.init_from = folder;
+  out.gpt.init_from = out.llama.init_from = out.bert.init_from = folder;
   out.notes = config.unknown();
   return out;
 }

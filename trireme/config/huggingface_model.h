@@ -15,13 +15,14 @@ struct HuggingFaceModel {
   /// Set for the family; init_from is the folder.
   models::GptOptions gpt;
   models::LlamaOptions llama;
+  models::BertOptions bert;
   /// Keys that are not known here and were ignored.
   std::vector<std::string> notes;
 };
 
-/// Reads FOLDER/config.json: model_type gpt2, llama, mistral, qwen2 or qwen3. sequence_length is that of the positions
-/// for a gpt2, else at most kDefaultSequence. Errors: InputError with file, line and column for a model_type or a value
-/// that no model here computes.
+/// Reads FOLDER/config.json: model_type gpt2, llama, mistral, qwen2, qwen3 or bert. sequence_length is that of the
+/// positions for a gpt2 and a bert, else at most kDefaultSequence. Errors: InputError with file, line and column for a
+/// model_type or a value that no model here computes.
 HuggingFaceModel read_huggingface_model(const std::filesystem::path& folder);
 
 /// Tokens of a sample where neither the run file nor learned positions say it.

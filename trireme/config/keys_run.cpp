@@ -8,10 +8,10 @@ namespace {
 
 const Key kShuffle = {"shuffle", H, "bool", "true", "A new order in every epoch. false: the order of the file."};
 const Key kPrefetch = {"prefetch", H, "int >= 0", "2", "Micro-batches made ahead of time by a thread."};
-const Key kSequence = {"sequence_length", H, "int >= 1", "null", "Tokens of one sample; must equal the model's, which is the default."};
+const Key kSequence = {"sequence_length", H, "int >= 1", "null", "Tokens of one sample; must equal the model's, which is the default. A bert's may be smaller."};
 const Key kDropout = {"dropout", H, "real 0..<1", "0", "Probability with which a value is set to zero while training."};
 
-const Key kType = {"type", H, "text", "required", "\"gpt\", \"llama\" or \"cnn\"; not needed with \"from\"."};
+const Key kType = {"type", H, "text", "required", "\"gpt\", \"llama\", \"bert\", \"cnn\" or \"alexnet\"; not needed with \"from\"."};
 const Key kFrom = {"from", H, "path", "null", "A Hugging Face folder: its config.json gives the other keys their defaults, its weights are init_from, its tokenizer.json is data.tokenizer. docs/models.md."};
 
 Section model_gpt() {
@@ -73,6 +73,27 @@ Section model_rope_scaling() {
   }};
 }
 
+Section model_bert() {
+  return {"model", "bert", "A BERT: post-norm, learned positions, GELU, every token attends to all. Devlin et al. 2018, arXiv:1810.04805. docs/models.md.", false, {
+    kType,
+    kFrom,
+    {"layers", H, "int >= 1", "4", "Transformer blocks."},
+    {"hidden", H, "int >= 1", "128", "Width."},
+    {"heads", H, "int >= 1", "4", "Attention heads; divides hidden."},
+    {"intermediate", H, "int >= 1", "null", "Width of the MLP; without it four times hidden."},
+    {"sequence_length", H, "int >= 1", "128", "Most tokens of one sample: the model has as many positions."},
+    {"vocab_size", H, "int >= 1", "null", "Number of different tokens, the mask token included; without it the tokenizer's, 257 for masked bytes."},
+    {"segments", H, "int >= 1", "2", "Rows of the segment embedding; every token is of segment 0."},
+    kDropout,
+    {"layer_norm_eps", H, "real > 0", "1e-12", "Added to the variance in LayerNorm."},
+    {"head", H, "word classes|masked_lm", "\"masked_lm\"", "masked_lm: predicts masked tokens of data of type text or tokens. classes: predicts the label of data of type labelled_text."},
+    {"classes", H, "int >= 2", "2", "classes: number of different labels."},
+    {"mask_fraction", H, "real 0..<1", "0.15", "masked_lm: share of the tokens that are predicted, above 0. 80 % of them are replaced by mask_token, 10 % by a random token, 10 % stay."},
+    {"mask_token", H, "int >= 0", "null", "masked_lm: id of the mask token; without it the tokenizer's \"[MASK]\" or \"<mask>\", 256 for \"bytes\"."},
+    {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: a Hugging Face folder, safetensors with its names, or a run folder or checkpoint of Trireme. A missing classifier is random."},
+  }};
+}
+
 Section model_cnn() {
   return {"model", "cnn", "A small convolutional classifier of images.", false, {
     kType,
@@ -85,10 +106,24 @@ Section model_cnn() {
   }};
 }
 
+Section model_alexnet() {
+  return {"model", "alexnet", "AlexNet, a convolutional classifier of images, with torchvision's layers and names. Krizhevsky 2014, arXiv:1404.5997.", false, {
+    kType,
+    {"channels", H, "int >= 1", "3", "Channels of an image."},
+    {"classes", H, "int >= 2", "10", "Number of different labels."},
+    {"resize", H, "int >= 0", "0", "Height and width to which images are enlarged, at least 63; 0: they are not, and must be that large. 64 is fast, 224 the original size."},
+    {"hidden", H, "int >= 1", "4096", "Width of the two hidden layers of the classifier."},
+    {"dropout", H, "real 0..<1", "0.5", "Probability with which a value is set to zero before each hidden layer of the classifier while training."},
+    {"init_from", H, "path", "null", "Weights to start from, without optimizer states or step: safetensors with torchvision's names, or a run folder or checkpoint of Trireme."},
+  }};
+}
+
+const Key kDataType = {"type", H, "text", "required", "\"tokens\", \"text\", \"labelled_text\" or \"images\"."};
+
 std::vector<Section> data() {
   return {
     {"data", "tokens", "Tokens, ready made.", false, {
-      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      kDataType,
       {"train", H, "paths", "required", "Files of little-endian 16-bit tokens (nanoGPT's format) or 32-bit ones; several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"token_bytes", H, "int 2..4", "null", "Bytes of a token: 2 or 4, not 3. Without it 2, and files that do not look like 16-bit tokens are refused."},
@@ -96,15 +131,23 @@ std::vector<Section> data() {
       kSequence, kShuffle, kPrefetch,
     }},
     {"data", "text", "Text files.", false, {
-      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      kDataType,
       {"train", H, "paths", "required", "Text files in UTF-8, plain or compressed (.gz); several count as one."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
       {"validation_fraction", H, "real 0..<1", "0", "Without validation files: the last share of the text that is kept for the evaluations."},
       {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt."},
       kSequence, kShuffle, kPrefetch,
     }},
+    {"data", "labelled_text", "Texts with a label each: lines of {\"text\": \"...\", \"label\": 0} or with a name as label.", false, {
+      kDataType,
+      {"train", H, "paths", "required", "Files of JSON lines in UTF-8, plain or compressed (.gz)."},
+      {"validation", H, "paths", "null", "The same for the evaluations."},
+      {"tokenizer", H, "path", "\"bytes\"", "\"bytes\", a tokenizer.json, or a folder with vocab.json and merges.txt. Its special tokens are added."},
+      {"sequence_length", H, "int >= 1", "null", "Longer texts are cut to this many tokens, shorter ones padded; at most the model's, which is the default."},
+      kShuffle, kPrefetch,
+    }},
     {"data", "images", "Images with labels in IDX files (MNIST's format), also compressed (.gz).", false, {
-      {"type", H, "text", "required", "\"tokens\", \"text\" or \"images\"."},
+      kDataType,
       {"train", H, "paths", "required", "Files of images."},
       {"train_labels", H, "paths", "required", "One file of labels for each file of images."},
       {"validation", H, "paths", "null", "The same for the evaluations."},
@@ -130,15 +173,17 @@ std::vector<Section> run_sections() {
     model_gpt(),
     model_llama(),
     model_rope_scaling(),
+    model_bert(),
     model_cnn(),
+    model_alexnet(),
   };
   for (Section& section : data()) {
     out.push_back(std::move(section));
   }
   out.push_back({"parallel", "", "How the ranks are used: pipe x data x context x tensor of them. Ranks of a later axis are nearer to each other.", false, {
     {"pipe", H, "int 1..4096", "1", "Pipeline stages that the model's layers are spread over."},
-    {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt or llama."},
-    {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt or llama."},
+    {"tensor", H, "int 1..4096", "1", "Ranks among which heads, MLPs and vocabulary of each layer are split. Shoeybi et al. 2019, arXiv:1909.08053. For a gpt, llama or bert."},
+    {"context", H, "int 1..4096", "1", "Ranks among which the tokens of each sample are split. For a gpt, llama or bert with masked_lm."},
     {"sequence_parallel", H, "bool", "false", "Between the split layers each tensor rank has a part of the tokens, which saves activation memory. Korthikanti et al. 2022, arXiv:2205.05198."},
     {"context_kind", H, "word ring|ulysses", "\"ring\"", "How attention gets the tokens of other context ranks: keys and values circulate (ring), or each rank gets all tokens of some heads (ulysses)."},
     {"expert", L, "int >= 1", "1", "there is no mixture of experts."},

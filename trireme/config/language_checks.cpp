@@ -8,7 +8,10 @@
 namespace trireme::config {
 namespace {
 
-constexpr int64_t kBytesVocabulary = 256;
+// The mask token of a bert comes after the bytes.
+int64_t bytes_vocabulary(const RunConfig& run) {
+  return run.data.mask_fraction > 0 && run.data.mask_token < 0 ? 257 : 256;
+}
 
 // Larger numbers are typing errors, and results computed from them overflow.
 void check_size(const JsonNode& root, const models::TransformerShape& model) {
@@ -63,20 +66,23 @@ void check_sizes(const JsonNode& root, RunConfig& run) {
   const models::TransformerShape model = run.model.shape();
   check_size(root, model);
   check_heads(root, model, run.model.llama);
-  if (run.data.sequence_length != model.sequence_length) {
+  const bool may_be_shorter = run.model.kind == ModelConfig::Kind::bert;
+  if (run.data.sequence_length > model.sequence_length ||
+      (run.data.sequence_length < model.sequence_length && !may_be_shorter)) {
     place(root, "data", "sequence_length")
-        .fail(concat(run.data.sequence_length, " is not the model's ", model.sequence_length, ", ",
-                     named(place(root, "model", "sequence_length"))),
+        .fail(concat(run.data.sequence_length, may_be_shorter ? " exceeds the model's " : " is not the model's ",
+                     model.sequence_length, ", ", named(place(root, "model", "sequence_length"))),
               "Leave out the one in \"data\".");
   }
   const JsonNode& tokenizer = place(root, "data", "tokenizer");
   if (run.data.tokenizer == "bytes") {
+    const int64_t needed = bytes_vocabulary(run);
     if (model.vocab_size == 0) {
-      run.model.set_vocab_size(kBytesVocabulary);
-    } else if (model.vocab_size < kBytesVocabulary) {
+      run.model.set_vocab_size(needed);
+    } else if (model.vocab_size < needed) {
       place(root, "model", "vocab_size")
-          .fail(concat(model.vocab_size, " tokens are too few for the tokenizer \"bytes\", which has 256, ",
-                       named(tokenizer)),
+          .fail(concat(model.vocab_size, " tokens are too few for the tokenizer \"bytes\", which has 256",
+                       needed > 256 ? " and a mask token, " : ", ", named(tokenizer)),
                 "Leave it out.");
     }
   } else if (run.data.tokenizer.empty() && model.vocab_size == 0) {
@@ -88,7 +94,8 @@ void check_sizes(const JsonNode& root, RunConfig& run) {
 
 // For a language model: its sizes must be multiples of the numbers of ranks.
 void check_split(const JsonNode& root, RunConfig& run) {
-  const models::TransformerShape model = run.model.shape();
+  models::TransformerShape model = run.model.shape();
+  model.sequence_length = run.data.sequence_length; // a bert's may be shorter
   const ParallelConfig& parallel = run.parallel;
   const bool ring = parallel.context_kind == context::Kind::ring;
   // `parts`: the ranks or chunks that share the model's size.

@@ -204,7 +204,7 @@ void resolve_pipeline(const JsonNode& root, const JsonNode& engine, RunConfig& o
 AutoValues auto_values(const RunConfig& run) {
   AutoValues out;
   out.steps = run.training.steps;
-  if (run.model.is_language()) {
+  if (run.model.reads_tokens()) {
     out.hidden = run.model.shape().hidden;
   }
   return out;
@@ -251,7 +251,7 @@ RunConfig read(JsonNode root, const fs::path& folder, const std::vector<std::str
   out.model.set_seed(seed);
   out.engine.checkpoint.keep_last = out.training.keep_checkpoints;
   out.data.drop_last = out.engine.dataloader_drop_last;
-  out.data.vocab_size = out.model.is_language() ? out.model.shape().vocab_size : 0;
+  out.data.vocab_size = out.model.reads_tokens() ? out.model.shape().vocab_size : 0;
   for (std::string* folder : {&out.engine.offload.optimizer.nvme_path, &out.engine.offload.parameters.nvme_path,
                               &out.engine.activations.nvme_path}) {
     *folder = folder->empty() ? *folder
@@ -270,19 +270,32 @@ models::LanguageOptions ModelConfig::language() const {
 }
 
 models::TransformerShape ModelConfig::shape() const {
-  return models::shape_of(language());
+  return kind == Kind::bert ? models::shape_of(bert) : models::shape_of(language());
 }
 
 void ModelConfig::set_vocab_size(int64_t size) {
-  gpt.vocab_size = llama.vocab_size = size;
+  gpt.vocab_size = llama.vocab_size = bert.vocab_size = size;
 }
 
 void ModelConfig::set_seed(int64_t seed) {
-  gpt.seed = llama.seed = cnn.seed = seed;
+  gpt.seed = llama.seed = bert.seed = cnn.seed = alexnet.seed = seed;
 }
 
 fs::path& ModelConfig::init_from() {
-  return kind == Kind::cnn ? cnn.init_from : kind == Kind::llama ? llama.init_from : gpt.init_from;
+  switch (kind) {
+    case Kind::llama:
+      return llama.init_from;
+    case Kind::bert:
+      return bert.init_from;
+    case Kind::cnn:
+      return cnn.init_from;
+    case Kind::alexnet:
+      return alexnet.init_from;
+    case Kind::gpt:
+    case Kind::of_program:
+      break;
+  }
+  return gpt.init_from;
 }
 
 const fs::path& ModelConfig::init_from() const {

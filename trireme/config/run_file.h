@@ -44,7 +44,7 @@ struct ProgramSection {
 };
 
 struct ModelConfig {
-  enum class Kind { gpt, llama, cnn, of_program };
+  enum class Kind { gpt, llama, bert, cnn, alexnet, of_program };
   Kind kind = Kind::gpt;
   /// Its name in the run file.
   std::string type = "gpt";
@@ -52,18 +52,24 @@ struct ModelConfig {
   /// Set for the chosen kind; the others keep their defaults.
   models::GptOptions gpt;
   models::LlamaOptions llama;
+  models::BertOptions bert;
   models::CnnOptions cnn;
+  models::AlexNetOptions alexnet;
   ProgramSection own;
   /// A program's model as an estimate sees it; nullptr: unknown.
   std::function<estimate::Model(const estimate::Conditions&)> describe = nullptr;
 
-  /// A gpt or llama: it learns from tokens.
+  /// A gpt or llama: it predicts the next token.
   bool is_language() const {
     return kind == Kind::gpt || kind == Kind::llama;
   }
+  /// A language model or a bert: it reads tokens.
+  bool reads_tokens() const {
+    return is_language() || kind == Kind::bert;
+  }
   /// The chosen language model.
   models::LanguageOptions language() const;
-  /// Its sizes; vocab_size 0: the tokenizer's.
+  /// The sizes of what reads_tokens(); vocab_size 0: the tokenizer's.
   models::TransformerShape shape() const;
   void set_vocab_size(int64_t size);
   void set_seed(int64_t seed);

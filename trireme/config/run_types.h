@@ -38,9 +38,12 @@ struct RunTypes {
 /// The rows of built_in_types().
 RunType gpt_type();
 RunType llama_type();
+RunType bert_type();
 RunType cnn_type();
+RunType alexnet_type();
 RunType tokens_type();
 RunType text_type();
+RunType labelled_text_type();
 RunType images_type();
 
 } // namespace trireme::config

@@ -2,6 +2,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/data/idx_images.h>
+#include <trireme/data/labelled_text.h>
+#include <trireme/data/masked_tokens.h>
 #include <trireme/data/text.h>
 #include <trireme/data/tokens.h>
 
@@ -79,6 +81,60 @@ Datasets open_text(const DataOptions& options) {
   return result;
 }
 
+// Errors: InputError if the tokenizer has none, or the model's vocabulary lacks it.
+int64_t mask_token_of(const DataOptions& options, const Tokenizer* tokenizer, int64_t vocabulary) {
+  int64_t token = options.mask_token;
+  if (token < 0 && tokenizer != nullptr) {
+    const bool bytes = dynamic_cast<const ByteTokenizer*>(tokenizer) != nullptr;
+    token = bytes ? tokenizer->vocab_size() : token_of(*tokenizer, "[MASK]").value_or(-1);
+    token = token >= 0 ? token : token_of(*tokenizer, "<mask>").value_or(-1);
+    vocabulary = bytes && options.vocab_size == 0 ? token + 1 : vocabulary;
+  }
+  if (token < 0) {
+    throw InputError("data",
+                     tokenizer == nullptr
+                         ? std::string("there is no tokenizer that has a mask token")
+                         : concat("the tokenizer ", tokenizer->describe(), " has neither \"[MASK]\" nor \"<mask>\""),
+                     "Set model.mask_token to the id of the token that replaces others.");
+  }
+  if (token >= vocabulary) {
+    throw InputError("data", concat("mask_token ", token, " is outside of a vocabulary of ", vocabulary),
+                     concat("Set model.vocab_size to ", token + 1, " or more."));
+  }
+  return token;
+}
+
+// Windows of tokens for a model that predicts masked ones. Their losses are not those of a text's bytes.
+Datasets masked(Datasets windows, const DataOptions& options) {
+  const Tokenizer* const tokenizer = windows.tokenizer.get();
+  MaskedTokensOptions masking{.fraction = options.mask_fraction, .seed = options.seed};
+  masking.vocabulary = tokenizer != nullptr ? tokenizer->vocab_size() : options.vocab_size;
+  const int64_t of_model = options.vocab_size > 0 ? options.vocab_size : masking.vocabulary;
+  masking.mask_token = mask_token_of(options, tokenizer, of_model);
+  for (std::shared_ptr<const Dataset>* set : {&windows.train, &windows.validation}) {
+    if (*set != nullptr) {
+      *set = std::make_shared<MaskedTokens>(*set, masking);
+    }
+  }
+  windows.bytes_per_token.reset();
+  windows.unigram_entropy_per_byte.reset();
+  return windows;
+}
+
+Datasets open_labelled_text(const DataOptions& options) {
+  Datasets result;
+  result.tokenizer = open_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, options.vocab_size);
+  LabelledText::Options texts{options.train, options.sequence_length, options.classes, {}};
+  const auto train = std::make_shared<LabelledText>(texts, *result.tokenizer);
+  result.train = train;
+  if (!options.validation.empty()) {
+    texts.files = options.validation;
+    texts.names = train->names();
+    result.validation = std::make_shared<LabelledText>(texts, *result.tokenizer);
+  }
+  return result;
+}
+
 Datasets open_images(const DataOptions& options) {
   const auto open = [&](const std::vector<fs::path>& images, const std::vector<fs::path>& labels) {
     return std::make_shared<IdxImages>(IdxImages::Options{images, labels, options.mean, options.std, options.classes});
@@ -99,9 +155,11 @@ Datasets make_datasets(const DataOptions& options, Share checked) {
   }
   switch (options.kind) {
     case DataOptions::Kind::tokens:
-      return open_tokens(options, checked);
+      return options.mask_fraction > 0 ? masked(open_tokens(options, checked), options) : open_tokens(options, checked);
     case DataOptions::Kind::text:
-      return open_text(options);
+      return options.mask_fraction > 0 ? masked(open_text(options), options) : open_text(options);
+    case DataOptions::Kind::labelled_text:
+      return open_labelled_text(options);
     case DataOptions::Kind::images:
       return open_images(options);
     case DataOptions::Kind::of_program:

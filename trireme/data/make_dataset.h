@@ -23,10 +23,10 @@ struct Datasets {
   std::shared_ptr<const Dataset> validation = nullptr;
   /// The tokenizer; null for images, and for tokens whose options name none.
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;
-  /// Text only: bytes per token of the validation text, else of the train text. A loss in nats per token divided by it
-  /// is in nats per byte.
+  /// Text that is not masked only: bytes per token of the validation text, else of the train text. A loss in nats per
+  /// token divided by it is in nats per byte.
   std::optional<double> bytes_per_token = std::nullopt;
-  /// Text only: the loss, in nats per byte, of predicting each validation (else train) byte from its frequency in the
+  /// The same: the loss, in nats per byte, of predicting each validation (else train) byte from its frequency in the
   /// train text.
   std::optional<double> unigram_entropy_per_byte = std::nullopt;
 };

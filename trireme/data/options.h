@@ -9,9 +9,10 @@ namespace trireme::data {
 
 /// The data of a run: files, their samples, and the order of these.
 struct DataOptions {
-  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; images: IDX
-  /// (MNIST) files; of_program: samples that a program makes, only their order is here.
-  enum class Kind { tokens, text, images, of_program };
+  /// tokens: raw little-endian files of 16-bit (or 32-bit) tokens; text: text files and a tokenizer; labelled_text:
+  /// texts with a label each, in JSON lines; images: IDX (MNIST) files; of_program: samples that a program makes, only
+  /// their order is here.
+  enum class Kind { tokens, text, labelled_text, images, of_program };
   Kind kind = Kind::text;
 
   /// Several files are concatenated.
@@ -19,7 +20,7 @@ struct DataOptions {
   /// Empty: no validation data, or for text the last `validation_fraction` of `train`.
   std::vector<std::filesystem::path> validation{};
 
-  // tokens, text
+  // tokens, text, labelled_text
   /// Tokens of one input; a sample reads one more for the last target.
   int64_t sequence_length = 128;
   /// Tokens >= this value are refused; 0: the tokenizer's size, if there is one. A tokenizer must not be
@@ -30,10 +31,16 @@ struct DataOptions {
   /// Bytes of a token: 2 or 4. 0: 2, and what does not look so is refused (tokens.h).
   int64_t token_bytes = 0;
 
-  // tokens, text
+  // tokens, text, labelled_text
   /// "bytes", a Hugging Face tokenizer.json, or a folder with vocab.json and merges.txt; see tokenizer.h.
   /// Empty: "bytes" for text, none for tokens, which need one only to be converted to text.
   std::string tokenizer{};
+
+  // tokens, text, for a model that predicts masked tokens (masked_tokens.h)
+  /// Share of the tokens of each sample that are predicted; 0: the next token is.
+  double mask_fraction = 0;
+  /// The token that replaces most of them; -1: the tokenizer's "[MASK]" or "<mask>", for "bytes" 256.
+  int64_t mask_token = -1;
 
   // text
   /// Share of the text's bytes, in [0, 1), kept for validation when `validation` is empty.
@@ -46,6 +53,8 @@ struct DataOptions {
   /// Pixels become (pixel / 255 - mean) / std.
   double mean = 0;
   double std = 1;
+
+  // images, labelled_text
   /// Labels >= this value are refused; 0: not checked.
   int64_t classes = 0;
 

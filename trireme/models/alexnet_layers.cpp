@@ -1,6 +1,7 @@
 #include <trireme/models/alexnet_layers.h>
 
 #include <trireme/base/error.h>
+#include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/initialize.h>
 
 #include <torch/nn/modules/activation.h>
@@ -11,6 +12,7 @@
 
 #include <array>
 #include <cmath>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -21,8 +23,6 @@ namespace nn = torch::nn;
 using pipeline::Layer;
 using pipeline::LayerSpec;
 
-// With smaller images the input of the last pooling would be empty.
-constexpr int64_t kSmallestSide = 63;
 constexpr int64_t kPooledSide = 6;
 
 nn::Conv2dOptions convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t padding) {
@@ -62,34 +62,51 @@ std::vector<Layer> classifier(const AlexNetOptions& options) {
           LayerSpec<nn::Linear>(options.hidden, options.classes)};
 }
 
-void initialise(nn::Module& module, const std::string& prefix, int64_t seed) {
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& parameter = item.value();
-    if (parameter.dim() == 1) {
-      fill(parameter, 0);
-    } else { // He et al. 2015, arXiv:1502.01852: keeps the variance through ReLU
-      const auto fan_in = static_cast<double>(parameter.numel() / parameter.size(0));
-      fill_normal(parameter, std::sqrt(2.0 / fan_in), seed, concat(prefix, '.', item.key()));
-    }
+void fill_at_random(const at::Tensor& parameter, int64_t seed, const std::string& name) {
+  if (parameter.dim() == 1) {
+    fill(parameter, 0);
+  } else { // He et al. 2015, arXiv:1502.01852: keeps the variance through ReLU
+    const auto fan_in = static_cast<double>(parameter.numel() / parameter.size(0));
+    fill_normal(parameter, std::sqrt(2.0 / fan_in), seed, name);
   }
+}
+
+FillParameter initial_values(const AlexNetOptions& options) {
+  if (options.init_from.empty()) {
+    return [seed = options.seed](const std::string& name, const at::Tensor& parameter) {
+      fill_at_random(parameter, seed, name);
+    };
+  }
+  std::set<std::string> names;
+  for (const char* layer : {"features.0", "features.3", "features.6", "features.8", "features.10", "classifier.1",
+                            "classifier.4", "classifier.6"}) {
+    names.insert(concat(layer, ".weight"));
+    names.insert(concat(layer, ".bias"));
+  }
+  return values_in(options.init_from, std::move(names));
 }
 
 } // namespace
 
 pipeline::LayerList alexnet_layers(const AlexNetOptions& options) {
-  if (options.resize != 0 && options.resize < kSmallestSide) {
+  if (options.resize != 0 && options.resize < kSmallestAlexNetImage) {
     throw InputError(
         "alexnet",
-        concat("images must be enlarged to at least ", kSmallestSide, " pixels, got resize ", options.resize),
+        concat("images must be enlarged to at least ", kSmallestAlexNetImage, " pixels, got resize ", options.resize),
         "Use 64 for speed, 224 (the network's original size), or 0 for images that are large enough.");
   }
   std::vector<Layer> layers;
+  const FillParameter values = initial_values(options);
   const auto add = [&](const std::string& part, const std::vector<Layer>& of_part) {
     for (size_t i = 0; i < of_part.size(); ++i) {
       Layer layer = of_part[i];
       const std::string prefix = concat(part, '.', i);
       layer.name(prefix);
-      layer.initialise([prefix, seed = options.seed](nn::Module& module) { initialise(module, prefix, seed); });
+      layer.initialise([prefix, values](nn::Module& module) {
+        for (const auto& item : module.named_parameters()) {
+          values(concat(prefix, '.', item.key()), item.value());
+        }
+      });
       layers.push_back(std::move(layer));
     }
   };
@@ -103,6 +120,10 @@ pipeline::LayerList alexnet_layers(const AlexNetOptions& options) {
   layers.push_back([](at::Tensor x_BCHW) { return x_BCHW.flatten(1); });
   add("classifier", classifier(options));
   return pipeline::LayerList(std::move(layers));
+}
+
+at::Tensor count_right_labels(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {
+  return outputs.at(0).argmax(1).eq(targets.at(0).reshape({-1})).sum();
 }
 
 at::Tensor label_loss(const pipeline::Tensors& outputs, const pipeline::Tensors& targets) {

@@ -3,10 +3,14 @@
 #include <trireme/base/error.h>
 #include <trireme/optim/flat_optimizer.h>
 
+#include <memory>
+#include <utility>
+
 namespace trireme::models {
 namespace {
 
 constexpr const char* kSameModel = "Use the \"model\" of the checkpoint's run, or other weights.";
+constexpr const char* kOtherWeights = "Change \"model\" to what these weights are of, or use other weights.";
 
 } // namespace
 
@@ -47,6 +51,30 @@ void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<s
                        kSameModel);
     }
   }
+}
+
+FillParameter values_in(const std::filesystem::path& path, std::set<std::string> of_model) {
+  if (auto saved = checkpoint_in(path)) {
+    check_parameter_names(*saved, of_model);
+    return [saved = std::make_shared<const checkpoint::Checkpoint>(std::move(*saved))](
+               const std::string& name, const at::Tensor& parameter) { load_parameter(*saved, name, parameter); };
+  }
+  const auto weights = std::make_shared<const checkpoint::WeightFiles>(plain_weights(path));
+  for (const std::string& name : weights->names()) {
+    if (of_model.count(name) == 0) {
+      throw InputError("init_from", concat(path.string(), ": the model has no parameter \"", name, '"'), kOtherWeights);
+    }
+  }
+  return [weights, path](const std::string& name, const at::Tensor& parameter) {
+    const at::Tensor value = weights->tensor(name);
+    if (value.sizes() != parameter.sizes()) {
+      throw InputError("init_from",
+                       concat(path.string(), ": parameter \"", name, "\" has shape ", value.sizes(),
+                              ", the model needs ", parameter.sizes()),
+                       kOtherWeights);
+    }
+    parameter.detach().copy_(value);
+  };
 }
 
 } // namespace trireme::models

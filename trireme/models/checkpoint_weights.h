@@ -4,6 +4,7 @@
 #include <trireme/checkpoint/weight_files.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,5 +26,13 @@ void load_parameter(const checkpoint::Checkpoint& saved, const std::string& name
 
 /// Errors: InputError naming a parameter of `saved` that the model does not have.
 void check_parameter_names(const checkpoint::Checkpoint& saved, const std::set<std::string>& of_model);
+
+/// Fills a full parameter by its name.
+using FillParameter = std::function<void(const std::string& name, const at::Tensor& parameter)>;
+
+/// Initial values of a model whose files have its own names: from the newest checkpoint in `path`, or from its
+/// safetensors files. Errors: InputError, here or in a call, for a name that is not in `of_model`, one that `path`
+/// lacks, and another shape.
+FillParameter values_in(const std::filesystem::path& path, std::set<std::string> of_model);
 
 } // namespace trireme::models

@@ -88,6 +88,20 @@ TransformerShape shape_of(const LlamaOptions& options) {
   return shape;
 }
 
+TransformerShape shape_of(const BertOptions& options) {
+  TransformerShape shape;
+  shape.family = TransformerShape::Family::bert;
+  shape.layers = options.layers;
+  shape.hidden = options.hidden;
+  shape.heads = options.heads;
+  shape.intermediate = options.width_of_mlp();
+  shape.sequence_length = options.sequence_length;
+  shape.vocab_size = options.vocab_size;
+  shape.dropout = options.dropout;
+  shape.attention_bias = shape.attention_output_bias = shape.mlp_bias = true;
+  return shape;
+}
+
 TransformerShape shape_of(const LanguageOptions& options) {
   return std::visit([](const auto& family) { return shape_of(family); }, options);
 }
@@ -117,16 +131,16 @@ std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {
   using Kind = LayerShape::Kind;
   using Parameters = std::vector<LayerShape::Parameter>;
   const int64_t h = options.hidden, mlp = options.width_of_mlp();
-  const auto linear = [](Parameters& to, const std::string& name, int64_t out, int64_t in) {
-    to.push_back({name + ".weight", {out, in}});
-    to.push_back({name + ".bias", {out}});
+  const auto linear = [](Parameters& to, const std::string& name, int64_t out, int64_t in, Split split = Split::none) {
+    to.push_back({name + ".weight", {out, in}, split});
+    to.push_back({name + ".bias", {out}, split == Split::rows ? split : Split::none});
   };
   const auto norm = [h](Parameters& to, const std::string& name) {
     to.push_back({name + ".weight", {h}});
     to.push_back({name + ".bias", {h}});
   };
   std::vector<LayerShape> shapes = {
-      {Kind::tokens, "bert.embeddings.word_embeddings", {{"weight", {options.vocab_size, h}}}},
+      {Kind::tokens, "bert.embeddings.word_embeddings", {{"weight", {options.vocab_size, h}, Split::rows}}},
       {Kind::positions,
        "bert.embeddings",
        {{"position_embeddings.weight", {options.sequence_length, h}},
@@ -135,12 +149,12 @@ std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {
   for (int64_t i = 0; i < options.layers; ++i) {
     Parameters& block = shapes.emplace_back(LayerShape{Kind::block, concat("bert.encoder.layer.", i), {}}).parameters;
     for (const char* name : {"query", "key", "value"}) {
-      linear(block, concat("attention.self.", name), h, h);
+      linear(block, concat("attention.self.", name), h, h, Split::rows);
     }
-    linear(block, "attention.output.dense", h, h);
+    linear(block, "attention.output.dense", h, h, Split::columns);
     norm(block, "attention.output.LayerNorm");
-    linear(block, "intermediate.dense", mlp, h);
-    linear(block, "output.dense", h, mlp);
+    linear(block, "intermediate.dense", mlp, h, Split::rows);
+    linear(block, "output.dense", h, mlp, Split::columns);
     norm(block, "output.LayerNorm");
   }
   const auto part = [&](const std::string& name) -> Parameters& {
@@ -152,7 +166,7 @@ std::vector<LayerShape> bert_layer_shapes(const BertOptions& options) {
     norm(transform, "LayerNorm");
     shapes.push_back(shapes.front());
     shapes.back().kind = Kind::head;
-    part("cls.predictions").push_back({"bias", {options.vocab_size}});
+    part("cls.predictions").push_back({"bias", {options.vocab_size}, Split::rows});
   } else if (options.head == BertOptions::Head::classes) {
     linear(part("bert.pooler"), "dense", h, h);
     Parameters& classifier = part("classifier");

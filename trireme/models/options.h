@@ -106,7 +106,7 @@ struct LlamaOptions {
 
 /// The sizes of a language model, whatever its type: what estimates, plans and checks ask for.
 struct TransformerShape {
-  enum class Family { gpt, llama };
+  enum class Family { gpt, llama, bert };
   Family family = Family::gpt;
   int64_t layers = 0;
   int64_t hidden = 0;
@@ -143,10 +143,10 @@ struct TransformerShape {
   }
   /// Layers before the first block: tokens, and learned positions.
   int64_t embeddings() const {
-    return family == Family::gpt ? 2 : 1;
+    return family == Family::llama ? 1 : 2;
   }
   int64_t embedding_parameters() const {
-    return (vocab_size + (family == Family::gpt ? sequence_length : 0)) * hidden;
+    return (vocab_size + (family == Family::llama ? 0 : sequence_length)) * hidden;
   }
   /// Elements of a block's matrices.
   int64_t block_parameters() const {
@@ -176,7 +176,7 @@ struct LayerShape {
   std::vector<Parameter> parameters;
 };
 
-/// Lists the layers of a model in order, with Hugging Face's names. The module, the layers of a pipeline and the
+/// Lists the layers of a gpt or llama in order, with Hugging Face's names. The module, the layers of a pipeline and the
 /// estimate are made from it. A tied head repeats the token embedding, by name and parameters.
 std::vector<LayerShape> layer_shapes(const TransformerShape& shape);
 inline std::vector<LayerShape> layer_shapes(const GptOptions& options) {
@@ -244,6 +244,9 @@ struct BertOptions {
   }
 };
 
+/// Its sizes, without segments and head.
+TransformerShape shape_of(const BertOptions& options);
+
 /// As above. Word embedding and the rest of the embeddings are Kind::tokens and Kind::positions; what `head` adds are
 /// parts of Kind::head.
 std::vector<LayerShape> bert_layer_shapes(const BertOptions& options);
@@ -260,6 +263,9 @@ struct AlexNetOptions {
   /// Width of the two hidden layers of the classifier.
   int64_t hidden = 4096;
   double dropout = 0.5;
+  /// Initial weights: safetensors with torchvision's names, or a run folder or checkpoint of Trireme. Empty: random
+  /// from `seed`.
+  std::filesystem::path init_from;
   int64_t seed = 1234;
 };
 

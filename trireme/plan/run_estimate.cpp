@@ -41,6 +41,9 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   if (run.model.kind == ModelConfig::Kind::cnn) {
     return estimate::cnn(run.model.cnn, conditions);
   }
+  if (run.model.kind == ModelConfig::Kind::alexnet) {
+    return estimate::alexnet(run.model.alexnet, conditions);
+  }
   if (run.model.kind == ModelConfig::Kind::of_program) {
     if (!can_describe(run)) {
       throw InputError("estimate",
@@ -55,6 +58,11 @@ estimate::Model model_of(const RunConfig& run, int64_t samples, int64_t vocab_si
   if (model.vocab_size == 0) {
     throw InputError("estimate", "the size of the vocabulary is unknown: the model takes it from its tokenizer",
                      "Set it: --set model.vocab_size=50257");
+  }
+  if (run.model.kind == ModelConfig::Kind::bert) {
+    models::BertOptions bert = run.model.bert;
+    bert.vocab_size = model.vocab_size;
+    return estimate::bert(bert, run.data.sequence_length, conditions);
   }
   return estimate::transformer(model, conditions);
 }
@@ -162,7 +170,8 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-// Texts are in memory as 16-bit tokens, which a byte-level BPE makes of about four bytes. Files of tokens are mapped:
+// Texts are in memory as 16-bit tokens (those with labels as 32-bit ones), which a byte-level BPE makes of about four
+// bytes. Files of tokens are mapped:
 // their pages belong to the system.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   if (run.data.kind == data::DataOptions::Kind::of_program) {
@@ -170,16 +179,20 @@ int64_t data_bytes(const RunConfig& run, const Run& e) {
   }
   const int64_t batches = run.data.prefetch + 2;
   if (run.data.kind == data::DataOptions::Kind::images) {
+    const bool alexnet = run.model.kind == ModelConfig::Kind::alexnet;
     const models::CnnOptions& cnn = run.model.cnn;
+    const int64_t side = alexnet ? run.model.alexnet.resize : cnn.side; // an alexnet's images are enlarged to it
     return size_of(run.data.train) + size_of(run.data.validation) +
-           batches * e.micro_batch * kFloatBytes * cnn.channels * cnn.side * cnn.side;
+           batches * e.micro_batch * kFloatBytes * (alexnet ? run.model.alexnet.channels : cnn.channels) * side * side;
   }
   const int64_t batch = batches * e.micro_batch * 2 * kTokenBytes * run.data.sequence_length;
   if (run.data.kind == data::DataOptions::Kind::tokens) {
     return batch;
   }
   const int64_t text = size_of(run.data.train) + size_of(run.data.validation);
-  return batch + kStoredTokenBytes * (run.data.tokenizer == "bytes" ? text : text / 4);
+  const int64_t stored =
+      run.data.kind == data::DataOptions::Kind::labelled_text ? 2 * kStoredTokenBytes : kStoredTokenBytes;
+  return batch + stored * (run.data.tokenizer == "bytes" ? text : text / 4);
 }
 
 // The check that ranks make in their first steps.
@@ -207,6 +220,9 @@ void check_budget(const RunConfig& run, int64_t vocab_size, Run e) {
 } // namespace
 
 bool can_describe(const RunConfig& run) {
+  if (run.model.kind == ModelConfig::Kind::alexnet) {
+    return run.model.alexnet.resize > 0;
+  }
   return run.model.kind != ModelConfig::Kind::of_program || run.model.describe;
 }
 

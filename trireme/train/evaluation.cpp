@@ -10,22 +10,40 @@
 
 namespace trireme::train {
 
-Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches,
-                   const comm::Group& everyone) {
-  Evaluated evaluated;
-  const auto mean = engine.mean_of_replicas(); // once for the loss and the accuracy
-  evaluated.loss = engine.evaluate(loader, batches) / task.loss_divisor;
-  if (!task.count_right) {
-    return evaluated;
-  }
-  const torch::NoGradGuard no_grad;
-  const engine::EvaluationMode mode(engine.module());
-  device::Uploader uploader(engine.device());
+namespace {
+
+struct Counted {
   at::Tensor right; // on the device, until all batches are done
   int64_t samples = 0;
-  loader.start_epoch(0);
-  const int64_t most = batches == 0 ? std::numeric_limits<int64_t>::max() : batches;
-  for (int64_t done = 0; done < most; ++done) {
+};
+
+// A list of layers: its stages run every batch together, and the last one has the outputs.
+Counted count_in_layers(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches) {
+  Counted counted;
+  device::Uploader uploader(engine.device());
+  for (int64_t done = 0; done < batches; ++done) {
+    const auto batch = loader.next();
+    if (!batch) {
+      break;
+    }
+    const auto logits = engine.eval_batch_with_logits(*batch).logits;
+    if (batch->samples > 0 && !logits.empty()) {
+      std::vector<at::Tensor> targets = uploader.upload(batch->targets);
+      for (at::Tensor& target : targets) {
+        target = target.narrow(0, 0, batch->samples);
+      }
+      device::add_scalar(counted.right, task.count_right_of(logits, targets));
+      counted.samples += batch->samples;
+    }
+  }
+  return counted;
+}
+
+Counted count_in_one_piece(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches) {
+  Counted counted;
+  const engine::EvaluationMode mode(engine.module());
+  device::Uploader uploader(engine.device());
+  for (int64_t done = 0; done < batches; ++done) {
     auto batch = loader.next();
     if (!batch) {
       break;
@@ -33,12 +51,30 @@ Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& l
     if (batch->samples > 0) {
       batch->inputs = uploader.upload(std::move(batch->inputs));
       batch->targets = uploader.upload(std::move(batch->targets));
-      device::add_scalar(right, task.count_right(*batch));
-      samples += batch->samples;
+      device::add_scalar(counted.right, task.count_right(*batch));
+      counted.samples += batch->samples;
     }
   }
-  at::Tensor sums =
-      torch::tensor({device::read_scalars({right}).front(), static_cast<double>(samples)}, torch::kFloat64);
+  return counted;
+}
+
+} // namespace
+
+Evaluated evaluate(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches,
+                   const comm::Group& everyone) {
+  Evaluated evaluated;
+  const auto mean = engine.mean_of_replicas(); // once for the loss and the accuracy
+  evaluated.loss = engine.evaluate(loader, batches) / task.loss_divisor;
+  if (!task.count_right && !task.count_right_of) {
+    return evaluated;
+  }
+  const torch::NoGradGuard no_grad;
+  loader.start_epoch(0);
+  const int64_t most = batches == 0 ? std::numeric_limits<int64_t>::max() : batches;
+  const Counted counted = task.count_right_of ? count_in_layers(engine, task, loader, most)
+                                              : count_in_one_piece(engine, task, loader, most);
+  at::Tensor sums = torch::tensor({device::read_scalars({counted.right}).front(), static_cast<double>(counted.samples)},
+                                  torch::kFloat64);
   everyone.all_reduce(sums, comm::ReduceOp::sum, "accuracy").wait();
   evaluated.accuracy = sums[0].item<double>() / sums[1].item<double>();
   return evaluated;

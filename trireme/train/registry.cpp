@@ -77,6 +77,7 @@ Task ModelType::make(const ModelContext& context) const {
   if (has_layers()) {
     Layers made = layers_(context);
     put(made);
+    task.count_right_of = std::move(made.count_right);
     task.pipeline =
         std::make_shared<pipeline::PipelineModule>(std::move(made.layers), std::move(made.loss), context.run.pipeline);
     task.pipeline->set_sample_inputs(sample_inputs(context.data));
@@ -95,7 +96,12 @@ Task ModelType::make(const ModelContext& context) const {
 }
 
 Registry::Registry()
-    : types_(config::built_in_types()), models_{{"gpt", language_task}, {"llama", language_task}, {"cnn", cnn_task}} {}
+    : types_(config::built_in_types()),
+      models_{{"gpt", language_task},
+              {"llama", language_task},
+              {"bert", bert_task},
+              {"cnn", cnn_task},
+              {"alexnet", alexnet_task}} {}
 
 void Registry::model(const std::string& type, ReadModel read) {
   check_name(type, types_.models);

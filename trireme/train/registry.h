@@ -90,6 +90,9 @@ struct Layers {
   int64_t tokens_per_sample = 0;
   double loss_divisor = 1;
   std::string loss_unit = "";
+  /// For classifiers: number of rows of the outputs that are right, for val_accuracy. [], int64; called without
+  /// gradients on the last stage.
+  std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> count_right = nullptr;
 };
 
 /// What is known when a rank builds its model.

@@ -49,7 +49,7 @@ int64_t ranks_of(const config::RunConfig& run, const std::string& run_file, int6
 }
 
 plan::RunEstimate describe_run(const config::RunConfig& run, int64_t ranks) {
-  const bool asks = run.model.is_language() && run.model.shape().vocab_size == 0 && !run.data.tokenizer.empty();
+  const bool asks = run.model.reads_tokens() && run.model.shape().vocab_size == 0 && !run.data.tokenizer.empty();
   if (asks &&
       std::find(run.absent_files.begin(), run.absent_files.end(), run.data.tokenizer) != run.absent_files.end()) {
     throw InputError(

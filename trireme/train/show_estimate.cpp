@@ -49,6 +49,9 @@ struct Shown {
     if (run.tensor_ranks == 1) {
       return run.model.parameters();
     }
+    if (config.model.kind == config::ModelConfig::Kind::bert) {
+      return estimate::bert(config.model.bert, config.data.sequence_length, {}).parameters();
+    }
     return config.model.is_language() ? estimate::transformer(config.model.shape(), {}).parameters()
                                       : config.model.describe({}).parameters();
   }

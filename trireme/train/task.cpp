@@ -1,8 +1,10 @@
 #include <trireme/train/task.h>
 
 #include <trireme/base/error.h>
-#include <trireme/checkpoint/weight_files.h>
+#include <trireme/data/masked_tokens.h>
 #include <trireme/data/tokenizer.h>
+#include <trireme/models/alexnet_layers.h>
+#include <trireme/models/bert_layers.h>
 #include <trireme/models/checkpoint_weights.h>
 #include <trireme/models/cnn.h>
 #include <trireme/train/registry.h>
@@ -10,25 +12,42 @@
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 namespace trireme::train {
 namespace {
 
 void load_weights(models::Cnn& cnn, const std::filesystem::path& path) {
-  if (const auto saved = models::checkpoint_in(path)) {
-    std::set<std::string> names;
-    for (const auto& item : cnn->named_parameters()) {
-      models::load_parameter(*saved, item.key(), item.value());
-      names.insert(item.key());
-    }
-    models::check_parameter_names(*saved, names);
-    return;
-  }
-  const auto weights = models::plain_weights(path);
+  std::set<std::string> names;
   for (const auto& item : cnn->named_parameters()) {
-    item.value().detach().copy_(weights.tensor(item.key()));
+    names.insert(item.key());
   }
+  const models::FillParameter fill = models::values_in(path, std::move(names));
+  for (const auto& item : cnn->named_parameters()) {
+    fill(item.key(), item.value());
+  }
+}
+
+void check_for_alexnet(const models::AlexNetOptions& options, const std::vector<int64_t>& image, const char* images) {
+  if (image.at(0) != options.channels) {
+    throw InputError("train",
+                     concat("the ", images, " have ", image.at(0), " channels, the model takes ", options.channels),
+                     concat("Set model.channels to ", image.at(0), '.'));
+  }
+  if (options.resize == 0 && std::min(image.at(1), image.at(2)) < models::kSmallestAlexNetImage) {
+    throw InputError("train",
+                     concat("the ", images, " are ", image.at(1), " x ", image.at(2), " pixels, an alexnet needs ",
+                            models::kSmallestAlexNetImage, " x ", models::kSmallestAlexNetImage),
+                     "Set model.resize: 64 for speed, or 224, the network's original size.");
+  }
+}
+
+void set_layers(Task& task, const ModelContext& context, pipeline::LayerList layers,
+                pipeline::PipelineModule::Loss loss) {
+  task.pipeline = std::make_shared<pipeline::PipelineModule>(std::move(layers), std::move(loss), context.run.pipeline);
+  task.pipeline->set_sample_inputs(sample_inputs(context.data));
 }
 
 } // namespace
@@ -49,9 +68,7 @@ Task language_task(const ModelContext& context) {
                             ", ", shape.heads, " heads, ", shape.sequence_length, " tokens");
   task.loss_unit = datasets.bytes_per_token ? "nats/byte" : "nats/token";
   if (run.builds_layers()) {
-    task.pipeline = std::make_shared<pipeline::PipelineModule>(models::language_layers(options, ranks),
-                                                               models::language_loss(options, ranks), run.pipeline);
-    task.pipeline->set_sample_inputs(sample_inputs(datasets));
+    set_layers(task, context, models::language_layers(options, ranks), models::language_loss(options, ranks));
     return task;
   }
   task.language = models::LanguageModel(options, ranks);
@@ -80,24 +97,65 @@ Task cnn_task(const ModelContext& context) {
   return task;
 }
 
+Task bert_task(const ModelContext& context) {
+  static_assert(data::MaskedTokens::kIgnored == models::kIgnoredTarget);
+  const auto& [run, datasets, ranks] = context;
+  models::BertOptions options = run.model.bert;
+  if (options.vocab_size == 0 && datasets.tokenizer == nullptr) {
+    throw InputError("train", "the size of the vocabulary is unknown: there is no tokenizer to ask",
+                     "Set model.vocab_size.");
+  }
+  if (options.vocab_size == 0) { // "the tokenizer's"
+    options.vocab_size = datasets.tokenizer->vocab_size();
+  }
+  const bool classifies = options.head == models::BertOptions::Head::classes;
+  Task task;
+  task.description = concat("BERT, ", options.layers, " layers, hidden ", options.hidden, ", ", options.heads,
+                            " heads, ", run.data.sequence_length, " tokens");
+  task.tokens_per_sample = run.data.sequence_length;
+  task.loss_unit = classifies ? "nats" : "nats/token";
+  if (classifies) {
+    task.count_right_of = models::count_right_labels;
+  }
+  set_layers(task, context, models::bert_layers(options, ranks), models::bert_loss(options, ranks));
+  return task;
+}
+
+Task alexnet_task(const ModelContext& context) {
+  const models::AlexNetOptions& options = context.run.model.alexnet;
+  Task task;
+  task.description = concat("AlexNet, ", options.classes, " classes");
+  task.loss_unit = "nats";
+  task.count_right_of = models::count_right_labels;
+  set_layers(task, context, models::alexnet_layers(options), models::label_loss);
+  return task;
+}
+
 pipeline::Tensors sample_inputs(const data::Datasets& datasets) {
   const std::vector<int64_t> one = {0};
   return datasets.train ? datasets.train->get(one).inputs : pipeline::Tensors();
 }
 
 void check_samples(const config::RunConfig& run, const data::Datasets& datasets) {
-  if (run.model.kind != config::ModelConfig::Kind::cnn) {
+  using Kind = config::ModelConfig::Kind;
+  const bool is_cnn = run.model.kind == Kind::cnn;
+  if (!is_cnn && run.model.kind != Kind::alexnet) {
     return;
   }
   const std::vector<int64_t> one = {0};
-  const std::vector<int64_t> wanted = {run.model.cnn.channels, run.model.cnn.side, run.model.cnn.side};
   for (const auto& [set, images] :
        {std::pair(datasets.train, "images"), std::pair(datasets.validation, "validation images")}) {
     if (!set) {
       continue;
     }
-    const auto there = set->get(one).input().sizes().slice(1).vec();
-    if (there != wanted) {
+    const at::Tensor image = set->get(one).input();
+    const auto there = image.sizes().slice(1).vec();
+    if (!is_cnn) {
+      check_for_alexnet(run.model.alexnet, there, images);
+      continue;
+    }
+    const models::CnnOptions& cnn = run.model.cnn;
+    if (const std::vector<int64_t> wanted = {cnn.channels, cnn.side, cnn.side}; there != wanted) {
       throw InputError("train",
                        concat("the ", images, " are ", at::IntArrayRef(there),
                               " (channels, height, width), the model takes ", at::IntArrayRef(wanted)),

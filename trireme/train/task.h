@@ -35,13 +35,17 @@ struct Task {
   /// model.
   /// Called without gradients.
   std::function<at::Tensor(const data::Batch&)> count_right;
+  /// The same for a list of layers, from its outputs for the real rows and their targets.
+  std::function<at::Tensor(const pipeline::Tensors& outputs, const pipeline::Tensors& targets)> count_right_of;
 };
 
 struct ModelContext;
 
-/// Build a run file's gpt or llama, and its cnn, with the weights of their init_from, if set.
+/// Build a run file's gpt or llama, its bert, cnn and alexnet, with the weights of their init_from, if set.
 Task language_task(const ModelContext& context);
+Task bert_task(const ModelContext& context);
 Task cnn_task(const ModelContext& context);
+Task alexnet_task(const ModelContext& context);
 
 /// The inputs of one sample, for a partition that measures layers; none from a loader.
 pipeline::Tensors sample_inputs(const data::Datasets& datasets);

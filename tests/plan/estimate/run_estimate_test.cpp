@@ -19,6 +19,15 @@ RunEstimate described(int64_t ranks, const std::vector<std::string>& overrides =
   return describe(read_run(JsonNode::parse(text, "run.json"), "/", overrides), ranks);
 }
 
+std::string why_refused(int64_t ranks, const std::vector<std::string>& overrides) {
+  try {
+    described(ranks, overrides);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(RunEstimateTest, TakesTheNumbersOver) {
   const estimate::Run run = described(4, {"engine.gradient_accumulation_steps=3", "engine.zero_optimization.stage=2",
                                           "engine.bf16.enabled=true", "engine.gradient_clipping=0",
@@ -131,6 +140,33 @@ TEST(RunEstimateTest, SaysThatAllParametersAreTooSmallToBeMoved) {
   EXPECT_THAT(described(2, cnn).notes, testing::Contains(testing::HasSubstr("none of its modules is sharded")));
 }
 
+TEST(RunEstimateTest, KnowsAnAlexNet) {
+  const std::string model = R"(model={"type": "alexnet", "classes": 1000, "resize": 224})";
+  const std::string data = R"(data={"type": "images", "train": ["a"], "train_labels": ["b"]})";
+  const RunEstimate run = described(1, {model, data});
+  EXPECT_EQ(run.run.model.parameters(), 61'100'840) << "what torchvision documents";
+  EXPECT_EQ(run.run.model.layers.size(), 23u) << "those of alexnet_layers()";
+  EXPECT_TRUE(run.run.layer_list);
+  EXPECT_THAT(described(2, {model, data, "parallel.pipe=2"}).run.bounds, testing::SizeIs(3));
+  EXPECT_THAT(why_refused(1, {R"(model={"type": "alexnet"})", data}), testing::HasSubstr("the size of the images"));
+}
+
+// Parameters of BERT-base with the head of masked_lm: those of transformers' BertForMaskedLM.
+TEST(RunEstimateTest, KnowsABert) {
+  const std::string size = R"("type": "bert", "layers": 12, "hidden": 768, "heads": 12, "sequence_length": 512)";
+  const std::string masked = concat("model={", size, R"(, "vocab_size": 30522, "mask_token": 103})");
+  const auto parameters = [](const RunEstimate& run) { return run.run.model.parameters(); };
+  EXPECT_EQ(parameters(described(1, {masked})), 109'514'298);
+  EXPECT_EQ(described(1, {masked}).run.model.layers.size(), 17u) << "two of embeddings, three of the head";
+  const std::vector<std::string> classes = {
+      concat("model={", size, R"(, "vocab_size": 30522, "head": "classes"})"),
+      R"(data={"type": "labelled_text", "train": ["t"], "tokenizer": "tokenizer.json", "sequence_length": 128})"};
+  EXPECT_EQ(parameters(described(1, classes)), 109'483'778);
+  const int64_t half = parameters(described(2, {masked, "parallel.tensor=2"}));
+  EXPECT_LT(half, 109'514'298 * 52 / 100);
+  EXPECT_GT(half, 109'514'298 / 2);
+}
+
 TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
   const auto of = [](const char* choices) {
     return described(1, {concat(R"(engine.activation_checkpointing={"nvme_path": "/n", "choices": )", choices, "}")});
@@ -151,15 +187,6 @@ TEST(RunEstimateTest, RefusesChoicesForAnotherNumberOfParts) {
       EXPECT_THAT(error.what(), testing::HasSubstr(concat("choices has ", other))) << other;
     }
   }
-}
-
-std::string why_refused(int64_t ranks, const std::vector<std::string>& overrides) {
-  try {
-    described(ranks, overrides);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // What needs least is named, and is accepted.

@@ -124,6 +124,13 @@ inline Model gpt(const models::GptOptions& options, const Conditions& conditions
   return transformer(models::shape_of(options), conditions);
 }
 
+/// Describes models::bert_layers() for samples of `tokens` tokens. A block keeps as much as a GPT's: the inputs of both
+/// LayerNorms are the sums, and their outputs the inputs of the matrices.
+Model bert(const models::BertOptions& options, int64_t tokens, const Conditions& conditions);
+
+/// Describes models::alexnet_layers(). Errors: InputError without `resize`: the size of the images is unknown.
+Model alexnet(const models::AlexNetOptions& options, const Conditions& conditions);
+
 /// Describes models::Cnn.
 Model cnn(const models::CnnOptions& shape, const Conditions& conditions);
 

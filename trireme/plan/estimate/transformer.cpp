@@ -114,6 +114,13 @@ void token_embedding(Layer& layer, const models::TransformerShape& shape, const 
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 2, conditions.sequence_parallel ? 1 : 0, 0);
 }
 
+void bert_embeddings(Layer& layer, const models::TransformerShape& shape, const Sizes& s) {
+  layer.type = "BertEmbeddings";
+  const int64_t drops = shape.dropout > 0 ? 1 : 0;
+  layer.kept = ((1 + drops) * s.element * s.hidden + 2 * kFloat * s.rows) / s.between; // the sum, and dropout's noise
+  layer.working = s.element * (2 * s.hidden / s.between + layer.parameters.front().numel);
+}
+
 void positions(Layer& layer, const models::TransformerShape& shape, const Sizes& s) {
   layer.type = "GptPositions";
   layer.kept = shape.dropout > 0 ? s.element * s.hidden / s.between : 0;
@@ -122,7 +129,7 @@ void positions(Layer& layer, const models::TransformerShape& shape, const Sizes&
 
 void block(Layer& layer, const models::TransformerShape& shape, const Conditions& conditions, const Sizes& s) {
   const bool gated = shape.is_gated();
-  layer.type = gated ? "LlamaBlock" : "GptBlock";
+  layer.type = gated ? "LlamaBlock" : shape.family == models::TransformerShape::Family::bert ? "BertBlock" : "GptBlock";
   // The input and the sum after attention are in the residual stream, 2 are inputs of column-parallel matrices. A
   // LayerNorm keeps two numbers per row, an RMSNorm one.
   layer.kept = 2 * s.element * s.hidden / s.between + 2 * s.product * s.hidden / s.gathered + s.product * s.inside +
@@ -184,6 +191,35 @@ void head(Layer& layer, const models::TransformerShape& shape, const Conditions&
   over_tensor_axis(layer, conditions, s, conditions.sequence_parallel ? 1 : 0, conditions.sequence_parallel ? 1 : 2, 1);
 }
 
+// The parts of a BERT's head, but for the decoder.
+void bert_head(Layer& layer, const models::TransformerShape& shape, const Conditions& conditions, const Sizes& s) {
+  int64_t largest = 0;
+  for (const Parameter& parameter : layer.parameters) {
+    largest = std::max(largest, parameter.numel);
+  }
+  layer.is_unit = false;
+  if (layer.name == "cls.predictions.transform") { // its input, GELU's and LayerNorm's
+    layer.type = "BertHeadTransform";
+    layer.kept = (3 * s.product * s.hidden + 2 * kFloat * s.rows) / s.between;
+    layer.working = s.element * (2 * s.hidden / s.between + largest);
+    layer.put_off = 2 * s.element * s.hidden / s.between;
+    return;
+  }
+  if (layer.name == "cls.predictions") {
+    layer.type = "BertDecoderBias";
+    layer.input = layer.output = layer.working = s.product * s.rows * s.vocabulary;
+    return;
+  }
+  const bool pools = layer.name == "bert.pooler";
+  const int64_t vector = s.element * conditions.samples * shape.hidden;
+  layer.type = pools ? "BertPooler" : "BertClassifier";
+  layer.input = pools ? layer.input : vector;
+  layer.output = vector;
+  layer.kept = 2 * vector;
+  layer.working = (pools ? layer.input : 0) + 2 * vector + s.element * largest;
+  layer.put_off = vector;
+}
+
 // Adds a parameter, with the part that a rank of the tensor axis holds.
 void add_parameter(Layer& layer, const models::LayerShape::Parameter& parameter, const Conditions& conditions) {
   using Split = models::LayerShape::Parameter::Split;
@@ -205,7 +241,9 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
   for (const auto& parameter : part.parameters) {
     add_parameter(layer, parameter, conditions);
   }
-  layer.tie = shape.tie_embeddings && (part.kind == Kind::tokens || part.kind == Kind::head) ? "tokens" : "";
+  const bool is_bert = shape.family == models::TransformerShape::Family::bert;
+  const bool is_decoder = part.kind == Kind::head && (!is_bert || part.name == "bert.embeddings.word_embeddings");
+  layer.tie = shape.tie_embeddings && (part.kind == Kind::tokens || is_decoder) ? "tokens" : "";
   layer.is_unit = true;
   layer.input = layer.output = s.element * s.hidden / s.between;
   switch (part.kind) {
@@ -213,7 +251,7 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
       token_embedding(layer, shape, conditions, s);
       break;
     case Kind::positions:
-      positions(layer, shape, s);
+      is_bert ? bert_embeddings(layer, shape, s) : positions(layer, shape, s);
       break;
     case Kind::block:
       block(layer, shape, conditions, s);
@@ -222,7 +260,7 @@ Layer layer_of(const models::LayerShape& part, const models::TransformerShape& s
       last_norm(layer, shape, s);
       break;
     case Kind::head:
-      head(layer, shape, conditions, s);
+      is_decoder ? head(layer, shape, conditions, s) : bert_head(layer, shape, conditions, s);
       break;
   }
   return layer;
@@ -241,12 +279,14 @@ int64_t Model::parameters() const {
   return sum;
 }
 
-Model transformer(const models::TransformerShape& shape, const Conditions& conditions) {
+namespace {
+
+// `parts`: the layers of the model with at most one block.
+Model model_of(const std::vector<models::LayerShape>& parts, const models::TransformerShape& shape,
+               const Conditions& conditions) {
   const Sizes sizes(shape, conditions);
   Model model;
-  models::TransformerShape one = shape;
-  one.layers = std::min<int64_t>(shape.layers, 1);
-  for (const models::LayerShape& part : models::layer_shapes(one)) {
+  for (const models::LayerShape& part : parts) {
     model.layers.push_back(layer_of(part, shape, conditions, sizes));
     for (int64_t i = 1; part.kind == models::LayerShape::Kind::block && i < shape.layers;
          ++i) { // blocks differ only by name
@@ -258,6 +298,27 @@ Model transformer(const models::TransformerShape& shape, const Conditions& condi
   model.loss_kept = logits + kFloat * sizes.rows;
   model.loss_tensor_bytes = sizes.tensor > 1 ? sizes.tensor * 2 * kFloat * sizes.rows : 0;
   model.loss_working = conditions.layer_list ? logits : 0;
+  return model;
+}
+
+} // namespace
+
+Model transformer(const models::TransformerShape& shape, const Conditions& conditions) {
+  models::TransformerShape one = shape;
+  one.layers = std::min<int64_t>(shape.layers, 1);
+  return model_of(models::layer_shapes(one), shape, conditions);
+}
+
+Model bert(const models::BertOptions& options, int64_t tokens, const Conditions& conditions) {
+  models::TransformerShape shape = models::shape_of(options);
+  shape.sequence_length = tokens;
+  models::BertOptions one = options;
+  one.layers = std::min<int64_t>(options.layers, 1);
+  Model model = model_of(models::bert_layer_shapes(one), shape, conditions);
+  if (options.head == models::BertOptions::Head::classes) {
+    model.loss_kept = bytes_of(conditions.type) * conditions.samples * options.classes;
+    model.loss_working = model.loss_tensor_bytes = 0;
+  }
   return model;
 }
 
