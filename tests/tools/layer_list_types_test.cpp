@@ -2,6 +2,7 @@
 #include "small_training.h"
 
 #include <tests/support/command.h>
+#include <tests/support/folders.h>
 #include <tests/support/run_ranks.h>
 
 #include <trireme/checkpoint/checkpoint.h>
@@ -179,9 +180,9 @@ TEST_F(LayerListTypesTest, ABertFolderHasTheLossOfTransformers) {
                               json{{"tokens", values(masked.input())}, {"targets", values(masked.target())}}.dump());
                         }),
               IsEmpty());
-  const auto [status, output] = test::run_command(
-      concat("\"" TRIREME_SOURCE_DIR "/.venv/bin/python\" \"" TRIREME_SOURCE_DIR "/tests/tools/reference_masked.py\" ",
-             model.string(), ' ', batch));
+  const auto [status, output] = test::run_command(concat(
+      "\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/tools/reference_masked.py\" ",
+      model.string(), ' ', batch));
   ASSERT_EQ(status, 0) << output << "\n(./test installs transformers)";
   const double expected = std::stod(output.substr(output.rfind("loss ") + 5));
   const Curve one = curve_of(1, run);
