@@ -2,11 +2,15 @@
 #include "small_run.h"
 
 #include <tests/support/run_ranks.h>
+#include <trireme/engine/same_options.h>
 
 #include <gmock/gmock.h>
 #include <torch/nn/modules/linear.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <thread>
 
 namespace trireme::engine {
 namespace {
@@ -266,6 +270,27 @@ TEST(SameOptionsTest, ASaveThatFailsOnOneRankFailsOnAll) {
                         }),
               IsEmpty());
   std::filesystem::remove_all(folder);
+}
+
+TEST(SameOptionsTest, NoTimeOutEndsTheWaitForWhatRankZeroDoesAlone) {
+  using std::chrono_literals::operator""s;
+  EXPECT_THAT(run_ranks(2,
+                        [](comm::World& world) {
+                          bool called = false;
+                          call_on_first(world.group(), [&] {
+                            std::this_thread::sleep_for(6s);
+                            called = true;
+                          });
+                          EXPECT_EQ(called, world.rank() == 0);
+                          try {
+                            call_on_first(world.group(), [] { throw Error("export", "no room"); });
+                            ADD_FAILURE() << "no error";
+                          } catch (const Error& error) {
+                            EXPECT_THAT(error.what(), HasSubstr("rank 0: no room"));
+                          }
+                        },
+                        {.timeout = 4s}),
+              IsEmpty());
 }
 
 } // namespace

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <future>
 #include <iterator>
 #include <set>
 #include <string>
@@ -243,6 +245,26 @@ void check_together(const comm::Group& ranks, const std::function<void()>& f) {
       all.raise();
     }
     return nullptr;
+  });
+}
+
+void call_on_first(const comm::Group& ranks, const std::function<void()>& f) {
+  constexpr std::chrono::milliseconds kBetweenSigns{250};
+  check_together(ranks, [&] {
+    std::future<void> called;
+    if (ranks.rank() == 0) {
+      called = std::async(std::launch::async, f);
+    }
+    at::Tensor goes_on = at::ones({1}, at::kByte);
+    do {
+      if (called.valid() && called.wait_for(kBetweenSigns) == std::future_status::ready) {
+        goes_on.zero_();
+      }
+      ranks.broadcast(goes_on, 0, "rank 0 works alone").wait();
+    } while (goes_on.item<bool>());
+    if (called.valid()) {
+      called.get();
+    }
   });
 }
 

@@ -24,4 +24,9 @@ void check_same_sizes(const Parts& parts);
 /// Errors: Error or InputError naming the ranks.
 void check_together(const comm::Group& ranks, const std::function<void()>& f);
 
+/// Calls f() on rank 0, in a thread, however long it takes: the other ranks hear four times a second that it goes on,
+/// so no time-out of the group ends their wait. f() communicates with nobody. Collective. Errors: those of f(), on
+/// every rank; PeerError if a rank is lost.
+void call_on_first(const comm::Group& ranks, const std::function<void()>& f);
+
 } // namespace trireme::engine

@@ -25,6 +25,7 @@ std::string sample_of(const config::RunConfig& run, Task& task, const data::Toke
   options.temperature = wanted.temperature;
   options.top_k = wanted.top_k;
   options.seed = run.training.seed;
+  options.vocab_size = tokenizer.vocab_size();
   return tokenizer.decode(generate::sample(task.language, tokenizer.encode(wanted.prompt), options));
 }
 
@@ -33,11 +34,9 @@ void export_run(const config::RunConfig& run, const std::filesystem::path& check
   if (folder.empty()) {
     return;
   }
-  engine::check_together(world.group(), [&] {
-    if (world.rank() == 0) {
-      generate::export_model(checkpoints, folder);
-      log::info("Hugging Face folder: ", folder.string());
-    }
+  engine::call_on_first(world.group(), [&] {
+    generate::export_model(checkpoints, folder);
+    log::info("Hugging Face folder: ", folder.string());
   });
 }
 
