@@ -225,9 +225,10 @@ int for_each_key(Visit visit) {
       // data; images and labels for the validation come together (run_file_test.cpp, model_types_test.cpp have these).
       // A folder is read at once (huggingface_model_test.cpp).
       const bool selects = (key.name == "type" && !section.when.empty()) || key.name == "from";
-      const bool fixed = (section.path == "data" && (key.name == "sequence_length" ||
-                                                     (section.when == "images" && key.name.starts_with("validation")))) ||
-                         (section.when == "bert" && key.name == "head");
+      const bool fixed =
+          (section.path == "data" &&
+           (key.name == "sequence_length" || (section.when == "images" && key.name.starts_with("validation")))) ||
+          (section.when == "bert" && key.name == "head");
       if (!key.type.empty() && !selects && !fixed && !is_object_with_section(section, key)) {
         SCOPED_TRACE(concat(section.path, " (", section.when, ") ", key.name));
         visit(section, key, base_for(section, key.name));

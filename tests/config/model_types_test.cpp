@@ -91,7 +91,8 @@ TEST(ModelTypesTest, WhatABertCannotDoIsRefused) {
   EXPECT_THAT(error({"model.vocab_size=256"}), HasSubstr("which has 256 and a mask token"));
   EXPECT_THAT(error({"model.mask_fraction=0"}), HasSubstr("model.mask_fraction: must be above 0"));
   EXPECT_THAT(error({"model.mask_token=300"}), HasSubstr("token 300 is outside of a vocabulary of 256"));
-  EXPECT_EQ(read_types(kMaskedText, {"model.mask_token=0"}).model.bert.vocab_size, 256) << "a byte that the text does not have";
+  EXPECT_EQ(read_types(kMaskedText, {"model.mask_token=0"}).model.bert.vocab_size, 256)
+      << "a byte that the text does not have";
   EXPECT_THAT(error({"model.classes=3"}), HasSubstr("model.classes: needs the head \"classes\""));
   EXPECT_THAT(error({"model.head=classes"}),
               AllOf(HasSubstr("model.mask_fraction: needs the head \"masked_lm\""), HasSubstr("run.json:3:")));

@@ -15,7 +15,7 @@ struct RunOptions {
   /// Time-out of the world's operations.
   std::chrono::milliseconds timeout{30'000};
   /// Backend of the world; "": the environment's.
-  std::string backend;
+  std::string backend = {};
   /// Ranks believe that they run on this many hosts, evenly, rank 0 and its neighbours on the first.
   int hosts = 1;
 };

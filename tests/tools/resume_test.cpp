@@ -103,7 +103,8 @@ TEST_F(ResumeTest, ARollbackStaysARollback) {
   EXPECT_TRUE(state_of("a") == state_of("c"));
   EXPECT_EQ(lines_of_metrics("a"), 30);
   ASSERT_EQ(restarts_of("a").size(), 2u);
-  const nlohmann::json lost = restarts_of("a")[0].at("steps_lost"); // rank 1 may die before rank 0 has written its line of step 12
+  const nlohmann::json lost =
+      restarts_of("a")[0].at("steps_lost"); // rank 1 may die before rank 0 has written its line of step 12
   EXPECT_TRUE(lost == 1 || lost == 2) << lost;
   EXPECT_EQ(restarts_of("a")[1].at("steps_lost"), 1);
 }

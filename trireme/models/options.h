@@ -25,7 +25,7 @@ struct GptOptions {
   double dropout = 0;
   /// Initial weights: safetensors with Hugging Face's GPT-2 names (a file, a folder or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
-  std::filesystem::path init_from;
+  std::filesystem::path init_from = {};
   int64_t seed = 1234;
 };
 
@@ -90,7 +90,7 @@ struct LlamaOptions {
   bool tie_embeddings = true;
   /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
-  std::filesystem::path init_from;
+  std::filesystem::path init_from = {};
   int64_t seed = 1234;
 
   int64_t kv_heads_or_all() const {
@@ -197,7 +197,7 @@ struct CnnOptions {
   double dropout = 0;
   /// Initial weights: a safetensors file with this model's own names, or a run folder or checkpoint of Trireme. Empty:
   /// random from `seed`.
-  std::filesystem::path init_from;
+  std::filesystem::path init_from = {};
   int64_t seed = 1234;
 };
 
@@ -236,7 +236,7 @@ struct BertOptions {
   int64_t classes = 2;
   /// Initial weights: a Hugging Face folder, safetensors with its names (a file or an index), or a run folder or
   /// checkpoint of Trireme. Empty: random from `seed`.
-  std::filesystem::path init_from;
+  std::filesystem::path init_from = {};
   int64_t seed = 1234;
 
   int64_t width_of_mlp() const {
@@ -265,7 +265,7 @@ struct AlexNetOptions {
   double dropout = 0.5;
   /// Initial weights: safetensors with torchvision's names, or a run folder or checkpoint of Trireme. Empty: random
   /// from `seed`.
-  std::filesystem::path init_from;
+  std::filesystem::path init_from = {};
   int64_t seed = 1234;
 };
 
