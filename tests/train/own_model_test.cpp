@@ -160,8 +160,8 @@ TEST_F(OwnModelTest, WrongKeysAreNamedWithLineAndColumnBeforeRanksStart) {
   refused(R"({"type": "mlp", "widht": 8})", spirals, "Did you mean \"width\"?");
   refused(mlp, R"({"type": "spirals", "turn": 2})", "wrong.json:2:");
   refused(R"({"type": "mpl"})", spirals, "Did you mean \"mlp\"?");
-  refused(R"({"type": "resnet"})", spirals, "mlp, deep_mlp, gpt, llama, cnn");
-  refused(mlp, R"({"type": "parquet"})", "spirals, spirals_by_torch, tokens, text, images");
+  refused(R"({"type": "resnet"})", spirals, "mlp, deep_mlp, gpt, llama, bert, cnn, alexnet");
+  refused(mlp, R"({"type": "parquet"})", "spirals, spirals_by_torch, tokens, text, labelled_text, images");
 }
 
 TEST_F(OwnModelTest, WhatATypeCannotDoIsRefused) {
