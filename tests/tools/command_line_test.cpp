@@ -12,6 +12,7 @@ namespace trireme::tools {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -205,7 +206,9 @@ TEST_F(WholeRunTest, TheReportOfARunThatWasKilledSaysHowFarItCame) {
       sh(concat("TRIREME_FAULT=rank=0,step=12,phase=step,kind=kill ", kTrireme,
                 " train --set training.checkpoint_every=5 ", path("run.json"), " --out ", path("out")));
   EXPECT_EQ(run.status, 137) << run.output;
-  EXPECT_THAT(read_file(path("out/report.html")), HasSubstr("failed, step 10"));
+  EXPECT_THAT(read_file(path("out/report.html")),
+              AnyOf(HasSubstr("failed, step 10"), HasSubstr("failed, step 5"))) // the save of 10 may not be over at 12
+      << run.output;
 }
 
 TEST_F(WholeRunTest, InspectShowsAHangUntilTheRunHasSavedAgain) {
