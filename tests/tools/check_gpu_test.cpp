@@ -25,7 +25,7 @@ class CheckGpuTest : public RunFolderOnDisk {
   Finished check(const std::string& arguments) const {
     return sh(concat("python3 \"" + test::source_dir() + "/scripts/check_gpu\" --jobs 1 --bin \"" + test::binary_dir() +
                          "/bin\" --folder ",
-                     path("runs"), ' ', arguments),
+                     path("runs"), " --set model.hidden=64 --set model.sequence_length=32 ", arguments),
               500);
   }
 };
