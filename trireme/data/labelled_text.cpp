@@ -128,11 +128,14 @@ std::vector<int32_t> cut_to(const Tokenizer& tokenizer, const std::string& text,
 } // namespace
 
 std::optional<int32_t> token_of(const Tokenizer& tokenizer, const std::string& text) {
-  const std::vector<int32_t> ids = tokenizer.encode(text);
-  if (ids.size() != 1 || tokenizer.decode(ids) != text) {
-    return std::nullopt;
+  try {
+    const std::vector<int32_t> ids = tokenizer.encode(text);
+    if (ids.size() == 1 && tokenizer.decode(ids) == text) {
+      return ids.front();
+    }
+  } catch (const InputError&) { // it lacks a byte of the text
   }
-  return ids.front();
+  return std::nullopt;
 }
 
 LabelledText::LabelledText(const Options& options, const Tokenizer& tokenizer)
