@@ -242,6 +242,7 @@ TEST_P(LateRanksTest, ARankThatIsStoppedAtTheEndIsSaid) {
                   [](World& world) {
                     world.group().barrier().wait();
                     if (world.rank() == 1) {
+                      std::this_thread::sleep_for(seconds(1)); // its thread has said which process it is
                       const pid_t self = getpid();
                       if (fork() == 0) {
                         std::this_thread::sleep_for(seconds(12));
