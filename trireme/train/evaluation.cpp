@@ -17,45 +17,50 @@ struct Counted {
   int64_t samples = 0;
 };
 
-// A list of layers: its stages run every batch together, and the last one has the outputs.
-Counted count_in_layers(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches) {
+// `right_in(batch)`: rows of a batch that are right; undefined where it has no samples, or this rank no outputs.
+template <typename RightIn>
+Counted count_right(data::DataLoader& loader, int64_t batches, const RightIn& right_in) {
   Counted counted;
-  device::Uploader uploader(engine.device());
   for (int64_t done = 0; done < batches; ++done) {
-    const auto batch = loader.next();
+    auto batch = loader.next();
     if (!batch) {
       break;
     }
-    const auto logits = engine.eval_batch_with_logits(*batch).logits;
-    if (batch->samples > 0 && !logits.empty()) {
-      std::vector<at::Tensor> targets = uploader.upload(batch->targets);
-      for (at::Tensor& target : targets) {
-        target = target.narrow(0, 0, batch->samples);
-      }
-      device::add_scalar(counted.right, task.count_right_of(logits, targets));
+    if (const at::Tensor right = right_in(*batch); right.defined()) {
+      device::add_scalar(counted.right, right);
       counted.samples += batch->samples;
     }
   }
   return counted;
 }
 
+// A list of layers: its stages run every batch together, and the last one has the outputs.
+Counted count_in_layers(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches) {
+  device::Uploader uploader(engine.device());
+  return count_right(loader, batches, [&](data::Batch& batch) {
+    const auto logits = engine.eval_batch_with_logits(batch).logits;
+    if (batch.samples == 0 || logits.empty()) {
+      return at::Tensor();
+    }
+    std::vector<at::Tensor> targets = uploader.upload(batch.targets);
+    for (at::Tensor& target : targets) {
+      target = target.narrow(0, 0, batch.samples);
+    }
+    return task.count_right_of(logits, targets);
+  });
+}
+
 Counted count_in_one_piece(engine::Engine& engine, const Task& task, data::DataLoader& loader, int64_t batches) {
-  Counted counted;
   const engine::EvaluationMode mode(engine.module());
   device::Uploader uploader(engine.device());
-  for (int64_t done = 0; done < batches; ++done) {
-    auto batch = loader.next();
-    if (!batch) {
-      break;
+  return count_right(loader, batches, [&](data::Batch& batch) {
+    if (batch.samples == 0) {
+      return at::Tensor();
     }
-    if (batch->samples > 0) {
-      batch->inputs = uploader.upload(std::move(batch->inputs));
-      batch->targets = uploader.upload(std::move(batch->targets));
-      device::add_scalar(counted.right, task.count_right(*batch));
-      counted.samples += batch->samples;
-    }
-  }
-  return counted;
+    batch.inputs = uploader.upload(std::move(batch.inputs));
+    batch.targets = uploader.upload(std::move(batch.targets));
+    return task.count_right(batch);
+  });
 }
 
 } // namespace
