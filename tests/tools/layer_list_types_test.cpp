@@ -1,4 +1,5 @@
-// The types bert and alexnet of run files, which are layer lists: the same training in every layout.
+// The types bert and alexnet of run files, which are layer lists: the same training in every layout, and in
+// transformers.
 #include "small_training.h"
 
 #include <tests/support/command.h>
@@ -11,14 +12,15 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 namespace trireme::tools {
 namespace {
 
+using test::on_ranks;
 using test::run_ranks;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 json bert(const std::string& more = "{}") {
   json run = common();
@@ -69,7 +71,7 @@ struct Curve {
 
 // Written by the ranks, read by the test's process.
 Curve curve_of(int ranks, const json& run) {
-  EXPECT_THAT(run_ranks(ranks, [&](comm::World& world) { run_training(world, run); }), IsEmpty());
+  on_ranks(ranks, [&](comm::World& world) { run_training(world, run); });
   Curve curve;
   const auto steps = monitor::read_metrics(out() / "metrics.jsonl");
   for (const monitor::StepMetrics& step : steps) {
@@ -110,12 +112,10 @@ TEST_F(LayerListTypesTest, AResumedBertReadsTheSameMasks) {
   const Curve one = curve_of(1, bert());
   json half = bert();
   half["training"]["steps"] = 2;
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World& world) {
-                          run_training(world, half);
-                          run_training(world, bert(), /*resume=*/true);
-                        }),
-              IsEmpty());
+  on_ranks(1, [&](comm::World& world) {
+    run_training(world, half);
+    run_training(world, bert(), /*resume=*/true);
+  });
   const auto steps = monitor::read_metrics(out() / "metrics.jsonl");
   ASSERT_EQ(steps.size(), 3u);
   EXPECT_EQ(*steps[2].loss, one.losses[2]);
@@ -152,8 +152,57 @@ TEST_F(LayerListTypesTest, AnAlexNetIsTheSameOnTwoStages) {
               testing::Each(HasSubstr("have 1 channels, the model takes 3")));
 }
 
-// transformers makes the weights, and computes the loss of the first batch from the same masked tokens.
-TEST_F(LayerListTypesTest, ABertFolderHasTheLossOfTransformers) {
+// The nested lists of a tensor's values, for Python.
+json rows_of(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) {
+    return tensor.item<int64_t>();
+  }
+  json rows = json::array();
+  for (const at::Tensor& row : tensor.unbind()) {
+    rows.push_back(rows_of(row));
+  }
+  return rows;
+}
+
+class BertFolderTest : public LayerListTypesTest {
+ protected:
+  static double transformers(const std::string& what) {
+    const auto [status, output] = test::run_command(
+        concat('"', test::python(), "\" \"", test::source_dir(), "/tests/tools/reference_bert_run.py\" ", what));
+    EXPECT_EQ(status, 0) << output << "\n(./test installs transformers)";
+    const size_t at = output.rfind("loss ");
+    return status != 0 || at == std::string::npos ? 0 : std::stod(output.substr(at + 5));
+  }
+  // transformers' loss on the samples of one step of a run without shuffling.
+  double loss_on_step(const json& run, int64_t step, const fs::path& model) const {
+    const fs::path batch = folder() / "batch.json";
+    on_ranks(1, [&](comm::World&) {
+      std::vector<int64_t> samples(8);
+      std::iota(samples.begin(), samples.end(), 8 * (step - 1));
+      const data::Batch read_batch = data::make_datasets(read(run).data).train->get(samples);
+      json inputs = json::array();
+      for (const at::Tensor& input : read_batch.inputs) {
+        inputs.push_back(rows_of(input));
+      }
+      write_file_atomically(batch, json{{"inputs", inputs}, {"targets", rows_of(read_batch.target())}}.dump());
+    });
+    return transformers(concat("loss ", model.string(), ' ', batch.string()));
+  }
+  // Of the second step of a run: that of transformers on the same samples, with the weights exported after the first.
+  void expect_exported_weights(json run) const {
+    run["data"]["shuffle"] = false;
+    run["training"]["steps"] = 2;
+    const Curve two = curve_of(1, run);
+    ASSERT_EQ(two.losses.size(), 3u);
+    const fs::path exported = folder() / "exported";
+    run["training"]["steps"] = 1;
+    run["training"]["export"] = exported.string();
+    curve_of(1, run);
+    EXPECT_NEAR(two.losses[1], loss_on_step(run, 2, exported), 1e-5);
+  }
+};
+
+TEST_F(BertFolderTest, TrainsAndComesBack) {
   const fs::path model = folder() / "bert-folder";
   fs::create_directories(model);
   write_file_atomically(
@@ -162,32 +211,21 @@ TEST_F(LayerListTypesTest, ABertFolderHasTheLossOfTransformers) {
           "num_attention_heads": 4, "intermediate_size": 40, "max_position_embeddings": 8, "vocab_size": 60,
           "type_vocab_size": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
           "initializer_range": 0.2})");
+  transformers(concat("make ", model.string()));
   json run = bert();
   run["model"] = {{"from", model.string()}, {"mask_token", 59}};
   run["data"]["shuffle"] = false;
   run["training"]["steps"] = 1;
-  const std::string batch = (folder() / "batch.json").string();
-  EXPECT_THAT(run_ranks(1,
-                        [&](comm::World&) {
-                          const std::vector<int64_t> first{0, 1, 2, 3, 4, 5, 6, 7};
-                          const data::Batch masked = data::make_datasets(read(run).data).train->get(first);
-                          const auto values = [](const at::Tensor& tensor) {
-                            const auto* begin = tensor.const_data_ptr<int64_t>();
-                            return std::vector<int64_t>(begin, begin + tensor.numel());
-                          };
-                          write_file_atomically(
-                              batch,
-                              json{{"tokens", values(masked.input())}, {"targets", values(masked.target())}}.dump());
-                        }),
-              IsEmpty());
-  const auto [status, output] = test::run_command(concat(
-      "\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() + "/tests/tools/reference_masked.py\" ",
-      model.string(), ' ', batch));
-  ASSERT_EQ(status, 0) << output << "\n(./test installs transformers)";
-  const double expected = std::stod(output.substr(output.rfind("loss ") + 5));
   const Curve one = curve_of(1, run);
   ASSERT_FALSE(one.losses.empty());
-  EXPECT_NEAR(one.losses[0], expected, 1e-5);
+  EXPECT_NEAR(one.losses[0], loss_on_step(run, 1, model), 1e-5);
+  expect_exported_weights(run);
+}
+
+TEST_F(BertFolderTest, AClassifierOfARunFileOpensInTransformers) {
+  json run = classifier();
+  run["model"]["classes"] = 3;
+  expect_exported_weights(run);
 }
 
 } // namespace

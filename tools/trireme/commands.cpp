@@ -108,7 +108,7 @@ struct Parser {
   }
 
   void add_export() {
-    CLI::App* c = add(app, result, exported, "export", "Write a trained language model as a Hugging Face folder",
+    CLI::App* c = add(app, result, exported, "export", "Write a trained gpt, llama or bert as a Hugging Face folder",
                       "trireme export runs/austen austen-hf --dtype bf16");
     c->add_option("from", exported.from, "A run folder, a checkpoint folder or one checkpoint")->required();
     c->add_option("folder", exported.folder, "The folder to write: new, empty, or an earlier export")->required();

@@ -9,9 +9,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The first convolution needs as many pixels (models/alexnet_layers.h).
-constexpr int64_t kSmallestSide = 63;
-
 void read_alexnet(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   run.model.kind = ModelConfig::Kind::alexnet;
   run.model.traits = {.layers = true, .only_layers = true};
@@ -38,6 +35,7 @@ ordered_json write_alexnet(const RunConfig& run) {
 
 void check_alexnet(const JsonNode& root, RunConfig& run) {
   check_images(root, run);
+  constexpr int64_t kSmallestSide = models::AlexNetOptions::kSmallestSide;
   if (const int64_t side = run.model.alexnet.resize; side != 0 && side < kSmallestSide) {
     place(root, "model", "resize")
         .fail(concat("images must be enlarged to at least ", kSmallestSide, " pixels, found ", side),

@@ -1,6 +1,5 @@
 #include <trireme/base/error.h>
 #include <trireme/config/huggingface_folder.h>
-#include <trireme/config/huggingface_model.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/language_checks.h>
 #include <trireme/config/places.h>
@@ -44,10 +43,8 @@ void read_bert(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   const Values values(&section, "model", "bert");
   models::BertOptions& bert = run.model.bert;
   bert.vocab_size = 0; // the tokenizer's
-  if (values.find("from") != nullptr) {
-    HuggingFaceModel from = read_huggingface_model(folder_of(section, paths));
-    bert = from.bert;
-    run.notes.insert(run.notes.end(), from.notes.begin(), from.notes.end());
+  if (const auto from = read_from(section, paths, run)) {
+    bert = from->bert;
   }
   bert.layers = values.get("layers", bert.layers);
   bert.hidden = values.get("hidden", bert.hidden);

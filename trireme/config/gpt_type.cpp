@@ -1,5 +1,4 @@
 #include <trireme/config/huggingface_folder.h>
-#include <trireme/config/huggingface_model.h>
 #include <trireme/config/key_check.h>
 #include <trireme/config/language_checks.h>
 #include <trireme/config/run_types.h>
@@ -15,10 +14,8 @@ void read_gpt(const JsonNode& section, const RunPaths& paths, RunConfig& run) {
   const Values values(&section, "model", "gpt");
   models::GptOptions& gpt = run.model.gpt;
   gpt.vocab_size = 0; // the tokenizer's
-  if (values.find("from") != nullptr) {
-    HuggingFaceModel from = read_huggingface_model(folder_of(section, paths));
-    gpt = from.gpt;
-    run.notes.insert(run.notes.end(), from.notes.begin(), from.notes.end());
+  if (const auto from = read_from(section, paths, run)) {
+    gpt = from->gpt;
   }
   gpt.layers = values.get("layers", gpt.layers);
   gpt.hidden = values.get("hidden", gpt.hidden);

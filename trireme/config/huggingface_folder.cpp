@@ -1,7 +1,8 @@
 #include <trireme/config/huggingface_folder.h>
 
 #include <trireme/base/error.h>
-#include <trireme/config/huggingface_model.h>
+
+#include <filesystem>
 
 namespace trireme::config {
 namespace {
@@ -12,10 +13,7 @@ bool has_text(const JsonNode* node, std::string_view text) {
   return node != nullptr && node->kind() == JsonNode::Kind::string && node->as_string() == text;
 }
 
-} // namespace
-
-fs::path folder_of(const JsonNode& model, const RunPaths& paths) {
-  const JsonNode& from = *model.find("from");
+fs::path folder_of(const JsonNode& from, const RunPaths& paths) {
   fs::path folder = paths.one(from);
   folder = folder.has_filename() ? folder : folder.parent_path(); // without a slash at the end
   std::error_code ignored;
@@ -26,13 +24,25 @@ fs::path folder_of(const JsonNode& model, const RunPaths& paths) {
   return folder;
 }
 
+} // namespace
+
+std::optional<HuggingFaceModel> read_from(const JsonNode& model, const RunPaths& paths, RunConfig& run) {
+  const JsonNode* from = model.find("from");
+  if (from == nullptr || from->is_null()) {
+    return std::nullopt;
+  }
+  HuggingFaceModel read = read_huggingface_model(folder_of(*from, paths));
+  run.notes.insert(run.notes.end(), read.notes.begin(), read.notes.end());
+  return read;
+}
+
 void apply_model_from(JsonNode& root, const RunPaths& paths) {
   const JsonNode* model = root.is_object() ? root.find("model") : nullptr;
   const JsonNode* from = model != nullptr && model->is_object() ? model->find("from") : nullptr;
   if (from == nullptr || from->is_null()) {
     return;
   }
-  const fs::path folder = folder_of(*model, paths);
+  const fs::path folder = folder_of(*from, paths);
   using Family = models::TransformerShape::Family;
   const Family family = read_huggingface_model(folder).family;
   const std::string type = family == Family::llama ? "llama" : family == Family::bert ? "bert" : "gpt";

@@ -1,15 +1,18 @@
 #pragma once
 
 #include <trireme/base/json.h>
+#include <trireme/config/huggingface_model.h>
+#include <trireme/config/run_file.h>
 #include <trireme/config/run_paths.h>
 
-#include <filesystem>
+#include <optional>
 
 // "model": {"from": FOLDER} in run files: a Hugging Face folder.
 namespace trireme::config {
 
-/// The folder that "from" in the section "model" names. Errors: InputError with its place if it has no config.json.
-std::filesystem::path folder_of(const JsonNode& model, const RunPaths& paths);
+/// Reads the model of the folder that "from" in the section "model" names, if it does, and adds its notes to those of
+/// `run`. Errors: InputError with the key's place for a folder without config.json; those of read_huggingface_model().
+std::optional<HuggingFaceModel> read_from(const JsonNode& model, const RunPaths& paths, RunConfig& run);
 
 /// If a run file's model has "from", says its "type", and names the folder's tokenizer.json for data of tokens or text
 /// that names none. Errors: InputError for a folder that cannot be read, and for another "type" than its.

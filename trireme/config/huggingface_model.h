@@ -40,5 +40,8 @@ nlohmann::ordered_json write_rope_scaling(const models::RopeScaling& scaling);
 /// InputError if none does, naming the keys.
 nlohmann::ordered_json write_huggingface_model(const models::LanguageOptions& options,
                                                const nlohmann::ordered_json& base);
+/// Writes a bert with the head masked_lm or classes. Names of classes are those of `base` if it has as many, else
+/// LABEL_0 and so on, as transformers has it.
+nlohmann::ordered_json write_huggingface_model(const models::BertOptions& options, const nlohmann::ordered_json& base);
 
 } // namespace trireme::config

@@ -132,7 +132,42 @@ void write_gpt2(const models::GptOptions& gpt, ordered_json& out) {
   }
 }
 
+void write_labels(int64_t classes, ordered_json& out) {
+  if (out.value("id2label", ordered_json::object()).size() == static_cast<size_t>(classes)) {
+    return;
+  }
+  out.erase("num_labels");
+  ordered_json &names = out["id2label"] = ordered_json::object(), &ids = out["label2id"] = ordered_json::object();
+  for (int64_t i = 0; i < classes; ++i) {
+    const std::string name = concat("LABEL_", i);
+    names[std::to_string(i)] = name;
+    ids[name] = i;
+  }
+}
+
 } // namespace
+
+ordered_json write_huggingface_model(const models::BertOptions& bert, const ordered_json& base) {
+  ordered_json out = base;
+  const bool classifies = bert.head == models::BertOptions::Head::classes;
+  out["architectures"] = {classifies ? "BertForSequenceClassification" : "BertForMaskedLM"};
+  out["model_type"] = "bert";
+  out["num_hidden_layers"] = bert.layers;
+  out["hidden_size"] = bert.hidden;
+  out["num_attention_heads"] = bert.heads;
+  out["intermediate_size"] = bert.width_of_mlp();
+  out["vocab_size"] = bert.vocab_size;
+  out["max_position_embeddings"] = bert.sequence_length;
+  out["type_vocab_size"] = bert.segments;
+  out["layer_norm_eps"] = bert.layer_norm_eps;
+  out["hidden_act"] = "gelu";
+  out["hidden_dropout_prob"] = out["attention_probs_dropout_prob"] = out["classifier_dropout"] = bert.dropout;
+  out["tie_word_embeddings"] = true;
+  if (classifies) {
+    write_labels(bert.classes, out);
+  }
+  return out;
+}
 
 ordered_json write_huggingface_model(const models::LanguageOptions& options, const ordered_json& base) {
   ordered_json out = base;

@@ -15,10 +15,8 @@ void read_llama(const JsonNode& section, const RunPaths& paths, RunConfig& run) 
   const Values values(&section, "model", "llama");
   models::LlamaOptions& llama = run.model.llama;
   llama.vocab_size = 0; // the tokenizer's
-  if (values.find("from") != nullptr) {
-    HuggingFaceModel from = read_huggingface_model(folder_of(section, paths));
-    llama = from.llama;
-    run.notes.insert(run.notes.end(), from.notes.begin(), from.notes.end());
+  if (const auto from = read_from(section, paths, run)) {
+    llama = from->llama;
   }
   llama.layers = values.get("layers", llama.layers);
   llama.hidden = values.get("hidden", llama.hidden);

@@ -273,6 +273,10 @@ models::TransformerShape ModelConfig::shape() const {
   return kind == Kind::bert ? models::shape_of(bert) : models::shape_of(language());
 }
 
+std::vector<models::LayerShape> ModelConfig::layer_shapes() const {
+  return kind == Kind::bert ? models::bert_layer_shapes(bert) : models::layer_shapes(shape());
+}
+
 void ModelConfig::set_vocab_size(int64_t size) {
   gpt.vocab_size = llama.vocab_size = bert.vocab_size = size;
 }

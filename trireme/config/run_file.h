@@ -71,6 +71,8 @@ struct ModelConfig {
   models::LanguageOptions language() const;
   /// The sizes of what reads_tokens(); vocab_size 0: the tokenizer's.
   models::TransformerShape shape() const;
+  /// Layers of what reads_tokens(), with Hugging Face's names.
+  std::vector<models::LayerShape> layer_shapes() const;
   void set_vocab_size(int64_t size);
   void set_seed(int64_t seed);
   /// Of a built-in type.

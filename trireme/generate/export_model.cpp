@@ -54,15 +54,26 @@ void check_folder(const fs::path& folder) {
 
 config::ModelConfig model_in(const checkpoint::Checkpoint& saved, const config::RunConfig& run) {
   config::ModelConfig model = run.model;
-  if (!model.is_language()) {
-    throw InputError("export", concat(saved.folder().string(), " is a ", model.type, ", not a language model"),
-                     "A \"gpt\" or \"llama\" can be written as a Hugging Face folder.");
+  if (!model.reads_tokens()) {
+    throw InputError("export", concat(saved.folder().string(), " is a ", model.type, ", which transformers lacks"),
+                     "A \"gpt\", \"llama\" or \"bert\" can be written as a Hugging Face folder.");
   }
   if (model.shape().vocab_size == 0) { // the tokenizer's: the embedding has as many rows
-    model.set_vocab_size(
-        saved.entry(concat(models::layer_shapes(model.shape()).front().name, ".weight")).shape.front());
+    model.set_vocab_size(saved.entry(concat(model.layer_shapes().front().name, ".weight")).shape.front());
   }
   return model;
+}
+
+const models::HuggingFaceFamily& family_of(const config::ModelConfig& model) {
+  using Kind = config::ModelConfig::Kind;
+  return model.kind == Kind::llama  ? models::llama_family()
+         : model.kind == Kind::bert ? models::bert_family()
+                                    : models::gpt2_family();
+}
+
+ordered_json config_of(const config::ModelConfig& model, const ordered_json& base) {
+  return model.is_language() ? config::write_huggingface_model(model.language(), base)
+                             : config::write_huggingface_model(model.bert, base);
 }
 
 } // namespace
@@ -83,7 +94,7 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
 
   std::vector<models::SavedParameter> parameters;
   std::set<std::string> names; // a tied head repeats the embedding
-  for (const models::LayerShape& layer : models::layer_shapes(model.shape())) {
+  for (const models::LayerShape& layer : model.layer_shapes()) {
     for (const auto& parameter : layer.parameters) {
       const std::string name = concat(layer.name, '.', parameter.name);
       if (!names.insert(name).second) {
@@ -98,10 +109,9 @@ Exported export_model(const fs::path& from, const fs::path& folder, std::optiona
       out.parameters += c10::multiply_integers(sizes);
     }
   }
-  const auto& family = model.kind == config::ModelConfig::Kind::llama ? models::llama_family() : models::gpt2_family();
-  models::save_huggingface(family, parameters, folder, {.dtype = out.dtype});
+  models::save_huggingface(family_of(model), parameters, folder, {.dtype = out.dtype});
 
-  ordered_json described = config::write_huggingface_model(model.language(), kept);
+  ordered_json described = config_of(model, kept);
   described.erase("dtype");
   described["torch_dtype"] = name_of(out.dtype); // transformers of any version reads it
   write_file_atomically(config_file, described.dump(2) + "\n");

@@ -14,7 +14,7 @@ struct Exported {
   at::ScalarType dtype = at::kFloat;
 };
 
-/// Writes a language model's checkpoint (one, a folder of them, or a run's folder) as a Hugging Face folder:
+/// Writes a checkpoint (one, a folder of them, or a run's folder) of a gpt, llama or bert as a Hugging Face folder:
 /// config.json, weights, and the files that the run kept. `dtype`: of the weights; by default that of the folder the
 /// run began with, else fp32. Values are the fp32 masters, where the checkpoint has them. Memory: one file of weights
 /// (5 GB at most, or the largest parameter). Errors: InputError for a checkpoint of another model, and for `folder` if

@@ -61,7 +61,7 @@ void keep_model_files(const config::RunConfig& run, const fs::path& run_folder) 
   const fs::path to = run_folder / kKept;
   const fs::path& from = run.model.init_from();
   std::error_code ignored;
-  if (run.model.is_language() && fs::is_regular_file(folder_of(from) / "config.json", ignored)) {
+  if (run.model.reads_tokens() && fs::is_regular_file(folder_of(from) / "config.json", ignored)) {
     copy_files(folder_of(from), kConfig, to);
   }
   const fs::path tokenizer = run.data.tokenizer;

@@ -89,11 +89,11 @@ FillParameter initial_values(const AlexNetOptions& options) {
 } // namespace
 
 pipeline::LayerList alexnet_layers(const AlexNetOptions& options) {
-  if (options.resize != 0 && options.resize < kSmallestAlexNetImage) {
-    throw InputError(
-        "alexnet",
-        concat("images must be enlarged to at least ", kSmallestAlexNetImage, " pixels, got resize ", options.resize),
-        "Use 64 for speed, 224 (the network's original size), or 0 for images that are large enough.");
+  if (options.resize != 0 && options.resize < AlexNetOptions::kSmallestSide) {
+    throw InputError("alexnet",
+                     concat("images must be enlarged to at least ", AlexNetOptions::kSmallestSide,
+                            " pixels, got resize ", options.resize),
+                     "Use 64 for speed, 224 (the network's original size), or 0 for images that are large enough.");
   }
   std::vector<Layer> layers;
   const FillParameter values = initial_values(options);

@@ -15,9 +15,6 @@ namespace trireme::models {
 /// AlexNet's (values_in()); an exception of libtorch's pooling for images below 63.
 pipeline::LayerList alexnet_layers(const AlexNetOptions& options);
 
-/// The first convolution needs images of at least this height and width.
-inline constexpr int64_t kSmallestAlexNetImage = 63;
-
 /// Number of rows of logits [B, classes] whose largest is that of labels [B]: [], int64.
 at::Tensor count_right_labels(const pipeline::Tensors& outputs, const pipeline::Tensors& targets);
 

@@ -257,8 +257,9 @@ std::vector<LayerShape> bert_layer_shapes(const BertOptions& options);
 struct AlexNetOptions {
   int64_t channels = 3;
   int64_t classes = 10;
-  /// Height and width to which images are enlarged before the first convolution; 0: not enlarged. The first convolution
-  /// needs at least 63 x 63 pixels.
+  /// Height and width that the first convolution needs at least.
+  static constexpr int64_t kSmallestSide = 63;
+  /// Height and width to which images are enlarged before the first convolution; 0: not enlarged.
   int64_t resize = 0;
   /// Width of the two hidden layers of the classifier.
   int64_t hidden = 4096;

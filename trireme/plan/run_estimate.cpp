@@ -171,8 +171,7 @@ int64_t size_of(const std::vector<std::filesystem::path>& files) {
 }
 
 // Texts are in memory as 16-bit tokens (those with labels as 32-bit ones), which a byte-level BPE makes of about four
-// bytes. Files of tokens are mapped:
-// their pages belong to the system.
+// bytes. Files of tokens are mapped: their pages belong to the system.
 int64_t data_bytes(const RunConfig& run, const Run& e) {
   if (run.data.kind == data::DataOptions::Kind::of_program) {
     return 0; // unknown

@@ -36,10 +36,10 @@ void check_for_alexnet(const models::AlexNetOptions& options, const std::vector<
                      concat("the ", images, " have ", image.at(0), " channels, the model takes ", options.channels),
                      concat("Set model.channels to ", image.at(0), '.'));
   }
-  if (options.resize == 0 && std::min(image.at(1), image.at(2)) < models::kSmallestAlexNetImage) {
+  if (options.resize == 0 && std::min(image.at(1), image.at(2)) < models::AlexNetOptions::kSmallestSide) {
     throw InputError("train",
                      concat("the ", images, " are ", image.at(1), " x ", image.at(2), " pixels, an alexnet needs ",
-                            models::kSmallestAlexNetImage, " x ", models::kSmallestAlexNetImage),
+                            models::AlexNetOptions::kSmallestSide, " x ", models::AlexNetOptions::kSmallestSide),
                      "Set model.resize: 64 for speed, or 224, the network's original size.");
   }
 }
