@@ -8,7 +8,9 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <sstream>
 
@@ -44,9 +46,8 @@ class HuggingFaceFolderTest : public testing::Test {
   }
   static Finished python(const std::string& arguments) {
     return sh(
-        concat("\"" + test::source_dir() + "/.venv/bin/python\" \"" + test::source_dir() +
-                   "/tests/tools/reference_folder.py\" ",
-               arguments, " 2>", folder.string(), "/python.log || (cat ", folder.string(), "/python.log; exit 1)"),
+        concat("\"" + test::python() + "\" \"" + test::source_dir() + "/tests/tools/reference_folder.py\" ", arguments,
+               " 2>", folder.string(), "/python.log || (cat ", folder.string(), "/python.log; exit 1)"),
         300);
   }
   static Finished train(const std::string& name, const std::string& more) {
@@ -99,17 +100,28 @@ TEST_F(HuggingFaceFolderTest, EveryArchitectureTrainsAndComesBack) {
   EXPECT_EQ(count, expected.size());
 }
 
+// One model, or with TRIREME_LONG_TESTS=1 all of them.
 TEST_F(HuggingFaceFolderTest, EveryLayoutIsTheSameTraining) {
-  for (const char* layout :
-       {"-n 2", "-n 2 --set engine.zero_optimization.stage=3",
-        "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4", "-n 2 --set parallel.tensor=2",
-        "-n 2 --set parallel.context=2", "-n 2 --set parallel.context=2 --set parallel.context_kind=ulysses",
-        "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=2",
-        "-n 1 --set engine.pipeline.activation_checkpoint_interval=1"}) {
-    SCOPED_TRACE(layout);
-    const Finished run = train("llama_tied", layout);
-    ASSERT_EQ(run.status, 0) << run.output;
-    expect_curve("llama_tied");
+  for (const auto& [name, steps] : expected) {
+    if (name != "llama_tied" && std::getenv("TRIREME_LONG_TESTS") == nullptr) {
+      continue;
+    }
+    for (const char* layout :
+         {"-n 2", "-n 2 --set engine.zero_optimization.stage=3",
+          "-n 2 --set parallel.pipe=2 --set engine.gradient_accumulation_steps=4", "-n 2 --set parallel.tensor=2",
+          "-n 2 --set parallel.context=2", "-n 2 --set parallel.context=2 --set parallel.context_kind=ulysses",
+          "-n 4 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set engine.zero_optimization.stage=2",
+          "-n 1 --set engine.pipeline.activation_checkpoint_interval=1"}) {
+      SCOPED_TRACE(concat(name, ' ', layout));
+      const Finished run = train(name, layout);
+      if (run.status == 2 && name != "llama_tied") { // heads that two ranks cannot share, or a window over a ring
+        std::cout << name << ' ' << layout << ": " << run.output;
+        EXPECT_THAT(run.output, testing::AnyOf(HasSubstr("heads"), HasSubstr("window")));
+        continue;
+      }
+      ASSERT_EQ(run.status, 0) << run.output;
+      expect_curve(name);
+    }
   }
 }
 
